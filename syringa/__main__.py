@@ -1,0 +1,5 @@
+"""`python -m syringa` is the `syringa` command."""
+
+from syringa.cli import main
+
+main()

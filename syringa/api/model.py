@@ -1,0 +1,114 @@
+"""A model as the API process knows it: its names, its tokenizer and its limits, but none of its weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from syringa import modelfiles
+from syringa.config import Config
+from syringa.errors import NotFound
+from syringa.prompt.template import ChatTemplate
+from syringa.prompt.tokenizer import Tokenizer
+
+# Below this many characters tokenizing is cheaper than the hop to a thread.
+_INLINE_CHARS = 4096
+
+
+@dataclass(kw_only=True)
+class ServedModel:
+    """What endpoints need of a model. `max_model_len` may still shrink when the worker has said what fits."""
+
+    id: str
+    tokenizer: Tokenizer
+    max_model_len: int
+    end_tokens: frozenset[int]
+    bos_token: int | None = None
+    aliases: tuple[str, ...] = ()
+    architecture: str = ""
+    template: ChatTemplate | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self._token_texts: dict[int, str] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    @property
+    def start_token(self) -> int | None:
+        """The token that opens a document: where none is declared, the one that ends the document before."""
+        if self.bos_token is not None:
+            return self.bos_token
+        return min(self.end_tokens, default=None)
+
+    async def encode_all(self, texts: list[str], *, special: bool = True) -> list[list[int]]:
+        """Raw prompts' token ids; `special`: with what the model puts before every text."""
+
+        def encode() -> list[list[int]]:
+            return [self.tokenizer.encode(text, add_special=special) for text in texts]
+
+        return encode() if sum(map(len, texts)) <= _INLINE_CHARS else await asyncio.to_thread(encode)
+
+    def spell(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, special ones spelt out."""
+        return self.tokenizer.decode(tokens, skip_special=False)
+
+    def token_text(self, token: int) -> str:
+        """A token as log-probabilities name it. Bytes that are no whole character are spelt out."""
+        text = self._token_texts.get(token)
+        if text is None:
+            raw = self.tokenizer.token_bytes(token)
+            try:
+                text = raw.decode()
+            except UnicodeDecodeError:
+                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+            self._token_texts[token] = text
+        return text
+
+
+class Models:
+    """The models that this server answers for. The first is the default."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self.all = list(models)
+        self._by_name = {name: model for model in reversed(self.all) for name in (model.id, *model.aliases)}
+        self._by_name.setdefault("default", self.all[0])
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model of that id or alias; None and `default` are the default model."""
+        if name is None:
+            return self.all[0]
+        try:
+            return self._by_name[name]
+        except KeyError:
+            known = ", ".join(model.id for model in self.all)
+            raise NotFound(
+                f"The model {name!r} does not exist. Available: {known}.", param="model", code="model_not_found"
+            ) from None
+
+
+def load_model(config: Config) -> ServedModel:
+    """Reads what the API needs of `config.model`: description and tokenizer. Raises `ModelError`."""
+    files = modelfiles.locate(config.model)
+    description = modelfiles.describe(files)
+    names = config.served_model_name or (description.name,)
+    limit = description.max_model_len
+    return ServedModel(
+        id=names[0],
+        aliases=(*names[1:], description.name, config.model),
+        tokenizer=Tokenizer.load(files, description),
+        max_model_len=min(config.max_model_len or limit, limit),
+        end_tokens=description.end_tokens,
+        bos_token=description.bos_token,
+        architecture=description.architecture,
+        template=_template(description),
+    )
+
+
+def _template(description: modelfiles.ModelDescription) -> ChatTemplate | None:
+    source = description.chat_template
+    return ChatTemplate(source, description.special_tokens, description.tool_template) if source else None

@@ -1,0 +1,219 @@
+"""From runs to figures: medians and spread over repeats, a table for the terminal, Markdown, JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+
+class Sample(msgspec.Struct, kw_only=True):
+    """One load at one number of streams."""
+
+    streams: int
+    requests: int
+    output_tokens: int
+    seconds: float
+    tokens_per_second: float
+    first_token_median: float
+    first_token_max: float
+    between_tokens_median: float
+    client_cpu_share: float  # of one core
+    server_cpu_seconds: float | None = None
+    prompt_tokens: tuple[int, int] | None = None  # least and most, as the server counts
+
+
+class ServerRun(msgspec.Struct, kw_only=True):
+    """One server's turn in one round."""
+
+    server: str
+    version: str
+    precision: str
+    round: int
+    samples: list[Sample] = []
+    start_seconds: float | None = None  # from starting the process to its first token
+    long_first_token: list[float] = []
+    cached_first_token: list[float] = []
+    cached_tokens: int | None = None  # of the last prompt whose prefix had been sent before
+    memory_bytes: int | None = None
+    error: str | None = None
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Several measurements of one thing."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One row: the same thing measured on each server."""
+
+    key: str
+    title: str
+    unit: str
+    values: dict[str, Spread]
+
+    def ratio(self, server: str, peer: str) -> float | None:
+        ours, theirs = self.values.get(server), self.values.get(peer)
+        return ours.median / theirs.median if ours and theirs and theirs.median else None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures of a benchmark, servers in the order in which they ran first."""
+
+    servers: list[str]
+    precisions: dict[str, str]
+    versions: dict[str, str]
+    figures: list[Figure]
+    failures: list[str]
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    return Spread(statistics.median(values), min(values), max(values), len(values)) if values else None
+
+
+def summarize(runs: Sequence[ServerRun]) -> Summary:
+    """Medians over all runs of each server. Runs that failed count with what they measured before, and are named."""
+    servers = list(dict.fromkeys(run.server for run in runs))
+    counts = sorted({sample.streams for run in runs for sample in run.samples})
+
+    def by_streams(streams: int, value: Callable[[Sample], float | None]) -> Callable[[ServerRun], list[float]]:
+        def values(run: ServerRun) -> list[float]:
+            found = [value(sample) for sample in run.samples if sample.streams == streams]
+            return [each for each in found if each is not None]
+
+        return values
+
+    figures: list[Figure] = []
+
+    def add(key: str, title: str, unit: str, values: Callable[[ServerRun], list[float]]) -> None:
+        measured = {
+            server: found
+            for server in servers
+            if (found := spread([value for run in runs if run.server == server for value in values(run)]))
+        }
+        if measured:
+            figures.append(Figure(key=key, title=title, unit=unit, values=measured))
+
+    for streams in counts:
+        add(f"tokens_per_second_{streams}", _streams(streams), "tok/s", by_streams(streams, _tokens_per_second))
+    for streams in counts:
+        title = f"first token, {_streams(streams)}"
+        add(f"first_token_{streams}", title, "ms", by_streams(streams, _first_token_ms))
+    add("long_first_token", "first token, long prompt", "ms", lambda run: _ms(run.long_first_token))
+    add("cached_first_token", "first token, prefix cached", "ms", lambda run: _ms(run.cached_first_token))
+    add("start", "start to first token", "s", lambda run: _known(run.start_seconds))
+    add("memory", "memory (PSS) after 16 streams", "MiB", lambda run: _known(run.memory_bytes, 1 / 2**20))
+    for streams in counts:
+        title = f"server CPU per token, {_streams(streams)}"
+        add(f"server_cpu_{streams}", title, "ms", by_streams(streams, _server_cpu_ms))
+    for streams in counts:
+        title = f"client CPU, {_streams(streams)}"
+        add(f"client_cpu_{streams}", title, "% of a core", by_streams(streams, _client_cpu_percent))
+    return Summary(
+        servers=servers,
+        precisions={run.server: run.precision for run in runs},
+        versions={run.server: run.version for run in runs},
+        figures=figures,
+        failures=[f"{run.server}, round {run.round}: {run.error}" for run in runs if run.error],
+    )
+
+
+def render_table(summary: Summary, title: str = "Syringa's benchmark") -> Table:
+    """For the terminal. The first server is compared with each of the others."""
+    header, *rows = _cells(summary)
+    table = Table(title=title, caption=_caption(summary), title_justify="left", caption_justify="left")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def render_markdown(summary: Summary, heading: str) -> str:
+    header, *rows = _cells(summary)
+    lines = [f"# {heading}", "", _markdown_row(header), _markdown_row(["---"] + ["---:"] * (len(header) - 1))]
+    lines += [_markdown_row(row) for row in rows]
+    return "\n".join([*lines, "", *_caption(summary).splitlines()]) + "\n"
+
+
+def write_json(path: Path, runs: Sequence[ServerRun], **about: Any) -> None:
+    """The summary, and every single measurement that it was made of."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {**about, "summary": summarize(runs), "runs": list(runs)}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def _cells(summary: Summary) -> list[list[str]]:
+    first, peers = (summary.servers or [""])[0], summary.servers[1:]
+    rows = [["", *summary.servers, *(f"{first} ÷ {peer}" for peer in peers)]]
+    for figure in summary.figures:
+        measured = [_spread_text(figure.values.get(server)) for server in summary.servers]
+        # The client's share is a check on the measurement, not a thing to be ahead in.
+        compared = [] if figure.key.startswith("client_cpu") else [figure.ratio(first, peer) for peer in peers]
+        ratios = [f"{ratio:.2f} ×" if ratio is not None else "" for ratio in compared] or [""] * len(peers)
+        rows.append([f"{figure.title} ({figure.unit})", *measured, *ratios])
+    return rows
+
+
+def _caption(summary: Summary) -> str:
+    most = max((value.count for figure in summary.figures for value in figure.values.values()), default=0)
+    lines = [f"Medians of up to {most} measurements, least to most in brackets."]
+    for server in summary.servers:
+        described = ", ".join(part for part in (summary.versions[server], summary.precisions[server]) if part)
+        lines += [f"{server}: {described}."] if described else []
+    return "\n\n".join(lines + [f"FAILED: {failure}" for failure in summary.failures])
+
+
+def _spread_text(value: Spread | None) -> str:
+    if value is None:
+        return "—"
+    if value.count == 1:
+        return number(value.median)
+    return f"{number(value.median)} ({number(value.low)}–{number(value.high)})"
+
+
+def number(value: float) -> str:
+    """Three significant digits are more than a benchmark can vouch for."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _streams(count: int) -> str:
+    return "1 stream" if count == 1 else f"{count} streams"
+
+
+def _tokens_per_second(sample: Sample) -> float:
+    return sample.tokens_per_second
+
+
+def _first_token_ms(sample: Sample) -> float:
+    return sample.first_token_median * 1000
+
+
+def _server_cpu_ms(sample: Sample) -> float | None:
+    return None if sample.server_cpu_seconds is None else sample.server_cpu_seconds * 1000 / sample.output_tokens
+
+
+def _client_cpu_percent(sample: Sample) -> float:
+    return sample.client_cpu_share * 100
+
+
+def _ms(values: Sequence[float]) -> list[float]:
+    return [value * 1000 for value in values]
+
+
+def _known(value: float | None, factor: float = 1.0) -> list[float]:
+    return [] if value is None else [value * factor]

@@ -1,0 +1,214 @@
+"""Runs the workload against a server and keeps what it measured. `run_syringa_bench` is `syringa bench`."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from syringa.bench import processes
+from syringa.bench.load import Completion, Load, Prompt, first_model, run_load
+from syringa.bench.processes import Running, Server
+from syringa.bench.report import Sample, ServerRun, render_table, summarize, write_json
+from syringa.bench.workload import Prompts, Workload
+from syringa.errors import StartupError, SyringaError
+
+Say = Callable[[str], None]
+
+
+def syringa_server(model: str | None = None) -> Server:
+    """`syringa serve` of this very installation."""
+    chosen = ["--model", model] if model else []
+    return Server(
+        name="syringa",
+        version="this tree",
+        precision="int8 weights and activations",
+        command=lambda port, streams: [sys.executable, "-m", "syringa", "serve", "--port", str(port), *chosen],
+        # What the user's shell says of a server of his own must not reach the one under test.
+        environment=dict.fromkeys(name for name in os.environ if name.startswith("SYRINGA_")),
+    )
+
+
+class Bench:
+    """One server's turn: which of the workload's parts to run against a running server, and with what result."""
+
+    def __init__(self, workload: Workload, say: Say, *, seed: int = 0, api_key: str | None = None) -> None:
+        self._workload = workload
+        self._say = say
+        self._seed = seed
+        self._api_key = api_key
+        self._model: str | None = None
+
+    def measure(self, server: Server, round_number: int) -> ServerRun:
+        """Starts the server, runs everything, ends it. A failure is part of the result, as is what came before it."""
+        run = ServerRun(
+            server=server.name, version=server.version, precision=server.precision, round=round_number, samples=[]
+        )
+        counts = self._workload.streams
+        groups = [(count,) for count in counts] if server.slots_per_stream_count else [counts]
+        # The long prompts are one stream's work, so they belong to the start with the fewest slots.
+        try:
+            for group in groups:
+                with processes.start(server, max(group)) as running:
+                    self._measure_started(run, running, group, first_tokens=group is groups[0])
+        except SyringaError as error:
+            run.error = error.message
+            self._say(f"[red]{server.name}: {error.message}[/]")
+        return run
+
+    def measure_url(self, url: str, model: str | None, round_number: int) -> ServerRun:
+        """The same against a server that somebody else runs: nothing is known of its memory, CPU time or start."""
+        run = ServerRun(server=url, version="", precision="", round=round_number, samples=[])
+        self._model = model or first_model(url, api_key=self._api_key)
+        try:
+            self._measure_streams(run, url, None, self._workload.streams)
+            self._measure_first_tokens(run, url)
+        except SyringaError as error:
+            run.error = error.message
+            self._say(f"[red]{url}: {error.message}[/]")
+        return run
+
+    def _measure_started(self, run: ServerRun, running: Running, group: Sequence[int], *, first_tokens: bool) -> None:
+        prompts = self._prompts(run.round, "start", max(group))
+        self._model = first_model(running.url, api_key=self._api_key)
+        self._load(running.url, [prompts.text(10)], streams=1, output_tokens=1)
+        started = time.perf_counter() - running.spawned
+        if first_tokens:
+            run.start_seconds = started
+            self._say(f"{run.server}: started, first token after {started:.1f} s")
+        self._measure_streams(run, running.url, running.pid, group)
+        if first_tokens:
+            self._measure_first_tokens(run, running.url)
+
+    def _measure_streams(self, run: ServerRun, url: str, pid: int | None, group: Sequence[int]) -> None:
+        for streams in group:
+            prompts = self._prompts(run.round, "streams", streams)
+            size = self._workload.prompt_tokens, self._workload.prompt_spread
+            # Kernels, pools and allocators settle in the first answers; more than 16 would take slow servers minutes.
+            warm_up = [prompts.short(*size) for _ in range(min(streams, 16))]
+            self._load(url, warm_up, streams=streams, output_tokens=8)
+            texts = [prompts.short(*size) for _ in range(self._workload.requests_for(streams))]
+            before = processes.cpu_seconds(pid) if pid else 0.0
+            load = self._load(url, texts, streams=streams, output_tokens=self._workload.output_tokens)
+            used = processes.cpu_seconds(pid) - before if pid else None
+            sample = sample_of(load, used, self._workload.output_tokens)
+            run.samples.append(sample)
+            if streams == 16 and pid:
+                run.memory_bytes = processes.memory_pss(pid)
+            self._say(
+                f"{run.server}: {streams} at once, {sample.tokens_per_second:.1f} tok/s, first token "
+                f"{sample.first_token_median * 1000:.0f} ms, client {sample.client_cpu_share:.1%} of a core"
+            )
+
+    def _measure_first_tokens(self, run: ServerRun, url: str) -> None:
+        prompts = self._prompts(run.round, "first tokens", 0)
+        for _ in range(self._workload.first_token_repeats):
+            cold = self._single(url, prompts.text(self._workload.long_tokens))
+            prefix = prompts.text(self._workload.long_tokens)
+            self._single(url, prefix)
+            cached = self._single(url, prefix + prompts.tail(self._workload.tail_tokens))
+            run.long_first_token.append(cold.time_to_first_token)
+            run.cached_first_token.append(cached.time_to_first_token)
+            run.cached_tokens = cached.cached_tokens
+            self._say(
+                f"{run.server}: first token of {cold.prompt_tokens} tokens {cold.time_to_first_token * 1000:.0f} ms, "
+                f"with the prefix cached {cached.time_to_first_token * 1000:.0f} ms"
+            )
+
+    def _single(self, url: str, prompt: Prompt) -> Completion:
+        return self._load(url, [prompt], streams=1, output_tokens=4).completions[0]
+
+    def _load(self, url: str, prompts: Sequence[Prompt], *, streams: int, output_tokens: int) -> Load:
+        assert self._model is not None
+        load = run_load(
+            url,
+            prompts,
+            model=self._model,
+            max_tokens=output_tokens,
+            streams=streams,
+            api_key=self._api_key,
+            temperature=0,
+            ignore_eos=True,
+        )
+        if load.errors:
+            # A server that refuses part of the load is not a fast one: the figure would be wrong, so there is none.
+            raise StartupError(
+                f"{len(load.errors)} of {len(prompts)} requests failed, the first with: {load.errors[0]}"
+            )
+        return load
+
+    def _prompts(self, round_number: int, part: str, streams: int) -> Prompts:
+        """The same texts for every server in a round, others in each round and part."""
+        return Prompts(f"{self._seed} {round_number} {part} {streams}")
+
+
+def sample_of(load: Load, server_cpu_seconds: float | None, expected_tokens: int) -> Sample:
+    """The figures of one load."""
+    done = load.succeeded
+    short = [each.output_tokens for each in done if each.output_tokens != expected_tokens]
+    if short:
+        raise StartupError(
+            f"{len(short)} answers have {min(short)} to {max(short)} tokens, not {expected_tokens}: "
+            "does the server know ignore_eos?"
+        )
+    counts = [each.prompt_tokens for each in done if each.prompt_tokens is not None]
+    gaps = [
+        (each.token_times[-1] - each.token_times[0]) / (each.output_tokens - 1)
+        for each in done
+        if each.output_tokens > 1
+    ]
+    return Sample(
+        streams=load.streams,
+        requests=len(done),
+        output_tokens=load.output_tokens,
+        seconds=load.seconds,
+        tokens_per_second=load.tokens_per_second,
+        first_token_median=statistics.median(each.time_to_first_token for each in done),
+        first_token_max=max(each.time_to_first_token for each in done),
+        between_tokens_median=statistics.median(gaps) if gaps else 0.0,
+        client_cpu_share=load.client_cpu_share,
+        server_cpu_seconds=server_cpu_seconds,
+        prompt_tokens=(min(counts), max(counts)) if counts else None,
+    )
+
+
+def run_syringa_bench(
+    *,
+    url: str | None = None,
+    model: str | None = None,
+    api_key: str | None = None,
+    streams: Sequence[int] = (1, 4, 16, 64),
+    repeats: int = 3,
+    quick: bool = False,
+    output: Path | None = None,
+    console: Console | None = None,
+) -> list[ServerRun]:
+    """Measures a running server at `url`, or starts `syringa serve` for it. Prints a table; `output` gets the JSON.
+
+    Raises `StartupError` when no repeat went through.
+    """
+    console = console or Console()
+    workload = Workload(streams=tuple(sorted(set(streams))))
+    if not workload.streams or workload.streams[0] < 1 or repeats < 1:
+        raise StartupError("nothing to measure: streams and repeats are numbers from 1")
+    if quick:
+        workload, repeats = workload.quick(), 1
+    bench = Bench(workload, console.print, api_key=api_key)
+    runs: list[ServerRun] = []
+    for number in range(1, repeats + 1):
+        console.print(f"[bold]repeat {number} of {repeats}[/]")
+        if url:
+            runs.append(bench.measure_url(url.rstrip("/"), model, number))
+        else:
+            runs.append(bench.measure(syringa_server(model), number))
+        if runs[-1].error and not runs[-1].samples:
+            raise StartupError(f"nothing was measured: {runs[-1].error}")
+    console.print(render_table(summarize(runs)))
+    if output:
+        write_json(output, runs)
+    return runs

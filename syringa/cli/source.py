@@ -1,0 +1,151 @@
+"""Where the terminal's text comes from: a model loaded here, or a server. Both take the API's fields."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from syringa import config as settings
+from syringa.errors import EngineError, EngineUnavailable, InvalidRequest, ModelError, SyringaError
+
+if TYPE_CHECKING:
+    import httpx
+
+    from syringa.api.model import ServedModel
+    from syringa.engine.interface import Engine
+
+Fields = dict[str, Any]
+Messages = Sequence[dict[str, Any]]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Some text of an answer; the last part has the number of tokens instead."""
+
+    choice: int = 0
+    text: str = ""
+    tokens: int | None = None
+
+
+class Source(Protocol):
+    """Answers, as they come."""
+
+    name: str
+
+    def complete(self, fields: Fields) -> AsyncGenerator[Part]: ...
+
+    def chat(self, messages: Messages, fields: Fields) -> AsyncGenerator[Part]: ...
+
+
+@contextlib.asynccontextmanager
+async def open_source(
+    flags: Mapping[str, Any], file: Path | None, url: str | None, key: str | None
+) -> AsyncIterator[Source]:
+    """A server's source if there is a `url`, else the model itself."""
+    if url is not None:
+        import httpx
+
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        model = {"model": flags["model"]} if "model" in flags else {}
+        timeout = httpx.Timeout(10, read=None)
+        async with httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, timeout=timeout) as http:
+            yield RemoteSource(http, model)
+        return
+    config = settings.load(flags, file=file)
+
+    from syringa.api.model import load_model
+
+    model_here = load_model(config)
+
+    from syringa.engine.local import start_local
+
+    async with start_local(config) as engine:
+        await engine.wait_ready()
+        yield LocalSource(engine, model_here)
+
+
+class LocalSource:
+    """The same path as a request to the server takes, without the server."""
+
+    def __init__(self, engine: Engine, model: ServedModel) -> None:
+        self._engine, self._model = engine, model
+        self.name = model.id
+
+    async def complete(self, fields: Fields) -> AsyncGenerator[Part]:
+        from syringa.api.common import convert
+        from syringa.api.completions import CompletionRequest, to_generation
+        from syringa.api.model import Models
+        from syringa.events import TextDelta, Usage
+        from syringa.generation import generate
+
+        body = convert(fields, CompletionRequest)
+        call = await to_generation(body, Models([self._model]), [])
+        async with contextlib.aclosing(generate(self._engine, self._model.tokenizer, call.request)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    yield Part(event.choice, event.text)
+                elif isinstance(event, Usage):
+                    yield Part(tokens=event.completion_tokens)
+
+    async def chat(self, messages: Messages, fields: Fields) -> AsyncGenerator[Part]:
+        if self._model.template is None:
+            raise ModelError(f"{self.name} has no chat template: use `syringa complete`")
+        text = self._model.template.render(messages)
+        (prompt,) = await self._model.encode_all([text], special=False)
+        room = self._model.max_model_len - len(prompt)
+        if room < 1:
+            raise InvalidRequest("The conversation has filled the model's context: /reset begins a new one.")
+        given = {"prompt": prompt, **fields, "max_tokens": min(room, fields.get("max_tokens", room))}
+        async for part in self.complete(given):
+            yield part
+
+
+class RemoteSource:
+    """A server's answers over HTTP."""
+
+    def __init__(self, http: httpx.AsyncClient, model: Fields) -> None:
+        self._http, self._model = http, model
+        self.name = model.get("model", str(http.base_url))
+
+    async def complete(self, fields: Fields) -> AsyncGenerator[Part]:
+        async for chunk in self._stream("/v1/completions", fields):
+            for choice in chunk["choices"]:
+                yield Part(choice["index"], choice["text"])
+            if chunk.get("usage"):
+                yield Part(tokens=chunk["usage"]["completion_tokens"])
+
+    async def chat(self, messages: Messages, fields: Fields) -> AsyncGenerator[Part]:
+        async for chunk in self._stream("/v1/chat/completions", {"messages": list(messages), **fields}):
+            for choice in chunk["choices"]:
+                if text := choice["delta"].get("content"):
+                    yield Part(choice["index"], text)
+            if chunk.get("usage"):
+                yield Part(tokens=chunk["usage"]["completion_tokens"])
+
+    async def _stream(self, path: str, fields: Fields) -> AsyncGenerator[Any]:
+        import httpx
+
+        body = {**self._model, **fields, "stream": True, "stream_options": {"include_usage": True}}
+        try:
+            async with self._http.stream("POST", path, json=body) as answer:
+                if answer.status_code != 200:
+                    raise _refusal(answer.status_code, await answer.aread())
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        chunk = msgspec.json.decode(line[6:])
+                        if "error" in chunk:
+                            raise EngineUnavailable(chunk["error"]["message"])
+                        yield chunk
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EngineUnavailable(f"{self._http.base_url}: {str(error) or type(error).__name__}") from None
+
+
+def _refusal(status: int, body: bytes) -> SyringaError:
+    """What a server's refusal says, whoever wrote the server."""
+    said = f"the server answered {status}"
+    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+        said += f": {msgspec.json.decode(body)['error']['message']}"
+    return InvalidRequest(said) if status < 500 else EngineError(said)

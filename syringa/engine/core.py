@@ -1,0 +1,290 @@
+"""The engine without its process: requests in, deltas out, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from syringa.engine.batch import prepare
+from syringa.engine.guidance import GrammarCompiler, GrammarState
+from syringa.engine.kv_cache import BLOCK_SIZE, BlockPool
+from syringa.engine.loader import LoadedModel, cache_blocks
+from syringa.engine.sampler import NO_TOKEN, Sampler, SamplerState, SamplingRow, prompt_logprobs
+from syringa.engine.scheduler import Limits, Plan, QueueFull, Scheduled, Scheduler
+from syringa.engine.sequence import Sequence, check_stop
+from syringa.errors import EngineOverloaded, InvalidRequest, SyringaError
+from syringa.types import EngineDelta, EngineRequest, EngineStats, FinishReason, TokenLogprobs
+
+
+class EngineCore:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        limits: Limits | None = None,
+        *,
+        kv_cache_tokens: int = 0,
+        kv_cache_gb: float = 0.0,
+        prefix_caching: bool = True,
+        tokenizer_json: Callable[[], str] | None = None,
+    ) -> None:
+        self.loaded = loaded
+        blocks = cache_blocks(loaded, kv_cache_tokens, kv_cache_gb)
+        # A sequence must be able to run alone, or it could never finish.
+        self.max_length = min(loaded.info.max_model_len, blocks * BLOCK_SIZE)
+        self.cache = loaded.cache.allocate(blocks)
+        self.pool = BlockPool(blocks, caching=prefix_caching)
+        self.scheduler = Scheduler(self.pool, limits or Limits())
+        self.sampler = Sampler(loaded.info.vocab_size)
+        self.on_compiled: Callable[[], None] = lambda: None  # called on another thread when a grammar is ready
+        self._tokenizer_json = tokenizer_json
+        self._compiler: GrammarCompiler | None = None
+        self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._compiling: list[tuple[EngineRequest, int, Future[GrammarState]]] = []
+        self._sequences: dict[tuple[int, str], list[Sequence]] = defaultdict(list)
+        self._failed: list[tuple[int, EngineDelta]] = []
+        self._counters: dict[str, float] = defaultdict(float)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do something."""
+        return bool(
+            self.scheduler.running
+            or len(self.scheduler.waiting)
+            or self._failed
+            or any(future.done() for _, _, future in self._compiling)
+        )
+
+    def submit(self, request: EngineRequest, origin: int = 0) -> None:
+        """Queues a request. Raises `EngineOverloaded` or `InvalidRequest`; `origin` comes back with its deltas."""
+        if not request.prompt:
+            raise InvalidRequest("The prompt has no tokens.", param="prompt")
+        if len(request.prompt) > self.max_length:
+            raise InvalidRequest(f"The prompt has {len(request.prompt)} tokens; {self.max_length} fit.", param="prompt")
+        if min(request.prompt) < 0 or max(request.prompt) >= self.loaded.info.vocab_size:
+            raise InvalidRequest("The prompt has a token id outside the vocabulary.", param="prompt")
+        if request.sampling.grammar is None:
+            self._enqueue(request, origin, None)
+            return
+        if len(self._compiling) >= self.scheduler.limits.max_queue:
+            raise EngineOverloaded("Too many grammars are being compiled: try again shortly.")
+        future = self._grammar_compiler().compile(request.sampling.grammar)
+        self._compiling.append((request, origin, future))
+        future.add_done_callback(lambda _: self.on_compiled())
+
+    def abort(self, request_id: str, choice: int | None = None, origin: int = 0) -> None:
+        """Frees a request's sequences, or one choice's. They get no further delta."""
+        if choice is None:
+            self._compiling = [c for c in self._compiling if (c[1], c[0].id) != (origin, request_id)]
+        for sequence in list(self._sequences.get((origin, request_id), ())):
+            # One that still carries the prompt for its siblings cannot be spared alone.
+            if choice is None or (sequence.choice == choice and not sequence.siblings):
+                self._drop(sequence)
+
+    def abort_all(self, origin: int) -> None:
+        """Frees everything that a client which is gone had sent."""
+        self._compiling = [c for c in self._compiling if c[1] != origin]
+        for key in [key for key in self._sequences if key[0] == origin]:
+            self.abort(key[1], origin=origin)
+
+    def step(self) -> list[tuple[int, EngineDelta]]:
+        """Schedules, computes, draws, and tells what came of it: (origin, delta) pairs."""
+        started = time.perf_counter()
+        self._enqueue_compiled()
+        plan = self.scheduler.schedule()
+        deltas = self._failed
+        self._failed = []
+        if plan.items:
+            self.cache.copy_blocks(plan.copies)
+            deltas += self._run(plan)
+            self._counters["steps"] += 1
+            self._counters["step_seconds"] += time.perf_counter() - started
+        return deltas
+
+    def stats(self) -> EngineStats:
+        c = self._counters
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting) + len(self._compiling),
+            blocks_total=self.pool.total,
+            blocks_free=self.pool.free,
+            blocks_cached=self.pool.cached,
+            block_size=BLOCK_SIZE,
+            preemptions=self.scheduler.preemptions,
+            steps=int(c["steps"]),
+            step_seconds=c["step_seconds"],
+            prompt_tokens=int(c["prompt_tokens"]),
+            cached_tokens=int(c["cached_tokens"]),
+            output_tokens=int(c["output_tokens"]),
+        )
+
+    def close(self) -> None:
+        self._masks.shutdown(wait=False, cancel_futures=True)
+        if self._compiler:
+            self._compiler.close()
+
+    # One step
+
+    def _run(self, plan: Plan) -> list[tuple[int, EngineDelta]]:
+        for fork in plan.forks:
+            self._sequences[fork.origin, fork.request.id].append(fork)
+        draws = [(item, sequence) for item in plan.items for sequence in item.draws]
+        wanted, last_rows, scored = _wanted_rows(plan)
+        grammars = [sequence.grammar for _, sequence in draws]
+        masks = self._masks.submit(self._compiler.fill_masks, grammars) if self._compiler and any(grammars) else None
+        logits = self.loaded.model.forward(prepare(plan.items, wanted), self.cache)
+        for item, begin, end in scored:
+            self._score_prompt(item, logits[begin:end])
+        for item in plan.items:
+            self.scheduler.complete(item)
+        if not draws:
+            return []
+        rows = [_sampling_row(sequence) for _, sequence in draws]
+        drawn = self.sampler.sample(
+            logits[torch.tensor([last_rows[id(item)] for item, _ in draws])], rows, masks.result() if masks else None
+        )
+        results = zip(draws, drawn.tokens, drawn.logprobs, strict=True)
+        return [self._advance(sequence, token, score) for (_, sequence), token, score in results]
+
+    def _advance(self, sequence: Sequence, token: int, score: TokenLogprobs | None) -> tuple[int, EngineDelta]:
+        """Adds a drawn token to its sequence, ends it if that is due, and tells the client."""
+        stopping = sequence.request.stopping
+        grammar = sequence.grammar
+        tokens, error = [token], None
+        finish: FinishReason | None = None
+        if stopping.max_tokens == 0:  # the prompt was to be scored, nothing more
+            tokens, finish = [], "length"
+        elif token == NO_TOKEN:
+            tokens = []
+            if grammar is not None and grammar.accepting and not grammar.error:
+                finish = "stop"
+            else:
+                finish, error = "error", (grammar and grammar.error) or "The model gave no usable probabilities."
+        else:
+            sequence.tokens.append(token)
+            sequence.state.observe(token)
+            self._counters["output_tokens"] += 1
+            finish = check_stop(stopping, token, sequence.generated, self.max_length - len(sequence.tokens))
+            if grammar is not None and finish != "stop":
+                grammar.accept(token)
+                if grammar.error:
+                    finish, error = "error", grammar.error
+                elif grammar.finished:
+                    finish = "stop"
+        ended = finish == "stop" and tokens and token in (stopping.end_tokens | stopping.stop_tokens)
+        delta = EngineDelta(
+            sequence.request.id,
+            sequence.choice,
+            tokens,
+            [score] if score is not None and tokens else [],
+            finish,
+            token if ended else None,
+            0 if sequence.started else sequence.cached,
+            self._take_scores(sequence),
+            error,
+        )
+        self._note_start(sequence)
+        if finish:
+            self._drop(sequence)
+        return sequence.origin, delta
+
+    def _note_start(self, sequence: Sequence) -> None:
+        if not sequence.started:
+            sequence.started = True
+            if sequence.choice == 0:
+                self._counters["prompt_tokens"] += sequence.prompt_length
+                self._counters["cached_tokens"] += sequence.cached
+
+    def _take_scores(self, sequence: Sequence) -> list[TokenLogprobs | None] | None:
+        if sequence.started or sequence.choice != 0:
+            return None
+        return sequence.prompt_scores
+
+    def _score_prompt(self, item: Scheduled, logits: torch.Tensor) -> None:
+        """Row i of the item predicts the prompt's token start + i + 1."""
+        sequence = item.sequence
+        scores, top = sequence.prompt_scores, sequence.request.prompt_logprobs
+        assert scores is not None
+        assert top is not None
+        targets = sequence.request.prompt[item.start + 1 : item.start + 1 + len(logits)]
+        found = prompt_logprobs(logits[: len(targets), : self.loaded.info.vocab_size], targets, top)
+        scores += found[len(scores) - item.start - 1 :]
+
+    # Coming and going
+
+    def _enqueue(self, request: EngineRequest, origin: int, grammar: GrammarState | None) -> None:
+        sequence = Sequence(
+            request,
+            0,
+            SamplerState(request.sampling, request.prompt),
+            grammar,
+            origin,
+            list(request.prompt),
+            siblings=request.choices - 1,
+            prompt_scores=[None] if request.prompt_logprobs is not None else None,
+        )
+        try:
+            self.scheduler.add(sequence)
+        except QueueFull:
+            raise EngineOverloaded("The queue is full: try again shortly.") from None
+        self._sequences[origin, request.id].append(sequence)
+
+    def _enqueue_compiled(self) -> None:
+        waiting = []
+        for request, origin, future in self._compiling:
+            if not future.done():
+                waiting.append((request, origin, future))
+                continue
+            try:
+                self._enqueue(request, origin, future.result())
+            except Exception as error:  # a grammar's failure ends its own request only
+                message = error.message if isinstance(error, SyringaError) else f"The grammar failed: {error}"
+                for choice in range(request.choices):
+                    self._failed.append((origin, EngineDelta(request.id, choice, finish="error", error=message)))
+        self._compiling = waiting
+
+    def _grammar_compiler(self) -> GrammarCompiler:
+        if self._compiler is None:
+            if self._tokenizer_json is None:
+                raise InvalidRequest(
+                    "This engine was started without a tokenizer, so it has no grammars.", param="grammar"
+                )
+            description = self.loaded.description
+            self._compiler = GrammarCompiler(
+                self._tokenizer_json(), self.loaded.info.vocab_size, sorted(description.end_tokens)
+            )
+        return self._compiler
+
+    def _drop(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        key = (sequence.origin, sequence.request.id)
+        family = self._sequences[key]
+        family.remove(sequence)
+        if not family:
+            del self._sequences[key]
+
+
+def _wanted_rows(plan: Plan) -> tuple[list[int], dict[int, int], list[tuple[Scheduled, int, int]]]:
+    """The rows whose logits are needed; where each drawing item's last one is among them; and who scores which."""
+    wanted: list[int] = []
+    last_rows: dict[int, int] = {}
+    scored = []
+    row = 0
+    for item in plan.items:
+        if item.sequence.scoring:
+            begin = len(wanted)
+            count = min(item.count, item.sequence.prompt_length - 1 - item.start)
+            wanted += range(row, row + count)
+            scored.append((item, begin, len(wanted)))
+        if item.draws:
+            last_rows[id(item)] = len(wanted)
+            wanted.append(row + item.count - 1)
+        row += item.count
+    return wanted, last_rows, scored
+
+
+def _sampling_row(sequence: Sequence) -> SamplingRow:
+    return SamplingRow(sequence.state, sequence.choice, sequence.generated, sequence.request.logprobs, sequence.banned)

@@ -1,0 +1,202 @@
+"""From logits to tokens, for rows that take the same path: greedy, plain temperature, or filtered.
+
+Every function here gives a row the same bits whatever other rows it is called with. That rests on three habits: rows
+are reduced by kernels that work row by row (`softmax`, sums over a fixed block), what is elementwise is exactly rounded
+(no `exp` over the whole batch: its vector body and its scalar tail may differ), and which branch a row takes depends on
+the row alone.
+
+A row that has nothing to draw from (all masked, or not finite) gets `NO_TOKEN`; its neighbours never notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+NO_TOKEN = -1
+
+# A two-level search reads the vocabulary once, in sums of blocks, and then a single block of each row.
+_BLOCK = 128
+# Where the search for a nucleus begins: at most a thousand tokens are as probable, and they are mostly enough.
+_NUCLEUS_FLOOR = np.float32(1e-3)
+_NEGATIVE = float("-inf")
+
+
+def uniforms(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+    """One number in [0, 1) for each (seed, choice, position): a counter-based generator, so no state and no order."""
+    word = (1 << 64) - 1
+    state = np.array([seed & word for seed in seeds], dtype=np.uint64)
+    for counters, increment in ((choices, 0x9E3779B97F4A7C15), (positions, 0xD1B54A32D192ED03)):
+        step = (np.array(counters, dtype=np.uint64) + np.uint64(1)) * np.uint64(increment)
+        state = _mix(_mix(state) + step)
+    return (_mix(state) >> np.uint64(11)) * 2.0**-53
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x
+
+
+def draw_greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The best token of each row, the lowest id among equals."""
+    blocks = _blocks(logits, _NEGATIVE)
+    best, block = blocks.amax(-1).max(-1)
+    token = block * _BLOCK + _take(blocks, block).argmax(-1)
+    return torch.where(best.isfinite(), token, NO_TOKEN)
+
+
+def draw_plain(logits: torch.Tensor, temperatures: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """A token of each row from softmax(logits / temperature). `temperatures` is float32, `uniform` float64."""
+    return _pick(_weights(logits, temperatures), uniform)
+
+
+def draw_filtered(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    uniform: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> torch.Tensor:
+    """As `draw_plain`, from what top-k, then top-p, then min-p leave. A rule is off at 0, 1 and 0; all are float64."""
+    weights = _weights(logits, temperatures)
+    if weights.device.type == "cpu":
+        cutoffs = torch.from_numpy(cutoffs_by_row(weights.numpy(), top_k.tolist(), top_p.tolist(), min_p.tolist()))
+    else:
+        cutoffs = cutoffs_by_sort(weights, top_k, top_p, min_p)
+    # As comparing and selecting, but several times faster than either on a CPU.
+    kept = weights.sub(cutoffs[:, None]).ge_(0).mul_(weights)
+    return _pick(kept, uniform)
+
+
+def cutoffs_by_row(
+    weights: np.ndarray, top_k: Sequence[float], top_p: Sequence[float], min_p: Sequence[float]
+) -> np.ndarray:
+    """The least probability each row keeps: everything equal to it is kept, so no order of equals matters. For CPUs."""
+    cutoffs = np.zeros(len(weights), dtype=np.float32)
+    for i, row in enumerate(weights):
+        best = row.max()
+        if not best > 0:  # not a distribution
+            continue
+        cutoff = np.float32(min_p[i]) * best
+        candidates = None
+        if 0 < top_k[i] < len(row):
+            candidates = _top_k(row, int(top_k[i]))
+            cutoff = max(cutoff, candidates[0])
+        if top_p[i] < 1:
+            cutoff = max(cutoff, _nucleus(row, candidates, top_p[i]))
+        cutoffs[i] = min(cutoff, best)
+    return cutoffs
+
+
+def _top_k(row: np.ndarray, k: int) -> np.ndarray:
+    """The k largest weights and those equal to the last of them, ascending."""
+    count = len(row) // _BLOCK
+    if k <= count:
+        # k blocks reach at least the k-th best block maximum, so k tokens do: what lies below needs no sorting.
+        maxima = row[: count * _BLOCK].reshape(count, _BLOCK).max(axis=1)
+        row = row[row >= np.partition(maxima, count - k)[count - k]]
+    kth = np.partition(row, len(row) - k)[len(row) - k]
+    return np.sort(row[row >= kth])
+
+
+def _nucleus(row: np.ndarray, candidates: np.ndarray | None, top_p: float) -> np.float32:
+    """The last weight of the smallest set, best first, whose mass reaches `top_p` of the candidates' mass."""
+    if candidates is not None:
+        before, wanted = 0.0, top_p * candidates.sum(dtype=np.float64)
+    else:
+        before, wanted = 0.0, top_p  # the whole row's mass is 1
+        candidates = row[row >= _NUCLEUS_FLOOR]
+        if candidates.sum(dtype=np.float64) < wanted:
+            before, candidates = _nucleus_edge(row, wanted)
+    ordered = np.sort(candidates)[::-1]
+    mass = before + np.cumsum(ordered, dtype=np.float64)
+    last: np.float32 = ordered[min(int(np.searchsorted(mass, wanted)), len(ordered) - 1)]
+    return last
+
+
+def _nucleus_edge(row: np.ndarray, wanted: float) -> tuple[float, np.ndarray]:
+    """The weights among which the mass, best first, passes `wanted`, and the mass of what is better than them.
+
+    A quarter octave, read off the leading bits of the floats, whose order is the order of the numbers.
+    """
+    bins = row.view(np.int32) >> 21
+    mass = np.bincount(bins, weights=row)[::-1].cumsum()
+    at = int(np.searchsorted(mass, wanted))
+    if at == len(mass):  # the row's own rounding: everything is needed
+        return 0.0, row[:1] * 0
+    return float(mass[at - 1]) if at else 0.0, row[bins == len(mass) - 1 - at]
+
+
+def cutoffs_by_sort(
+    weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """The same cutoffs without a look from the host: sorting a batch is cheap on a GPU, waiting for it is not."""
+    size = weights.shape[-1]
+    ordered = weights.sort(dim=-1, descending=True).values
+    by_k = (top_k > 0) & (top_k < size)
+    kth = ordered.gather(-1, torch.where(by_k, top_k - 1, size - 1).long()[:, None])
+    mass = ordered.cumsum(-1, dtype=torch.float64)
+    left = (ordered >= kth).sum(-1, keepdim=True)
+    whole = torch.where(by_k[:, None], mass.gather(-1, left - 1), 1.0)
+    last = torch.minimum((mass < top_p[:, None] * whole).sum(-1, keepdim=True), left - 1)
+    by_p = torch.where(top_p[:, None] < 1, ordered.gather(-1, last), 0.0)
+    best = ordered[:, :1]
+    cutoff = torch.maximum(torch.where(by_k[:, None], kth, 0.0), by_p)
+    cutoff = torch.maximum(cutoff, min_p[:, None].float() * best)
+    return torch.minimum(cutoff, best)[:, 0]
+
+
+def top_logits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest values of each row and their ids, best first."""
+    blocks = _blocks(logits, _NEGATIVE)
+    if k >= blocks.shape[1] or k >= logits.shape[-1]:
+        values, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)
+        return values, ids
+    chosen = blocks.amax(-1).topk(k, dim=-1).indices.sort(dim=-1).values
+    inside = blocks.gather(1, chosen[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
+    values, places = inside.topk(k, dim=-1)
+    ids = chosen.gather(-1, places // _BLOCK) * _BLOCK + places % _BLOCK
+    # Padding can only be reached by a row that has fewer than k tokens of its own above -inf.
+    return values, ids.clamp_(max=logits.shape[-1] - 1)
+
+
+def _weights(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    # Subtracting first keeps the differences exact at low temperatures, where dividing first would round them away.
+    best = logits.amax(-1, keepdim=True)
+    return logits.sub(best).div_(temperatures[:, None]).softmax(-1)
+
+
+def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Inverse CDF: the token in which `uniform` of the row's mass falls. A token of weight 0 cannot be picked."""
+    blocks = _blocks(weights, 0.0)
+    sums = blocks.sum(-1).double()
+    # A GPU's parallel sums may rise by a rounding where there is no weight: only entries that have some can be hit.
+    cdf = torch.where(sums > 0, sums.cumsum(-1), -1.0)
+    total = cdf.amax(-1, keepdim=True)
+    target = uniform[:, None] * total
+    block = (cdf > target).byte().argmax(-1)
+    before = (cdf - sums).gather(-1, block[:, None])
+
+    inside = _take(blocks, block).double()
+    cdf = torch.where(inside > 0, inside.cumsum(-1), -1.0)
+    # A block's float32 sum may exceed the float64 one by a rounding: what falls beyond belongs to its last token.
+    last = torch.nextafter(cdf.amax(-1, keepdim=True), torch.zeros_like(total))
+    place = (cdf > torch.minimum(target - before, last)).byte().argmax(-1)
+    return torch.where(total[:, 0] > 0, block * _BLOCK + place, NO_TOKEN)
+
+
+def _blocks(rows: torch.Tensor, fill: float) -> torch.Tensor:
+    rest = -rows.shape[-1] % _BLOCK
+    if rest:
+        rows = F.pad(rows, (0, rest), value=fill)
+    return rows.view(len(rows), rows.shape[-1] // _BLOCK, _BLOCK)
+
+
+def _take(blocks: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    return blocks.gather(1, block[:, None, None].expand(-1, 1, _BLOCK))[:, 0]

@@ -1,0 +1,206 @@
+"""From a model's files to a model that runs: chooses precision and kernels, checks memory, reads the weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from syringa.engine.cpu import available_cores, available_memory, cpu_flags
+from syringa.engine.layers.cache import BLOCK_SIZE, CacheTensors
+from syringa.engine.layers.linear import Int8Linear, Linear, LinearLayer
+from syringa.engine.layers.native_ops import NativeOps, runs_natively
+from syringa.engine.layers.ops import Ops, TorchOps
+from syringa.engine.layers.rotary import rotary_tables
+from syringa.engine.models.config import DecoderConfig, is_native, read_config
+from syringa.engine.models.decoder import Decoder, Model, load_layers, load_norms
+from syringa.engine.native import Kernels, load_kernels
+from syringa.engine.weights import WeightSource, open_weights
+from syringa.errors import ConfigError, ModelError
+from syringa.modelfiles import ModelDescription, ModelFiles, describe, locate
+from syringa.types import ModelInfo
+
+BYTES = {"int8": 1.0, "bf16": 2.0, "fp32": 4.0}
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    layers: int
+    kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        return CacheTensors.bytes_per_block(self.layers, self.kv_heads, self.head_size, self.dtype)
+
+    def allocate(self, blocks: int) -> CacheTensors:
+        return CacheTensors(self.layers, blocks, self.kv_heads, self.head_size, self.dtype)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    model: Model
+    cache: CacheShape
+    description: ModelDescription
+    info: ModelInfo
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    model: str = "default"
+    dtype: str = "auto"
+    threads: int = 0
+    max_model_len: int = 0
+    native_kernels: bool = True  # False: plain PyTorch, the reference
+
+
+def load_model(options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
+    """Raises `ModelError` or `ConfigError`, with one line that says what to do."""
+    started = time.perf_counter()
+    files = locate(options.model)
+    description = describe(files)
+    threads = options.threads or available_cores()
+    kernels = load_kernels(threads) if options.native_kernels else None
+    dtype = choose_dtype(options.dtype, kernels)
+    # The kernels bring threads of their own; torch's would only compete with them for the cores.
+    torch.set_num_threads(1 if dtype == "int8" else threads)
+    length = _max_model_len(options.max_model_len, description)
+    if is_native(description.config):
+        model, cache, parameters = _load_decoder(files, description, dtype, kernels, length, progress)
+    else:
+        from syringa.engine.models.breadth import load_breadth
+
+        model, cache, parameters = load_breadth(files, description, dtype, kernels, length)
+    info = ModelInfo(
+        architecture=description.architecture,
+        dtype=dtype,
+        max_model_len=length,
+        vocab_size=description.config["vocab_size"],
+        parameters=parameters,
+        kernels=kernels.variant if kernels else "torch",
+        threads=threads,
+        load_seconds=time.perf_counter() - started,
+    )
+    return LoadedModel(model, cache, description, info)
+
+
+def choose_dtype(wanted: str, kernels: Kernels | None) -> str:
+    """int8 where the compiled kernels are; else bf16 where the processor multiplies it; else fp32."""
+    if wanted == "int8" and kernels is None:
+        raise ConfigError(
+            "--dtype int8 needs the compiled CPU kernels: install a C++ compiler and reinstall, "
+            "or use --dtype bf16 or fp32"
+        )
+    if wanted != "auto":
+        return wanted
+    if kernels is not None:
+        return "int8"
+    return "bf16" if cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "fp32"
+
+
+def _max_model_len(wanted: int, description: ModelDescription) -> int:
+    if wanted > description.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {wanted} is more than the {description.max_model_len} tokens "
+            f"that {description.name} was made for"
+        )
+    return wanted or description.max_model_len
+
+
+def check_memory(parameters: int, dtype: str, name: str) -> None:
+    """Refuses a model that cannot fit before reading gigabytes of it. Half a GiB is left for torch and the cache."""
+    need, have = parameters * BYTES[dtype] + (512 << 20), available_memory()
+    if need > have:
+        raise ModelError(
+            f"{name} needs about {need / 2**30:.1f} GiB in {dtype} and {have / 2**30:.1f} GiB are free: "
+            "free some memory, choose a smaller model, or a smaller --dtype"
+        )
+
+
+def _load_decoder(
+    files: ModelFiles,
+    description: ModelDescription,
+    dtype: str,
+    kernels: Kernels | None,
+    length: int,
+    progress: Progress | None,
+) -> tuple[Model, CacheShape, int]:
+    config = read_config(description.config)
+    weights = open_weights(files, description.config)
+    parameters = count_parameters(config)
+    check_memory(parameters, dtype, description.name)
+    _check_shapes(config, weights, files.path)
+    half = torch.float32 if dtype == "fp32" else torch.bfloat16
+
+    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearLayer:
+        if dtype == "int8":
+            assert kernels is not None  # choose_dtype saw to it
+            return Int8Linear(kernels, weight, bias)
+        return Linear(weight, bias, half)
+
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        if progress:
+            progress(done, config.layers + 1)
+
+    embedding = weights("model.embed_tokens.weight")
+    head = make(embedding if config.tied else weights("lm_head.weight"), None)
+    tick()
+    layers = load_layers(config, weights, make, tick)
+    rotary = rotary_tables(config.rope, config.rotary, length, config.max_positions)
+    norms = load_norms(config, weights)
+    ops: Ops
+    if kernels is not None and runs_natively(config.head_size):
+        ops = NativeOps(kernels, config, rotary, norms)
+    else:
+        ops = TorchOps(config, rotary, norms)
+    decoder = Decoder(config, ops, embedding.to(half), layers, weights("model.norm.weight").float(), head)
+    return decoder, CacheShape(config.layers, config.kv_heads, config.head_size, half), parameters
+
+
+def count_parameters(c: DecoderConfig) -> int:
+    attention = c.hidden * c.head_size * (2 * c.heads + 2 * c.kv_heads)
+    return c.layers * (attention + 3 * c.hidden * c.intermediate) + c.vocab * c.hidden * (1 if c.tied else 2)
+
+
+def _check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
+    """A config that does not fit its weights would otherwise fail deep inside, or not at all."""
+    expected = {
+        "model.embed_tokens.weight": (c.vocab, c.hidden),
+        "model.norm.weight": (c.hidden,),
+        **({} if c.tied else {"lm_head.weight": (c.vocab, c.hidden)}),
+    }
+    for i in range(c.layers):
+        prefix = f"model.layers.{i}."
+        expected |= {
+            prefix + "self_attn.q_proj.weight": (c.heads * c.head_size, c.hidden),
+            prefix + "self_attn.k_proj.weight": (c.kv_heads * c.head_size, c.hidden),
+            prefix + "self_attn.v_proj.weight": (c.kv_heads * c.head_size, c.hidden),
+            prefix + "self_attn.o_proj.weight": (c.hidden, c.heads * c.head_size),
+            prefix + "mlp.gate_proj.weight": (c.intermediate, c.hidden),
+            prefix + "mlp.up_proj.weight": (c.intermediate, c.hidden),
+            prefix + "mlp.down_proj.weight": (c.hidden, c.intermediate),
+        }
+    for name, shape in expected.items():
+        if not weights.has(name):
+            raise ModelError(f"{path} has no tensor for {name!r}: the model is incomplete")
+        if weights.shape(name) != shape:
+            raise ModelError(f"{path}: {name} is {list(weights.shape(name))}, and its config says {list(shape)}")
+
+
+def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float) -> int:
+    """How many blocks the cache gets: from a flag, or a share of free memory that suits the model."""
+    if tokens:
+        return max(1, -(-tokens // BLOCK_SIZE))
+    size = loaded.cache.bytes_per_block
+    if gigabytes:
+        return max(1, int(gigabytes * 2**30) // size)
+    two_full_contexts = 2 * -(-loaded.info.max_model_len // BLOCK_SIZE) * size
+    return max(1, int(min(available_memory() / 4, max(512 << 20, two_full_contexts))) // size)

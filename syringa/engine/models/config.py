@@ -1,0 +1,95 @@
+"""What makes one Llama-like model differ from another, read from its Hugging Face config. Flags, not files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from syringa.errors import ModelError
+
+NATIVE_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    vocab: int
+    eps: float
+    max_positions: int
+    rope: dict[str, Any]  # rope_type, rope_theta and what that type needs
+    rotary: int  # how many components of a head turn
+    tied: bool  # whether the output head is the embedding
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int, ...] = field(default=())  # per layer; 0: sees everything
+    rotated: tuple[bool, ...] = field(default=())  # per layer; SmolLM3 leaves every fourth unturned
+
+
+def is_native(config: dict[str, Any]) -> bool:
+    """Whether the native decoder runs this model."""
+    return config.get("model_type") in NATIVE_TYPES and config.get("hidden_act", "silu") == "silu"
+
+
+def read_config(config: dict[str, Any]) -> DecoderConfig:
+    """Raises `ModelError` naming what is missing or impossible."""
+    kind = config["model_type"]
+    try:
+        heads, hidden, layers = config["num_attention_heads"], config["hidden_size"], config["num_hidden_layers"]
+        head_size = config.get("head_dim") or hidden // heads
+        rope = rope_parameters(config)
+        decoder = DecoderConfig(
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_size=head_size,
+            intermediate=config["intermediate_size"],
+            vocab=config["vocab_size"],
+            eps=config.get("rms_norm_eps", 1e-6),
+            max_positions=config.get("max_position_embeddings", 2048),
+            rope=rope,
+            rotary=int(head_size * rope.get("partial_rotary_factor", 1.0)),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
+            out_bias=kind != "qwen2" and bool(config.get("attention_bias", False)),
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=kind == "qwen3",
+            windows=_windows(config, kind, layers),
+            rotated=tuple(bool(flag) for flag in config.get("no_rope_layers") or [True] * layers),
+        )
+    except KeyError as missing:
+        raise ModelError(f"config.json has no {missing.args[0]!r}: the model is incomplete") from None
+    if decoder.heads % decoder.kv_heads:
+        raise ModelError(f"{decoder.heads} attention heads cannot share {decoder.kv_heads} key-value heads")
+    return decoder
+
+
+def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """The rotary settings as one table, from either way of writing them."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    if "partial_rotary_factor" in config:
+        rope.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+    if original := config.get("original_max_position_embeddings"):
+        rope.setdefault("original_max_position_embeddings", original)
+    return rope
+
+
+def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
+    window = config.get("sliding_window") or 0
+    if kind in ("qwen2", "qwen3", "smollm3") and not config.get("use_sliding_window", False):
+        window = 0
+    if types := config.get("layer_types"):
+        return tuple(window if each == "sliding_attention" else 0 for each in types)
+    if kind in ("qwen2", "qwen3"):
+        first = config.get("max_window_layers", 0)
+        return tuple(window if i >= first else 0 for i in range(layers))
+    return (window,) * layers

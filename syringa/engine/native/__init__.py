@@ -1,0 +1,72 @@
+"""The CPU kernels, in the variant that this processor can run. The headers beside this file have the maths."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, c_float, c_int, c_int32, c_void_p
+from pathlib import Path
+
+from syringa.engine.cpu import cpu_flags
+
+BLOCK_SIZE = 16  # BLOCK in attention.h
+FOLDER = Path(__file__).parent
+NEEDS = {
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"},
+    "avx2": {"avx2", "fma"},
+    "base": set[str](),
+}
+
+
+class AttentionShape(ctypes.Structure):
+    _fields_ = [("heads", c_int), ("kv_heads", c_int), ("size", c_int), ("window", c_int), ("scale", c_float)]
+
+
+class AttentionBatch(ctypes.Structure):
+    _fields_ = [
+        ("sequences", c_int),
+        ("starts", POINTER(c_int32)),
+        ("first", POINTER(c_int32)),
+        ("tables", POINTER(c_int32)),
+        ("table_width", c_int),
+    ]
+
+
+class RotaryShape(ctypes.Structure):
+    _fields_ = [("heads", c_int), ("kv_heads", c_int), ("size", c_int), ("rotary", c_int), ("eps", c_float)]
+
+
+class Kernels:
+    """The loaded library. Pointers are plain integers (`tensor.data_ptr()`)."""
+
+    def __init__(self, variant: str, library: ctypes.CDLL, threads: int) -> None:
+        self.variant = variant
+        self.threads = threads
+        library.syringa_start(threads)
+        pointer, number = c_void_p, c_int
+        self.pack = library.syringa_pack
+        self.pack.argtypes, self.pack.restype = [pointer, number, number], pointer
+        self.release = self._bind(library.syringa_release, pointer)
+        self.linear = self._bind(library.syringa_linear, pointer, pointer, number, pointer, pointer, number)
+        self.rms_norm = self._bind(library.syringa_rms_norm, pointer, pointer, number, number, c_float, pointer)
+        self.silu_mul = self._bind(library.syringa_silu_mul, pointer, number, number, pointer)
+        self.rotary_and_cache = self._bind(
+            library.syringa_rotary_and_cache, pointer, pointer, number, number, *[pointer] * 8, number
+        )
+        self.attention = self._bind(library.syringa_attention, *[pointer] * 5, number, pointer, number, number)
+
+    @staticmethod
+    def _bind(function: ctypes._NamedFuncPointer, *arguments: type) -> ctypes._NamedFuncPointer:
+        function.argtypes, function.restype = list(arguments), None
+        return function
+
+
+@functools.cache
+def load_kernels(threads: int) -> Kernels | None:
+    """The best variant that is built and that this processor runs; None where none was built."""
+    flags = cpu_flags()
+    for variant, needs in NEEDS.items():
+        path = FOLDER / f"kernels_{variant}.so"
+        if path.exists() and needs <= flags:
+            return Kernels(variant, ctypes.CDLL(str(path)), threads)
+    return None

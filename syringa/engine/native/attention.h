@@ -1,0 +1,254 @@
+// Attention over a paged cache, one code path for decode, prefill and recompute.
+//
+// Keys are reduced in spans of SPAN positions that start at multiples of SPAN, in order, whatever was computed when: a
+// query row therefore gets the same bits alone, in a batch, in one chunk or in many.
+//
+// Layout, per block of BLOCK positions and key-value head: keys transposed, [size][BLOCK], so that a vector holds one
+// component of sixteen keys; values plain, [BLOCK][size].
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "pool.h"
+#include "vec.h"
+
+namespace syringa {
+
+constexpr int BLOCK = 16, SPAN = 64, SPAN_BLOCKS = SPAN / BLOCK;
+constexpr float LOWEST = -1e30f;  // finite, so that a span with no visible key changes nothing and gives no NaN
+#if defined(__AVX512F__)
+constexpr int TILE = 6;
+#else
+constexpr int TILE = 2;
+#endif
+
+struct AttentionShape {
+    int heads, kv_heads, size, window;  // window 0: unlimited
+    float scale;
+};
+
+// What a step's batch looks like: sequence s owns query rows [starts[s], starts[s+1]), the first at position first[s].
+struct AttentionBatch {
+    int sequences;
+    const int32_t* starts;
+    const int32_t* first;
+    const int32_t* tables;  // [sequences][table_width], block numbers
+    int table_width;
+};
+
+// scores[m][SPAN] = q[m] · the span's keys
+template <int M, class T>
+void score_rows(const float* q, int size, const T* const keys[SPAN_BLOCKS], float* scores) {
+    f32x16 acc[M][SPAN_BLOCKS] = {};
+    for (int d = 0; d < size; d++) {
+        f32x16 key[SPAN_BLOCKS];
+        for (int b = 0; b < SPAN_BLOCKS; b++) key[b] = load(keys[b] + d * BLOCK);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            const f32x16 one = splat(q[m * size + d]);
+#pragma GCC unroll 4
+            for (int b = 0; b < SPAN_BLOCKS; b++) acc[m][b] = fma(one, key[b], acc[m][b]);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int b = 0; b < SPAN_BLOCKS; b++) store(scores + m * SPAN + b * BLOCK, acc[m][b]);
+}
+
+// out[m][from .. from + 16 V) += weights[m] · the span's values
+template <int M, int V, class T>
+void mix_rows(const float* weights, int size, int from, int count, const T* const values[SPAN_BLOCKS], float* out) {
+    f32x16 acc[M][V];
+    for (int m = 0; m < M; m++)
+        for (int v = 0; v < V; v++) acc[m][v] = load(out + m * size + from + v * LANES);
+    for (int j = 0; j < count; j++) {
+        const T* value = values[j / BLOCK] + (j % BLOCK) * size + from;
+        f32x16 part[V];
+        for (int v = 0; v < V; v++) part[v] = load(value + v * LANES);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            const f32x16 one = splat(weights[m * SPAN + j]);
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v++) acc[m][v] = fma(one, part[v], acc[m][v]);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int v = 0; v < V; v++) store(out + m * size + from + v * LANES, acc[m][v]);
+}
+
+template <int M, class T>
+void mix_all(const float* weights, int size, int count, const T* const values[SPAN_BLOCKS], float* out) {
+    int from = 0;
+    for (; from + 4 * LANES <= size; from += 4 * LANES) mix_rows<M, 4>(weights, size, from, count, values, out);
+    for (; from + LANES <= size; from += LANES) mix_rows<M, 1>(weights, size, from, count, values, out);
+}
+
+// Rows in tiles of TILE, the rest in one smaller tile.
+template <int M, class Body>
+void tile_rest(int left, Body&& body) {
+    if constexpr (M > 0) {
+        if (left == M)
+            body(std::integral_constant<int, M>{});
+        else
+            tile_rest<M - 1>(left, body);
+    }
+}
+
+template <class Body>
+void in_tiles(int rows, Body&& body) {
+    int row = 0;
+    for (; row + TILE <= rows; row += TILE) body(row, std::integral_constant<int, TILE>{});
+    tile_rest<TILE - 1>(rows - row, [&](auto m) { body(row, m); });
+}
+
+// One key-value head of one sequence: `queries` consecutive positions, each with its group of query heads.
+template <class T>
+class HeadTile {
+  public:
+    HeadTile(const AttentionShape& shape, const T* keys, const T* values, const int32_t* table, int kv_head)
+        : shape_(shape), keys_(keys), values_(values), table_(table), kv_head_(kv_head) {}
+
+    void run(const float* q, size_t q_stride, int queries, int position, float* out, size_t out_stride) {
+        group_ = shape_.heads / shape_.kv_heads;
+        rows_ = queries * group_;
+        position_ = position;
+        prepare(q, q_stride, queries);
+        const int last = position + queries - 1;
+        int begin = 0;
+        if (shape_.window) begin = std::max(0, position - shape_.window + 1) / SPAN * SPAN;
+        for (; begin <= last; begin += SPAN) span(begin, std::min(SPAN, last + 1 - begin));
+        finish(out, out_stride, queries);
+    }
+
+  private:
+    void prepare(const float* q, size_t stride, int queries) {
+        const int size = shape_.size;
+        query_.resize((size_t)rows_ * size);
+        out_.assign((size_t)rows_ * size, 0.f);
+        scores_.resize((size_t)rows_ * SPAN);
+        peak_.assign(rows_, LOWEST);
+        total_.assign((size_t)rows_ * LANES, 0.f);
+        for (int i = 0; i < queries; i++)
+            for (int g = 0; g < group_; g++) {
+                const float* from = q + i * stride + (size_t)(kv_head_ * group_ + g) * size;
+                float* to = query_.data() + (size_t)(i * group_ + g) * size;
+                for (int d = 0; d < size; d++) to[d] = from[d] * shape_.scale;
+            }
+    }
+
+    void span(int begin, int count) {
+        const int size = shape_.size;
+        const size_t area = (size_t)BLOCK * size;
+        const T *keys[SPAN_BLOCKS], *values[SPAN_BLOCKS];
+        for (int b = 0; b < SPAN_BLOCKS; b++) {
+            // Past the last block any block will do: what it gives is masked.
+            const int index = begin / BLOCK + (b * BLOCK < count ? b : 0);
+            const size_t at = ((size_t)table_[index] * shape_.kv_heads + kv_head_) * area;
+            keys[b] = keys_ + at;
+            values[b] = values_ + at;
+        }
+        if (rows_ <= TILE) {
+            reduce(begin, count, keys, values);
+            return;
+        }
+        // Many rows share the span: widen it once.
+        wide_.resize(2 * SPAN_BLOCKS * area);
+        const float *wide_keys[SPAN_BLOCKS], *wide_values[SPAN_BLOCKS];
+        for (int b = 0; b < SPAN_BLOCKS; b++) {
+            float *k = wide_.data() + b * area, *v = k + SPAN_BLOCKS * area;
+            for (size_t i = 0; i < area; i += LANES) store(k + i, load(keys[b] + i)), store(v + i, load(values[b] + i));
+            wide_keys[b] = k;
+            wide_values[b] = v;
+        }
+        reduce(begin, count, wide_keys, wide_values);
+    }
+
+    template <class S>
+    void reduce(int begin, int count, const S* const keys[SPAN_BLOCKS], const S* const values[SPAN_BLOCKS]) {
+        const int size = shape_.size;
+        in_tiles(rows_, [&](int row, auto m) {
+            score_rows<m.value>(query_.data() + (size_t)row * size, size, keys, scores_.data() + (size_t)row * SPAN);
+            for (int r = row; r < row + m.value; r++) soften(r, begin);
+            mix_all<m.value>(scores_.data() + (size_t)row * SPAN, size, count, values, out_.data() + (size_t)row * size);
+        });
+    }
+
+    // Turns a row's scores into weights against the running maximum, rescaling what was summed before.
+    void soften(int row, int begin) {
+        const int position = position_ + row / group_;
+        const int last = position - begin;  // the last visible key of the span
+        const int from = shape_.window ? position - shape_.window + 1 - begin : 0;
+        float* scores = scores_.data() + (size_t)row * SPAN;
+        const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const f32x16 hidden = splat(-std::numeric_limits<float>::infinity());
+        f32x16 part[SPAN_BLOCKS], peaks = splat(peak_[row]);
+        for (int b = 0; b < SPAN_BLOCKS; b++) {
+            const i32x16 key = lanes + splat(b * BLOCK);
+            part[b] = load(scores + b * BLOCK);
+            part[b] = (key <= splat(last)) & (key >= splat(from)) ? part[b] : hidden;
+            peaks = vmax(peaks, part[b]);
+        }
+        const float peak = max_lane(peaks);
+        f32x16 total = load(total_.data() + (size_t)row * LANES);
+        if (peak != peak_[row]) {
+            const f32x16 shrink = vexp(splat(peak_[row] - peak));
+            total = total * shrink;
+            float* out = out_.data() + (size_t)row * shape_.size;
+            for (int d = 0; d < shape_.size; d += LANES) store(out + d, load(out + d) * shrink);
+            peak_[row] = peak;
+        }
+        for (int b = 0; b < SPAN_BLOCKS; b++) {
+            const f32x16 weight = vexp(part[b] - splat(peak));
+            store(scores + b * BLOCK, weight);
+            total = total + weight;
+        }
+        store(total_.data() + (size_t)row * LANES, total);
+    }
+
+    void finish(float* out, size_t stride, int queries) {
+        const int size = shape_.size;
+        for (int i = 0; i < queries; i++)
+            for (int g = 0; g < group_; g++) {
+                const int row = i * group_ + g;
+                const f32x16 inverse = splat(1.f / sum(load(total_.data() + (size_t)row * LANES)));
+                float* to = out + i * stride + (size_t)(kv_head_ * group_ + g) * size;
+                const float* from = out_.data() + (size_t)row * size;
+                for (int d = 0; d < size; d += LANES) store(to + d, load(from + d) * inverse);
+            }
+    }
+
+    const AttentionShape& shape_;
+    const T *keys_, *values_;
+    const int32_t* table_;
+    int kv_head_, group_ = 1, rows_ = 0, position_ = 0;
+    // Kept between calls: a step makes thousands of tiles.
+    static inline thread_local std::vector<float> query_, out_, scores_, peak_, total_, wide_;
+};
+
+template <class T>
+void attention(const AttentionShape& shape, const AttentionBatch& batch, const T* keys, const T* values, const float* q,
+               size_t q_stride, float* out, size_t out_stride) {
+    struct Task {
+        int sequence, query, queries, kv_head;
+    };
+    static std::vector<Task> tasks;  // one caller at a time: the engine has one step loop
+    tasks.clear();
+    const int group = shape.heads / shape.kv_heads, tile = std::max(1, 48 / group);
+    for (int s = 0; s < batch.sequences; s++) {
+        const int queries = batch.starts[s + 1] - batch.starts[s];
+        // Latest first: those see the most keys, and a long task last would leave the other threads idle.
+        for (int end = queries; end > 0; end -= tile)
+            for (int h = 0; h < shape.kv_heads; h++)
+                tasks.push_back({s, std::max(0, end - tile), std::min(tile, end), h});
+    }
+    pool().run((int)tasks.size(), [&](int i) {
+        const Task& t = tasks[i];
+        const size_t row = batch.starts[t.sequence] + t.query;
+        HeadTile<T>(shape, keys, values, batch.tables + (size_t)t.sequence * batch.table_width, t.kv_head)
+            .run(q + row * q_stride, q_stride, t.queries, batch.first[t.sequence] + t.query, out + row * out_stride,
+                 out_stride);
+    });
+}
+
+}  // namespace syringa

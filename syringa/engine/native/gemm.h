@@ -1,0 +1,179 @@
+// y = x · wᵀ with bytes on both sides.
+//
+// Weights: one scale per output channel, stored as unsigned bytes (value + 128) because the byte dot product wants one
+// unsigned side. They lie in panels of PANEL channels: for each four inputs, PANEL × 4 bytes, so that a panel streams.
+// Activations: signed bytes with one scale per row and group of GROUP inputs. An outlier then costs precision only to
+// its own group, and a row's result depends on that row alone: no batch can change it.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "pool.h"
+#include "vec.h"
+
+namespace syringa {
+
+constexpr int GROUP = 64;
+#if defined(__AVX512VNNI__)
+constexpr int VECTORS = 2, ROWS = 4;
+#else
+constexpr int VECTORS = 1, ROWS = 2;
+#endif
+constexpr int PANEL = VECTORS * LANES;
+
+struct Int8Weights {
+    int outputs, inputs, padded;  // padded: inputs rounded up to whole groups
+    std::vector<uint8_t> bytes;
+    std::vector<float> scales;
+
+    int panels() const { return (outputs + PANEL - 1) / PANEL; }
+    const uint8_t* panel(int p) const { return bytes.data() + (size_t)p * padded * PANEL; }
+    // Where input k of channel n lies.
+    size_t at(int n, int k) const {
+        return ((size_t)(n / PANEL) * padded + (size_t)(k / 4) * 4) * PANEL + (size_t)(n % PANEL) * 4 + k % 4;
+    }
+};
+
+inline Int8Weights* pack(const float* w, int outputs, int inputs) {
+    auto* packed = new Int8Weights{outputs, inputs, (inputs + GROUP - 1) / GROUP * GROUP, {}, {}};
+    packed->bytes.assign((size_t)packed->panels() * packed->padded * PANEL, 128);
+    packed->scales.assign((size_t)packed->panels() * PANEL, 0.f);
+    pool().run(outputs, [&](int n) {
+        const float* row = w + (size_t)n * inputs;
+        float peak = 0.f;
+        for (int k = 0; k < inputs; k++) peak = std::max(peak, std::fabs(row[k]));
+        const float scale = peak / 127.f, inverse = peak > 0.f ? 127.f / peak : 0.f;
+        packed->scales[n] = scale;
+        for (int k = 0; k < inputs; k++)
+            packed->bytes[packed->at(n, k)] = (uint8_t)(128 + (int)std::nearbyint(row[k] * inverse));
+    });
+    return packed;
+}
+
+struct Int8Rows {
+    std::vector<int8_t> bytes;    // [rows][padded]
+    std::vector<float> scales;    // [rows][groups]
+    std::vector<int32_t> offset;  // [rows][groups]: −128 · the sum of the bytes, which undoes the weights' + 128
+
+    void resize(size_t rows, int padded) {
+        const size_t groups = padded / GROUP;
+        if (bytes.size() < rows * padded) bytes.resize(rows * padded);
+        if (scales.size() < rows * groups) scales.resize(rows * groups), offset.resize(rows * groups);
+    }
+};
+
+inline void quantize_row(const float* x, int inputs, int padded, int8_t* bytes, float* scales, int32_t* offset) {
+    for (int g = 0; g < padded / GROUP; g++) {
+        const int begin = g * GROUP, length = std::min(GROUP, inputs - begin);
+        float values[GROUP] = {};
+        std::memcpy(values, x + begin, sizeof(float) * length);
+        f32x16 peaks{};
+        for (int i = 0; i < GROUP; i += LANES) {
+            f32x16 v = load(values + i);
+            peaks = vmax(peaks, vmax(v, -v));
+        }
+        const float peak = max_lane(peaks), inverse = peak > 0.f ? 127.f / peak : 0.f;
+        i32x16 total{};
+        for (int i = 0; i < GROUP; i += LANES) {
+            const f32x16 magic = splat(12582912.f);  // adding it rounds to the nearest integer, ties to even
+            i32x16 q = __builtin_convertvector(fma(load(values + i), splat(inverse), magic) - magic, i32x16);
+            total += q;
+            typedef int8_t i8x16 __attribute__((vector_size(16)));
+            i8x16 narrow = __builtin_convertvector(q, i8x16);
+            std::memcpy(bytes + begin + i, &narrow, sizeof narrow);
+        }
+        int32_t all = 0;
+        for (int i = 0; i < LANES; i++) all += total[i];
+        scales[g] = peak / 127.f;
+        offset[g] = -128 * all;
+    }
+}
+
+// M rows against one panel. Every accumulator follows the same order whatever M is.
+template <int M>
+void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, float* y, size_t stride, const float* bias,
+                   bool add) {
+    const int groups = w.padded / GROUP;
+    const uint8_t* weights = w.panel(p);
+    const int8_t* bytes = x.bytes.data() + row * w.padded;
+    const float* scales = x.scales.data() + row * groups;
+    const int32_t* offset = x.offset.data() + row * groups;
+    f32x16 result[M][VECTORS] = {};
+    for (int g = 0; g < groups; g++) {
+        i32x16 acc[M][VECTORS];
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < VECTORS; v++) acc[m][v] = splat(offset[m * groups + g]);
+        for (int k = g * GROUP; k < (g + 1) * GROUP; k += 4, weights += PANEL * 4) {
+#pragma GCC unroll 8
+            for (int m = 0; m < M; m++) {
+                int32_t four;
+                std::memcpy(&four, bytes + (size_t)m * w.padded + k, sizeof four);
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; v++) acc[m][v] = dot4(acc[m][v], weights + v * LANES * 4, four);
+            }
+        }
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < VECTORS; v++)
+                result[m][v] = fma(__builtin_convertvector(acc[m][v], f32x16), splat(scales[m * groups + g]), result[m][v]);
+    }
+    for (int v = 0; v < VECTORS; v++) {
+        const int n = p * PANEL + v * LANES, width = std::min(LANES, w.outputs - n);
+        const f32x16 scale = load(w.scales.data() + n);
+        for (int m = 0; m < M; m++) {
+            f32x16 value = result[m][v] * scale;
+            float* out = y + (row + m) * stride + n;
+            if (width == LANES) {
+                if (bias) value = value + load(bias + n);
+                store(out, add ? value + load(out) : value);
+            } else {
+                for (int i = 0; i < width; i++) {
+                    float one = bias ? value[i] + bias[n + i] : value[i];
+                    out[i] = add ? one + out[i] : one;
+                }
+            }
+        }
+    }
+}
+
+template <int M>
+void panel_tail(int left, const Int8Weights& w, int p, const Int8Rows& x, size_t row, float* y, size_t stride,
+                const float* bias, bool add) {
+    if constexpr (M > 0) {
+        if (left == M)
+            panel_product<M>(w, p, x, row, y, stride, bias, add);
+        else
+            panel_tail<M - 1>(left, w, p, x, row, y, stride, bias, add);
+    }
+}
+
+inline void linear(const Int8Weights& w, const float* x, int rows, float* y, size_t stride, const float* bias, bool add) {
+    static Int8Rows quantized;  // one caller at a time: the engine has one step loop
+    quantized.resize(rows, w.padded);
+    const int groups = w.padded / GROUP;
+    const auto quantize = [&](int r) {
+        quantize_row(x + (size_t)r * w.inputs, w.inputs, w.padded, quantized.bytes.data() + (size_t)r * w.padded,
+                     quantized.scales.data() + (size_t)r * groups, quantized.offset.data() + (size_t)r * groups);
+    };
+    if (rows < 8)
+        for (int r = 0; r < rows; r++) quantize(r);
+    else
+        pool().run((rows + 7) / 8, [&](int c) {
+            for (int r = c * 8; r < std::min(rows, c * 8 + 8); r++) quantize(r);
+        });
+    // A block of rows stays in the second-level cache while a run of panels passes it.
+    const int block = std::max(ROWS, std::min(rows, (1 << 18) / w.padded) / ROWS * ROWS);
+    const int blocks = (rows + block - 1) / block;
+    const int panels = w.panels(), run = std::max(1, std::min(8, panels / (4 * pool().threads())));
+    const int runs = (panels + run - 1) / run;
+    pool().run(blocks * runs, [&](int task) {
+        const int first = task / runs * block, last = std::min(rows, first + block);
+        for (int p = task % runs * run; p < std::min(panels, (task % runs + 1) * run); p++) {
+            int row = first;
+            for (; row + ROWS <= last; row += ROWS) panel_product<ROWS>(w, p, quantized, row, y, stride, bias, add);
+            panel_tail<ROWS - 1>(last - row, w, p, quantized, row, y, stride, bias, add);
+        }
+    });
+}
+
+}  // namespace syringa

@@ -1,0 +1,91 @@
+"""One choice on its way: its tokens, how many are computed, and where they lie."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from syringa.engine.kv_cache import BLOCK_SIZE
+from syringa.engine.sampling_rows import SamplerState
+from syringa.types import EngineRequest, FinishReason, Stopping, TokenLogprobs
+
+if TYPE_CHECKING:
+    from syringa.engine.guidance import GrammarState
+
+_arrivals = itertools.count()
+
+
+@dataclass(eq=False)
+class Sequence:
+    request: EngineRequest
+    choice: int
+    state: SamplerState
+    grammar: GrammarState | None = None
+    origin: int = 0  # which client sent it
+    tokens: list[int] = field(default_factory=list)  # prompt and output
+    computed: int = 0  # how many of them have their keys and values in the cache
+    blocks: list[int] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)  # of the leading blocks that are complete
+    cached: int = 0  # prompt tokens found in the cache when it first ran
+    siblings: int = 0  # choices that fork from this one once the prompt is computed
+    prompt_scores: list[TokenLogprobs | None] | None = None  # collected as the prompt is computed
+    arrival: int = field(default_factory=lambda: next(_arrivals))
+    started: bool = False  # whether a delta was sent
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def needed(self) -> int:
+        return len(self.tokens) - self.computed
+
+    @property
+    def scoring(self) -> bool:
+        """Whether the prompt's own log-probabilities are still being collected."""
+        return self.prompt_scores is not None and len(self.prompt_scores) < self.prompt_length
+
+    @property
+    def banned(self) -> frozenset[int]:
+        """Tokens that may not come now, because the answer would be shorter than was asked for."""
+        stopping = self.request.stopping
+        if self.generated >= stopping.min_tokens:
+            return frozenset()
+        return stopping.end_tokens | stopping.stop_tokens
+
+    def blocks_for(self, tokens: int) -> int:
+        """How many more blocks `tokens` computed tokens would need."""
+        return -(-tokens // BLOCK_SIZE) - len(self.blocks)
+
+    def fork(self, choice: int) -> Sequence:
+        """A sibling with the same tokens and blocks. The caller counts the blocks' users."""
+        return Sequence(
+            request=self.request,
+            choice=choice,
+            state=self.state.fork(),
+            grammar=self.grammar.fork() if self.grammar else None,
+            origin=self.origin,
+            tokens=list(self.tokens),
+            computed=self.computed,
+            blocks=list(self.blocks),
+            names=list(self.names),
+            cached=self.cached,
+            arrival=self.arrival,
+        )
+
+
+def check_stop(stopping: Stopping, token: int, generated: int, room: int) -> FinishReason | None:
+    """Why a choice ends with `token`, its `generated`th; `room` is what the context leaves after it."""
+    if generated >= stopping.min_tokens:
+        if token in stopping.stop_tokens:
+            return "stop"
+        if token in stopping.end_tokens and not stopping.ignore_eos:
+            return "stop"
+    if generated >= stopping.max_tokens or room <= 0:
+        return "length"
+    return None

@@ -1,0 +1,235 @@
+"""The process of one loaded model: `python -m syringa.engine.worker`, started by the supervisor.
+
+One thread does everything in turn (receive, step, send), so nothing needs a lock; only grammars compile beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from syringa.config import Config
+from syringa.engine import child, protocol
+from syringa.engine.cpu import guard_against_amx
+from syringa.errors import EngineOverloaded, StartupError, SyringaError
+from syringa.types import EngineDelta, ModelInfo
+
+if TYPE_CHECKING:
+    from syringa.engine.core import EngineCore
+
+logger = logging.getLogger("syringa.worker")
+
+READ_SIZE = 1 << 20
+MOST_UNSENT = 64 << 20
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker needs to know; the part of `Config` that is about the model."""
+
+    socket: str
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int = 0
+    max_model_len: int = 0
+    kv_cache_tokens: int = 0
+    kv_cache_gb: float = 0.0
+    prefix_caching: bool = True
+    max_running: int = 256
+    max_queue: int = 1024
+    step_tokens: int = 512
+    log_level: str = "info"
+
+    @classmethod
+    def from_config(cls, config: Config, socket_path: str) -> WorkerOptions:
+        shared = {name: getattr(config, name) for name in cls.__struct_fields__ if name != "socket"}
+        return cls(socket=socket_path, **shared)
+
+
+class Client:
+    """One connected API process."""
+
+    def __init__(self, number: int, connection: socket.socket) -> None:
+        self.number = number
+        self.connection = connection
+        self.frames = protocol.worker_frames()
+        self.unsent = bytearray()
+
+
+class Worker:
+    """Serves one `EngineCore` to any number of API processes."""
+
+    def __init__(self, core: EngineCore, info: ModelInfo, listener: socket.socket) -> None:
+        self.core = core
+        self.info = info
+        self.listener = listener
+        self.clients: dict[int, Client] = {}
+        self.ending = False
+        self._count = 0
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._bell, self._ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ringer.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        core.on_compiled = self.wake
+
+    def wake(self) -> None:
+        """Ends a wait for messages. Callable from any thread and from a signal handler."""
+        with contextlib.suppress(BlockingIOError):  # it is ringing already
+            self._ringer.send(b"!")
+
+    def run(self) -> None:
+        while not self.ending:
+            self.receive()
+            self.send(self.core.step())
+
+    def receive(self) -> None:
+        """Takes what has come; waits for something if there is nothing to compute."""
+        for key, _ in self._selector.select(0 if self.core.busy else None):
+            if key.fileobj is self.listener:
+                self._accept()
+            elif key.fileobj is self._bell:
+                self._bell.recv(4096)
+            else:
+                self._read(key.data)
+
+    def send(self, deltas: list[tuple[int, EngineDelta]]) -> None:
+        by_client: dict[int, list[EngineDelta]] = {}
+        for number, delta in deltas:
+            by_client.setdefault(number, []).append(delta)
+        for number, own in by_client.items():
+            if client := self.clients.get(number):
+                self._write(client, protocol.Deltas(own))
+        for client in [client for client in self.clients.values() if client.unsent]:
+            self._flush(client)
+
+    def _accept(self) -> None:
+        connection, _ = self.listener.accept()
+        connection.setblocking(False)
+        self._count += 1
+        client = self.clients[self._count] = Client(self._count, connection)
+        self._selector.register(connection, selectors.EVENT_READ, client)
+        self._write(client, protocol.Ready(self.info))
+
+    def _read(self, client: Client) -> None:
+        try:
+            data = client.connection.recv(READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._leave(client)
+            return
+        for message in client.frames.feed(data):
+            match message:
+                case protocol.Submit(request):
+                    try:
+                        self.core.submit(request, client.number)
+                    except SyringaError as error:
+                        overloaded = isinstance(error, EngineOverloaded)
+                        self._write(client, protocol.Refused(request.id, error.message, error.param, overloaded))
+                case protocol.Abort(request_id, choice):
+                    self.core.abort(request_id, choice, client.number)
+                case protocol.AskStats():
+                    self._write(client, protocol.Stats(self.core.stats()))
+
+    def _write(self, client: Client, message: protocol.FromWorker) -> None:
+        client.unsent += protocol.frame(message)
+        self._flush(client)
+
+    def _flush(self, client: Client) -> None:
+        try:
+            sent = client.connection.send(client.unsent)
+            del client.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._leave(client)
+            return
+        if len(client.unsent) > MOST_UNSENT:
+            logger.error("an API process does not read its answers: dropping it")
+            self._leave(client)
+        else:
+            # A full pipe is waited for like any message, or an idle engine would never send the rest.
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
+            if self._selector.get_key(client.connection).events != events:
+                self._selector.modify(client.connection, events, client)
+
+    def _leave(self, client: Client) -> None:
+        if self.clients.pop(client.number, None):
+            self._selector.unregister(client.connection)
+            client.connection.close()
+            self.core.abort_all(client.number)
+
+
+def listen(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    if os.path.exists(path):
+        os.unlink(path)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(64)
+    return listener
+
+
+def load(options: WorkerOptions) -> tuple[EngineCore, ModelInfo]:
+    from syringa.engine.core import EngineCore
+    from syringa.engine.loader import LoadOptions, load_model
+    from syringa.engine.scheduler import Limits
+    from syringa.modelfiles import load_tokenizer, locate
+
+    loaded = load_model(
+        LoadOptions(
+            model=options.model, dtype=options.dtype, threads=options.threads, max_model_len=options.max_model_len
+        )
+    )
+    core = EngineCore(
+        loaded,
+        Limits(options.step_tokens, options.max_running, options.max_queue),
+        kv_cache_tokens=options.kv_cache_tokens,
+        kv_cache_gb=options.kv_cache_gb,
+        prefix_caching=options.prefix_caching,
+        tokenizer_json=lambda: load_tokenizer(locate(options.model)).to_str(),
+    )
+    return core, msgspec.structs.replace(loaded.info, max_model_len=core.max_length)
+
+
+def main() -> None:
+    options = child.begin(WorkerOptions)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every child; the supervisor decides what ends when
+    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    guard_against_amx(options.dtype)
+    # Threads that wait for the next loop by spinning would take the cores from the API process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    listener = listen(options.socket)
+    try:
+        core, info = load(options)
+    except StartupError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        sys.exit(child.CANNOT_START)
+    except MemoryError:
+        print(f"error: there is too little memory for {options.model}", file=sys.stderr)
+        sys.exit(child.CANNOT_START)
+    worker = Worker(core, info, listener)
+
+    def end(*_: object) -> None:
+        worker.ending = True
+        worker.wake()
+
+    signal.signal(signal.SIGTERM, end)
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Every error that Syringa raises on purpose.
+
+    SyringaError
+    ├── RequestError                 the client's fault; has a status, a type, a code and a param
+    │   ├── InvalidRequest           400
+    │   │   └── ContextLengthExceeded
+    │   ├── Unauthorized             401
+    │   ├── Forbidden                403
+    │   ├── NotFound                 404
+    │   ├── PayloadTooLarge          413
+    │   ├── UnsupportedMediaType     415
+    │   └── RateLimited              429, with Retry-After
+    ├── EngineError                  500, ours
+    │   ├── EngineUnavailable        503, with Retry-After: the worker died or is loading
+    │   └── EngineOverloaded         503, with Retry-After: the queue is full
+    └── StartupError                 a command cannot start; one line that says what to do
+        ├── ModelError               the files are missing, broken or of a kind we do not run
+        └── ConfigError              an option is missing or impossible
+
+Errors are raised, never returned. The HTTP layer renders any of them from the class alone.
+"""
+
+from __future__ import annotations
+
+
+class SyringaError(Exception):
+    """The root of the tree. `message` is what a person reads."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+    retry_after: float | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class RequestError(SyringaError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class InvalidRequest(RequestError):
+    pass
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    status = 403
+    type = "permission_error"
+
+
+class NotFound(RequestError):
+    status = 404
+    type = "not_found_error"
+
+
+class PayloadTooLarge(RequestError):
+    status = 413
+
+
+class UnsupportedMediaType(RequestError):
+    status = 415
+
+
+class RateLimited(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    retry_after = 1.0
+
+
+class EngineError(SyringaError):
+    code = "engine_error"
+
+
+class EngineUnavailable(EngineError):
+    status = 503
+    code = "engine_unavailable"
+    retry_after = 2.0
+
+
+class EngineOverloaded(EngineError):
+    status = 503
+    type = "overloaded_error"
+    code = "engine_overloaded"
+    retry_after = 1.0
+
+
+class StartupError(SyringaError):
+    pass
+
+
+class ModelError(StartupError):
+    pass
+
+
+class ConfigError(StartupError):
+    pass

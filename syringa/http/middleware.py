@@ -1,0 +1,199 @@
+"""What happens around every request: an id, CORS, errors in one envelope, a limit on bodies, and the key.
+
+Plain ASGI throughout: each layer costs one call per message and passes disconnects on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import math
+import re
+import uuid
+from collections.abc import Iterable
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from syringa.config import Config
+from syringa.errors import PayloadTooLarge, SyringaError, Unauthorized
+
+logger = logging.getLogger("syringa.http")
+
+PUBLIC_PATHS = frozenset({"/health"})
+_SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def middleware(config: Config) -> list[Middleware]:
+    """The layers of the app, from the outside in."""
+    layers = [Middleware(RequestId)]
+    if config.cors_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(config.cors_origins),
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "x-syringa-ignored", "retry-after"],
+            )
+        )
+    layers += [Middleware(Errors), Middleware(Auth, keys=config.api_key)]
+    layers.append(Middleware(BodyLimit, limit=config.max_body_bytes))
+    return layers
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(msgspec.Struct):
+    error: ErrorBody
+
+
+def envelope(error: Exception) -> ErrorEnvelope:
+    """What a client may know of an error. One that we did not foresee keeps its details to the log."""
+    if isinstance(error, SyringaError):
+        return ErrorEnvelope(ErrorBody(error.message, error.type, error.param, error.code))
+    return ErrorEnvelope(ErrorBody("An internal error occurred.", "server_error", None, "internal_error"))
+
+
+def error_response(error: Exception) -> Response:
+    headers = {}
+    if isinstance(error, SyringaError):
+        if error.retry_after is not None:
+            headers["retry-after"] = str(math.ceil(error.retry_after))
+        if error.status == 401:
+            headers["www-authenticate"] = "Bearer"
+    status = error.status if isinstance(error, SyringaError) else 500
+    return Response(msgspec.json.encode(envelope(error)), status, headers, media_type="application/json")
+
+
+async def http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals, an unknown path or method, in our envelope."""
+    assert isinstance(error, HTTPException)
+    said = {
+        404: f"There is nothing at {request.url.path}.",
+        405: f"{request.url.path} does not answer {request.method}.",
+    }.get(error.status_code, error.detail)
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    body = ErrorEnvelope(ErrorBody(said, kind, None, None))
+    return Response(msgspec.json.encode(body), error.status_code, error.headers, media_type="application/json")
+
+
+class RequestId:
+    """Names each request in `x-request-id`: with the client's own id, if it sent a sane one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, named)
+
+
+class Errors:
+    """Renders whatever is raised below, as long as nothing has been sent."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if started:
+                raise
+            if isinstance(error, ClientDisconnect):
+                return  # in the middle of its own body: there is nobody to answer
+            if not isinstance(error, SyringaError):
+                name = scope.get("state", {}).get("request_id")
+                logger.exception("%s %s failed (request %s)", scope["method"], scope["path"], name)
+            await error_response(error)(scope, receive, send)
+
+
+class Auth:
+    """Asks for a Bearer key where keys are configured, and names the tenant by the key's hash."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._digests and scope["path"] not in PUBLIC_PATHS:
+            scope.setdefault("state", {})["tenant"] = self._tenant(Headers(scope=scope).get("authorization", ""))
+        await self._app(scope, receive, send)
+
+    def _tenant(self, header: str) -> str:
+        scheme, _, key = header.partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise Unauthorized("An API key is needed: send it as `Authorization: Bearer <key>`.")
+        given = _digest(key.strip().encode("latin-1"))
+        # Hashes of equal length, every one compared: the time says nothing about any key.
+        if not any([hmac.compare_digest(given, digest) for digest in self._digests]):  # noqa: C419
+            raise Unauthorized("The API key is not valid.")
+        return given.hex()[:16]
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+class BodyLimit:
+    """Refuses a body over the limit: by its stated length, or as soon as it has grown past it."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        stated = Headers(scope=scope).get("content-length", "")
+        if stated.isdigit() and int(stated) > self._limit:
+            raise self._too_large()
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._limit:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"The body is larger than {self._limit} bytes, the limit of this server.")

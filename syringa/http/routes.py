@@ -1,0 +1,95 @@
+"""The endpoints: which path, which wire type, which answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from syringa.api import completions, tokens
+from syringa.api.common import Call, decode, header_value
+from syringa.api.model import Models
+from syringa.config import Config
+from syringa.engine.interface import Engine
+from syringa.errors import EngineUnavailable, InvalidRequest, UnsupportedMediaType
+from syringa.generation import generate
+from syringa.http.sse import StreamedAnswer, WholeAnswer
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Api:
+    """The handlers, and what they share."""
+
+    def __init__(self, config: Config, engine: Engine, models: Models) -> None:
+        self.config, self.engine, self.models = config, engine, models
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route("/health", self.health),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/api/v2/completions", self.completions, methods=["POST"]),
+            Route("/v1/models", self.list_models),
+            Route("/api/v2/models", self.list_models),
+            Route("/v1/models/{id:path}", self.show_model),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        if not self.engine.ready:
+            raise EngineUnavailable("The model is loading.")
+        return _json({"status": "ok"})
+
+    async def completions(self, request: Request) -> Response:
+        body, ignored = await self._read(request, completions.CompletionRequest)
+        tenant = getattr(request.state, "tenant", "")
+        call = await completions.to_generation(body, self.models, ignored, tenant)
+        return self._answer(call, self._heed(ignored))
+
+    async def list_models(self, request: Request) -> Response:
+        return _json(tokens.ModelList("list", [tokens.entry(model) for model in self.models.all]))
+
+    async def show_model(self, request: Request) -> Response:
+        return _json(tokens.entry(self.models.find(request.path_params["id"])))
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._small(request, tokens.TokenizeRequest, tokens.tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._small(request, tokens.DetokenizeRequest, tokens.detokenize)
+
+    async def _small(
+        self, request: Request, wire: type[T], handle: Callable[[T, Models], Awaitable[msgspec.Struct]]
+    ) -> Response:
+        body, ignored = await self._read(request, wire)
+        headers = self._heed(ignored)
+        return _json(await handle(body, self.models), headers)
+
+    async def _read(self, request: Request, wire: type[T]) -> tuple[T, list[str]]:
+        kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise UnsupportedMediaType(f"The body must be application/json, and is {kind}.")
+        return decode(await request.body(), wire)
+
+    def _heed(self, ignored: list[str]) -> dict[str, str]:
+        """The header that names unknown fields, or the refusal that the administrator asked for instead."""
+        if ignored and self.config.unknown_fields == "refuse":
+            raise InvalidRequest(f"{ignored[0]!r} is not a field of this endpoint.", param=ignored[0])
+        return {"x-syringa-ignored": header_value(ignored)} if ignored else {}
+
+    def _answer(self, call: Call, headers: dict[str, str]) -> Response:
+        events = generate(self.engine, call.model.tokenizer, call.request)
+        timeout = self.config.request_timeout
+        if call.stream:
+            keep_alive = self.config.keep_alive
+            return StreamedAnswer(events, call.writer, headers=headers, keep_alive=keep_alive, timeout=timeout)
+        return WholeAnswer(events, call.writer, headers=headers, timeout=timeout)
+
+
+def _json(value: object, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")

@@ -1,0 +1,47 @@
+"""A stream of events folded into the whole that a body is rendered from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from syringa.events import EndReason, Event, Finished, PromptScored, ScoredToken, TextDelta, Usage
+
+
+@dataclass
+class CollectedChoice:
+    index: int
+    text: str = ""
+    tokens: list[ScoredToken] = field(default_factory=list)
+    reason: EndReason = "stop"
+
+
+@dataclass
+class Generation:
+    """Everything that the events said. Choices are in order of their index."""
+
+    choices: list[CollectedChoice] = field(default_factory=list)
+    prompts: list[PromptScored] = field(default_factory=list)
+    usage: Usage = Usage(0, 0)  # noqa: RUF009 - frozen
+
+
+async def collect(events: AsyncIterator[Event]) -> Generation:
+    """Reads `events` to their end."""
+    generation = Generation()
+    choices: dict[int, CollectedChoice] = {}
+    texts: dict[int, list[str]] = {}
+    async for event in events:
+        if isinstance(event, TextDelta):
+            texts.setdefault(event.choice, []).append(event.text)
+            choice = choices.setdefault(event.choice, CollectedChoice(event.choice))
+            choice.tokens += event.tokens
+        elif isinstance(event, Finished):
+            choices.setdefault(event.choice, CollectedChoice(event.choice)).reason = event.reason
+        elif isinstance(event, PromptScored):
+            generation.prompts.append(event)
+        else:
+            generation.usage = event
+    for index, choice in sorted(choices.items()):
+        choice.text = "".join(texts.get(index, ()))
+        generation.choices.append(choice)
+    return generation

@@ -1,0 +1,98 @@
+"""The stages of one choice, chained: tokens → text → up to a stop string → events. Counts tokens as they pass."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from syringa.events import EndReason, Event, Finished, ScoredToken, TextDelta
+from syringa.output.detokenizer import Detokenizer, Piece, Vocabulary, plain_text
+from syringa.output.stop import StopStrings
+from syringa.types import EngineDelta, TokenLogprobs
+
+
+class Pipeline:
+    """Takes a choice's deltas. `tokens` counts what the choice has used: the token that ended it, none after."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        choice: int,
+        *,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        show_tokens: bool = False,
+    ) -> None:
+        self.done = False
+        self.tokens = 0
+        self._choice = choice
+        self._detokenizer = Detokenizer(vocabulary)
+        self._stop = StopStrings(stop) if stop else None
+        self._exempt = min_tokens if stop else 0  # tokens to come in whose text no stop string is looked for
+        self._passed = 0  # tokens that went by the stop strings
+        self._show_tokens = show_tokens
+        self._unshown: deque[TokenLogprobs] = deque()
+        self._logprobs: list[float] = []
+        self._shown = 0  # characters
+
+    def feed(self, delta: EngineDelta) -> list[Event]:
+        """The events that a delta makes. The end token is counted, and shown neither as text nor as a token."""
+        tokens = delta.tokens
+        self.tokens += len(tokens)
+        if delta.logprobs:
+            self._keep(delta.logprobs)
+        if delta.stop_token is not None:
+            tokens = tokens[:-1]
+        first: list[Piece] = []
+        if self._exempt:
+            first = self._detokenizer.feed(tokens[: self._exempt])
+            self._passed += sum(piece.tokens for piece in first)
+            tokens, self._exempt = tokens[self._exempt :], max(0, self._exempt - len(tokens))
+        pieces = self._detokenizer.feed(tokens)
+        if delta.finish is not None:
+            pieces += self._detokenizer.flush()
+        if self._stop is not None:
+            pieces = first + self._stop.feed(pieces)
+            if self._stop.matched is not None:
+                self.tokens = self._passed + self._stop.consumed
+                return self._finish(pieces, Finished(self._choice, "stop", self._stop.matched))
+            if delta.finish is not None:
+                pieces += self._stop.flush()
+        if delta.finish is not None:
+            reason: EndReason = "length" if delta.finish == "length" else "stop"
+            return self._finish(pieces, Finished(self._choice, reason, delta.stop_token))
+        return self._show(pieces)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per counted token; what candidates are ranked by. None drawn is none lost."""
+        return sum(self._logprobs[: self.tokens]) / self.tokens if self.tokens else 0.0
+
+    def _keep(self, logprobs: list[TokenLogprobs]) -> None:
+        self._logprobs += [each.logprob for each in logprobs]
+        if self._show_tokens:
+            self._unshown += logprobs
+
+    def _show(self, pieces: list[Piece]) -> list[Event]:
+        if self._show_tokens:
+            return self._show_scored(pieces)
+        text = pieces[0].text if len(pieces) == 1 and not pieces[0].special else plain_text(pieces)
+        return [TextDelta(self._choice, text)] if text else []
+
+    def _show_scored(self, pieces: list[Piece]) -> list[Event]:
+        scored = []
+        texts = []
+        for piece in pieces:
+            for _ in range(piece.tokens):
+                scored.append(ScoredToken(self._unshown.popleft(), self._shown))
+            if not piece.special:
+                texts.append(piece.text)
+                self._shown += len(piece.text)
+        text = "".join(texts)
+        return [TextDelta(self._choice, text, scored)] if text or scored else []
+
+    def _finish(self, pieces: list[Piece], last: Finished) -> list[Event]:
+        self.done = True
+        events = self._show(pieces)
+        events.append(last)
+        return events

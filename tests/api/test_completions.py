@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from syringa.types import Grammar
+from tests.client import client, events
+from tests.fake_engine import START, FakeEngine, fake_model
+
+SPEC = Path(__file__).parents[1] / "data" / "specs" / "openai-openapi-subset.json"
+
+
+async def post(body: dict[str, Any], engine: FakeEngine | None = None, **kwargs: Any) -> dict[str, Any]:
+    async with client(engine or FakeEngine("hello"), **kwargs) as http:
+        answer = await http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    if body.get("stream"):
+        return reassemble(events(answer.text))
+    return answer.json()
+
+
+def reassemble(seen: list[Any]) -> dict[str, Any]:
+    """A stream's chunks put together as a client would."""
+    assert seen.pop() == "[DONE]"
+    whole: dict[str, Any] = {name: seen[0][name] for name in ("id", "object", "created", "model")}
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in seen:
+        validate(chunk)
+        assert {name: chunk[name] for name in ("id", "object", "created", "model")} == whole
+        for part in chunk["choices"]:
+            choice = choices.setdefault(part["index"], {"index": part["index"], "text": "", "logprobs": None})
+            assert choice.get("finish_reason") is None
+            choice["text"] += part["text"]
+            choice["finish_reason"] = part["finish_reason"]
+            if part["logprobs"] is not None:
+                lists = choice["logprobs"] or {name: [] for name in part["logprobs"]}
+                choice["logprobs"] = {name: lists[name] + part["logprobs"][name] for name in lists}
+        if not chunk["choices"]:
+            usage = chunk["usage"]
+    return whole | {"choices": [choices[index] for index in sorted(choices)], "usage": usage}
+
+
+@functools.cache
+def _validator() -> jsonschema.Draft202012Validator | None:
+    if not SPEC.exists():
+        return None
+    schemas = json.loads(SPEC.read_text())["components"]["schemas"]
+    whole = copy.deepcopy(schemas["CreateCompletionResponse"])
+    choice = whole["properties"]["choices"]["items"]["properties"]
+    choice["finish_reason"] = {"enum": ["stop", "length", "content_filter", "tool_calls", None]}
+    lists = choice["logprobs"]["anyOf"][0]["properties"]
+    lists["token_logprobs"]["items"] = {"type": ["number", "null"]}
+    lists["top_logprobs"]["items"]["type"] = ["object", "null"]
+    whole["properties"]["usage"] = {"anyOf": [schemas["CompletionUsage"], {"type": "null"}]}
+    return jsonschema.Draft202012Validator(whole)
+
+
+def validate(body: dict[str, Any]) -> None:
+    if (validator := _validator()) is not None:
+        validator.validate(body)
+
+
+async def test_the_body() -> None:
+    body = await post({"model": "alias", "prompt": "hi"})
+    validate(body)
+    assert body.pop("id").startswith("cmpl-")
+    assert body.pop("created") > 1.7e9
+    assert body == {
+        "object": "text_completion",
+        "model": "fake",
+        "choices": [{"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop"}],
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": 6,
+            "total_tokens": 8,
+            "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ("hi", [[104, 105]]),
+        (["hi", "o"], [[104, 105], [111]]),
+        ([104, 105.0], [[104, 105]]),
+        ([[104], [105, 106]], [[104], [105, 106]]),
+        (None, [[START]]),
+        ("", [[START]]),
+        (["", "a"], [[START], [97]]),
+    ],
+)
+async def test_prompt_forms(prompt: Any, tokens: list[list[int]]) -> None:
+    engine = FakeEngine("x")
+    body = await post({"prompt": prompt, "n": 2}, engine)
+    assert sorted(request.prompt for request in engine.requests) == sorted(tokens)
+    assert [choice["index"] for choice in body["choices"]] == list(range(2 * len(tokens)))
+
+
+async def test_every_sampling_field_reaches_the_engine() -> None:
+    engine = FakeEngine("x")
+    body = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": -1, "frequency_penalty": 1,
+        "presence_penalty": -1, "repetition_penalty": 1.5, "logit_bias": {"5": -100, "6": 1.5}, "dry_multiplier": 0.8,
+        "dry_base": 2, "dry_allowed_length": 3, "dry_sequence_breakers": ["a", "b"], "max_tokens": 9, "min_tokens": 2,
+        "grammar": {"type": "regex", "value": "[a-z]+"}, "ignore_eos": True, "stop_token_ids": [1, 2], "user": "u",
+    }  # fmt: skip
+    await post(body, engine)
+    sampling, stopping = engine.requests[0].sampling, engine.requests[0].stopping
+    for name in ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"):
+        assert getattr(sampling, name) == body[name]
+    assert (sampling.repetition_penalty, sampling.seed) == (1.5, 2**63 - 1)
+    assert sampling.logit_bias == {5: -100, 6: 1.5}
+    assert (sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length) == (0.8, 2, 3)
+    assert sampling.dry_breakers == {97, 98}
+    assert sampling.grammar == Grammar("regex", "[a-z]+")
+    assert (stopping.max_tokens, stopping.min_tokens, stopping.ignore_eos) == (9, 2, True)
+    assert stopping.stop_tokens == {1, 2}
+    assert stopping.end_tokens == {256}
+
+
+async def test_defaults() -> None:
+    engine = FakeEngine("x")
+    await post({"top_k": -1}, engine)
+    await post({}, engine)
+    first, second = (request.sampling for request in engine.requests)
+    assert (first.temperature, first.top_k, first.top_p, first.repetition_penalty) == (1.0, 0, 1.0, 1.0)
+    assert first.seed != second.seed
+    assert engine.requests[0].stopping.max_tokens == 16
+    assert first.dry_breakers == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar("json_schema", '{"type":"object"}')),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "null"}}}},
+            Grammar("json_schema", '{"type":"null"}'),
+        ),
+        ({"grammar": {"type": "json_schema", "value": {"type": "null"}}}, Grammar("json_schema", '{"type":"null"}')),
+        ({"grammar": {"type": "json_schema", "value": '{"type": "null"}'}}, Grammar("json_schema", '{"type": "null"}')),
+        ({"grammar": {"type": "lark", "value": 'start: "a"'}}, Grammar("lark", 'start: "a"')),
+    ],
+)
+async def test_constraints(fields: dict[str, Any], grammar: Grammar | None) -> None:
+    engine = FakeEngine("x")
+    await post(fields, engine)
+    assert engine.requests[0].sampling.grammar == grammar
+
+
+async def test_logprobs() -> None:
+    body = await post({"prompt": "x", "logprobs": 1}, FakeEngine("hé"))
+    validate(body)
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["h", "bytes:\\xc3", "bytes:\\xa9"],
+        "token_logprobs": [-104 / 64, -195 / 64, -169 / 64],
+        "top_logprobs": [{"h": -104 / 64}, {"bytes:\\xc3": -195 / 64}, {"bytes:\\xa9": -169 / 64}],
+        "text_offset": [0, 1, 1],
+    }
+
+
+async def test_the_drawn_token_is_named_beside_the_best() -> None:
+    body = await post({"prompt": "x", "logprobs": 0}, FakeEngine("h"))
+    assert body["choices"][0]["logprobs"]["top_logprobs"] == [{"h": -104 / 64}]
+
+
+@pytest.mark.parametrize("prompt", ["hé", [104, 195, 169], ["hé"], [[START, 104, 195, 169]]])
+async def test_scoring_a_text(prompt: Any) -> None:
+    body = await post({"prompt": prompt, "logprobs": 1, "echo": True, "max_tokens": 0})
+    choice = body["choices"][0]
+    start = prompt == [[START, 104, 195, 169]]
+    assert (choice["text"], choice["finish_reason"]) == ("hé", "length")
+    assert choice["logprobs"]["tokens"][start:] == ["h", "bytes:\\xc3", "bytes:\\xa9"]
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    assert choice["logprobs"]["token_logprobs"][-2:] == [-195 / 64, -169 / 64]
+    assert choice["logprobs"]["text_offset"][start:] == [0, 1, 1]
+    assert body["usage"]["completion_tokens"] == 0
+
+
+async def test_echo_and_suffix() -> None:
+    body = await post({"prompt": ["a", "b"], "echo": True, "suffix": "!", "logprobs": 0}, FakeEngine("cd"))
+    assert [choice["text"] for choice in body["choices"]] == ["acd!", "bcd!"]
+    assert body["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2]
+
+
+async def test_truncation_keeps_the_newest() -> None:
+    engine = FakeEngine("x")
+    body = {"prompt": "abcdefghij", "max_tokens": 15, "truncate_sequence": True, "echo": True}
+    answer = await post(body, engine, model=fake_model(max_model_len=20))
+    assert engine.requests[0].prompt == [*b"fghij"]
+    assert answer["choices"][0]["text"] == "fghijx"
+
+
+async def test_best_of() -> None:
+    engine = FakeEngine()
+    texts = [b"zz", b"bb", b"cc"]
+    engine._plan = lambda request, choice: list(texts[choice])  # type: ignore[method-assign]
+    body = await post({"prompt": "a", "best_of": 3, "n": 1}, engine)
+    assert [choice["text"] for choice in body["choices"]] == ["bb"]
+    assert body["usage"]["completion_tokens"] == 6
+
+
+async def test_tools_with_choice_none() -> None:
+    assert await post({"tools": [{"type": "function"}], "tool_choice": "none"})
+
+
+bodies = st.fixed_dictionaries(
+    {"seed": st.integers(0, 1000), "prompt": st.sampled_from(["x", "hé", ["a", "", "b😀"], [104, 195], [[1], [2, 3]]])},
+    optional={
+        "n": st.integers(1, 3),
+        "max_tokens": st.integers(1, 40),
+        "logprobs": st.integers(0, 5),
+        "echo": st.booleans(),
+        "suffix": st.sampled_from(["", "!", "é"]),
+        "ignore_eos": st.booleans(),
+        "stop": st.one_of(
+            st.sampled_from(["a", "é", "\n"]),
+            st.lists(st.text("abcde é😀", min_size=1, max_size=3), max_size=4),
+        ),
+    },
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(body=bodies, at_once=st.integers(1, 4))
+async def test_reassembled_chunks_equal_the_body(body: dict[str, Any], at_once: int) -> None:
+    whole = await post(body, FakeEngine(at_once=at_once))
+    validate(whole)
+    streamed = await post(
+        body | {"stream": True, "stream_options": {"include_usage": True}}, FakeEngine(at_once=at_once)
+    )
+    for each in (whole, streamed):
+        del each["id"], each["created"]
+    assert streamed == whole
+    for choice in whole["choices"]:
+        lists = choice["logprobs"]
+        if lists is not None:
+            assert len({len(values) for values in lists.values()}) == 1
+            assert lists["text_offset"] == sorted(lists["text_offset"])

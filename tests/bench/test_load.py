@@ -1,0 +1,213 @@
+"""The load generator against a server of a few lines that answers as told, in pieces as awkward as a network's."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from syringa.bench.framing import read_answer
+from syringa.bench.load import Load, Target, fetch_json, first_model, run_load
+from syringa.errors import StartupError
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class FakeServer:
+    """Streams `tokens` chunks a request. What it was sent is in `bodies`, the most at a time in `most_at_once`."""
+
+    def __init__(self) -> None:
+        self.tokens = 5
+        self.delay = 0.0
+        self.usage = True
+        self.done = True
+        self.status = b"200 OK"
+        self.error_event = b""
+        self.bodies: list[dict[str, object]] = []
+        self.heads: list[bytes] = []
+        self.at_once = self.most_at_once = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.heads.append(head)
+        if head.startswith(b"GET"):
+            self._json(writer, {"data": [{"id": "fake"}]})
+        else:
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            self.bodies.append(json.loads(await reader.readexactly(length)))
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            if self.status == b"200 OK":
+                await self._stream(writer)
+            else:
+                self._json(writer, {"error": {"message": "no"}})
+            self.at_once -= 1
+        await writer.drain()
+        writer.close()
+
+    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD)
+        for index in range(self.tokens):
+            await asyncio.sleep(self.delay)
+            self._event(writer, {"choices": [{"text": f" {index}"}], "usage": None})
+        self._event(writer, {"choices": [{"text": "", "finish_reason": "length"}]})
+        if self.error_event:
+            self._chunk(writer, b"data: " + self.error_event + b"\n\n")
+        if self.usage:
+            details = {"cached_tokens": 3}
+            usage = {"completion_tokens": 64, "prompt_tokens": 7, "prompt_tokens_details": details}
+            self._event(writer, {"choices": [], "usage": usage})
+        if self.done:
+            self._chunk(writer, b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+
+    def _event(self, writer: asyncio.StreamWriter, event: object) -> None:
+        self._chunk(writer, b"data: " + json.dumps(event).encode() + b"\n\n")
+
+    def _chunk(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _json(self, writer: asyncio.StreamWriter, body: object) -> None:
+        payload = json.dumps(body).encode()
+        writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (self.status, len(payload), payload))
+
+
+@contextmanager
+def serving(fake: FakeServer) -> Iterator[str]:
+    """In a thread of its own, since the load generator brings its own event loop."""
+    loop = asyncio.new_event_loop()
+    started: list[asyncio.Server] = [loop.run_until_complete(asyncio.start_server(fake.answer, "127.0.0.1", 0))]
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{started[0].sockets[0].getsockname()[1]}"
+    finally:
+        started[0].close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def load(fake: FakeServer, count: int = 1, streams: int = 1, **options: object) -> Load:
+    with serving(fake) as url:
+        prompts = [f"prompt {index}" for index in range(count)]
+        return run_load(url, prompts, model="fake", max_tokens=64, streams=streams, **options)  # type: ignore[arg-type]
+
+
+def test_counts_tokens_by_the_servers_usage() -> None:
+    (completion,) = load(FakeServer()).completions
+    assert completion.error is None
+    assert completion.text == " 0 1 2 3 4"
+    assert (completion.output_tokens, completion.prompt_tokens, completion.cached_tokens) == (64, 7, 3)
+
+
+def test_counts_chunks_where_usage_is_missing() -> None:
+    fake = FakeServer()
+    fake.usage = False
+    assert load(fake).output_tokens == 5
+
+
+def test_times_each_token_and_counts_from_the_first_send_to_the_last_token() -> None:
+    fake = FakeServer()
+    fake.delay = 0.03
+    result = load(fake)
+    (completion,) = result.completions
+    gaps = [later - sooner for sooner, later in zip(completion.token_times, completion.token_times[1:], strict=False)]
+    assert len(completion.token_times) == 5
+    assert completion.time_to_first_token >= 0.025
+    assert all(gap > 0.02 for gap in gaps)
+    assert result.seconds == completion.token_times[-1]
+    assert result.tokens_per_second == pytest.approx(64 / result.seconds)
+    assert 0 < result.client_cpu_share < 1
+
+
+def test_keeps_as_many_streams_busy_as_asked_and_sends_each_prompt_once() -> None:
+    fake = FakeServer()
+    fake.delay = 0.01
+    result = load(fake, count=10, streams=4)
+    assert fake.most_at_once == 4
+    assert sorted(str(body["prompt"]) for body in fake.bodies) == sorted(f"prompt {index}" for index in range(10))
+    assert result.output_tokens == 640
+
+
+def test_sends_the_streaming_options_and_whatever_else_it_is_given() -> None:
+    fake = FakeServer()
+    load(fake, api_key="secret", ignore_eos=True, temperature=0)
+    assert fake.bodies[0] == {
+        "model": "fake",
+        "prompt": "prompt 0",
+        "max_tokens": 64,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    assert b"Authorization: Bearer secret\r\n" in fake.heads[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("status", b"503 Busy", "status 503"),
+        ("done", False, "without [DONE]"),
+        ("tokens", 0, "no text"),
+        ("error_event", b'{"error": {"message": "engine died"}}', "engine died"),
+        ("error_event", b"not json", "no completion chunk"),
+        ("error_event", b"[1]", "no completion chunk"),
+    ],
+)
+def test_a_failed_answer_is_an_error_and_no_tokens(field: str, value: object, message: str) -> None:
+    fake = FakeServer()
+    setattr(fake, field, value)
+    result = load(fake)
+    assert message in result.errors[0]
+    assert result.output_tokens == 0
+    assert result.tokens_per_second == 0
+
+
+def test_a_server_that_hangs_or_is_not_there_is_an_error() -> None:
+    fake = FakeServer()
+    fake.delay = 0.2
+    assert "no end within" in load(fake, timeout=0.05).errors[0]
+    gone = run_load("http://127.0.0.1:1", ["x"], model="m", max_tokens=1, streams=1)
+    assert "cannot connect" in gone.errors[0]
+
+
+def test_asks_for_the_model() -> None:
+    with serving(FakeServer()) as url:
+        assert first_model(url) == "fake"
+        assert first_model(f"{url}/v1/") == "fake"
+    with pytest.raises(StartupError, match="cannot connect"):
+        fetch_json("http://127.0.0.1:1", "/v1/models")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://example.com", "http://"])
+def test_refuses_a_url_that_it_cannot_measure(url: str) -> None:
+    with pytest.raises(StartupError, match="cannot measure"):
+        Target(url)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_events_survive_any_cut_and_carry_the_time_of_their_last_byte(size: int, newline: bytes) -> None:
+    events = [b'{"a": 1}', "çé".encode(), b"[DONE]"]
+    wire = HEAD
+    for event in events:
+        data = b": comment" + newline + b"data: " + event + newline * 2
+        wire += b"%x;ext=1\r\n%b\r\n" % (len(data), data)
+    wire += b"0\r\n\r\n"
+    arrivals = [(float(start), wire[start : start + size]) for start in range(0, len(wire), size)]
+    answer = read_answer(arrivals)
+    assert answer.status == 200
+    assert [data for _, data in answer.events] == events
+    for arrived, data in answer.events:
+        assert arrived + size > wire.index(data) + len(data)
+
+
+def test_reads_what_there_is_of_a_cut_answer() -> None:
+    assert read_answer([]).status == 0
+    assert read_answer([(0.0, b"HTTP/1.1 200 OK\r\nConte")]).status == 200
+    cut = read_answer([(0.0, HEAD + b"9\r\ndata: a\n\n\r\n9\r\ndata")])
+    assert [data for _, data in cut.events] == [b"a"]

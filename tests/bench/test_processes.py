@@ -1,0 +1,101 @@
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from syringa.bench import processes
+from syringa.bench.load import run_load
+from syringa.bench.processes import Server
+from syringa.errors import StartupError
+
+HEALTHY = """
+import os, subprocess, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *arguments): pass
+# A grandchild that ignores SIGTERM, in a group of its own: the kind that outlives careless cleaners.
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", code], process_group=0, stdout=subprocess.PIPE)
+child.stdout.readline()
+open(sys.argv[2], "w").write(str(child.pid))
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def server(code: str, *arguments: str, timeout: float = 20.0) -> Server:
+    return Server(
+        name="fake",
+        version="",
+        precision="",
+        command=lambda port, streams: [sys.executable, "-c", code, str(port), *arguments],
+        start_timeout=timeout,
+    )
+
+
+def test_a_server_and_its_grandchildren_are_measured_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid_file = tmp_path / "pid"
+    stop = processes.stop
+    monkeypatch.setattr(processes, "stop", lambda process: stop(process, patience=0.3))
+    with processes.start(server(HEALTHY, str(pid_file)), streams=1) as running:
+        grandchild = int(pid_file.read_text())
+        assert processes.process_tree(running.pid) == {running.pid, grandchild}
+        assert processes.memory_pss(running.pid) > 2**20
+        assert processes.cpu_seconds(running.pid) > 0
+        assert running.spawned < time.perf_counter()
+    assert processes.process_tree(running.pid) == set()
+    assert not processes._alive(grandchild)
+
+
+def test_a_server_that_ends_is_reported_with_its_last_words() -> None:
+    code = "import sys; sys.exit('no such model')"
+    with pytest.raises(StartupError, match=r"ended with code 1: \nno such model"), processes.start(server(code), 1):
+        pass
+
+
+def test_a_server_that_dies_under_load_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    dying = HEALTHY.replace(
+        "do_GET(self):", "do_POST(self): sys.stderr.write('out of memory'), os._exit(3)\n    def do_GET(self):"
+    )
+    with pytest.raises(StartupError, match=r"lost; fake ended with code 3: \nout of memory"):  # noqa: SIM117
+        with processes.start(server(dying, str(tmp_path / "pid")), 1) as running:
+            load = run_load(running.url, ["x"], model="m", max_tokens=1, streams=1)
+            assert load.errors
+            raise StartupError("connection lost")
+
+
+def test_a_server_that_never_answers_is_reported_and_ended() -> None:
+    code = "import time; time.sleep(60)"
+    with pytest.raises(StartupError, match="did not answer"), processes.start(server(code, timeout=0.2), 1):
+        pass
+
+
+def test_a_command_that_is_not_there_is_reported() -> None:
+    absent = Server(name="x", version="", precision="", command=lambda port, streams: ["/nonexistent/server"])
+    with pytest.raises(StartupError, match="cannot be started"), processes.start(absent, 1):
+        pass
+
+
+def test_variables_set_to_none_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYRINGA_PORT", "1")
+    code = "import os, sys; sys.exit(os.environ.get('SYRINGA_PORT', 'not set'))"
+    spec = Server(
+        name="x",
+        version="",
+        precision="",
+        command=lambda port, streams: [sys.executable, "-c", code],
+        environment={"SYRINGA_PORT": None},
+    )
+    with pytest.raises(StartupError, match="not set"), processes.start(spec, 1):
+        pass
+
+
+def test_stop_is_content_with_a_process_that_has_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
+    process.wait()
+    processes.stop(process)
+    assert os.getpid() not in processes.process_tree(process.pid)

@@ -1,0 +1,124 @@
+"""An engine without a model, and a tokenizer of bytes: what the HTTP tests run on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Iterable
+
+from syringa.api.model import ServedModel
+from syringa.errors import EngineUnavailable
+from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo, TokenLogprobs
+
+END, START, VOCAB = 256, 257, 258
+
+
+class ByteTokenizer:
+    """Every byte is a token; then an end and a start token."""
+
+    vocab_size = VOCAB
+    special_ids = frozenset({END, START})
+    strips_leading_space = False
+    bytes_table = [bytes([each]) for each in range(256)] + [b"<end>", b"<start>"]
+    text_table = [chr(each) if each < 128 else None for each in range(256)] + ["<end>", "<start>"]
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        return b"".join(self.bytes_table[each] for each in ids if each < 256 or not skip_special).decode(
+            "utf-8", "replace"
+        )
+
+    def token_bytes(self, id_: int) -> bytes:
+        return self.bytes_table[id_]
+
+    def tokens_containing(self, text: str) -> frozenset[int]:
+        return frozenset(text.encode())
+
+
+def fake_model(**kwargs: object) -> ServedModel:
+    given: dict = {"id": "fake", "tokenizer": ByteTokenizer(), "max_model_len": 4096, "aliases": ("alias",)}
+    return ServedModel(**(given | {"end_tokens": frozenset({END}), "bos_token": START} | kwargs))
+
+
+class FakeEngine:
+    """Continues every prompt with `script`, or with bytes drawn by the seed; keeps what it was asked and told."""
+
+    def __init__(self, script: str | bytes | None = None, *, delay: float = 0.0, at_once: int = 1) -> None:
+        self.ready = True
+        self.delay, self.at_once = delay, at_once
+        self.script = script.encode() if isinstance(script, str) else script
+        self.fail: Exception | None = None  # raised after the first delta, or at once where `fail_first`
+        self.fail_first = False
+        self.requests: list[EngineRequest] = []
+        self.aborted: list[tuple[str, int | None]] = []
+        self.running: set[tuple[str, int]] = set()
+
+    async def wait_ready(self) -> ModelInfo:
+        if not self.ready:
+            raise EngineUnavailable("The model is loading.")
+        return ModelInfo(
+            architecture="Fake", dtype="int8", max_model_len=4096, vocab_size=VOCAB, parameters=0, kernels="none",
+            threads=1, load_seconds=0.0,
+        )  # fmt: skip
+
+    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineDelta]:
+        self.requests.append(request)
+        if self.fail is not None and self.fail_first:
+            raise self.fail
+        plans = {each: self._plan(request, each) for each in range(request.choices)}
+        self.running |= {(request.id, each) for each in plans}
+        first = True
+        try:
+            while plans:
+                await asyncio.sleep(self.delay)
+                for choice, plan in list(plans.items()):
+                    if (request.id, choice) not in self.running:
+                        del plans[choice]
+                        continue
+                    taken, plans[choice] = plan[: self.at_once], plan[self.at_once :]
+                    yield self._delta(request, choice, taken, left=bool(plans[choice]), first=first and choice == 0)
+                    if not plans[choice]:
+                        del plans[choice]
+                first = False
+                if self.fail is not None:
+                    raise self.fail
+        finally:
+            self.running -= {key for key in self.running if key[0] == request.id}
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        self.aborted.append((request_id, choice))
+        self.running -= {key for key in self.running if key[0] == request_id and choice in (None, key[1])}
+
+    async def stats(self) -> EngineStats:
+        return EngineStats(running=len(self.running))
+
+    async def close(self) -> None:
+        self.running.clear()
+
+    def _plan(self, request: EngineRequest, choice: int) -> list[int]:
+        draw = random.Random(f"{request.sampling.seed} {choice} {request.prompt}")
+        script = self.script
+        if script is None:
+            script = "".join(draw.choices("abcde é😀\n", k=draw.randrange(0, 30))).encode()
+        tokens = [*script] if request.stopping.ignore_eos else [*script, END]
+        if request.stopping.ignore_eos and tokens:
+            tokens = (tokens * (request.stopping.max_tokens // len(tokens) + 1))[: request.stopping.max_tokens]
+        return tokens[: request.stopping.max_tokens]
+
+    def _delta(self, request: EngineRequest, choice: int, taken: list[int], *, left: bool, first: bool) -> EngineDelta:
+        ended = bool(taken) and taken[-1] == END
+        finish = None if left else ("stop" if ended else "length")
+        prompt = None
+        if first and request.prompt_logprobs is not None:
+            prompt = [None, *(score(each, request.prompt_logprobs) for each in request.prompt[1:])]
+        scores = [] if request.logprobs is None else [score(each, request.logprobs) for each in taken]
+        return EngineDelta(
+            request.id, choice, taken, scores, finish, END if ended else None, len(request.prompt) // 2, prompt
+        )
+
+
+def score(token: int, top: int) -> TokenLogprobs:
+    """A made-up log-probability that depends on the token alone."""
+    return TokenLogprobs(token, -token / 64, [((token + each) % 250, -token / 64 - each) for each in range(top)])

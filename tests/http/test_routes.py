@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from syringa.config import Config
+from tests.client import client
+from tests.fake_engine import END, FakeEngine
+
+
+async def test_health_follows_the_engine() -> None:
+    engine = FakeEngine()
+    async with client(engine) as http:
+        assert (await http.get("/health")).status_code == 200
+        engine.ready = False
+        answer = await http.get("/health")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.json()["error"]["code"] == "engine_unavailable"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/api/v2/models"])
+async def test_models(path: str) -> None:
+    async with client() as http:
+        answer = (await http.get(path)).json()
+    assert answer["object"] == "list"
+    assert answer["data"][0]["id"] == "fake"
+    assert answer["data"][0]["max_model_len"] == 4096
+
+
+@pytest.mark.parametrize("name", ["fake", "alias", "default"])
+async def test_one_model(name: str) -> None:
+    async with client() as http:
+        assert (await http.get(f"/v1/models/{name}")).json()["id"] == "fake"
+
+
+@pytest.mark.parametrize("name", ["other", "some/other"])
+async def test_an_unknown_model_is_a_404_that_lists_what_there_is(name: str) -> None:
+    async with client() as http:
+        for answer in (
+            await http.get(f"/v1/models/{name}"),
+            await http.post("/v1/completions", json={"model": name, "prompt": "x"}),
+        ):
+            error = answer.json()["error"]
+            assert answer.status_code == 404
+            assert (error["param"], error["code"]) == ("model", "model_not_found")
+            assert "fake" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/api/v2/completions"])
+async def test_completions(path: str) -> None:
+    async with client() as http:
+        answer = (await http.post(path, json={"model": "fake", "prompt": "x"})).json()
+    assert answer["choices"] == [{"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop"}]
+
+
+async def test_tokenize_and_back() -> None:
+    async with client() as http:
+        given = (await http.post("/tokenize", json={"model": "fake", "prompt": "hé", "return_token_strs": True})).json()
+        assert given == {
+            "count": 3,
+            "max_model_len": 4096,
+            "tokens": [104, 195, 169],
+            "token_strs": ["h", "bytes:\\xc3", "bytes:\\xa9"],
+        }
+        back = await http.post("/detokenize", json={"tokens": [*given["tokens"], END]})
+        assert back.json() == {"prompt": "hé<end>"}
+        bad = await http.post("/detokenize", json={"tokens": [1, 999]})
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "tokens[1]")
+        bad = await http.post("/tokenize", json={})
+        assert bad.status_code == 400
+
+
+async def test_unknown_fields_are_named_or_refused() -> None:
+    body = {"prompt": "x", "frobnicate": 1, "nothing": None, "ü\n": 1, "stream_options": {"zap": 1}, "stream": True}
+    async with client() as http:
+        answer = await http.post("/v1/completions", json=body)
+        assert answer.headers["x-syringa-ignored"] == "frobnicate, \\xfc\\n, stream_options.zap"
+    async with client(config=Config(unknown_fields="refuse")) as http:
+        answer = await http.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "frobnicate")
+
+
+async def test_the_tenant_is_the_keys_hash() -> None:
+    engine = FakeEngine("x")
+    async with client(engine, Config(api_key=("secret",))) as http:
+        await http.post("/v1/completions", json={}, headers={"authorization": "Bearer secret"})
+    assert len(engine.requests[0].tenant) == 16
+    assert "secret" not in engine.requests[0].tenant

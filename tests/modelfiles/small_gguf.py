@@ -1,0 +1,78 @@
+"""Writes small GGUF files, with any fault that a test wants."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+ALIGNMENT = 32
+
+
+def string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def value(item: Any) -> bytes:
+    if isinstance(item, bool):
+        return struct.pack("<I?", 7, item)
+    if isinstance(item, int):
+        return struct.pack("<II", 4, item)
+    if isinstance(item, float):
+        return struct.pack("<If", 6, item)
+    if isinstance(item, str):
+        return struct.pack("<I", 8) + string(item)
+    kind, body = 8, b""
+    if item and isinstance(item[0], str):
+        body = b"".join(string(text) for text in item)
+    elif item and isinstance(item[0], float):
+        kind, body = 6, struct.pack(f"<{len(item)}f", *item)
+    else:
+        kind, body = 5, struct.pack(f"<{len(item)}i", *item)
+    return struct.pack("<IIQ", 9, kind, len(item)) + body
+
+
+def gguf(metadata: dict[str, Any], tensors: dict[str, tuple[int, ...]] | None = None) -> bytes:
+    """A file with F32 tensors of ones."""
+    tensors = tensors or {}
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    head += b"".join(string(key) + value(item) for key, item in metadata.items())
+    data = b""
+    for name, shape in tensors.items():
+        head += string(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape)
+        head += struct.pack("<IQ", 0, len(data))
+        count = 1
+        for size in shape:
+            count *= size
+        data += struct.pack("<f", 1.0) * count
+        data += b"\0" * (-len(data) % ALIGNMENT)
+    return head + b"\0" * (-len(head) % ALIGNMENT) + data
+
+
+def llama(**changes: Any) -> dict[str, Any]:
+    """The metadata of a tiny model. A change to None removes a key; `__` stands for a dot."""
+    metadata: dict[str, Any] = {
+        "general.architecture": "llama",
+        "llama.block_count": 1,
+        "llama.context_length": 64,
+        "llama.embedding_length": 8,
+        "llama.feed_forward_length": 16,
+        "llama.attention.head_count": 2,
+        "llama.attention.head_count_kv": 1,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": ["<|endoftext|>", "<|im_end|>", "a", "b", "ab", "<tool>"],
+        "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 4],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    architecture = changes.get("general__architecture")
+    if architecture:
+        metadata = {key.replace("llama.", f"{architecture}.", 1): item for key, item in metadata.items()}
+    for key, item in changes.items():
+        metadata[key.replace("__", ".")] = item
+    return {key: item for key, item in metadata.items() if item is not None}
+
+
+TENSORS = {"token_embd.weight": (8, 6), "blk.0.attn_q.weight": (8, 8)}

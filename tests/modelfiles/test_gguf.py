@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from syringa.errors import ModelError
+from syringa.modelfiles import describe, locate, read_gguf, read_metadata
+from syringa.modelfiles.gguf_config import config_from_gguf
+from syringa.modelfiles.locate import ModelFiles
+from syringa.modelfiles.tokenizer import load_tokenizer
+
+from .small_gguf import TENSORS, gguf, llama, string
+
+pytestmark = pytest.mark.filterwarnings("error")
+WHOLE = gguf(llama(), TENSORS)
+
+
+def write(folder: Path, data: bytes) -> Path:
+    path = folder / "model.gguf"
+    path.write_bytes(data)
+    return path
+
+
+def test_reads_values_and_tensors(tmp_path: Path) -> None:
+    file = read_gguf(write(tmp_path, WHOLE))
+    assert file.metadata["llama.block_count"] == 1
+    assert file.metadata["tokenizer.ggml.tokens"][4] == "ab"
+    assert file.metadata["tokenizer.ggml.token_type"] == [3, 3, 1, 1, 1, 4]
+    assert file.metadata["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
+    tensor = file.tensors["blk.0.attn_q.weight"]
+    assert tensor.shape == (8, 8)
+    assert tensor.type == "F32"
+    assert tensor.offset + tensor.size == len(WHOLE)
+    assert file.floats("blk.0.attn_q.weight") == [1.0] * 64
+
+
+def test_the_default_model_reads_fast_and_as_the_gguf_package_reads_it() -> None:
+    path = locate("default").path
+    start = time.perf_counter()
+    file = read_gguf(path)
+    assert time.perf_counter() - start < 1.0
+    assert len(file.metadata["tokenizer.ggml.tokens"]) == 49152
+    assert len(file.tensors) == 272
+    # As `gguf.GGUFReader` reports them.
+    assert (file.tensors["token_embd.weight"].offset, file.tensors["token_embd.weight"].type) == (1785664, "Q8_0")
+    assert (file.tensors["blk.0.ffn_gate.weight"].offset, file.tensors["blk.0.ffn_gate.weight"].type) == (
+        32421952,
+        "Q4_1",
+    )
+
+
+@pytest.mark.parametrize("length", range(0, len(WHOLE), 7))
+def test_a_file_cut_off_anywhere_is_an_error(tmp_path: Path, length: int) -> None:
+    with pytest.raises(ModelError):
+        read_gguf(write(tmp_path, WHOLE[:length]))
+
+
+def test_the_default_model_cut_off_is_an_error(tmp_path: Path) -> None:
+    whole = Path(locate("default").path).read_bytes()[: 4 << 20]
+    for length in random.Random(1).sample(range(len(whole)), 25):
+        with pytest.raises(ModelError, match="cut off"):
+            read_gguf(write(tmp_path, whole[:length] if length >= 4 else b"GGUF"))
+
+
+@settings(max_examples=400, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=6))
+def test_flipped_bytes_never_give_another_error(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
+    data = bytearray(WHOLE)
+    for position, byte in flips:
+        data[position] = byte
+    files = ModelFiles("x", str(write(tmp_path, bytes(data))), "gguf")
+    for step in (lambda: read_gguf(files.path), lambda: describe(files), lambda: load_tokenizer(files)):
+        with contextlib.suppress(ModelError):
+            step()
+
+
+def test_huge_counts_are_not_believed(tmp_path: Path) -> None:
+    for count in (2**31, 2**63, 2**64 - 1):
+        for data in (
+            b"GGUF" + struct.pack("<IQQ", 3, count, 0),
+            b"GGUF" + struct.pack("<IQQ", 3, 0, count),
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("k") + struct.pack("<IIQ", 9, 8, count),
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("k") + struct.pack("<IIQ", 9, 5, count),
+            b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, count),
+        ):
+            with pytest.raises(ModelError, match="cut off"):
+                read_gguf(write(tmp_path, data + b"\0" * 64))
+
+
+def test_what_is_not_gguf_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not a GGUF file"):
+        read_metadata(write(tmp_path, b"PK\x03\x04 something"))
+    with pytest.raises(ModelError, match="not a GGUF file"):
+        read_metadata(write(tmp_path, b""))
+    with pytest.raises(ModelError, match="big-endian"):
+        read_metadata(write(tmp_path, b"GGUF" + struct.pack(">IQQ", 3, 0, 0)))
+    with pytest.raises(ModelError, match="version 9"):
+        read_metadata(write(tmp_path, b"GGUF" + struct.pack("<IQQ", 9, 0, 0)))
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_metadata(tmp_path / "missing.gguf")
+    with pytest.raises(ModelError, match="split model"):
+        read_metadata(write(tmp_path, gguf({"split.count": 2})))
+
+
+def test_config_of_the_default_model() -> None:
+    config = config_from_gguf(read_gguf(locate("default").path))
+    expected = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "intermediate_size": 1536,
+        "rope_theta": 100000.0,
+        "rope_scaling": None,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    assert {key: config[key] for key in expected} == expected
+
+
+def config_of(tmp_path: Path, tensors: dict[str, tuple[int, ...]] = TENSORS, **changes: object) -> dict[str, object]:
+    return config_from_gguf(read_gguf(write(tmp_path, gguf(llama(**changes), tensors))))
+
+
+def test_config_follows_tensors_and_architecture(tmp_path: Path) -> None:
+    assert config_of(tmp_path, {**TENSORS, "output.weight": (8, 6)})["tie_word_embeddings"] is False
+    assert config_of(tmp_path, {**TENSORS, "blk.0.attn_q.bias": (8,)})["attention_bias"] is True
+    assert config_of(tmp_path, general__architecture="qwen2")["attention_bias"] is True
+    assert config_of(tmp_path, general__architecture="qwen3")["architectures"] == ["Qwen3ForCausalLM"]
+    smollm3 = config_of(tmp_path, general__architecture="smollm3", smollm3__block_count=5)
+    assert smollm3["no_rope_layers"] == [1, 1, 1, 0, 1]
+    assert config_of(tmp_path, llama__attention__key_length=16, llama__attention__value_length=16)["head_dim"] == 16
+    assert config_of(tmp_path, llama__rope__dimension_count=2)["partial_rotary_factor"] == 0.5
+    assert config_of(tmp_path, llama__attention__head_count_kv=[1, 1])["num_key_value_heads"] == 1
+
+
+def test_config_states_rope_scaling(tmp_path: Path) -> None:
+    linear = config_of(tmp_path, llama__rope__scaling__type="linear", llama__rope__scaling__factor=2.0)
+    assert linear["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+    yarn = config_of(
+        tmp_path,
+        llama__rope__scaling__type="yarn",
+        llama__rope__scaling__factor=4.0,
+        llama__rope__scaling__original_context_length=16,
+    )
+    assert yarn["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    data = gguf(llama(), {**TENSORS, "rope_freqs.weight": (2,)})
+    factors = struct.pack("<ff", 1.0, 8.0)
+    path = write(tmp_path, data[:-32] + factors + data[-24:])
+    scaling = config_from_gguf(read_gguf(path))["rope_scaling"]
+    assert (scaling["rope_type"], scaling["factor"], scaling["freq_factors"]) == ("llama3", 8.0, [1.0, 8.0])
+    assert config_of(tmp_path, {**TENSORS, "rope_freqs.weight": (2,)})["rope_scaling"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general__architecture": "mamba"}, "'mamba' does not run.*llama, mistral, qwen2, qwen3, smollm3"),
+        ({"general__architecture": None}, "does not name its architecture"),
+        ({"llama__block_count": None}, "llama.block_count is missing"),
+        ({"llama__attention__head_count": 0}, "head_count is 0"),
+        ({"llama__attention__head_count_kv": [1, 2]}, "head_count_kv is"),
+        ({"llama__expert_count": 8}, "mixture-of-experts"),
+        ({"llama__rope__scaling__type": "longrope"}, "longrope"),
+    ],
+)
+def test_configs_that_do_not_run_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        config_of(tmp_path, **changes)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from syringa.errors import ModelError
+from syringa.modelfiles import locate as locate_model
+from syringa.modelfiles.locate import DEFAULT_FILE, DEFAULT_MODEL, known_models
+
+from .small_gguf import TENSORS, gguf, llama
+
+
+@pytest.fixture(autouse=True)
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "home"
+    monkeypatch.setenv("SYRINGA_HOME", str(home))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return home
+
+
+@pytest.fixture
+def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (path / "tokenizer.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(b"")
+    return path
+
+
+@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct", "default", "smollm2", "SMOLLM2"])
+def test_the_default_model_has_names(name: str) -> None:
+    files = locate_model(name)
+    assert files.name == DEFAULT_MODEL
+    assert files.kind == "gguf"
+    assert files.path.endswith(DEFAULT_FILE)
+
+
+@pytest.mark.usefixtures("no_wheel")
+def test_the_default_model_may_have_been_pulled(empty_home: Path) -> None:
+    with pytest.raises(ModelError, match="run `syringa pull`"):
+        locate_model("default")
+    (empty_home / "models").mkdir(parents=True)
+    (empty_home / "models" / DEFAULT_FILE).write_bytes(gguf(llama(), TENSORS))
+    assert locate_model("default").path == str(empty_home / "models" / DEFAULT_FILE)
+
+
+def test_paths(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(gguf(llama(), TENSORS))
+    assert (locate_model(str(file)).name, locate_model(str(file)).kind) == ("tiny", "gguf")
+    folder = make_folder(tmp_path / "My-Model")
+    assert (locate_model(str(folder)).name, locate_model(str(folder)).kind) == ("My-Model", "folder")
+    only = tmp_path / "only"
+    only.mkdir()
+    (only / "a.gguf").write_bytes(gguf(llama(), TENSORS))
+    assert locate_model(str(only)).path == str(only / "a.gguf")
+
+
+def test_hub_cache(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="run `syringa pull org/name`"):
+        locate_model("org/name")
+    repository = tmp_path / "hub" / "models--org--name"
+    folder = make_folder(repository / "snapshots" / "abc")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    files = locate_model("org/name")
+    assert (files.name, files.path, files.kind) == ("org/name", str(folder), "folder")
+    assert [model.name for model in known_models()] == [DEFAULT_MODEL, "org/name"]
+
+
+def broken(folder: Path, name: str) -> str:
+    """What is wrong with the model that is made here under `folder`."""
+    path = folder / "m"
+    if name == "missing":
+        return "no such file"
+    if name.endswith(".gguf"):
+        path = folder / "m.gguf"
+        path.write_bytes(b"nothing" if name == "text.gguf" else gguf(llama(), TENSORS)[:-64])
+        return "not a GGUF" if name == "text.gguf" else "cut off"
+    make_folder(path)
+    if name == "shards":
+        index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+        return "lacks 2 of its weight files"
+    (path / name).unlink()
+    if name == "tokenizer.json":
+        (path / "tokenizer.model").write_bytes(b"")
+    return {"config.json": "no config.json", "tokenizer.json": "save_pretrained", "model.safetensors": "no weights"}[
+        name
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["missing", "text.gguf", "cut.gguf", "config.json", "tokenizer.json", "model.safetensors", "shards"]
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, name: str) -> None:
+    message = broken(tmp_path, name)
+    with pytest.raises(ModelError, match=message) as caught:
+        locate_model(str(tmp_path / ("m.gguf" if name.endswith(".gguf") else "m")))
+    assert "\n" not in caught.value.message
+
+
+def test_known_models(empty_home: Path) -> None:
+    (empty_home / "models").mkdir(parents=True)
+    (empty_home / "models" / "tiny.gguf").write_bytes(gguf(llama(), TENSORS))
+    (empty_home / "models" / "bad.gguf").write_bytes(b"")
+    default, bad, tiny = known_models()
+    assert (default.name, default.present, default.architecture, default.size) == (
+        DEFAULT_MODEL,
+        True,
+        "llama",
+        98362432,
+    )
+    assert (tiny.name, tiny.present, tiny.architecture) == ("tiny", True, "llama")
+    assert (bad.name, bad.present) == ("bad", False)
+    assert locate_model("tiny").path == tiny.path
+
+
+@pytest.mark.usefixtures("no_wheel")
+def test_known_models_names_what_could_be_pulled() -> None:
+    assert [(model.name, model.present) for model in known_models()] == [(DEFAULT_MODEL, False)]
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, syringa.modelfiles, syringa.prompt.tokenizer, syringa.prompt.template, syringa.output.stop;"
+        "from syringa.modelfiles import *; load_tokenizer(locate('default'));"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'gguf', 'huggingface_hub') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

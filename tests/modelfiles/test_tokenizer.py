@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import time
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from syringa.errors import ModelError
+from syringa.modelfiles import load_tokenizer, locate
+from syringa.modelfiles.locate import ModelFiles
+from syringa.modelfiles.tokenizer import tokenizer_from_gguf
+
+from .small_gguf import llama
+
+DATA = Path(__file__).parents[1] / "data"
+SMOLLM2 = json.loads((DATA / "tokenizer_smollm2.json").read_text())
+SPM = json.loads((DATA / "tokenizer_spm.json").read_text())
+PRE = json.loads((DATA / "tokenizer_pre.json").read_text())
+TEXTS: list[str] = SMOLLM2["texts"]
+
+
+def assert_same(tokenizer: Tokenizer, texts: list[str], ids: list[list[int]], prefix: list[int]) -> None:
+    for text, expected in zip(texts, ids, strict=True):
+        assert prefix + tokenizer.encode(text).ids == expected, text
+
+
+@pytest.mark.parametrize("pre", PRE["ids"])
+def test_every_pre_tokenizer_cuts_as_llama_cpp_does(pre: str) -> None:
+    tokenizer = tokenizer_from_gguf({**PRE["metadata"], "tokenizer.ggml.pre": pre})
+    ids = PRE["ids"][pre]
+    if pre in ("gpt-4o", "tekken"):
+        # llama.cpp simplifies these two and cuts before combining marks; the models' own tokenizers do not, nor do we.
+        kept = [n for n, text in enumerate(TEXTS) if not any(unicodedata.category(c)[0] == "M" for c in text)]
+        assert_same(tokenizer, [TEXTS[n] for n in kept], [ids[n] for n in kept], [])
+    else:
+        assert_same(tokenizer, TEXTS, ids, [])
+
+
+def test_pre_tokenizers_differ() -> None:
+    """Or the comparison above would show nothing."""
+    assert len({json.dumps(ids) for ids in PRE["ids"].values()}) == len(PRE["ids"])
+
+
+def test_the_default_model_gives_the_ids_of_llama_cpp() -> None:
+    start = time.perf_counter()
+    tokenizer = load_tokenizer(locate("default"))
+    assert time.perf_counter() - start < 1.5  # 0.1 s; the machine may be busy
+    assert tokenizer.encode("x =   5").ids == [104, 446, 333, 37]
+    assert_same(tokenizer, TEXTS, SMOLLM2["ids"], [])
+    tokenizer.encode_special_tokens = True
+    assert_same(tokenizer, TEXTS, SMOLLM2["plain"], [])
+
+
+def test_sentencepiece_ids_are_those_of_llama_cpp() -> None:
+    tokenizer = tokenizer_from_gguf(SPM["metadata"])
+    assert_same(tokenizer, TEXTS, SPM["ids"], [1])
+    tokenizer.encode_special_tokens = True
+    assert_same(tokenizer, TEXTS, SPM["plain"], [1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer__ggml__pre": "brand-new"}, "'brand-new' is not known"),
+        ({"tokenizer__ggml__model": "bert"}, "kind 'bert' is not supported"),
+        ({"tokenizer__ggml__tokens": None}, "no usable tokenizer.ggml.tokens"),
+        ({"tokenizer__ggml__merges": None}, "no usable tokenizer.ggml.merges"),
+        ({"tokenizer__ggml__merges": ["ab"]}, "not a merge"),
+        ({"tokenizer__ggml__merges": ["b b"]}, "cannot be built"),
+        ({"tokenizer__ggml__token_type": [1]}, "6 tokens have 1 types"),
+        ({"tokenizer__ggml__tokens": ["a"] * 6}, "occur twice"),
+        ({"tokenizer__ggml__model": "llama"}, "no usable tokenizer.ggml.scores"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        tokenizer_from_gguf(llama(**changes))
+
+
+def test_user_defined_tokens_are_read_and_not_special() -> None:
+    tokenizer = tokenizer_from_gguf(llama())
+    assert tokenizer.encode("ab<tool>a").ids == [4, 5, 2]
+    assert [token.special for _, token in sorted(tokenizer.get_added_tokens_decoder().items())] == [True, True, False]
+
+
+def test_a_folder_is_read_without_its_training_settings(tmp_path: Path) -> None:
+    tokenizer = tokenizer_from_gguf(llama())
+    tokenizer.enable_truncation(1)
+    tokenizer.enable_padding(length=5)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    added = {"0": {"content": "<|endoftext|>"}, "6": {"content": "<extra>", "special": True}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    loaded = load_tokenizer(ModelFiles("m", str(tmp_path), "folder"))
+    assert loaded.encode("abab<extra>").ids == [4, 4, 6]
+
+
+def test_a_broken_folder(tmp_path: Path) -> None:
+    files = ModelFiles("m", str(tmp_path), "folder")
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        load_tokenizer(files)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_tokenizer(files)

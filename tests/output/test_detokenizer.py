@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syringa.modelfiles import ModelDescription, locate
+from syringa.modelfiles.tokenizer import tokenizer_from_gguf
+from syringa.output.detokenizer import Detokenizer, Piece, plain_text
+from syringa.prompt.tokenizer import Tokenizer
+
+SPM_METADATA = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_spm.json").read_text())["metadata"]
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Tokenizer:
+    return Tokenizer.load(locate("default"))
+
+
+@pytest.fixture(scope="module")
+def spm() -> Tokenizer:
+    description = ModelDescription(name="m", architecture="X", config={}, max_model_len=8, end_tokens=frozenset())
+    return Tokenizer(tokenizer_from_gguf(SPM_METADATA), description)
+
+
+def run(detokenizer: Detokenizer, tokens: list[int], cuts: list[int]) -> list[Piece]:
+    pieces: list[Piece] = []
+    edges = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
+    for start, end in itertools.pairwise(edges):
+        pieces += detokenizer.feed(tokens[start:end])
+    return pieces + detokenizer.flush()
+
+
+# Ordinary, special, single bytes of byte-level and of byte-fallback vocabularies, and ids that do not exist.
+TOKEN = st.one_of(st.integers(0, 49151), st.integers(0, 20), st.integers(17, 300), st.just(10**6), st.just(-1))
+
+
+@given(st.lists(TOKEN, max_size=24), st.lists(st.integers(0, 100), max_size=5))
+@settings(deadline=None, max_examples=300)
+def test_any_chunking_gives_the_batch_decode(
+    smollm2: Tokenizer, spm: Tokenizer, tokens: list[int], cuts: list[int]
+) -> None:
+    for tokenizer in (smollm2, spm):
+        pieces = run(Detokenizer(tokenizer, at_start=True), tokens, cuts)
+        assert plain_text(pieces) == tokenizer.decode(tokens)
+        assert sum(piece.tokens for piece in pieces) == len(tokens)
+        assert [piece.token for piece in pieces if piece.special] == [
+            id_ for id_ in tokens if id_ in tokenizer.special_ids
+        ]
+        shown = run(Detokenizer(tokenizer, at_start=True, show_special=True), tokens, cuts)
+        assert plain_text(shown) == tokenizer.decode(tokens, skip_special=False)
+
+
+@given(st.text())
+@settings(deadline=None)
+def test_no_half_characters(spm: Tokenizer, text: str) -> None:
+    tokens = spm.encode(text, add_special=False, parse_special=False)
+    detokenizer = Detokenizer(spm, at_start=True)
+    pieces = [piece for token in tokens for piece in detokenizer.feed([token])]
+    assert plain_text(detokenizer.flush()) == ""
+    assert plain_text(pieces) == text
+    assert ("\ufffd" in plain_text(pieces)) == ("\ufffd" in text)
+
+
+def byte(smollm2: Tokenizer, value: int) -> int:
+    return smollm2.bytes_table.index(bytes([value]))
+
+
+def test_a_character_of_several_tokens(smollm2: Tokenizer) -> None:
+    detokenizer = Detokenizer(smollm2)
+    tokens = [byte(smollm2, value) for value in "ñ€".encode()]
+    assert [detokenizer.feed([token]) for token in tokens] == [[], [Piece("ñ", 2)], [], [], [Piece("€", 3)]]
+
+
+def test_bytes_that_are_no_characters(smollm2: Tokenizer) -> None:
+    detokenizer = Detokenizer(smollm2)
+    a = smollm2.encode("a")[0]
+    assert detokenizer.feed([byte(smollm2, 0xE2), byte(smollm2, 0x82)]) == []
+    assert detokenizer.feed([a]) == [Piece("\ufffda", 3)]
+    assert detokenizer.feed([byte(smollm2, 0x82)]) == [Piece("\ufffd", 1)]
+    assert detokenizer.feed([byte(smollm2, 0xE2)]) == []
+    assert detokenizer.flush() == [Piece("\ufffd", 1)]
+    assert detokenizer.flush() == []
+
+
+def test_special_tokens_are_marked(smollm2: Tokenizer) -> None:
+    tokens = smollm2.encode("a<|im_end|>b")
+    pieces = Detokenizer(smollm2).feed(tokens)
+    assert pieces == [Piece("a"), Piece("<|im_end|>", 1, True, 2), Piece("b")]
+    assert plain_text(Detokenizer(smollm2, show_special=True).feed(tokens)) == "a<|im_end|>b"
+    interrupted = Detokenizer(smollm2).feed([byte(smollm2, 0xE2), 2, byte(smollm2, 0x82)])
+    assert [piece.text for piece in interrupted] == ["\ufffd", "<|im_end|>", "\ufffd"]
+
+
+def test_the_space_before_the_first_word(smollm2: Tokenizer, spm: Tokenizer) -> None:
+    tokens = spm.encode("Hello the", add_special=False)
+    assert plain_text(Detokenizer(spm).feed(tokens)) == " Hello the"  # it continues a prompt
+    assert plain_text(Detokenizer(spm, at_start=True).feed(tokens)) == "Hello the"
+    assert plain_text(Detokenizer(smollm2, at_start=True).feed(smollm2.encode(" a"))) == " a"
+
+
+def test_it_is_fast(smollm2: Tokenizer) -> None:
+    tokens = smollm2.encode("The quick brown fox, 1 2 3, jumps over the lazy dog. " * 100)
+    detokenizer = Detokenizer(smollm2)
+    detokenizer.feed(tokens)
+    start = time.perf_counter()
+    for token in tokens:
+        detokenizer.feed([token])
+    assert (time.perf_counter() - start) / len(tokens) < 20e-6  # 0.4 µs; the machine may be busy

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import syringa.api.model
+from syringa.api.completions import CompletionRequest
+from syringa.api.sampling import SamplingFields
+from syringa.cli import main
+from syringa.cli.fields import to_fields
+from syringa.cli.options import SAMPLING
+from syringa.config import FIELDS, Config, variable
+from syringa.errors import ConfigError, EngineUnavailable
+from syringa.prompt.template import ChatTemplate
+from tests.fake_engine import FakeEngine, fake_model
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in FIELDS:
+        monkeypatch.delenv(variable(name), raising=False)
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """Commands that would load a model find this one."""
+    fake = FakeEngine("hello")
+
+    @contextlib.asynccontextmanager
+    async def start_local(config: Config):
+        yield fake
+
+    template = ChatTemplate("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
+    module = types.SimpleNamespace(start_local=start_local)
+    monkeypatch.setitem(sys.modules, "syringa.engine.local", module)
+    monkeypatch.setattr(syringa.api.model, "load_model", lambda config: fake_model(template=template))
+    return fake
+
+
+def test_help_is_quick_and_imports_little() -> None:
+    code = "import sys; from syringa.cli import main\ntry: main(['--help'])\nfinally: print(sorted(sys.modules))"
+    started = time.perf_counter()
+    root = Path(__file__).parents[1]
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root).stdout
+    assert time.perf_counter() - started < 3  # a loaded machine; alone it takes a tenth
+    assert "serve" in said
+    for heavy in ("'torch'", "'transformers'", "'numpy'", "'tokenizers'", "'starlette'", "'httpx'", "'rich'"):
+        assert heavy not in said
+
+
+@pytest.mark.parametrize("command", ["serve", "complete", "chat", "models", "pull", "bench"])
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    said = capsys.readouterr().out
+    assert "Usage" in said
+    if command == "serve":
+        assert all(variable(name) in said for name in FIELDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith("syringa")
+
+
+def test_the_option_table_has_every_sampling_field() -> None:
+    fields = set(SamplingFields.__struct_fields__) | {"max_tokens"}
+    assert set(SAMPLING) == fields
+    assert fields < set(CompletionRequest.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("serve", "--port", "x"), "--port 'x': expected a whole number"),
+        (("serve", "--host", "0.0.0.0"), "set a key"),
+        (("serve", "--dtype", "int3"), "expected one of auto, int8, bf16, fp32"),
+        (("serve", "--config", "missing.toml"), "missing.toml: there is no such file"),
+        (("serve", "--model", "/no/such/file.gguf"), "no such file or folder"),
+        (("complete", "x", "--model", "/no/such/file.gguf"), "no such file or folder"),
+        (("complete", "x", "--url", "http://127.0.0.1:9"), "127.0.0.1:9"),
+        (("complete", "x", "--logit-bias", "5"), "expected ID=BIAS"),
+        (("bench", "--streams", "a"), "--streams"),
+    ],
+)
+def test_errors_are_one_line(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("syringa: ")
+    assert error.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run("serve", "--port", str(port)) == 1
+    assert f"port {port} on 127.0.0.1 is in use" in capsys.readouterr().err
+
+
+def test_complete(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("complete", "hi", "--temperature", "0", "--stop", "lo", "--stop", "x", "--seed", "7") == 0
+    assert capsys.readouterr().out == "hel\n"
+    assert engine.requests[0].prompt == [*b"hi"]
+    assert (engine.requests[0].sampling.temperature, engine.requests[0].sampling.seed) == (0, 7)
+
+
+def test_complete_several_and_echo(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("complete", "hi ", "--n", "2", "--echo") == 0
+    assert capsys.readouterr().out == "[0] hi hello\n[1] hi hello\n"
+
+
+def test_complete_reads_standard_input(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("piped"))
+    assert run("complete") == 0
+    assert engine.requests[0].prompt == [*b"piped"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--temperature", "3"), "temperature"), (("--grammar", "regex:("), "regex"), (("--top-p", "0"), "top_p")],
+)
+def test_bad_fields_are_one_line(
+    engine: FakeEngine, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("complete", "x", *arguments) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_an_engine_that_fails(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.fail = EngineUnavailable("the worker died")
+    assert run("complete", "x") == 1
+    assert "syringa: the worker died" in capsys.readouterr().err
+
+
+def chat(monkeypatch: pytest.MonkeyPatch, *lines: Any) -> int:
+    left = iter(lines)
+
+    def answer(prompt: str) -> str:
+        line = next(left, None)
+        if line is None:
+            raise EOFError
+        if isinstance(line, BaseException):
+            raise line
+        return str(line)
+
+    monkeypatch.setattr("builtins.input", answer)
+    return run("chat", "--temperature", "0")
+
+
+def test_chat(engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "one",
+        "two \\",
+        "lines",
+        "/system be kind",
+        "three",
+        "/reset",
+        "four",
+        "/nonsense",
+        "/help",
+        "/exit",
+        "no",
+    ]
+    assert chat(monkeypatch, *lines) == 0
+    prompts = [bytes(request.prompt).decode() for request in engine.requests]
+    assert prompts == [
+        "u:one;",
+        "u:one;a:hello;u:two \nlines;",
+        "s:be kind;u:one;a:hello;u:two \nlines;a:hello;u:three;",
+        "s:be kind;u:four;",
+    ]
+    said = capsys.readouterr().out
+    assert said.count("hello") == 4
+    assert "6 tokens" in said
+    assert "There is no /nonsense" in said
+
+
+def test_chat_survives_interrupts_and_errors(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.fail, engine.fail_first = EngineUnavailable("the worker died"), True
+    assert chat(monkeypatch, KeyboardInterrupt(), "", "one", "two") == 0
+    assert [bytes(request.prompt) for request in engine.requests] == [b"u:one;", b"u:two;"]
+    assert capsys.readouterr().out.count("the worker died") == 2
+
+
+@pytest.fixture
+def interrupt() -> Iterator[None]:
+    """A Ctrl-C that comes soon."""
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    yield
+    timer.cancel()
+
+
+@pytest.mark.usefixtures("interrupt")
+def test_ctrl_c_stops_the_answer_and_not_the_chat(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.script, engine.delay = b"0123456789" * 100, 0.02
+    monkeypatch.setattr("syringa.cli.chat.Conversation._command", lambda *_: setattr(engine, "script", b"!") or True)
+    assert chat(monkeypatch, "one", "/next", "two") == 0
+    assert "(stopped)" in capsys.readouterr().out
+    assert engine.aborted
+    assert re.fullmatch(rb"u:one;a:0123\d*;u:two;", bytes(engine.requests[1].prompt))
+
+
+@pytest.mark.usefixtures("interrupt")
+def test_ctrl_c_ends_complete_cleanly(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.script, engine.delay = b"0123456789" * 100, 0.02
+    assert run("complete", "x") == 130
+    said = capsys.readouterr()
+    assert said.out.startswith("0123")
+    assert "Traceback" not in said.err
+    assert not engine.running
+
+
+def test_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models") == 0
+    assert "SmolLM2" in capsys.readouterr().out
+
+
+def test_text_fields(tmp_path: Path) -> None:
+    (tmp_path / "g").write_text("[a-z]")
+    assert to_fields({"grammar": f"regex:@{tmp_path / 'g'}", "logit_bias": ["5=-1.5"]}) == {
+        "grammar": {"type": "regex", "value": "[a-z]"},
+        "logit_bias": {"5": -1.5},
+    }
+    assert to_fields({"response_format": "json_object"}) == {"response_format": {"type": "json_object"}}
+    schema = to_fields({"response_format": '{"type": "null"}'})["response_format"]["json_schema"]["schema"]
+    assert schema == {"type": "null"}
+    for bad in ({"grammar": "bnf:x"}, {"grammar": "regex:@/no/such"}, {"response_format": "{"}):
+        with pytest.raises(ConfigError):
+            to_fields(bad)

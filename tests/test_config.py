@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syringa import config
+from syringa.config import Config, load
+from syringa.errors import ConfigError
+
+
+def read(flags: dict | None = None, environ: dict | None = None, folder: Path = Path("/nonexistent")) -> Config:
+    return load(flags, environ=environ or {}, folder=folder)
+
+
+def test_defaults() -> None:
+    assert read() == Config()
+
+
+def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / "syringa.toml").write_text('port = 1\nthreads = 1\nmax-queue = 1\nserved_model_name = ["a", "b"]\n')
+    got = read({"port": 3, "model": None}, {"SYRINGA_PORT": "2", "SYRINGA_THREADS": "2"}, tmp_path)
+    assert (got.port, got.threads, got.max_queue, got.served_model_name) == (3, 2, 1, ("a", "b"))
+
+
+def test_lists_and_booleans_in_variables() -> None:
+    got = read(environ={"SYRINGA_API_KEY": "a, b", "SYRINGA_PREFIX_CACHING": "false", "SYRINGA_KV_CACHE_GB": "1.5"})
+    assert (got.api_key, got.prefix_caching, got.kv_cache_gb) == (("a", "b"), False, 1.5)
+
+
+def test_named_file(tmp_path: Path) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text("port = 7")
+    assert load(environ={"SYRINGA_CONFIG": str(path)}).port == 7
+    assert load(environ={}, file=path).port == 7
+    with pytest.raises(ConfigError, match="no such file"):
+        load(environ={}, file=tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "text", "said"),
+    [
+        ({"port": 70000}, {}, "", "--port 70000: expected a whole number, at most 65535"),
+        ({}, {"SYRINGA_PORT": "abc"}, "", "SYRINGA_PORT 'abc': expected a whole number"),
+        ({}, {"SYRINGA_MAX_RUNNING": "0"}, "", "SYRINGA_MAX_RUNNING '0': expected a whole number, at least 1"),
+        ({}, {"SYRINGA_DTYPE": "int4"}, "", "SYRINGA_DTYPE 'int4': expected one of auto, int8, bf16, fp32"),
+        ({}, {}, 'port = "80"', "syringa.toml: port '80': expected a whole number"),
+        ({}, {}, "prot = 80", "unknown setting 'prot'; did you mean 'port'?"),
+        ({}, {}, "[server]\nport = 80", "unknown setting 'server'"),
+        ({}, {}, "port = ", "cannot be read"),
+        ({"host": "0.0.0.0"}, {}, "", "set a key with --api-key, SYRINGA_API_KEY"),
+        ({"host": "example.org"}, {}, "", "set a key"),
+        ({"api_key": ["a b", "ü"]}, {}, "", "ASCII"),
+    ],
+)
+def test_a_bad_value_is_one_line_that_says_where_it_came_from(
+    flags: dict, environ: dict, text: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "syringa.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read(flags, environ, tmp_path)
+    assert said in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_bad_key_is_not_shown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read({"api_key": [5]})
+    assert "5" not in caught.value.message.split(":")[0]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.3.2.1"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert read({"host": host}).host == host
+
+
+def test_beyond_loopback_with_a_key() -> None:
+    assert read({"host": "0.0.0.0", "api_key": ["k"]}).host == "0.0.0.0"
+
+
+def test_every_setting_explains_itself() -> None:
+    assert all(config.describe(name) for name in config.FIELDS)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable
+from syringa.events import Finished, GenerationRequest, PromptScored, TextDelta, Usage
+from syringa.generation import generate
+from syringa.output.collect import Generation, collect
+from syringa.types import EngineDelta, Sampling, Stopping
+from tests.fake_engine import END, ByteTokenizer, FakeEngine, score
+
+
+def request(prompts: int = 1, max_tokens: int = 50, **kwargs: object) -> GenerationRequest:
+    given: dict = {"sampling": Sampling(seed=1), "stopping": Stopping(max_tokens=max_tokens)}
+    given |= {"id": "r", "prompts": [[104, 105]] * prompts} | kwargs
+    given.setdefault("candidates", given.get("choices", 1))
+    return GenerationRequest(**given)
+
+
+async def run(engine: FakeEngine, asked: GenerationRequest) -> Generation:
+    return await collect(generate(engine, ByteTokenizer(), asked))
+
+
+async def test_end_token_is_counted_and_not_shown() -> None:
+    whole = await run(FakeEngine("hello"), request())
+    assert [(choice.text, choice.reason) for choice in whole.choices] == [("hello", "stop")]
+    assert whole.usage == Usage(prompt_tokens=2, completion_tokens=6, cached_tokens=1)
+
+
+async def test_length() -> None:
+    whole = await run(FakeEngine("hello"), request(max_tokens=3))
+    assert (whole.choices[0].text, whole.choices[0].reason) == ("hel", "length")
+    assert whole.usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5, 20])
+async def test_tokens_past_a_stop_string_are_neither_shown_nor_counted(at_once: int) -> None:
+    engine = FakeEngine("hello, world and more", at_once=at_once)
+    whole = await run(engine, request(stop=("wor", "more"), logprobs=0))
+    assert whole.choices[0].text == "hello, "
+    assert "".join(chr(token.scores.token) for token in whole.choices[0].tokens) == "hello, "
+    assert whole.usage.completion_tokens == len("hello, wor")
+    assert not engine.running
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 20])
+async def test_no_stop_string_is_looked_for_in_the_first_min_tokens(at_once: int) -> None:
+    engine = FakeEngine("a.b.é.c.d", at_once=at_once)
+    whole = await run(engine, request(stop=(".",), stopping=Stopping(max_tokens=50, min_tokens=5), logprobs=0))
+    assert whole.choices[0].text == "a.b.é"
+    assert whole.usage.completion_tokens == len("a.b.é.".encode())
+
+
+async def test_stop_string_aborts_only_its_choice() -> None:
+    engine = FakeEngine()
+    engine._plan = lambda request, choice: [*(b"aXb" if choice else b"abcdefgh"), END]  # type: ignore[method-assign]
+    whole = await run(engine, request(choices=3, stop=("X",)))
+    assert [choice.text for choice in whole.choices] == ["abcdefgh", "a", "a"]
+    assert engine.aborted == [("r", 1), ("r", 2)]
+    assert whole.usage.completion_tokens == 9 + 2 + 2
+
+
+async def test_half_a_character_is_never_sent() -> None:
+    seen = [event async for event in generate(FakeEngine("é😀"), ByteTokenizer(), request(logprobs=1))]
+    texts = [(event.text, [token.offset for token in event.tokens]) for event in seen if isinstance(event, TextDelta)]
+    assert texts == [("é", [0, 0]), ("😀", [1, 1, 1, 1])]
+
+
+async def test_character_cut_by_the_length() -> None:
+    whole = await run(FakeEngine("a😀"), request(max_tokens=3))
+    assert whole.choices[0].text == "a\ufffd"
+
+
+async def test_choices_are_numbered_prompt_major_and_differ() -> None:
+    whole = await run(FakeEngine(), request(prompts=3, choices=2))
+    assert [choice.index for choice in whole.choices] == list(range(6))
+    assert whole.choices[0].text == whole.choices[2].text != whole.choices[1].text
+    assert whole.usage.prompt_tokens == 6
+
+
+async def test_prompt_scores_come_before_text() -> None:
+    seen = [event async for event in generate(FakeEngine("x"), ByteTokenizer(), request(choices=2, prompt_logprobs=1))]
+    assert seen[0] == PromptScored(0, [None, score(105, 1)])
+    assert sum(isinstance(event, PromptScored) for event in seen) == 1
+
+
+async def test_prompt_scores_that_come_late_hold_the_rest_back() -> None:
+    engine = FakeEngine()
+
+    async def submit(asked: object):
+        yield EngineDelta("r", 1, [97], finish="length")
+        yield EngineDelta("r", 0, [98], finish="length", prompt_logprobs=[None])
+
+    engine.submit = submit  # type: ignore[method-assign]
+    seen = [event async for event in generate(engine, ByteTokenizer(), request(choices=2, prompt_logprobs=0))]
+    assert [type(event) for event in seen[:2]] == [PromptScored, TextDelta]
+    assert [event.choice for event in seen if isinstance(event, Finished)] == [1, 0]
+
+
+async def test_best_of_returns_the_likeliest() -> None:
+    engine = FakeEngine()
+    texts = [b"zz", b"bb", b"cc"]  # the fake's log-probability is -token / 64
+    engine._plan = lambda request, choice: list(texts[choice])  # type: ignore[method-assign]
+    whole = await run(engine, request(prompts=2, choices=2, candidates=3))
+    assert [choice.text for choice in whole.choices] == ["bb", "cc"] * 2
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert whole.usage.completion_tokens == 12
+    assert not whole.choices[0].tokens
+
+
+async def test_leaving_early_aborts() -> None:
+    engine = FakeEngine("hello", delay=0.001)
+    async with contextlib.aclosing(generate(engine, ByteTokenizer(), request())) as events:
+        await anext(events)
+    assert engine.aborted == [("r", None)]
+    assert not engine.running
+
+
+async def test_cancelling_aborts_every_prompt() -> None:
+    engine = FakeEngine("hello", delay=0.05)
+    task = asyncio.create_task(run(engine, request(prompts=3, choices=2)))
+    await asyncio.sleep(0.02)
+    assert len(engine.running) == 6
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not engine.running
+    assert {name for name, _ in engine.aborted} == {"r-0", "r-1", "r-2"}
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+@pytest.mark.parametrize("fault", [EngineOverloaded("full"), EngineUnavailable("died")])
+async def test_engine_errors_pass_through(fault: Exception, prompts: int) -> None:
+    engine = FakeEngine("hello")
+    engine.fail = fault
+    with pytest.raises(type(fault)):
+        await run(engine, request(prompts=prompts))
+    assert not engine.running
+
+
+async def test_a_failed_choice_fails_the_request() -> None:
+    engine = FakeEngine()
+
+    async def submit(asked: object):
+        yield EngineDelta("r", 0, [97])
+        yield EngineDelta("r", 0, finish="error", error="the grammar broke")
+
+    engine.submit = submit  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="grammar broke"):
+        await run(engine, request())
+
+
+async def test_an_engine_that_just_ends_is_an_error() -> None:
+    engine = FakeEngine()
+
+    async def submit(asked: object):
+        yield EngineDelta("r", 0, [97])
+
+    engine.submit = submit  # type: ignore[method-assign]
+    with pytest.raises(EngineUnavailable):
+        await run(engine, request())

@@ -1,0 +1,110 @@
+"""Imports point one way. Each layer lists what it may import; whatever is not listed is an upward edge."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "syringa"
+
+VALUES = {"types", "errors", "events"}
+BASE = VALUES | {"config", "modelfiles", "grammar"}
+LAYERS: dict[str, set[str]] = {
+    "types": set(),
+    "errors": set(),
+    "events": {"types"},
+    "config": {"errors"},
+    "grammar": {"types", "errors"},
+    "modelfiles": {"types", "errors"},
+    "prompt": {"types", "errors", "modelfiles", "grammar"},
+    "output": VALUES | {"modelfiles", "grammar"},
+    "engine": {"types", "errors", "config", "modelfiles", "grammar"},
+    "generation": VALUES | {"engine", "output"},
+    "api": BASE | {"prompt", "output"},
+    "store": VALUES | {"config"},
+    "service": VALUES | {"config", "store"},
+    "http": BASE | {"api", "prompt", "output", "generation", "engine", "service", "store"},
+    "bench": {"errors"},
+    "cli": BASE | {"http", "api", "prompt", "output", "generation", "engine", "bench"},
+    "__main__": {"cli"},
+}
+# Above the engine, only what it promises may be known, and how to start one.
+ENGINE_DOORS = {
+    "generation": {"syringa.engine.interface"},
+    "http": {"syringa.engine.interface", "syringa.engine.client", "syringa.engine.child", "syringa.engine.supervisor"},
+    "cli": {"syringa.engine.interface", "syringa.engine.local", "syringa.engine.supervisor"},
+}
+HEAVY = {"torch", "transformers", "torchvision"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts != ("__init__",):
+            yield parts[0], path
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The full names of what a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            assert node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_every_module_is_in_a_layer() -> None:
+    assert {layer for layer, _ in modules()} <= set(LAYERS)
+
+
+def test_imports_point_one_way() -> None:
+    upward = []
+    for layer, path in modules():
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "syringa" and len(parts) > 1 and parts[1] not in LAYERS[layer] | {layer}:
+                upward.append(f"{path.relative_to(PACKAGE)} imports {name}")
+    assert not upward, "\n".join(upward)
+
+
+def test_the_engine_is_entered_by_its_doors() -> None:
+    through_the_wall = []
+    for layer, path in modules():
+        for name in imports(path):
+            if name.startswith("syringa.engine") and layer != "engine":
+                doors = ENGINE_DOORS[layer]
+                if not any(name == door or name.startswith(door + ".") for door in doors):
+                    through_the_wall.append(f"{path.relative_to(PACKAGE)} imports {name}")
+    assert not through_the_wall, "\n".join(through_the_wall)
+
+
+def test_only_the_engine_imports_torch() -> None:
+    heavy = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for layer, path in modules()
+        if layer != "engine"
+        for name in imports(path)
+        if name.split(".")[0] in HEAVY
+    ]
+    assert not heavy, "\n".join(heavy)
+
+
+def test_the_layers_have_no_circle() -> None:
+    left = {layer: set(below) for layer, below in LAYERS.items()}
+    while left:
+        free = {layer for layer, below in left.items() if not below & set(left)}
+        assert free, f"a circle among {sorted(left)}"
+        left = {layer: below for layer, below in left.items() if layer not in free}
+
+
+@pytest.mark.parametrize("module", ["syringa.http.server", "syringa.cli.app", "syringa.cli.source"])
+def test_the_api_process_loads_no_torch(module: str) -> None:
+    code = f"import {module}, sys; sys.exit(bool({HEAVY!r} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=PACKAGE.parent).returncode == 0
