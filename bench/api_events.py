@@ -23,14 +23,13 @@ port, streams, tokens = map(int, sys.argv[1:])
 body = json.dumps({"prompt": "x", "max_tokens": tokens, "stream": True}).encode()
 head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 async def one():
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     writer.write(head % len(body) + body)
     seen = await reader.readuntil(b"[DONE]")
     writer.close()
     return seen.count(b"data: ")
 async def all_of_them():
     return sum(await asyncio.gather(*(one() for _ in range(streams))))
-asyncio.StreamReader.__init__.__defaults__ = (1 << 24, None)
 print(asyncio.run(all_of_them()))
 """
 

@@ -49,13 +49,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     max_model_len: Annotated[_Count, _says("Longest prompt plus answer, in tokens; 0: what the model allows.")] = 0
     dtype: Annotated[Literal["auto", "int8", "bf16", "fp32"], _says("Precision of the weights.")] = "auto"
-    device: Annotated[Literal["auto", "cpu", "cuda"], _says("Where the model runs.")] = "auto"
     threads: Annotated[_Count, _says("CPU threads of the model; 0: chosen for the machine.")] = 0
     kv_cache_tokens: Annotated[_Count, _says("Tokens that the cache holds; 0: sized from memory.")] = 0
     kv_cache_gb: Annotated[Annotated[float, Meta(ge=0)], _says("Memory for the cache in GiB; 0: chosen.")] = 0.0
     prefix_caching: Annotated[bool, _says("Reuse computed prompt prefixes across requests.")] = True
     max_running: Annotated[_Positive, _says("Sequences computed at the same time.")] = 256
-    max_queue: Annotated[_Positive, _says("Sequences that may wait; one more is refused with 503.")] = 1024
+    max_queue: Annotated[_Positive, _says("Requests that may wait; one more is refused with 503.")] = 1024
     step_tokens: Annotated[_Positive, _says("Tokens computed in one step at most.")] = 512
 
     max_body_bytes: Annotated[_Positive, _says("Largest request body; a larger one gets 413.")] = 32 * 1024 * 1024

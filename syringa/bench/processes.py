@@ -79,7 +79,10 @@ def start(server: Server, streams: int) -> Iterator[Running]:
                 _wait_until_healthy(server, process, url, log)
                 yield Running(url, process.pid, spawned)
             except SyringaError as error:
-                if process.poll() is None or _ENDED in error.message:
+                # Its connections close a moment before it counts as ended.
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.5)
+                if process.returncode is None or _ENDED in error.message:
                     raise
                 # What its client saw, a lost connection, is not the reason; what the server said last may be.
                 raise StartupError(f"{error.message}; {_last_words(server, process, log)}") from error

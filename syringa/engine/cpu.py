@@ -50,11 +50,12 @@ def guard_against_amx(dtype: str) -> None:
 
 
 def available_cores() -> int:
-    """Cores this process may use: its affinity, or a container's quota if that is less."""
+    """Cores this process may use: its affinity, or a container's quota if that is less. Hyper-threads count once."""
     try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cores = os.cpu_count() or 1
+        mine = os.sched_getaffinity(0)
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
+    cores = len({_core_of(cpu) for cpu in mine})
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
@@ -62,6 +63,14 @@ def available_cores() -> int:
     except (OSError, ValueError):
         pass
     return cores
+
+
+def _core_of(cpu: int) -> str:
+    """A name that the threads of one core share: two threads on one core only share its arithmetic units."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
 
 
 def available_memory() -> int:

@@ -197,10 +197,14 @@ def _check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
 
 def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float) -> int:
     """How many blocks the cache gets: from a flag, or a share of free memory that suits the model."""
-    if tokens:
-        return max(1, -(-tokens // BLOCK_SIZE))
-    size = loaded.cache.bytes_per_block
-    if gigabytes:
-        return max(1, int(gigabytes * 2**30) // size)
+    size, have = loaded.cache.bytes_per_block, available_memory()
+    if tokens or gigabytes:
+        blocks = -(-tokens // BLOCK_SIZE) if tokens else int(gigabytes * 2**30) // size
+        if blocks * size > have:
+            raise ConfigError(
+                f"a cache of {blocks * BLOCK_SIZE:,} tokens needs {blocks * size / 2**30:,.1f} GiB of memory and "
+                f"{have / 2**30:.1f} GiB are free: choose a smaller --kv-cache-gb or --kv-cache-tokens"
+            )
+        return max(1, blocks)
     two_full_contexts = 2 * -(-loaded.info.max_model_len // BLOCK_SIZE) * size
-    return max(1, int(min(available_memory() / 4, max(512 << 20, two_full_contexts))) // size)
+    return max(1, int(min(have / 4, max(512 << 20, two_full_contexts))) // size)

@@ -89,6 +89,7 @@ class Supervisor:
             for _ in range(config.workers)
         ]
         self.ending = threading.Event()
+        self.was_ready = False
 
     def run(self, on_ready: Callable[[ModelInfo], None]) -> int:
         """Until a signal, or until something shows that it can never work."""
@@ -99,6 +100,9 @@ class Supervisor:
                     status = each.tend()
                     if status == child.CANNOT_START:
                         return 1  # it has said why
+                    if status is not None and each is self.worker and not self.was_ready:
+                        print(f"error: the model could not be loaded: {_reason(status)}", file=sys.stderr)
+                        return 1
                     if status is not None:
                         logger.error("%s ended (%s): starting it again", each.name, _reason(status))
         finally:
@@ -122,6 +126,7 @@ class Supervisor:
                 while data := connection.recv(65536):
                     for message in frames.feed(data):
                         if isinstance(message, protocol.Ready):
+                            self.was_ready = True
                             on_ready(message.info)
                             return
             time.sleep(POLL_SECONDS)
@@ -141,5 +146,6 @@ def _reason(status: int) -> str:
     if status >= 0:
         return f"status {status}"
     with contextlib.suppress(ValueError):
-        return f"signal {signal.Signals(-status).name}"
+        name = signal.Signals(-status).name
+        return f"signal {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
     return f"signal {-status}"

@@ -37,7 +37,6 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     socket: str
     model: str
     dtype: str = "auto"
-    device: str = "auto"
     threads: int = 0
     max_model_len: int = 0
     kv_cache_tokens: int = 0
@@ -218,7 +217,9 @@ def main() -> None:
     except StartupError as error:
         print(f"error: {error.message}", file=sys.stderr)
         sys.exit(child.CANNOT_START)
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
         print(f"error: there is too little memory for {options.model}", file=sys.stderr)
         sys.exit(child.CANNOT_START)
     worker = Worker(core, info, listener)

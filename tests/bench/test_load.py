@@ -36,18 +36,22 @@ class FakeServer:
             self._json(writer, {"data": [{"id": "fake"}]})
         else:
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            self.bodies.append(json.loads(await reader.readexactly(length)))
+            body = json.loads(await reader.readexactly(length))
+            self.bodies.append(body)
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
             if self.status == b"200 OK":
-                await self._stream(writer)
+                await self._stream(writer, self.usage_of(body))
             else:
                 self._json(writer, {"error": {"message": "no"}})
             self.at_once -= 1
         await writer.drain()
         writer.close()
 
-    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+    def usage_of(self, body: dict[str, object]) -> object:
+        return 64
+
+    async def _stream(self, writer: asyncio.StreamWriter, generated: object) -> None:
         writer.write(HEAD)
         for index in range(self.tokens):
             await asyncio.sleep(self.delay)
@@ -57,7 +61,7 @@ class FakeServer:
             self._chunk(writer, b"data: " + self.error_event + b"\n\n")
         if self.usage:
             details = {"cached_tokens": 3}
-            usage = {"completion_tokens": 64, "prompt_tokens": 7, "prompt_tokens_details": details}
+            usage = {"completion_tokens": generated, "prompt_tokens": 7, "prompt_tokens_details": details}
             self._event(writer, {"choices": [], "usage": usage})
         if self.done:
             self._chunk(writer, b"data: [DONE]\n\n")
@@ -78,16 +82,26 @@ class FakeServer:
 def serving(fake: FakeServer) -> Iterator[str]:
     """In a thread of its own, since the load generator brings its own event loop."""
     loop = asyncio.new_event_loop()
-    started: list[asyncio.Server] = [loop.run_until_complete(asyncio.start_server(fake.answer, "127.0.0.1", 0))]
-    thread = threading.Thread(target=loop.run_forever)
+    server = loop.run_until_complete(asyncio.start_server(fake.answer, "127.0.0.1", 0))
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{started[0].sockets[0].getsockname()[1]}"
+        yield url
     finally:
-        started[0].close()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        server.close()
+        loop.run_until_complete(_cancel_the_rest())
         loop.close()
+
+
+async def _cancel_the_rest() -> None:
+    """An answer that its client no longer waits for must not outlive the test."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 def load(fake: FakeServer, count: int = 1, streams: int = 1, **options: object) -> Load:

@@ -77,8 +77,12 @@ def paged_attention(
     window: int = 0,
     scale: float | None = None,
     cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`q`: `[tokens, heads, size]`, fp32. One sequence after the other; `cap` squashes scores as Gemma 2 does."""
+    """`q`: `[tokens, heads, size]`, fp32. One sequence after the other.
+
+    `cap` squashes scores as Gemma 2 does; `sinks` holds a score per head that takes weight and gives no value.
+    """
     heads, size = q.shape[1:]
     kv_heads = cache.keys.shape[1]
     out = torch.empty(q.shape[0], heads, cache.values.shape[-1])
@@ -95,6 +99,11 @@ def paged_attention(
         at = torch.arange(first, known)[:, None]
         key = torch.arange(known)[None, :]
         visible = (key <= at) & (key > at - window) if window else key <= at
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if sinks is not None:
+            sink = sinks.view(kv_heads, heads // kv_heads, 1, 1).expand(-1, -1, end - begin, 1)
+            weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
         out[begin:end] = (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(end - begin, heads, -1)
     return out

@@ -1,0 +1,93 @@
+"""The whole workload against the fake server of test_load, without a process or a model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from syringa.bench.load import Completion, Load
+from syringa.bench.runner import Bench, run_syringa_bench, sample_of, syringa_server
+from syringa.bench.workload import Prompts, Workload
+from syringa.errors import StartupError
+from tests.bench.test_load import FakeServer, serving
+
+
+class CountingServer(FakeServer):
+    """Answers with as many tokens as asked for."""
+
+    def usage_of(self, body: dict[str, object]) -> object:
+        return body["max_tokens"]
+
+
+def quiet(tmp_path: Path) -> Console:
+    return Console(file=(tmp_path / "terminal").open("w"), width=120)
+
+
+def test_measures_a_running_server_and_writes_what_it_found(tmp_path: Path) -> None:
+    fake = CountingServer()
+    with serving(fake) as url:
+        runs = run_syringa_bench(
+            url=url, streams=(4, 1), repeats=2, output=tmp_path / "out.json", console=quiet(tmp_path)
+        )
+    assert [sample.streams for run in runs for sample in run.samples] == [1, 4, 1, 4]
+    assert all(sample.output_tokens == 64 * sample.requests for run in runs for sample in run.samples)
+    assert all(len(run.long_first_token) == len(run.cached_first_token) == 2 for run in runs)
+    assert runs[0].cached_tokens == 3
+    assert len(json.loads((tmp_path / "out.json").read_text())["runs"]) == 2
+    assert "tok/s" in (tmp_path / "terminal").read_text()
+
+
+def test_no_prompt_is_sent_twice_but_the_prefix_that_is_to_be_cached(tmp_path: Path) -> None:
+    fake = CountingServer()
+    with serving(fake) as url:
+        run_syringa_bench(url=url, streams=(1, 4), repeats=2, console=quiet(tmp_path))
+    prompts = [str(body["prompt"]) for body in fake.bodies]
+    assert len(set(prompts)) == len(prompts)
+    continued = [text for text in prompts if any(other != text and other.startswith(text) for other in prompts)]
+    assert len(continued) == 4
+
+
+def test_every_server_of_a_round_gets_the_same_texts() -> None:
+    first, second = CountingServer(), CountingServer()
+    workload = Workload(streams=(2,)).quick()
+    for fake in (first, second):
+        with serving(fake) as url:
+            Bench(workload, lambda text: None).measure_url(url, "m", 1)
+    assert sorted(str(body["prompt"]) for body in first.bodies) == sorted(str(body["prompt"]) for body in second.bodies)
+
+
+def test_a_server_that_refuses_is_a_failure_and_has_no_figures(tmp_path: Path) -> None:
+    fake = CountingServer()
+    fake.status = b"503 Busy"
+    with serving(fake) as url, pytest.raises(StartupError, match="nothing was measured: 1 of 1 requests failed"):
+        run_syringa_bench(url=url, model="m", console=quiet(tmp_path))
+
+
+@pytest.mark.parametrize("options", [{"streams": ()}, {"streams": (0,)}, {"repeats": 0}])
+def test_refuses_to_measure_nothing(options: dict[str, object]) -> None:
+    with pytest.raises(StartupError, match="nothing to measure"):
+        run_syringa_bench(url="http://127.0.0.1:1", **options)  # type: ignore[arg-type]
+
+
+def test_answers_of_another_length_void_a_load() -> None:
+    completion = Completion(sent=0.0, token_times=[0.5, 1.0], finished=1.1, output_tokens=2, prompt_tokens=100)
+    load = Load(streams=1, completions=[completion], client_cpu_seconds=0.011)
+    with pytest.raises(StartupError, match="ignore_eos"):
+        sample_of(load, None, expected_tokens=64)
+    sample = sample_of(load, 0.4, expected_tokens=2)
+    assert sample.tokens_per_second == 2.0
+    assert sample.first_token_median == sample.between_tokens_median == 0.5
+    assert sample.client_cpu_share == pytest.approx(0.01)
+    assert sample.prompt_tokens == (100, 100)
+
+
+def test_the_server_under_test_does_not_see_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYRINGA_PORT", "9000")
+    server = syringa_server("some-model")
+    assert server.environment["SYRINGA_PORT"] is None
+    assert server.command(1234, 16)[1:] == ["-m", "syringa", "serve", "--port", "1234", "--model", "some-model"]
+
+
+def test_prompts_of_different_parts_differ() -> None:
+    assert Prompts("0 1 streams 4").text(50) != Prompts("0 1 streams 16").text(50)

@@ -1,0 +1,90 @@
+"""A real `syringa serve` for the tests, and what they ask of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+
+class Server:
+    """A running server and the processes that it consists of."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+
+    def children(self, module: str = "") -> list[int]:
+        """Process ids of the supervisor's children, those of one module if named."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == self.process.pid and module in (path / "cmdline").read_text():
+                    found.append(int(path.name))
+        return found
+
+    def wait_ready(self, seconds: float = 60) -> None:
+        wait_for(lambda: self.health() == 200, seconds)
+
+    def health(self) -> int | None:
+        try:
+            return httpx.get(self.url + "/health", timeout=5).status_code
+        except httpx.TransportError:
+            return None
+
+    def complete(self, **body: object) -> httpx.Response:
+        return httpx.post(self.url + "/v1/completions", json=body, timeout=60)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serve(*arguments: str, ready: bool = True) -> Iterator[Server]:
+    port = free_port()
+    command = [sys.executable, "-m", "syringa", "serve", "--port", str(port), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = Server(process, port)
+    try:
+        if ready:
+            server.wait_ready()
+        yield server
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        if process.stdout:
+            process.stdout.close()
+
+
+def wait_for(condition: object, seconds: float = 10.0) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "this did not come true in time"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie has ended: it only waits for somebody to ask.
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

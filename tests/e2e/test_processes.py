@@ -1,0 +1,120 @@
+"""The service as processes: what happens when one of them dies, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.e2e.server import Server, alive, serve, wait_for
+
+pytestmark = pytest.mark.model
+
+WORKER, API = "syringa.engine.worker", "syringa.http.process"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve("--workers", "2") as server:
+        yield server
+
+
+def test_a_completion_and_its_stream_are_the_same(server: Server) -> None:
+    body = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0.8, "seed": 5}
+    whole = server.complete(**body).json()["choices"][0]["text"]
+    pieces = []
+    with httpx.stream("POST", server.url + "/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                pieces.append(json.loads(line[6:])["choices"][0]["text"])
+    assert "".join(pieces) == whole
+    assert whole
+
+
+def test_two_api_processes_share_one_worker(server: Server) -> None:
+    assert len(server.children(API)) == 2
+    assert len(server.children(WORKER)) == 1
+
+
+def test_a_killed_worker_is_an_error_within_a_second_and_comes_back(server: Server) -> None:
+    (worker,) = server.children(WORKER)
+    ends: list[tuple[float, str]] = []
+    begun = threading.Semaphore(0)
+
+    def read_stream() -> None:
+        body = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        last = ""
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data:"):
+                    if not last:
+                        begun.release()
+                    last = line
+        ends.append((time.monotonic(), last))
+
+    readers = [threading.Thread(target=read_stream) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for _ in readers:
+        assert begun.acquire(timeout=30)
+    killed = time.monotonic()
+    os.kill(worker, signal.SIGKILL)
+    for reader in readers:
+        reader.join(10)
+    assert len(ends) == 4
+    for ended, last in ends:
+        assert ended - killed < 1
+        assert json.loads(last[5:])["error"]["code"] == "engine_unavailable"
+
+    refused = server.complete(prompt="x", max_tokens=1)
+    if refused.status_code != 200:  # it may already be back
+        assert refused.status_code == 503
+        assert float(refused.headers["retry-after"]) > 0
+    server.wait_ready()
+    assert server.complete(prompt="x", max_tokens=1).status_code == 200
+    assert server.children(WORKER) != [worker]
+
+
+def test_a_killed_api_process_comes_back(server: Server) -> None:
+    for process in server.children(API):
+        os.kill(process, signal.SIGKILL)
+    server.wait_ready()
+    assert server.complete(prompt="x", max_tokens=1).status_code == 200
+
+
+def test_sigterm_finishes_streams_and_leaves_nothing_behind() -> None:
+    with serve() as server:
+        children = server.children()
+        lines: list[str] = []
+        begun = threading.Event()
+
+        def read_stream() -> None:
+            body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
+                for line in answer.iter_lines():
+                    lines.append(line)
+                    begun.set()
+
+        reader = threading.Thread(target=read_stream)
+        reader.start()
+        assert begun.wait(30)
+        server.process.send_signal(signal.SIGTERM)
+        reader.join(30)
+        assert "data: [DONE]" in lines
+        assert server.process.wait(20) == 0
+        assert not any(alive(child) for child in children)
+
+
+def test_children_end_with_a_killed_supervisor() -> None:
+    with serve() as server:
+        children = server.children()
+        assert len(children) == 2
+        server.process.kill()
+        server.process.wait()
+        wait_for(lambda: not any(alive(child) for child in children))

@@ -1,0 +1,67 @@
+"""What cannot start says so in one line, and exits with a status that is not 0."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from syringa.modelfiles import locate
+
+pytestmark = pytest.mark.model
+
+
+def fails(*arguments: str) -> str:
+    command = [sys.executable, "-m", "syringa", "serve", "--port", "0", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode not in (0, None)
+    assert "Traceback" not in result.stderr + result.stdout
+    lines = [line for line in result.stderr.splitlines() if line.strip() and not line.startswith("INFO")]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+def folder(path: Path, **config: object) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    return path
+
+
+def test_a_missing_file() -> None:
+    assert "nowhere.gguf" in fails("--model", "nowhere.gguf")
+
+
+def test_a_truncated_gguf(tmp_path: Path) -> None:
+    whole = Path(locate("default").path).read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[: len(whole) // 2])
+    assert "truncated" in fails("--model", str(cut))
+
+
+def test_an_unknown_architecture(tmp_path: Path) -> None:
+    path = folder(tmp_path / "m", model_type="martian", architectures=["MartianForCausalLM"], vocab_size=8)
+    (path / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}})
+    )
+    assert "martian" in fails("--model", str(path)).lower()
+
+
+def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
+    assert "tokenizer" in fails("--model", str(folder(tmp_path / "m", model_type="llama")))
+
+
+def test_too_little_memory() -> None:
+    assert "memory" in fails("--kv-cache-gb", "100000")
+
+
+def test_beyond_loopback_without_a_key() -> None:
+    line = fails("--host", "0.0.0.0")
+    assert "--api-key" in line or "SYRINGA_API_KEY" in line
+
+
+def test_an_impossible_length() -> None:
+    assert "8192" in fails("--max-model-len", "1000000")
