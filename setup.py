@@ -21,12 +21,16 @@ def build_kernels(target: Path) -> None:
         return
     target.mkdir(parents=True, exist_ok=True)
     for name, flags in variants().items():
+        # Written beside and then renamed: a running engine keeps the library that it has loaded.
         output = target / f"kernels_{name}.so"
-        command = [*compiler, *FLAGS, *flags, str(SOURCES / "kernels.cpp"), "-o", str(output)]
+        fresh = output.with_suffix(".new")
+        command = [*compiler, *FLAGS, *flags, str(SOURCES / "kernels.cpp"), "-o", str(fresh)]
         print(" ".join(command))
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
             print(f"warning: the {name} kernels did not compile:\n{result.stderr}")
+        else:
+            fresh.replace(output)
 
 
 class BuildPy(build_py):

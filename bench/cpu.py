@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from bench.peers import SETUPS
 from syringa.bench.chart import write_chart
@@ -41,10 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             servers.append(syringa_server() if name == "syringa" else SETUPS[name]())
         except StartupError as error:
-            console.print(f"[red]{name}: {error.message}[/]")
+            console.print(f"[red]{name}: {escape(error.message)}[/]")
             failed.append(ServerRun(server=name, version="", precision="", round=0, error=error.message))
 
     runs = list(failed)
+    if (load := os.getloadavg()[0]) > 0.5:
+        # Not all suffer alike: llama.cpp's threads wait for each other by spinning, and lose most on a busy machine.
+        console.print(f"[yellow]this machine is busy (load {load:.1f}): the ratios will not be fair[/]")
     try:
         for number in range(1, rounds + 1):
             for server in servers:

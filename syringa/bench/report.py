@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from rich.table import Table
+from rich.text import Text
 
 
 class Sample(msgspec.Struct, kw_only=True):
@@ -129,9 +130,9 @@ def summarize(runs: Sequence[ServerRun]) -> Summary:
 def render_table(summary: Summary, title: str = "Syringa's benchmark") -> Table:
     """For the terminal. The first server is compared with each of the others."""
     header, *rows = _cells(summary)
-    table = Table(title=title, caption=_caption(summary), title_justify="left", caption_justify="left")
+    table = Table(title=title, caption=Text(_caption(summary)), title_justify="left", caption_justify="left")
     for index, name in enumerate(header):
-        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

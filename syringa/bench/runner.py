@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from syringa.bench import processes
 from syringa.bench.load import Completion, Load, Prompt, first_model, run_load
@@ -58,7 +59,7 @@ class Bench:
                     self._measure_started(run, running, group, first_tokens=group is groups[0])
         except SyringaError as error:
             run.error = error.message
-            self._say(f"[red]{server.name}: {error.message}[/]")
+            self._say(f"[red]{server.name}: {escape(error.message)}[/]")
         return run
 
     def measure_url(self, url: str, model: str | None, round_number: int) -> ServerRun:
@@ -70,7 +71,7 @@ class Bench:
             self._measure_first_tokens(run, url)
         except SyringaError as error:
             run.error = error.message
-            self._say(f"[red]{url}: {error.message}[/]")
+            self._say(f"[red]{url}: {escape(error.message)}[/]")
         return run
 
     def _measure_started(self, run: ServerRun, running: Running, group: Sequence[int], *, first_tokens: bool) -> None:

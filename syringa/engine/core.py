@@ -12,6 +12,7 @@ import torch
 from syringa.engine.batch import prepare
 from syringa.engine.guidance import GrammarCompiler, GrammarState
 from syringa.engine.kv_cache import BLOCK_SIZE, BlockPool
+from syringa.engine.layers.native_ops import NativeDraw
 from syringa.engine.loader import LoadedModel, cache_blocks
 from syringa.engine.sampler import NO_TOKEN, Sampler, SamplerState, SamplingRow, prompt_logprobs
 from syringa.engine.scheduler import Limits, Plan, QueueFull, Scheduled, Scheduler
@@ -39,6 +40,8 @@ class EngineCore:
         self.pool = BlockPool(blocks, caching=prefix_caching)
         self.scheduler = Scheduler(self.pool, limits or Limits())
         self.sampler = Sampler(loaded.info.vocab_size)
+        if loaded.kernels is not None:
+            self.sampler.plain = NativeDraw(loaded.kernels)
         self.on_compiled: Callable[[], None] = lambda: None  # called on another thread when a grammar is ready
         self._tokenizer_json = tokenizer_json
         self._compiler: GrammarCompiler | None = None

@@ -44,6 +44,7 @@ class CacheShape:
 @dataclass(frozen=True)
 class LoadedModel:
     model: Model
+    kernels: Kernels | None
     cache: CacheShape
     description: ModelDescription
     info: ModelInfo
@@ -85,7 +86,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
         threads=threads,
         load_seconds=time.perf_counter() - started,
     )
-    return LoadedModel(model, cache, description, info)
+    return LoadedModel(model, kernels, cache, description, info)
 
 
 def choose_dtype(wanted: str, kernels: Kernels | None) -> str:

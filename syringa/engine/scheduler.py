@@ -57,6 +57,9 @@ class FairQueue:
 
     def add(self, sequence: Sequence, *, first: bool = False) -> None:
         tenant = sequence.request.tenant
+        if not self._queues:
+            # While nobody waits, nobody is wronged: what was given until now counts against no one.
+            self._served.clear()
         if tenant not in self._queues:
             # One that was away starts level with the rest: idle time is not saved up.
             floor = min((self._served[other] for other in self._queues), default=0.0)
@@ -202,7 +205,9 @@ class Scheduler:
         if sequence is None:
             return None
         choices = 1 + sequence.siblings
-        if self.running and len(self.running) + choices > self.limits.max_running:
+        # Choices that are still to fork have their places already.
+        taken = sum(1 + running.siblings for running in self.running)
+        if self.running and taken + choices > self.limits.max_running:
             return None
         blocks: list[int] = []
         names: list[bytes] = []
@@ -217,6 +222,6 @@ class Scheduler:
             return None
         sequence.blocks, sequence.names = blocks, names
         sequence.computed = len(blocks) * BLOCK_SIZE
-        if not sequence.started:
+        if sequence.cached < 0:
             sequence.cached = sequence.computed
         return sequence

@@ -27,7 +27,7 @@ class Sequence:
     computed: int = 0  # how many of them have their keys and values in the cache
     blocks: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)  # of the leading blocks that are complete
-    cached: int = 0  # prompt tokens found in the cache when it first ran
+    cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it has not
     siblings: int = 0  # choices that fork from this one once the prompt is computed
     prompt_scores: list[TokenLogprobs | None] | None = None  # collected as the prompt is computed
     arrival: int = field(default_factory=lambda: next(_arrivals))

@@ -32,7 +32,7 @@ RUNS = [
     run("ours", 2, 600.0, long_first_token=[0.3]),
     run("peer", 2, 90.0),
     run("ours", 3, 100.0),
-    run("peer", 3, 110.0, error="killed <by> someone"),
+    run("peer", 3, 110.0, error="killed <by> someone [/red]"),
 ]
 
 
@@ -56,12 +56,12 @@ def test_summary_takes_medians_over_rounds_and_ratios_of_medians() -> None:
 
 def test_failures_are_named_in_every_rendering(tmp_path: Path) -> None:
     summary = summarize(RUNS)
-    assert summary.failures == ["peer, round 3: killed <by> someone"]
+    assert summary.failures == ["peer, round 3: killed <by> someone [/red]"]
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
     console.print(render_table(summary))
     markdown = render_markdown(summary, "heading")
     for text in (console.export_text(), markdown):
-        assert "FAILED: peer, round 3" in text
+        assert "FAILED: peer, round 3: killed <by> someone [/red]" in text
         assert "5.00 ×" in text
         assert "500 (100–600)" in text
     write(tmp_path / "deep" / "out.json", RUNS, day="today")

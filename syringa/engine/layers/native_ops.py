@@ -73,6 +73,30 @@ class NativeOps:
         return out
 
 
+class NativeDraw:
+    """Plain-temperature draws; has `draw_plain`'s contract."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def __call__(self, logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+        rows, size = logits.shape
+        if logits.stride(1) != 1:
+            logits = logits.contiguous()
+        temperatures, uniforms = temperatures.contiguous(), uniforms.contiguous()
+        tokens = torch.empty(rows, dtype=torch.int64)
+        self.kernels.draw(
+            logits.data_ptr(),
+            logits.stride(0),
+            rows,
+            size,
+            temperatures.data_ptr(),
+            uniforms.data_ptr(),
+            tokens.data_ptr(),
+        )
+        return tokens
+
+
 def attend(
     kernels: Kernels,
     shape: AttentionShape,

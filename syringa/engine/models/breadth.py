@@ -26,7 +26,13 @@ from syringa.errors import ModelError
 from syringa.modelfiles import ModelDescription, ModelFiles
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
+# What code that was not written for this may raise.
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
 IMAGE_CONFIGS = ("vision_config", "audio_config", "image_config")
+
+
+class NeedsWeights(Unsupported):
+    """What the model does depends on more than shapes, so that it cannot be walked through without weights."""
 
 
 class BreadthModel:
@@ -48,43 +54,57 @@ class BreadthModel:
                 use_cache=False,
                 **narrowing,
             ).logits[0]
-        return (logits if self.narrows else logits[step.wanted]).float()
+        wanted: torch.Tensor = logits if self.narrows else logits[step.wanted]
+        return wanted.float()
 
 
 def load_breadth(
     files: ModelFiles, description: ModelDescription, dtype: str, kernels: Kernels | None, length: int
 ) -> tuple[Model, CacheShape, int]:
-    """Raises `ModelError` naming what the model does that cannot be run, before its weights are read."""
+    """Raises `ModelError` naming what the model does that cannot be run; nearly always before its weights are read."""
     name = description.architecture
     try:
-        import transformers
+        from transformers.utils import logging
     except ImportError:
         raise ModelError(
             f"{name} runs on transformers' definition of it, which is not installed: pip install 'syringa[models]'"
         ) from None
     if files.kind != "folder":
         raise ModelError(f"{name} cannot be read from a GGUF file: give its Hugging Face folder")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     breadth_attention.register()
     breadth_int8.register()
     try:
-        model_class, config = _definition(files, description)
-        layers, parameters = _probe(model_class, config, length)
+        return _load_breadth(files, description, dtype, kernels, length)
     except Unsupported as reason:
         raise ModelError(f"{name} cannot be run: {reason}") from None
+
+
+def _load_breadth(
+    files: ModelFiles, description: ModelDescription, dtype: str, kernels: Kernels | None, length: int
+) -> tuple[Model, CacheShape, int]:
+    model_class, config = _definition(files, description)
+    empty = _empty(model_class, config, length)
+    try:
+        layers = _probe(empty)
+    except NeedsWeights:
+        layers = []
+    parameters = sum(parameter.numel() for parameter in empty.parameters())
     # int8 is packed from bf16 weights, which therefore have to fit first.
     check_memory(parameters, "bf16" if dtype == "int8" else dtype, description.name)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
     model = _load(model_class, files, config, half, length)
+    layers = layers or _probe(model)
     if dtype == "int8":
         assert kernels is not None  # choose_dtype saw to it
         breadth_int8.swap_linears(model, kernels)
-        if _has_experts(model):
-            model.set_experts_implementation(breadth_int8.NAME)
     breadth = BreadthModel(model, layers, kernels)
     cache = CacheShape(len(layers), *cache_heads(layers), half)
-    _check_batching(breadth, cache, description)
+    try:
+        _check_batching(breadth, cache, description.config["vocab_size"])
+    except FAILURES as error:
+        raise Unsupported(f"its definition in transformers fails in {dtype}: {_first_line(error)}") from None
     return breadth, cache, parameters
 
 
@@ -93,6 +113,8 @@ def _definition(files: ModelFiles, description: ModelDescription) -> tuple[Any, 
     from transformers import AutoConfig, AutoModelForCausalLM, __version__
 
     raw = description.config
+    if "vocab_size" not in raw:
+        raise Unsupported("its config.json has no 'vocab_size'")
     if "quantization_config" in raw:
         raise Unsupported("its folder is quantized; use the original, or a GGUF file of a Llama-like model")
     if any(raw.get(each) for each in IMAGE_CONFIGS):
@@ -101,7 +123,7 @@ def _definition(files: ModelFiles, description: ModelDescription) -> tuple[Any, 
         config = AutoConfig.from_pretrained(files.path, trust_remote_code=False, local_files_only=True)
     except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
         raise Unsupported(
-            f"transformers {__version__} does not know the model type {raw.get('model_type')!r}, or not with this config: "
+            f"transformers {__version__} does not know its type, {raw.get('model_type')!r}, or not with this config: "
             f"{_first_line(error)}"
         ) from None
     if config.is_encoder_decoder:
@@ -116,43 +138,48 @@ def _definition(files: ModelFiles, description: ModelDescription) -> tuple[Any, 
 
 
 def _check_config(config: Any) -> None:
-    kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
-    if others := kinds - ATTENTION_LAYERS:
-        raise Unsupported(f"it is a hybrid with {', '.join(sorted(map(str, others)))} layers, and only attention is")
+    if others := _layer_kinds(config) - ATTENTION_LAYERS:
+        raise Unsupported(f"it has {', '.join(sorted(others))} layers, and only plain attention is supported")
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         raise Unsupported("its positions are ALiBi biases, which are not supported")
 
 
-def _probe(model_class: Any, config: Any, length: int) -> tuple[list[LayerShape], int]:
-    """What each attention call needs, and the number of parameters, from a model on the meta device."""
-    if model_class._is_stateful:
-        raise Unsupported("it keeps a recurrent state (state-space or hybrid), and only attention is supported")
+def _layer_kinds(config: Any) -> set[str]:
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    return set(map(str, kinds))
+
+
+def _empty(model_class: Any, config: Any, length: int) -> Any:
+    """The model without weights."""
+    if model_class._is_stateful and not _layer_kinds(config):  # a hybrid's kinds have been checked one by one
+        raise Unsupported("it is a recurrent or state-space model, and only attention is supported")
     if not model_class._can_set_attn_implementation():
         raise Unsupported("its definition in transformers does not use the attention interface")
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         raise Unsupported("its definition in transformers takes no positions")
     with torch.device("meta"):
         model = model_class._from_config(config, attn_implementation=breadth_attention.NAME).eval()
-    for module in model.modules():
-        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.RNNBase)):
-            raise Unsupported("it has convolutions or recurrence over tokens, and only attention is supported")
+    if any(isinstance(module, (nn.Conv1d, nn.Conv2d, nn.RNNBase)) for module in model.modules()):
+        raise Unsupported("it has convolutions or recurrence over tokens, and only attention is supported")
     fix_rotary(model, length)
-    if _has_experts(model):
-        model.set_experts_implementation("batched_mm")  # what eager experts do depends on data, and here is none
-    probe = Probe()
-    tokens = torch.zeros(1, 4, dtype=torch.int64, device="meta")
-    positions = torch.zeros(1, 4, dtype=torch.int64, device="meta")
+    if breadth_int8.has_experts(model):
+        model.set_experts_implementation("batched_mm")  # what the others do depends on data
+    return model
+
+
+def _probe(model: Any) -> list[LayerShape]:
+    """What each attention call of a forward pass needs."""
+    probe, device = Probe(), model.device
+    tokens = torch.zeros(1, 4, dtype=torch.int64, device=device)
+    positions = torch.arange(4, device=device)[None]
     try:
         with running(probe), torch.no_grad():
             model(input_ids=tokens, position_ids=positions, attention_mask=torch.ones_like(tokens), use_cache=False)
-    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError) as error:
-        raise Unsupported(f"its definition in transformers does not run in one batch: {_first_line(error)}") from None
-    if len(probe.layers) < config.num_hidden_layers:
-        raise Unsupported(
-            f"{config.num_hidden_layers - len(probe.layers)} of its {config.num_hidden_layers} layers "
-            "do not use the attention interface"
-        )
-    return probe.layers, sum(parameter.numel() for parameter in model.parameters())
+    except FAILURES as error:
+        raise NeedsWeights(f"its definition in transformers fails: {_first_line(error)}") from None
+    if (rest := model.config.num_hidden_layers - len(probe.layers)) > 0:
+        raise Unsupported(f"{rest} of its layers do not use the attention interface")
+    return probe.layers
 
 
 def _load(model_class: Any, files: ModelFiles, config: Any, dtype: torch.dtype, length: int) -> Any:
@@ -172,14 +199,10 @@ def _load(model_class: Any, files: ModelFiles, config: Any, dtype: torch.dtype, 
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"{files.path} has no tensor for {missing[0]!r}: the model is incomplete")
     model.eval().requires_grad_(False)
-    if _has_experts(model):
+    if breadth_int8.has_experts(model):
         model.set_experts_implementation("eager")
     fix_rotary(model, length)
     return model
-
-
-def _has_experts(model: nn.Module) -> bool:
-    return any(map(breadth_int8.takes_experts, model.modules()))
 
 
 def fix_rotary(model: nn.Module, length: int) -> None:
@@ -208,10 +231,12 @@ def fix_rotary(model: nn.Module, length: int) -> None:
             module.rope_type = each[None]  # type: ignore[assignment]
 
 
-def _check_batching(model: BreadthModel, shape: CacheShape, description: ModelDescription) -> None:
-    """Computes a short prompt whole, then in two pieces behind another sequence. The logits must be the same."""
+def _check_batching(model: BreadthModel, shape: CacheShape, vocabulary: int) -> None:
+    """Computes a short prompt whole, then in two pieces behind another sequence. The logits must be the same.
+
+    This finds what a walk without weights cannot: positions of the model's own counting, or tokens mixed elsewhere.
+    """
     cache = shape.allocate(3)
-    vocabulary = description.config["vocab_size"]
     prompt = [(7 * i + 3) % vocabulary for i in range(12)]
     whole = model.forward(_step([(prompt, 0, 0)]), cache)
     other = prompt[::-1]
@@ -219,10 +244,7 @@ def _check_batching(model: BreadthModel, shape: CacheShape, description: ModelDe
     pieces = model.forward(_step([(other[7:], 7, 1), (prompt[5:], 5, 2)]), cache)[-1:]
     difference, peak = float((whole - pieces).abs().max()), float(whole.abs().max())
     if not math.isfinite(peak) or difference > 0.01 * peak:
-        raise ModelError(
-            f"{description.architecture} cannot be run: its answers change with what is in the batch, "
-            "so it mixes tokens outside attention"
-        )
+        raise Unsupported("its answers change with what is in the batch, so it mixes tokens outside attention")
 
 
 def _step(sequences: list[tuple[list[int], int, int]]) -> StepTensors:
@@ -242,4 +264,5 @@ def _step(sequences: list[tuple[list[int], int, int]]) -> StepTensors:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    line = str(error).strip().partition("\n")[0] or type(error).__name__
+    return line if len(line) <= 160 else line[:160].rsplit(" ", 1)[0] + " …"

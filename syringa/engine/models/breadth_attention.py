@@ -1,8 +1,8 @@
-"""Our attention inside `transformers`' models: registered under a name, it hands each call to the pass that is running.
+"""Our attention inside `transformers`' models: registered under a name, it hands each call to the pass that runs.
 
-A mask never becomes a matrix. Models ask for one per kind of layer, and get a single number, the layer's window (0: sees
-everything), which they pass on to attention as they would a mask. Attention calls are told apart by their order in the
-forward pass, because that is the same every time, while `layer_idx` is missing or shared in some models.
+A mask never becomes a matrix. Models ask for one per kind of layer, and get a single number, the layer's window (0:
+sees everything), which they pass on to attention as they would a mask. Attention calls are told apart by their order
+in the forward pass, because that is the same every time, while `layer_idx` is missing or shared in some models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "syringa"
 
 
 class Unsupported(Exception):
-    """What a model does that this engine cannot."""
+    """Says what a model does that this engine cannot. It never leaves this path: users see a `ModelError`."""
 
 
 class Call(NamedTuple):
@@ -147,7 +147,7 @@ class Probe:
             raise Unsupported("its queries, keys and values do not fit one another")
         plain = not call.cap and call.sinks is None
         self.layers.append(LayerShape(heads, kv_heads, key_size, call.v.shape[2], plain))
-        return call.q.new_empty(tokens, heads, call.v.shape[2], dtype=torch.float32)
+        return call.q.new_zeros(tokens, heads, call.v.shape[2], dtype=torch.float32)
 
 
 def cache_heads(layers: list[LayerShape]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from syringa.engine.native import Kernels
 
 NAME = "syringa"
 # Choosing an expert turns on small differences, and costs next to nothing.
-ROUTERS = ("gate", "router", "shared_expert_gate", "shared_experts_gate")
+ROUTERS = ("gate", "router", "wg", "classifier", "shared_expert_gate")
 
 
 class Int8Module(nn.Module):
@@ -35,10 +35,11 @@ class Int8Experts:
 
     @staticmethod
     def _pack(kernels: Kernels, module: Any, name: str) -> list[Int8Linear]:
-        weights, biases = getattr(module, name), getattr(module, f"{name}_bias", None)
+        weights = getattr(module, name)
+        biases = getattr(module, f"{name}_bias") if module.has_bias else [None] * len(weights)
         packed = [
-            Int8Linear(kernels, weight.t() if module.is_transposed else weight, biases[i] if module.has_bias else None)
-            for i, weight in enumerate(weights)
+            Int8Linear(kernels, weight.t() if module.is_transposed else weight, bias)
+            for weight, bias in zip(weights, biases, strict=True)
         ]
         setattr(module, name, None)  # frees the original
         return packed
@@ -66,26 +67,33 @@ def _experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: t
     return out.sum(1)
 
 
-def swap_linears(model: nn.Module, kernels: Kernels) -> None:
+def swap_linears(model: Any, kernels: Kernels) -> None:
     """Packs layer by layer, so that the model is never held twice. Embeddings stay as they are and give fp32."""
     from transformers.pytorch_utils import Conv1D
 
-    for parent in list(model.modules()):
+    # The leaves are left out, or this list would keep every original alive.
+    for parent in [module for module in model.modules() if next(module.children(), None) is not None]:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and name not in ROUTERS:
-                setattr(parent, name, Int8Module(kernels, child.weight.data, child.bias))
+                setattr(parent, name, Int8Module(kernels, child.weight, child.bias))
             elif type(child) is Conv1D:
-                setattr(parent, name, Int8Module(kernels, child.weight.data.t(), child.bias))
+                setattr(parent, name, Int8Module(kernels, child.weight.t(), child.bias))
             elif takes_experts(child):
-                child.int8_experts = Int8Experts(kernels, child)  # type: ignore[assignment]
+                child.int8_experts = Int8Experts(kernels, child)
             elif isinstance(child, nn.Embedding):
                 child.register_forward_hook(lambda module, inputs, output: output.float())
+    if has_experts(model):
+        model.set_experts_implementation(NAME)
     for module in model.modules():
         if not isinstance(module, nn.Embedding):
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.float()
 
 
+def has_experts(model: nn.Module) -> bool:
+    """Whether it has experts whose implementation can be chosen."""
+    return any(map(takes_experts, model.modules()))
+
+
 def takes_experts(module: nn.Module) -> bool:
-    """Whether these experts let another implementation compute them."""
     return hasattr(module, "is_transposed") and hasattr(module, "has_gate") and hasattr(module, "_apply_gate")

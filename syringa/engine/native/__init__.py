@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 from syringa.engine.cpu import cpu_flags
@@ -53,6 +53,7 @@ class Kernels:
         self.rotary_and_cache = self._bind(
             library.syringa_rotary_and_cache, pointer, pointer, number, number, *[pointer] * 8, number
         )
+        self.draw = self._bind(library.syringa_draw, pointer, c_int64, number, number, pointer, pointer, pointer)
         self.attention = self._bind(library.syringa_attention, *[pointer] * 5, number, pointer, number, number)
 
     @staticmethod

@@ -17,6 +17,7 @@
 namespace syringa {
 
 constexpr int BLOCK = 16, SPAN = 64, SPAN_BLOCKS = SPAN / BLOCK;
+constexpr int WIDE = 4;  // vectors that a tile works on at a time
 constexpr float LOWEST = -1e30f;  // finite, so that a span with no visible key changes nothing and gives no NaN
 #if defined(__AVX512F__)
 constexpr int TILE = 6;
@@ -41,34 +42,38 @@ struct AttentionBatch {
 // scores[m][SPAN] = q[m] · the span's keys
 template <int M, class T>
 void score_rows(const float* q, int size, const T* const keys[SPAN_BLOCKS], float* scores) {
-    f32x16 acc[M][SPAN_BLOCKS] = {};
-    for (int d = 0; d < size; d++) {
-        f32x16 key[SPAN_BLOCKS];
-        for (int b = 0; b < SPAN_BLOCKS; b++) key[b] = load(keys[b] + d * BLOCK);
+    for (int from = 0; from < SPAN; from += WIDE * LANES) {
+        const T* part[WIDE];
+        for (int v = 0; v < WIDE; v++) part[v] = keys[(from + v * LANES) / BLOCK] + (from + v * LANES) % BLOCK;
+        floats acc[M][WIDE] = {};
+        for (int d = 0; d < size; d++) {
+            floats key[WIDE];
+            for (int v = 0; v < WIDE; v++) key[v] = load(part[v] + d * BLOCK);
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-            const f32x16 one = splat(q[m * size + d]);
+            for (int m = 0; m < M; m++) {
+                const floats one = splat(q[m * size + d]);
 #pragma GCC unroll 4
-            for (int b = 0; b < SPAN_BLOCKS; b++) acc[m][b] = fma(one, key[b], acc[m][b]);
+                for (int v = 0; v < WIDE; v++) acc[m][v] = fma(one, key[v], acc[m][v]);
+            }
         }
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < WIDE; v++) store(scores + m * SPAN + from + v * LANES, acc[m][v]);
     }
-    for (int m = 0; m < M; m++)
-        for (int b = 0; b < SPAN_BLOCKS; b++) store(scores + m * SPAN + b * BLOCK, acc[m][b]);
 }
 
-// out[m][from .. from + 16 V) += weights[m] · the span's values
+// out[m][from .. from + V · LANES) += weights[m] · the span's values
 template <int M, int V, class T>
 void mix_rows(const float* weights, int size, int from, int count, const T* const values[SPAN_BLOCKS], float* out) {
-    f32x16 acc[M][V];
+    floats acc[M][V];
     for (int m = 0; m < M; m++)
         for (int v = 0; v < V; v++) acc[m][v] = load(out + m * size + from + v * LANES);
     for (int j = 0; j < count; j++) {
         const T* value = values[j / BLOCK] + (j % BLOCK) * size + from;
-        f32x16 part[V];
+        floats part[V];
         for (int v = 0; v < V; v++) part[v] = load(value + v * LANES);
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
-            const f32x16 one = splat(weights[m * SPAN + j]);
+            const floats one = splat(weights[m * SPAN + j]);
 #pragma GCC unroll 4
             for (int v = 0; v < V; v++) acc[m][v] = fma(one, part[v], acc[m][v]);
         }
@@ -80,7 +85,8 @@ void mix_rows(const float* weights, int size, int from, int count, const T* cons
 template <int M, class T>
 void mix_all(const float* weights, int size, int count, const T* const values[SPAN_BLOCKS], float* out) {
     int from = 0;
-    for (; from + 4 * LANES <= size; from += 4 * LANES) mix_rows<M, 4>(weights, size, from, count, values, out);
+    for (; from + WIDE * LANES <= size; from += WIDE * LANES)
+        mix_rows<M, WIDE>(weights, size, from, count, values, out);
     for (; from + LANES <= size; from += LANES) mix_rows<M, 1>(weights, size, from, count, values, out);
 }
 
@@ -180,27 +186,26 @@ class HeadTile {
         const int last = position - begin;  // the last visible key of the span
         const int from = shape_.window ? position - shape_.window + 1 - begin : 0;
         float* scores = scores_.data() + (size_t)row * SPAN;
-        const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        const f32x16 hidden = splat(-std::numeric_limits<float>::infinity());
-        f32x16 part[SPAN_BLOCKS], peaks = splat(peak_[row]);
-        for (int b = 0; b < SPAN_BLOCKS; b++) {
-            const i32x16 key = lanes + splat(b * BLOCK);
-            part[b] = load(scores + b * BLOCK);
-            part[b] = (key <= splat(last)) & (key >= splat(from)) ? part[b] : hidden;
-            peaks = vmax(peaks, part[b]);
+        const floats hidden = splat(-std::numeric_limits<float>::infinity());
+        floats part[SPAN / LANES], peaks = splat(peak_[row]);
+        for (int v = 0; v < SPAN / LANES; v++) {
+            const ints key = lane_numbers() + splat(v * LANES);
+            part[v] = load(scores + v * LANES);
+            part[v] = (key <= splat(last)) & (key >= splat(from)) ? part[v] : hidden;
+            peaks = vmax(peaks, part[v]);
         }
         const float peak = max_lane(peaks);
-        f32x16 total = load(total_.data() + (size_t)row * LANES);
+        floats total = load(total_.data() + (size_t)row * LANES);
         if (peak != peak_[row]) {
-            const f32x16 shrink = vexp(splat(peak_[row] - peak));
+            const floats shrink = vexp(splat(peak_[row] - peak));
             total = total * shrink;
             float* out = out_.data() + (size_t)row * shape_.size;
             for (int d = 0; d < shape_.size; d += LANES) store(out + d, load(out + d) * shrink);
             peak_[row] = peak;
         }
-        for (int b = 0; b < SPAN_BLOCKS; b++) {
-            const f32x16 weight = vexp(part[b] - splat(peak));
-            store(scores + b * BLOCK, weight);
+        for (int v = 0; v < SPAN / LANES; v++) {
+            const floats weight = vexp(part[v] - splat(peak));
+            store(scores + v * LANES, weight);
             total = total + weight;
         }
         store(total_.data() + (size_t)row * LANES, total);
@@ -211,7 +216,7 @@ class HeadTile {
         for (int i = 0; i < queries; i++)
             for (int g = 0; g < group_; g++) {
                 const int row = i * group_ + g;
-                const f32x16 inverse = splat(1.f / sum(load(total_.data() + (size_t)row * LANES)));
+                const floats inverse = splat(1.f / sum(load(total_.data() + (size_t)row * LANES)));
                 float* to = out + i * stride + (size_t)(kv_head_ * group_ + g) * size;
                 const float* from = out_.data() + (size_t)row * size;
                 for (int d = 0; d < size; d += LANES) store(to + d, load(from + d) * inverse);

@@ -15,10 +15,10 @@
 namespace syringa {
 
 constexpr int GROUP = 64;
-#if defined(__AVX512VNNI__)
-constexpr int VECTORS = 2, ROWS = 4;
+#if defined(__AVX512F__)
+constexpr int VECTORS = 2, ROWS = 4;  // accumulators, as integers and as floats, fill the registers
 #else
-constexpr int VECTORS = 1, ROWS = 2;
+constexpr int VECTORS = 2, ROWS = 2;
 #endif
 constexpr int PANEL = VECTORS * LANES;
 
@@ -52,36 +52,37 @@ inline Int8Weights* pack(const float* w, int outputs, int inputs) {
 }
 
 struct Int8Rows {
-    std::vector<int8_t> bytes;    // [rows][padded]
+    std::vector<quantum> values;  // [rows][padded]
     std::vector<float> scales;    // [rows][groups]
     std::vector<int32_t> offset;  // [rows][groups]: −128 · the sum of the bytes, which undoes the weights' + 128
 
     void resize(size_t rows, int padded) {
         const size_t groups = padded / GROUP;
-        if (bytes.size() < rows * padded) bytes.resize(rows * padded);
+        if (values.size() < rows * padded) values.resize(rows * padded);
         if (scales.size() < rows * groups) scales.resize(rows * groups), offset.resize(rows * groups);
     }
 };
 
-inline void quantize_row(const float* x, int inputs, int padded, int8_t* bytes, float* scales, int32_t* offset) {
+inline void quantize_row(const float* x, int inputs, int padded, quantum* quanta, float* scales, int32_t* offset) {
     for (int g = 0; g < padded / GROUP; g++) {
         const int begin = g * GROUP, length = std::min(GROUP, inputs - begin);
         float values[GROUP] = {};
         std::memcpy(values, x + begin, sizeof(float) * length);
-        f32x16 peaks{};
+        floats peaks{};
         for (int i = 0; i < GROUP; i += LANES) {
-            f32x16 v = load(values + i);
+            floats v = load(values + i);
             peaks = vmax(peaks, vmax(v, -v));
         }
         const float peak = max_lane(peaks), inverse = peak > 0.f ? 127.f / peak : 0.f;
-        i32x16 total{};
+        ints total{};
         for (int i = 0; i < GROUP; i += LANES) {
-            const f32x16 magic = splat(12582912.f);  // adding it rounds to the nearest integer, ties to even
-            i32x16 q = __builtin_convertvector(fma(load(values + i), splat(inverse), magic) - magic, i32x16);
+            const floats magic = splat(12582912.f);  // adding it rounds to the nearest integer, ties to even
+            ints q = __builtin_convertvector(fma(load(values + i), splat(inverse), magic) - magic, ints);
             total += q;
-            typedef int8_t i8x16 __attribute__((vector_size(16)));
-            i8x16 narrow = __builtin_convertvector(q, i8x16);
-            std::memcpy(bytes + begin + i, &narrow, sizeof narrow);
+            const bytes narrow = __builtin_convertvector(q, bytes);
+            int8_t each[LANES];
+            std::memcpy(each, &narrow, sizeof narrow);
+            for (int j = 0; j < LANES; j += 4) store_four(quanta + begin + i + j, each + j);
         }
         int32_t all = 0;
         for (int i = 0; i < LANES; i++) all += total[i];
@@ -96,32 +97,31 @@ void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, f
                    bool add) {
     const int groups = w.padded / GROUP;
     const uint8_t* weights = w.panel(p);
-    const int8_t* bytes = x.bytes.data() + row * w.padded;
+    const quantum* quanta = x.values.data() + row * w.padded;
     const float* scales = x.scales.data() + row * groups;
     const int32_t* offset = x.offset.data() + row * groups;
-    f32x16 result[M][VECTORS] = {};
+    floats result[M][VECTORS] = {};
     for (int g = 0; g < groups; g++) {
-        i32x16 acc[M][VECTORS];
+        ints acc[M][VECTORS];
         for (int m = 0; m < M; m++)
             for (int v = 0; v < VECTORS; v++) acc[m][v] = splat(offset[m * groups + g]);
         for (int k = g * GROUP; k < (g + 1) * GROUP; k += 4, weights += PANEL * 4) {
 #pragma GCC unroll 8
             for (int m = 0; m < M; m++) {
-                int32_t four;
-                std::memcpy(&four, bytes + (size_t)m * w.padded + k, sizeof four);
+                const quantum* four = quanta + (size_t)m * w.padded + k;
 #pragma GCC unroll 4
                 for (int v = 0; v < VECTORS; v++) acc[m][v] = dot4(acc[m][v], weights + v * LANES * 4, four);
             }
         }
         for (int m = 0; m < M; m++)
             for (int v = 0; v < VECTORS; v++)
-                result[m][v] = fma(__builtin_convertvector(acc[m][v], f32x16), splat(scales[m * groups + g]), result[m][v]);
+                result[m][v] = fma(__builtin_convertvector(acc[m][v], floats), splat(scales[m * groups + g]), result[m][v]);
     }
     for (int v = 0; v < VECTORS; v++) {
         const int n = p * PANEL + v * LANES, width = std::min(LANES, w.outputs - n);
-        const f32x16 scale = load(w.scales.data() + n);
+        const floats scale = load(w.scales.data() + n);
         for (int m = 0; m < M; m++) {
-            f32x16 value = result[m][v] * scale;
+            floats value = result[m][v] * scale;
             float* out = y + (row + m) * stride + n;
             if (width == LANES) {
                 if (bias) value = value + load(bias + n);
@@ -152,7 +152,7 @@ inline void linear(const Int8Weights& w, const float* x, int rows, float* y, siz
     quantized.resize(rows, w.padded);
     const int groups = w.padded / GROUP;
     const auto quantize = [&](int r) {
-        quantize_row(x + (size_t)r * w.inputs, w.inputs, w.padded, quantized.bytes.data() + (size_t)r * w.padded,
+        quantize_row(x + (size_t)r * w.inputs, w.inputs, w.padded, quantized.values.data() + (size_t)r * w.padded,
                      quantized.scales.data() + (size_t)r * groups, quantized.offset.data() + (size_t)r * groups);
     };
     if (rows < 8)

@@ -1,6 +1,7 @@
 // The C interface that Python calls. Every pointer is borrowed for the call; only packed weights are owned here.
 
 #include "attention.h"
+#include "draw.h"
 #include "gemm.h"
 #include "rows.h"
 
@@ -53,4 +54,9 @@ EXPORT void syringa_attention(const AttentionShape* shape, const AttentionBatch*
         attention(*shape, *batch, (const uint16_t*)keys, (const uint16_t*)values, q, q_stride, out, out_stride);
     else
         attention(*shape, *batch, (const float*)keys, (const float*)values, q, q_stride, out, out_stride);
+}
+
+EXPORT void syringa_draw(const float* logits, int64_t stride, int rows, int size, const float* temperatures,
+                         const double* uniforms, int64_t* tokens) {
+    draw(logits, stride, rows, size, temperatures, uniforms, tokens);
 }

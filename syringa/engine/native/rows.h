@@ -23,7 +23,7 @@ void for_rows(int rows, size_t width, Body&& body) {
 }
 
 inline void norm_row(const float* x, const float* weight, int size, float eps, float* y) {
-    f32x16 squares{};
+    floats squares{};
     int i = 0;
     for (; i + LANES <= size; i += LANES) squares = fma(load(x + i), load(x + i), squares);
     float total = sum(squares);

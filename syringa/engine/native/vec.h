@@ -1,6 +1,5 @@
-// Sixteen lanes of arithmetic on whatever the compiler is told the machine has.
+// Vectors as wide as the machine's registers, by the compiler's own vector types, so that the kernels are written once.
 //
-// GCC and Clang lower a 64-byte vector to one AVX-512, two AVX2 or four NEON registers, so the kernels are written once.
 // Only two things need the instruction set by name: the fused multiply-add (a lane must round the same way in every
 // instantiation of a kernel, or a row's bits would depend on its batch) and the dot product of bytes.
 #pragma once
@@ -9,35 +8,42 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 namespace syringa {
 
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
 
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+typedef int8_t bytes __attribute__((vector_size(LANES)));
 
-static inline f32x16 splat(float x) { return f32x16{} + x; }
-static inline i32x16 splat(int32_t x) { return i32x16{} + x; }
+static inline floats splat(float x) { return floats{} + x; }
+static inline ints splat(int32_t x) { return ints{} + x; }
 
-static inline f32x16 load(const float* p) {
-    f32x16 v;
+static inline floats load(const float* p) {
+    floats v;
     std::memcpy(&v, p, sizeof v);
     return v;
 }
-static inline void store(float* p, f32x16 v) { std::memcpy(p, &v, sizeof v); }
+static inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }
 
 // bfloat16 travels as its bits.
-static inline f32x16 load(const uint16_t* p) {
-    u16x16 half;
+static inline floats load(const uint16_t* p) {
+    halves half;
     std::memcpy(&half, p, sizeof half);
-    u32x16 wide = __builtin_convertvector(half, u32x16) << 16;
-    return (f32x16)wide;
+    words wide = __builtin_convertvector(half, words) << 16;
+    return (floats)wide;
 }
 
 static inline float to_float(float x) { return x; }
@@ -58,85 +64,110 @@ static inline void from_float(float x, uint16_t* out) {
     *out = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-static inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+static inline floats fma(floats a, floats b, floats c) {
 #if defined(__AVX512F__)
-    return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
     return a * b + c;
 #endif
 }
 
-static inline f32x16 vmax(f32x16 a, f32x16 b) {
+static inline floats vmax(floats a, floats b) {
 #if defined(__AVX512F__)
-    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+    return (floats)_mm512_max_ps((__m512)a, (__m512)b);
 #else
     return a > b ? a : b;
 #endif
 }
 
-// A fixed tree: lane i meets lane i + 8, then 4, 2, 1.
-static inline float sum(f32x16 v) {
+// A fixed tree: each lane of the lower half meets its fellow in the upper, until one is left.
+static inline float sum(floats v) {
     float a[LANES];
     store(a, v);
-    for (int width = 8; width; width /= 2)
+    for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) a[i] += a[i + width];
     return a[0];
 }
-static inline float max_lane(f32x16 v) {
+static inline float max_lane(floats v) {
     float a[LANES];
     store(a, v);
-    for (int width = 8; width; width /= 2)
+    for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
     return a[0];
 }
 
 // exp(x), within two units in the last place; exactly 0 for very negative x (a masked key weighs nothing).
-static inline f32x16 vexp(f32x16 x) {
-    const f32x16 low = splat(-87.33f), high = splat(88.37f);
-    f32x16 c = vmax(x, low);
+static inline floats vexp(floats x) {
+    const floats low = splat(-87.33f), high = splat(88.37f);
+    floats c = vmax(x, low);
     c = c > high ? high : c;
-    f32x16 n = fma(c, splat(1.44269504f), splat(12582912.f)) - splat(12582912.f);  // round to nearest, by magic number
-    f32x16 r = fma(n, splat(-0.693359375f), c);
+    floats n = fma(c, splat(1.44269504f), splat(12582912.f)) - splat(12582912.f);  // round to nearest, by magic number
+    floats r = fma(n, splat(-0.693359375f), c);
     r = fma(n, splat(2.12194440e-4f), r);
-    f32x16 p = splat(1.9875691500e-4f);
+    floats p = splat(1.9875691500e-4f);
     p = fma(p, r, splat(1.3981999507e-3f));
     p = fma(p, r, splat(8.3334519073e-3f));
     p = fma(p, r, splat(4.1665795894e-2f));
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r + splat(1.0f));
-    i32x16 exponent = (__builtin_convertvector(n, i32x16) + splat(127)) << 23;
-    f32x16 y = p * (f32x16)exponent;
-    return x < low ? f32x16{} : y;
+    ints exponent = (__builtin_convertvector(n, ints) + splat(127)) << 23;
+    floats y = p * (floats)exponent;
+    return x < low ? floats{} : y;
 }
 
-static inline f32x16 silu(f32x16 x) { return x / (splat(1.0f) + vexp(-x)); }
+static inline floats silu(floats x) { return x / (splat(1.0f) + vexp(-x)); }
 
-// acc[i] += the dot product of four unsigned bytes w[4i..4i+3] with the four signed bytes packed in `a`.
-static inline i32x16 dot4(i32x16 acc, const uint8_t* w, int32_t a) {
+static inline ints lane_numbers() {
+    ints v;
+    for (int i = 0; i < LANES; i++) v[i] = i;
+    return v;
+}
+
+// A quantized activation, four at a time, as the dot product below wants it: where there is an instruction for it, four
+// signed bytes; elsewhere 16-bit numbers in the order 0, 2, 1, 3, because even and odd weights are multiplied apart.
 #if defined(__AVX512VNNI__)
-    return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, _mm512_loadu_si512(w), _mm512_set1_epi32(a));
-#elif defined(__AVX2__)
-    // maddubs would saturate: widen even and odd bytes to 16 bits instead, where every product pair fits.
-    const __m256i even = _mm256_set1_epi32((int32_t)((uint16_t)(int16_t)(int8_t)a |
-                                                     (uint32_t)(uint16_t)(int16_t)(int8_t)(a >> 16) << 16));
-    const __m256i odd = _mm256_set1_epi32((int32_t)((uint16_t)(int16_t)(int8_t)(a >> 8) |
-                                                    (uint32_t)(uint16_t)(int16_t)(int8_t)(a >> 24) << 16));
-    const __m256i low_byte = _mm256_set1_epi16(0x00ff);
-    __m256i half[2];
-    std::memcpy(half, &acc, sizeof acc);
-    for (int h = 0; h < 2; h++) {
-        const __m256i v = _mm256_loadu_si256((const __m256i*)(w + 32 * h));
-        half[h] = _mm256_add_epi32(half[h], _mm256_madd_epi16(_mm256_and_si256(v, low_byte), even));
-        half[h] = _mm256_add_epi32(half[h], _mm256_madd_epi16(_mm256_srli_epi16(v, 8), odd));
-    }
-    std::memcpy(&acc, half, sizeof acc);
-    return acc;
+typedef int8_t quantum;
 #else
-    int8_t b[4];
-    std::memcpy(b, &a, sizeof b);
+typedef int16_t quantum;
+#endif
+
+static inline void store_four(quantum* to, const int8_t* from) {
+#if defined(__AVX512VNNI__)
+    std::memcpy(to, from, 4);
+#else
+    to[0] = from[0], to[1] = from[2], to[2] = from[1], to[3] = from[3];
+#endif
+}
+
+static inline int32_t two_halves(const void* p) {
+    int32_t value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
+
+// acc[i] += the dot product of four unsigned bytes w[4i .. 4i+3] with the four activations at `a`.
+static inline ints dot4(ints acc, const uint8_t* w, const quantum* a) {
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpbusd_epi32((__m512i)acc, _mm512_loadu_si512(w), _mm512_set1_epi32(two_halves(a)));
+#elif defined(__AVX2__)
+    // maddubs would saturate; 16-bit products of byte-sized numbers cannot.
+    const __m256i v = _mm256_loadu_si256((const __m256i*)w);
+    const __m256i even = _mm256_and_si256(v, _mm256_set1_epi16(0x00ff)), odd = _mm256_srli_epi16(v, 8);
+    const __m256i low = _mm256_madd_epi16(even, _mm256_set1_epi32(two_halves(a)));
+    const __m256i high = _mm256_madd_epi16(odd, _mm256_set1_epi32(two_halves(a + 2)));
+    return (ints)_mm256_add_epi32((__m256i)acc, _mm256_add_epi32(low, high));
+#elif defined(__SSE2__)
+    const __m128i v = _mm_loadu_si128((const __m128i*)w);
+    const __m128i even = _mm_and_si128(v, _mm_set1_epi16(0x00ff)), odd = _mm_srli_epi16(v, 8);
+    const __m128i low = _mm_madd_epi16(even, _mm_set1_epi32(two_halves(a)));
+    const __m128i high = _mm_madd_epi16(odd, _mm_set1_epi32(two_halves(a + 2)));
+    return (ints)_mm_add_epi32((__m128i)acc, _mm_add_epi32(low, high));
+#else
     for (int i = 0; i < LANES; i++)
-        acc[i] += w[4 * i] * b[0] + w[4 * i + 1] * b[1] + w[4 * i + 2] * b[2] + w[4 * i + 3] * b[3];
+        acc[i] += w[4 * i] * a[0] + w[4 * i + 2] * a[1] + w[4 * i + 1] * a[2] + w[4 * i + 3] * a[3];
     return acc;
 #endif
 }
