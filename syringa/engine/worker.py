@@ -18,7 +18,7 @@ import msgspec
 
 from syringa.config import Config
 from syringa.engine import child, protocol
-from syringa.engine.cpu import guard_against_amx
+from syringa.engine.cpu import guard_against_amx, release_memory
 from syringa.errors import EngineOverloaded, StartupError, SyringaError
 from syringa.types import EngineDelta, ModelInfo
 
@@ -201,6 +201,7 @@ def load(options: WorkerOptions) -> tuple[EngineCore, ModelInfo]:
         prefix_caching=options.prefix_caching,
         tokenizer_json=lambda: load_tokenizer(locate(options.model)).to_str(),
     )
+    release_memory()
     return core, msgspec.structs.replace(loaded.info, max_model_len=core.max_length)
 
 

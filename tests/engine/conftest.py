@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -94,22 +95,35 @@ def request(
     )
 
 
-def drive(core: EngineCore, requests: Iterable[EngineRequest], steps: int = 20_000) -> Answers:
-    """Submits all and steps until nothing is left."""
-    for each in requests:
-        core.submit(each)
-    return finish(core, steps)
+class Driver:
+    """Steps an engine and keeps what it says."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.answers: Answers = defaultdict(Answer)
+
+    def submit(self, *requests: EngineRequest) -> None:
+        for each in requests:
+            self.core.submit(each)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            for _, delta in self.core.step():
+                self.answers[delta.request, delta.choice].add(delta)
+
+    def finish(self, seconds: float = 120) -> Answers:
+        """Until nothing is left."""
+        end = time.monotonic() + seconds
+        while self.core.busy or self.core.stats().waiting:
+            if not self.core.busy:
+                time.sleep(0.001)  # a grammar is being compiled
+            self.step()
+            assert time.monotonic() < end, "the engine does not come to an end"
+        return self.answers
 
 
-def finish(core: EngineCore, steps: int = 20_000) -> Answers:
-    import time
-
-    answers: Answers = defaultdict(Answer)
-    for _ in range(steps):
-        if not core.busy and not core.stats().waiting:
-            return answers
-        for _, delta in core.step():
-            answers[delta.request, delta.choice].add(delta)
-        if not core.busy:
-            time.sleep(0.001)  # a grammar is being compiled
-    raise AssertionError("the engine does not come to an end")
+def drive(core: EngineCore, requests: Iterable[EngineRequest]) -> Answers:
+    """Submits all, and steps to the end."""
+    driver = Driver(core)
+    driver.submit(*requests)
+    return driver.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterator
 from ctypes import byref
 
 import pytest
@@ -34,8 +35,13 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seeded_and_alone() -> Iterator[None]:
+    """torch's threads would only compete with the kernels'."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_the_best_variant_is_chosen() -> None:

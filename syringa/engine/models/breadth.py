@@ -183,6 +183,8 @@ def _probe(model: Any) -> list[LayerShape]:
 
 
 def _load(model_class: Any, files: ModelFiles, config: Any, dtype: torch.dtype, length: int) -> Any:
+    from safetensors import SafetensorError
+
     try:
         model, report = model_class.from_pretrained(
             files.path,
@@ -193,7 +195,7 @@ def _load(model_class: Any, files: ModelFiles, config: Any, dtype: torch.dtype, 
             local_files_only=True,
             output_loading_info=True,
         )
-    except (RuntimeError, ValueError, OSError, KeyError) as error:
+    except (*FAILURES, OSError, SafetensorError) as error:
         raise ModelError(f"{files.path} cannot be loaded: {_first_line(error)}") from None
     # Transformers fills what is missing with random numbers.
     if missing := sorted(report["missing_keys"]):

@@ -56,13 +56,13 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
             max_positions=config.get("max_position_embeddings", 2048),
             rope=rope,
             rotary=int(head_size * rope.get("partial_rotary_factor", 1.0)),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=bool(config.get("tie_word_embeddings", kind == "smollm3")),
             qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
             out_bias=kind != "qwen2" and bool(config.get("attention_bias", False)),
             mlp_bias=bool(config.get("mlp_bias", False)),
             qk_norm=kind == "qwen3",
             windows=_windows(config, kind, layers),
-            rotated=tuple(bool(flag) for flag in config.get("no_rope_layers") or [True] * layers),
+            rotated=_rotated(config, kind, layers),
         )
     except KeyError as missing:
         raise ModelError(f"config.json has no {missing.args[0]!r}: the model is incomplete") from None
@@ -90,6 +90,13 @@ def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
     if types := config.get("layer_types"):
         return tuple(window if each == "sliding_attention" else 0 for each in types)
     if kind in ("qwen2", "qwen3"):
-        first = config.get("max_window_layers", 0)
+        first = config.get("max_window_layers", 28)
         return tuple(window if i >= first else 0 for i in range(layers))
     return (window,) * layers
+
+
+def _rotated(config: dict[str, Any], kind: str, layers: int) -> tuple[bool, ...]:
+    if flags := config.get("no_rope_layers"):  # 1: turned, whatever its name says
+        return tuple(map(bool, flags))
+    interval = config.get("no_rope_layer_interval", 4) if kind == "smollm3" else 0
+    return tuple(not interval or (i + 1) % interval != 0 for i in range(layers))

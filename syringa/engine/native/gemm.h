@@ -91,8 +91,8 @@ inline void quantize_row(const float* x, int inputs, int padded, quantum* quanta
     }
 }
 
-// M rows against one panel. Every accumulator follows the same order whatever M is.
-template <int M>
+// M rows against one panel. Every accumulator follows the same order whatever M is. AHEAD: fetch the next panel meanwhile.
+template <int M, bool AHEAD = false>
 void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, float* y, size_t stride, const float* bias,
                    bool add) {
     const int groups = w.padded / GROUP;
@@ -100,12 +100,15 @@ void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, f
     const quantum* quanta = x.values.data() + row * w.padded;
     const float* scales = x.scales.data() + row * groups;
     const int32_t* offset = x.offset.data() + row * groups;
+    const size_t ahead = (size_t)w.padded * PANEL;
     floats result[M][VECTORS] = {};
     for (int g = 0; g < groups; g++) {
         ints acc[M][VECTORS];
         for (int m = 0; m < M; m++)
             for (int v = 0; v < VECTORS; v++) acc[m][v] = splat(offset[m * groups + g]);
         for (int k = g * GROUP; k < (g + 1) * GROUP; k += 4, weights += PANEL * 4) {
+            if constexpr (AHEAD)
+                for (int line = 0; line < PANEL * 4; line += 64) __builtin_prefetch(weights + ahead + line, 0, 2);
 #pragma GCC unroll 8
             for (int m = 0; m < M; m++) {
                 const quantum* four = quanta + (size_t)m * w.padded + k;
@@ -169,8 +172,14 @@ inline void linear(const Int8Weights& w, const float* x, int rows, float* y, siz
     pool().run(blocks * runs, [&](int task) {
         const int first = task / runs * block, last = std::min(rows, first + block);
         for (int p = task % runs * run; p < std::min(panels, (task % runs + 1) * run); p++) {
+            // The first rows wait for the panel to come from memory. The second find it in the cache, and can spare the
+            // time to fetch the next one, which then nobody waits for.
             int row = first;
-            for (; row + ROWS <= last; row += ROWS) panel_product<ROWS>(w, p, quantized, row, y, stride, bias, add);
+            for (; row + ROWS <= last; row += ROWS)
+                if (row == first + ROWS)
+                    panel_product<ROWS, true>(w, p, quantized, row, y, stride, bias, add);
+                else
+                    panel_product<ROWS>(w, p, quantized, row, y, stride, bias, add);
             panel_tail<ROWS - 1>(last - row, w, p, quantized, row, y, stride, bias, add);
         }
     });

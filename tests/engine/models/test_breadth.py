@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from syringa.engine.cpu import guard_against_amx
-
-guard_against_amx("int8")
 import torch
 from transformers import AutoConfig
 
 from syringa.engine.core import EngineCore
 from syringa.engine.loader import LoadedModel, LoadOptions, load_model
 from syringa.engine.models.breadth import BreadthModel
+from syringa.engine.scheduler import Limits
 from syringa.errors import ModelError
 from tests.engine.conftest import drive, request
 from tests.engine.models.small import PROMPTS, SIZES, difference, reference, run, save, save_tokenizer
@@ -132,12 +129,14 @@ def test_greedy_generation_is_that_of_transformers(small: Any, family: str) -> N
 def test_half_and_int8_do_not_depend_on_the_batch(small: Any, family: str, dtype: str) -> None:
     loaded = load(small(family)[0], dtype)
     alone = [run(loaded, [prompt])[0] for prompt in PROMPTS]
-    together = run(loaded, PROMPTS)
-    for one, other in zip(alone, together, strict=True):
-        assert difference(one, other) < 1e-2
+    together, chunked = run(loaded, PROMPTS), run(loaded, PROMPTS, chunk=13)
+    for one, other, pieces in zip(alone, together, chunked, strict=True):
+        assert torch.equal(one, other)
+        # Attention that the kernels do not cover (sinks, keys longer than values) is only close when cut in pieces.
+        assert torch.equal(one, pieces) or family in ("gpt_oss", "deepseek_v3")
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "phi3", "gpt2", "olmo2", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "phi3", "gpt2", "olmo2"])
 def test_half_and_int8_stay_near_fp32(small: Any, family: str) -> None:
     folder, theirs = small(family)
     expected = reference(theirs, PROMPTS[0])
@@ -164,6 +163,18 @@ def test_experts_are_packed_to_int8(small: Any, family: str) -> None:
     assert not any(parameter.dim() == 3 for parameter in loaded.model.model.parameters())
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+def test_a_small_token_budget_changes_nothing(small: Any, dtype: str) -> None:
+    loaded = load(small("phi3")[0], dtype)
+    answers = []
+    for budget in (512, 8):  # with eight tokens a step, most steps want no logits at all
+        core = EngineCore(loaded, Limits(step_tokens=budget), kv_cache_tokens=512)
+        asked = [request(str(i), prompt, temperature=0.0) for i, prompt in enumerate(PROMPTS)]
+        answers.append({key: answer.tokens for key, answer in drive(core, asked).items()})
+        core.close()
+    assert answers[0] == answers[1]
+
+
 def test_rotary_scaling_does_not_follow_the_batch(tmp_path: Path) -> None:
     short, long = [1.0 + i / 8 for i in range(8)], [4.0 + i for i in range(8)]
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long}
@@ -184,7 +195,7 @@ REFUSED = {
     "jamba": ({}, "linear_attention|mamba"),
     "qwen3_next": ({}, "linear_attention"),
     "recurrent_gemma": ({}, "recurrent"),
-    "lfm2": ({"layer_types": ["conv", FULL] * 2}, "conv"),
+    "lfm2": ({"num_hidden_layers": 4, "layer_types": ["conv", FULL] * 2}, "conv"),
     "llama4_text": ({}, "chunked_attention"),
     "deepseek_v32": ({}, "indexed_attention"),
     "bloom": ({}, "ALiBi"),

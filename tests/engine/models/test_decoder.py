@@ -1,0 +1,140 @@
+"""The native decoder against `transformers`, in fp32, for each family by small models with random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from syringa.engine.core import EngineCore
+from syringa.engine.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.models.decoder import Decoder
+from syringa.errors import ModelError
+from tests.engine.conftest import drive, request
+from tests.engine.models.small import PROMPTS, SIZES, difference, reference, run, save
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64}
+FULL, SLIDING = "full_attention", "sliding_attention"
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama scaled": ("llama", {"rope_parameters": LLAMA3}),
+    "llama yarn": ("llama", {"rope_parameters": YARN}),
+    "llama wide heads": ("llama", {"head_dim": 48, "num_key_value_heads": 1}),
+    "llama odd heads": ("llama", {"head_dim": 24}),  # not a multiple of sixteen: plain PyTorch between the linears
+    "llama no groups": ("llama", {"num_key_value_heads": 4}),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 32}),
+    "mistral sliding": ("mistral", {"sliding_window": 12}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3 biased": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    "qwen3 sliding": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 12, "layer_types": [FULL, SLIDING] * 2, "head_dim": 16},
+    ),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 0, 1]}),
+    "smollm3 biased": ("smollm3", {"attention_bias": True, "mlp_bias": True, "no_rope_layer_interval": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`small(name)`: its folder and transformers' model, made once."""
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def get(name: str) -> tuple[Path, Any]:
+        if name not in made:
+            family, changes = MODELS[name]
+            folder = tmp_path_factory.mktemp(family)
+            made[name] = folder, save(folder, AutoConfig.for_model(family, **(SIZES | changes)))
+        return made[name]
+
+    return get
+
+
+def load(folder: Path, dtype: str = "fp32", native_kernels: bool = True) -> LoadedModel:
+    options = LoadOptions(model=str(folder), dtype=dtype, threads=1, native_kernels=native_kernels)
+    loaded = load_model(options)
+    assert isinstance(loaded.model, Decoder)
+    return loaded
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(small: Any, name: str, kernels: bool) -> None:
+    folder, theirs = small(name)
+    loaded = load(folder, native_kernels=kernels)
+    expected = [reference(theirs, prompt) for prompt in PROMPTS]
+    alone = [run(loaded, [prompt])[0] for prompt in PROMPTS]
+    for batch in (alone, run(loaded, PROMPTS), run(loaded, PROMPTS, chunk=13)):
+        for got, wanted in zip(batch, expected, strict=True):
+            assert difference(got, wanted) < 1e-3
+    decoded = run(loaded, PROMPTS[:1], chunk=1)[0]
+    assert difference(decoded, expected[0]) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama biased", "mistral sliding", "qwen2", "qwen3", "smollm3"])
+def test_greedy_generation_is_that_of_transformers(small: Any, name: str) -> None:
+    folder, theirs = small(name)
+    core = EngineCore(load(folder), kv_cache_tokens=1024)
+    core_requests = [
+        request(str(i), prompt, max_tokens=12, temperature=0.0, stopping={"ignore_eos": True})
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    answers = drive(core, core_requests)
+    core.close()
+    for i, prompt in enumerate(PROMPTS):
+        tokens = list(prompt)
+        for _ in range(12):
+            tokens.append(int(reference(theirs, tokens)[-1].argmax()))
+        assert answers[str(i), 0].tokens == tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", ["llama biased", "mistral sliding", "qwen3"])
+def test_half_and_int8_stay_near_fp32_and_do_not_depend_on_the_batch(small: Any, name: str) -> None:
+    folder, theirs = small(name)
+    expected = reference(theirs, PROMPTS[0])
+    for dtype, tolerance in (("bf16", 0.03), ("int8", 0.08)):
+        loaded = load(folder, dtype)
+        alone = run(loaded, PROMPTS[:1])[0]
+        assert float((alone - expected).norm() / expected.norm()) < tolerance, dtype
+        assert torch.equal(alone, run(loaded, PROMPTS)[0]), dtype
+        assert torch.equal(alone, run(loaded, PROMPTS, chunk=13)[0]), dtype
+
+
+def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("smollm3", **(SIZES | {"tie_word_embeddings": True}))
+    theirs = save(tmp_path, config)
+    path = tmp_path / "config.json"
+    written = json.loads(path.read_text())
+    for name in ("no_rope_layers", "no_rope_layer_interval", "tie_word_embeddings", "layer_types"):
+        written.pop(name, None)
+    path.write_text(json.dumps(written))
+    got = run(load(tmp_path), PROMPTS[:1])[0]
+    assert difference(got, reference(theirs, PROMPTS[0])) < 1e-3
+
+
+def test_weights_that_do_not_fit_the_config_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, AutoConfig.for_model("llama", **SIZES))
+    path = tmp_path / "config.json"
+    text = path.read_text()
+    path.write_text(text.replace('"intermediate_size": 96', '"intermediate_size": 112'))
+    with pytest.raises(ModelError, match=r"gate_proj.weight is \[96, 64\], and its config says \[112, 64\]"):
+        load(tmp_path)
+    path.write_text(text.replace('"num_hidden_layers": 4', '"num_hidden_layers": 5'))
+    with pytest.raises(ModelError, match=r"no tensor for 'model.layers.4"):
+        load(tmp_path)
