@@ -35,5 +35,5 @@ def any_compiler() -> list[str] | None:
 def variants() -> dict[str, list[str]]:
     """Kernel variants for this kind of machine, by name, with the flags that make them."""
     if platform.machine() in ("x86_64", "AMD64"):
-        return {"avx512": AVX512, "avx2": ["-mavx2", "-mfma"], "base": []}
+        return {"avx512bf16": [*AVX512, "-mavx512bf16"], "avx512": AVX512, "avx2": ["-mavx2", "-mfma"], "base": []}
     return {"base": []}

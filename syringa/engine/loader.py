@@ -10,12 +10,13 @@ import torch
 
 from syringa.engine.cpu import available_cores, available_memory, cpu_flags
 from syringa.engine.layers.cache import BLOCK_SIZE, CacheTensors
-from syringa.engine.layers.linear import Int8Linear, Linear, LinearLayer
+from syringa.engine.layers.linear import DenseLinear, Int8Linear, Linear, LinearLayer
 from syringa.engine.layers.native_ops import NativeOps, runs_natively
-from syringa.engine.layers.ops import Ops, TorchOps
+from syringa.engine.layers.ops import TorchOps
 from syringa.engine.layers.rotary import rotary_tables
 from syringa.engine.models.config import DecoderConfig, is_native, read_config
 from syringa.engine.models.decoder import Decoder, Model, load_layers, load_norms
+from syringa.engine.models.fused import FusedDecoder
 from syringa.engine.native import Kernels, load_kernels
 from syringa.engine.weights import WeightSource, open_weights
 from syringa.errors import ConfigError, ModelError
@@ -68,7 +69,8 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     kernels = load_kernels(threads) if options.native_kernels else None
     dtype = choose_dtype(options.dtype, kernels)
     # The kernels bring threads of their own; torch's would only compete with them for the cores.
-    torch.set_num_threads(1 if dtype == "int8" else threads)
+    kernels_multiply = kernels is not None and (dtype == "int8" or is_native(description.config))
+    torch.set_num_threads(1 if kernels_multiply else threads)
     length = _max_model_len(options.max_model_len, description)
     if is_native(description.config):
         model, cache, parameters = _load_decoder(files, description, dtype, kernels, length, progress)
@@ -136,12 +138,13 @@ def _load_decoder(
     check_memory(parameters, dtype, description.name)
     _check_shapes(config, weights, files.path)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
+    native_ops = kernels is not None and runs_natively(config.head_size)
 
-    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearLayer:
+    def make(weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer:
         if dtype == "int8":
             assert kernels is not None  # choose_dtype saw to it
-            return Int8Linear(kernels, weight, bias)
-        return Linear(weight, bias, half)
+            return Int8Linear(kernels, weight, bias, gated=gated and native_ops)
+        return DenseLinear(kernels, weight, bias, half) if kernels is not None else Linear(weight, bias, half)
 
     done = 0
 
@@ -157,12 +160,14 @@ def _load_decoder(
     layers = load_layers(config, weights, make, tick)
     rotary = rotary_tables(config.rope, config.rotary, length, config.max_positions)
     norms = load_norms(config, weights)
-    ops: Ops
-    if kernels is not None and runs_natively(config.head_size):
-        ops = NativeOps(kernels, config, rotary, norms)
+    parts = embedding.to(half), layers, weights("model.norm.weight").float(), head
+    decoder: Model
+    if kernels is None or not native_ops:
+        decoder = Decoder(config, TorchOps(config, rotary, norms), *parts)
+    elif dtype == "int8":
+        decoder = FusedDecoder(config, NativeOps(kernels, config, rotary, norms), *parts)
     else:
-        ops = TorchOps(config, rotary, norms)
-    decoder = Decoder(config, ops, embedding.to(half), layers, weights("model.norm.weight").float(), head)
+        decoder = Decoder(config, NativeOps(kernels, config, rotary, norms), *parts)
     return decoder, CacheShape(config.layers, config.kv_heads, config.head_size, half), parameters
 
 

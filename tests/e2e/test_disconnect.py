@@ -33,7 +33,7 @@ async def served() -> AsyncIterator[tuple[WorkerClient, str]]:
 async def until(condition: object) -> None:
     assert callable(condition)
     async with asyncio.timeout(10):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110  the engine can only be asked
             await asyncio.sleep(0.02)
 
 

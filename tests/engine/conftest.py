@@ -25,7 +25,7 @@ def load() -> Callable[[str], LoadedModel]:
     from syringa.engine.cpu import guard_against_amx
 
     guard_against_amx("bf16")
-    from syringa.engine.loader import LoadedModel, LoadOptions, load_model
+    from syringa.engine.loader import LoadOptions, load_model
 
     loaded: dict[str, LoadedModel] = {}
 

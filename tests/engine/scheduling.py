@@ -153,13 +153,17 @@ class DryEngine:
         for item in plan.items:
             one, histories = item.sequence, self._histories(item.sequence)
             for position in range(item.start, item.start + item.count):
-                self.slots[one.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE] = histories[position]
+                self.slots[one.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE] = histories[
+                    position
+                ]
         for item in plan.items:  # what attention would read
             self._check_contents(item.sequence, item.start + item.count)
 
     def _check_contents(self, one: Sequence, count: int) -> None:
         slots = (block * BLOCK_SIZE + i for block in one.blocks for i in range(BLOCK_SIZE))
-        assert [self.slots.get(slot) for slot, _ in zip(slots, range(count), strict=False)] == self._histories(one)[:count]
+        assert [self.slots.get(slot) for slot, _ in zip(slots, range(count), strict=False)] == self._histories(one)[
+            :count
+        ]
 
     def _histories(self, one: Sequence) -> list[int]:
         known = self.histories.setdefault(one, [])
@@ -180,4 +184,3 @@ class DryEngine:
         if one.generated >= one.request.stopping.max_tokens:
             self.finished.append(one)
             self.drop(one)
-

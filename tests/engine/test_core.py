@@ -52,7 +52,9 @@ def test_a_prefix_is_reused_and_told(engine: Make, encode: Any) -> None:
     core = engine()
     prompt = encode("A long and common beginning, word by word, ") * 5
     first = drive(core, [request("a", prompt, max_tokens=2)])
-    again = drive(core, [request("b", prompt, max_tokens=2, choices=2), request("c", prompt, max_tokens=2, use_cache=False)])
+    again = drive(
+        core, [request("b", prompt, max_tokens=2, choices=2), request("c", prompt, max_tokens=2, use_cache=False)]
+    )
     whole = (len(prompt) - 1) // 16 * 16
     assert [delta.cached_tokens for delta in first["a", 0].deltas] == [0, 0]
     assert [delta.cached_tokens for delta in again["b", 0].deltas] == [whole, 0]
@@ -99,7 +101,8 @@ def test_prompt_logprobs_are_those_of_the_model(engine: Make, encode: Any) -> No
     prompt = encode("The quick brown fox jumps over the lazy dog. " * 20)  # more than one chunk
     core = engine()
     answers = drive(
-        core, [request("a", prompt, prompt_logprobs=2, max_tokens=0), request("b", prompt[:40], max_tokens=1, logprobs=2)]
+        core,
+        [request("a", prompt, prompt_logprobs=2, max_tokens=0), request("b", prompt[:40], max_tokens=1, logprobs=2)],
     )
     answer = answers["a", 0]
     assert (answer.tokens, answer.logprobs, answer.finish, len(answer.deltas)) == ([], [], "length", 1)

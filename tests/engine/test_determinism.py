@@ -16,9 +16,10 @@ pytestmark = pytest.mark.model
 Make = Callable[..., EngineCore]
 
 STORY = (
-    "The lighthouse keeper had counted 214 ships that winter, and he wrote each of them into a ledger with a steel pen. "
-    "On the last night of February, a ship came that was not in any register. Its sails were black, its lamps were out, "
-    "and the only sound that reached the shore was a bell that somebody rang slowly, as if to count the waves. The keeper"
+    "The lighthouse keeper had counted 214 ships that winter, and he wrote each of them into a ledger with a steel "
+    "pen. On the last night of February, a ship came that was not in any register. Its sails were black, its lamps "
+    "were out, and the only sound that reached the shore was a bell that somebody rang slowly, as if to count the "
+    "waves. The keeper"
 )
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 1.0, "logprobs": 3},
@@ -109,7 +110,7 @@ def test_with_a_cached_prefix(dtype: str, engine: Make, prompt: list[int], basel
 def test_in_chunks(dtype: str, engine: Make, prompt: list[int], baseline: dict[str, Any], step_tokens: int) -> None:
     core = engine(dtype, Limits(step_tokens=step_tokens, max_running=8), prefix_caching=step_tokens == 13)
     answers = drive(core, [target(name, prompt) for name in SAMPLINGS])
-    assert core.stats().steps > 3 * TOKENS  # as against one step for the prompts, and one for each token
+    assert core.stats().steps > TOKENS + 5  # as against one step for the prompts and one for each further token
     assert all_bits(answers) == baseline
 
 

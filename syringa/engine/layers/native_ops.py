@@ -32,11 +32,11 @@ class NativeOps:
         self.norms = norms
         c = config
         scale = c.head_size**-0.5
-        self._attention_shapes = [AttentionShape(c.heads, c.kv_heads, c.head_size, w, scale) for w in c.windows]
-        self._rotary_shapes = [
+        self.attention_shapes = [AttentionShape(c.heads, c.kv_heads, c.head_size, w, scale) for w in c.windows]
+        self.rotary_shapes = [
             RotaryShape(c.heads, c.kv_heads, c.head_size, c.rotary if turned else 0, c.eps) for turned in c.rotated
         ]
-        self._norm_pointers = [(n[0].data_ptr(), n[1].data_ptr()) if n else (None, None) for n in norms]
+        self.norm_addresses = [(n[0].data_ptr(), n[1].data_ptr()) if n else (None, None) for n in norms]
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         y = torch.empty_like(x)
@@ -54,7 +54,7 @@ class NativeOps:
         half = cache.keys.dtype == torch.bfloat16
         keys, values = cache.keys.data_ptr(), cache.values.data_ptr()
         self.kernels.rotary_and_cache(
-            byref(self._rotary_shapes[layer]),
+            byref(self.rotary_shapes[layer]),
             qkv.data_ptr(),
             stride,
             rows,
@@ -62,14 +62,14 @@ class NativeOps:
             step.slots.data_ptr(),
             self.rotary[0].data_ptr(),
             self.rotary[1].data_ptr(),
-            *self._norm_pointers[layer],
+            *self.norm_addresses[layer],
             keys,
             values,
             half,
         )
         width = self.config.heads * self.config.head_size
         out = torch.empty(rows, width)
-        attend(self.kernels, self._attention_shapes[layer], step, keys, values, qkv, stride, out, half)
+        attend(self.kernels, self.attention_shapes[layer], step, keys, values, qkv, stride, out, half)
         return out
 
 

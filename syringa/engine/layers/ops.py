@@ -10,10 +10,8 @@ from typing import Protocol
 import torch
 
 from syringa.engine.batch import StepTensors
-from syringa.engine.layers.cache import LayerCache
+from syringa.engine.layers.cache import BLOCK_SIZE, LayerCache, read_cache, write_cache
 from syringa.engine.models.config import DecoderConfig
-
-BLOCK_SIZE = 16
 
 
 class Ops(Protocol):
@@ -62,13 +60,6 @@ class TorchOps:
         return torch.cat([a * cosine - b * sine, b * cosine + a * sine, rest], dim=-1)
 
 
-def write_cache(cache: LayerCache, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-    """`k`, `v`: `[tokens, kv_heads, size]`."""
-    blocks, offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE
-    cache.keys[blocks, :, :, offsets] = k.to(cache.keys.dtype)
-    cache.values[blocks, :, offsets] = v.to(cache.values.dtype)
-
-
 def paged_attention(
     q: torch.Tensor,
     cache: LayerCache,
@@ -85,13 +76,12 @@ def paged_attention(
     """
     heads, size = q.shape[1:]
     kv_heads = cache.keys.shape[1]
-    out = torch.empty(q.shape[0], heads, cache.values.shape[-1])
+    out = torch.empty(q.shape[0], heads, cache.values.shape[3])
     for s in range(len(step.first)):
         begin, end, first = int(step.starts[s]), int(step.starts[s + 1]), int(step.first[s])
         known = first + end - begin
         table = step.tables[s, : -(-known // BLOCK_SIZE)].long()
-        k = cache.keys[table].permute(1, 2, 0, 3).reshape(kv_heads, size, -1)[:, :, :known].float()
-        v = cache.values[table].permute(1, 0, 2, 3).reshape(kv_heads, -1, out.shape[-1])[:, :known].float()
+        k, v = read_cache(cache, table, known)
         rows = q[begin:end].view(end - begin, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
         scores = rows @ k[:, None] * (size**-0.5 if scale is None else scale)
         if cap:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from syringa.engine.batch import StepTensors
-from syringa.engine.layers.cache import BLOCK_SIZE, CacheTensors, LayerCache
+from syringa.engine.layers.cache import BLOCK_SIZE, CacheTensors, LayerCache, write_cache
 from syringa.engine.layers.native_ops import attend, runs_natively
-from syringa.engine.layers.ops import paged_attention, write_cache
+from syringa.engine.layers.ops import paged_attention
 from syringa.engine.native import AttentionShape, Kernels
 
 if TYPE_CHECKING:
@@ -198,10 +198,14 @@ class PagedPass:
 def _view(layer: LayerCache, shape: LayerShape) -> LayerCache:
     """The layer's cache with the heads of this layer: the same tensors, or the beginning of each of their blocks."""
     keys, values = layer
-    if keys.shape[1:3] == (shape.kv_heads, shape.key_size) and shape.key_size == shape.value_size:
+    if (keys.shape[1], 2 * keys.shape[2]) == (shape.kv_heads, shape.key_size) and shape.key_size == shape.value_size:
         return layer
     heads, blocks = shape.kv_heads, keys.shape[0]
     return LayerCache(
-        keys.flatten(1)[:, : heads * shape.key_size * BLOCK_SIZE].view(blocks, heads, shape.key_size, BLOCK_SIZE),
-        values.flatten(1)[:, : heads * shape.value_size * BLOCK_SIZE].view(blocks, heads, BLOCK_SIZE, shape.value_size),
+        keys.flatten(1)[:, : heads * shape.key_size * BLOCK_SIZE].view(
+            blocks, heads, shape.key_size // 2, BLOCK_SIZE, 2
+        ),
+        values.flatten(1)[:, : heads * shape.value_size * BLOCK_SIZE].view(
+            blocks, heads, BLOCK_SIZE // 2, shape.value_size, 2
+        ),
     )

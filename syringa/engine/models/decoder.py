@@ -15,7 +15,12 @@ from syringa.engine.layers.ops import Ops
 from syringa.engine.models.config import DecoderConfig
 
 Weight = Callable[[str], torch.Tensor]  # a tensor by its Hugging Face name
-MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], LinearLayer]
+
+
+class MakeLinear(Protocol):
+    """Makes a layer of the chosen precision. `gated`: a gate and an up projection, one after the other."""
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer: ...
 
 
 class Model(Protocol):
@@ -73,10 +78,10 @@ def load_layers(
     for i in range(config.layers):
         attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
 
-        def fused(prefix: str, names: tuple[str, ...], bias: bool) -> LinearLayer:
+        def fused(prefix: str, names: tuple[str, ...], bias: bool, gated: bool = False) -> LinearLayer:
             weights = torch.cat([weight(f"{prefix}{name}_proj.weight") for name in names])
             biases = torch.cat([weight(f"{prefix}{name}_proj.bias") for name in names]) if bias else None
-            return make(weights, biases)
+            return make(weights, biases, gated=gated)
 
         layers.append(
             DecoderLayer(
@@ -84,7 +89,7 @@ def load_layers(
                 qkv=fused(attention, ("q", "k", "v"), config.qkv_bias),
                 out=fused(attention, ("o",), config.out_bias),
                 post_norm=weight(f"model.layers.{i}.post_attention_layernorm.weight").float(),
-                gate_up=fused(mlp, ("gate", "up"), config.mlp_bias),
+                gate_up=fused(mlp, ("gate", "up"), config.mlp_bias, gated=True),
                 down=fused(mlp, ("down",), config.mlp_bias),
             )
         )

@@ -3,8 +3,9 @@
 // Keys are reduced in spans of SPAN positions that start at multiples of SPAN, in order, whatever was computed when: a
 // query row therefore gets the same bits alone, in a batch, in one chunk or in many.
 //
-// Layout, per block of BLOCK positions and key-value head: keys transposed, [size][BLOCK], so that a vector holds one
-// component of sixteen keys; values plain, [BLOCK][size].
+// Layout, per block of BLOCK positions and key-value head, in pairs because that is what bfloat16 products take: keys
+// [size / 2][BLOCK][2], so that a vector holds two components of several keys; values [BLOCK / 2][size][2], so that it
+// holds several components of two values.
 #pragma once
 
 #include <algorithm>
@@ -41,20 +42,18 @@ struct AttentionBatch {
 
 // scores[m][SPAN] = q[m] · the span's keys
 template <int M, class T>
-void score_rows(const float* q, int size, const T* const keys[SPAN_BLOCKS], float* scores) {
+void score_rows(const Pair<T>* q, int size, const T* const keys[SPAN_BLOCKS], float* scores) {
     for (int from = 0; from < SPAN; from += WIDE * LANES) {
         const T* part[WIDE];
-        for (int v = 0; v < WIDE; v++) part[v] = keys[(from + v * LANES) / BLOCK] + (from + v * LANES) % BLOCK;
+        for (int v = 0; v < WIDE; v++) part[v] = keys[(from + v * LANES) / BLOCK] + (from + v * LANES) % BLOCK * 2;
         floats acc[M][WIDE] = {};
-        for (int d = 0; d < size; d++) {
-            floats key[WIDE];
-            for (int v = 0; v < WIDE; v++) key[v] = load(part[v] + d * BLOCK);
+        for (int d = 0; d < size / 2; d++) {
+            Pairs<T> key[WIDE];
+            for (int v = 0; v < WIDE; v++) key[v] = load_pairs(part[v] + d * BLOCK * 2);
 #pragma GCC unroll 8
-            for (int m = 0; m < M; m++) {
-                const floats one = splat(q[m * size + d]);
+            for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-                for (int v = 0; v < WIDE; v++) acc[m][v] = fma(one, key[v], acc[m][v]);
-            }
+                for (int v = 0; v < WIDE; v++) acc[m][v] = dot2(acc[m][v], key[v], q[m * (size / 2) + d]);
         }
         for (int m = 0; m < M; m++)
             for (int v = 0; v < WIDE; v++) store(scores + m * SPAN + from + v * LANES, acc[m][v]);
@@ -63,27 +62,25 @@ void score_rows(const float* q, int size, const T* const keys[SPAN_BLOCKS], floa
 
 // out[m][from .. from + V · LANES) += weights[m] · the span's values
 template <int M, int V, class T>
-void mix_rows(const float* weights, int size, int from, int count, const T* const values[SPAN_BLOCKS], float* out) {
+void mix_rows(const Pair<T>* weights, int size, int from, int count, const T* const values[SPAN_BLOCKS], float* out) {
     floats acc[M][V];
     for (int m = 0; m < M; m++)
         for (int v = 0; v < V; v++) acc[m][v] = load(out + m * size + from + v * LANES);
-    for (int j = 0; j < count; j++) {
-        const T* value = values[j / BLOCK] + (j % BLOCK) * size + from;
-        floats part[V];
-        for (int v = 0; v < V; v++) part[v] = load(value + v * LANES);
+    for (int j = 0; j < (count + 1) / 2; j++) {
+        const T* value = values[j / (BLOCK / 2)] + ((j % (BLOCK / 2)) * size + from) * 2;
+        Pairs<T> part[V];
+        for (int v = 0; v < V; v++) part[v] = load_pairs(value + v * LANES * 2);
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-            const floats one = splat(weights[m * SPAN + j]);
+        for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-            for (int v = 0; v < V; v++) acc[m][v] = fma(one, part[v], acc[m][v]);
-        }
+            for (int v = 0; v < V; v++) acc[m][v] = dot2(acc[m][v], part[v], weights[m * (SPAN / 2) + j]);
     }
     for (int m = 0; m < M; m++)
         for (int v = 0; v < V; v++) store(out + m * size + from + v * LANES, acc[m][v]);
 }
 
 template <int M, class T>
-void mix_all(const float* weights, int size, int count, const T* const values[SPAN_BLOCKS], float* out) {
+void mix_all(const Pair<T>* weights, int size, int count, const T* const values[SPAN_BLOCKS], float* out) {
     int from = 0;
     for (; from + WIDE * LANES <= size; from += WIDE * LANES)
         mix_rows<M, WIDE>(weights, size, from, count, values, out);
@@ -130,16 +127,28 @@ class HeadTile {
   private:
     void prepare(const float* q, size_t stride, int queries) {
         const int size = shape_.size;
-        query_.resize((size_t)rows_ * size);
-        out_.assign((size_t)rows_ * size, 0.f);
-        scores_.resize((size_t)rows_ * SPAN);
-        peak_.assign(rows_, LOWEST);
-        total_.assign((size_t)rows_ * LANES, 0.f);
+        const float scale = shape_.scale * 1.44269504f;  // powers of two are cheaper than of e
+        // Kept between calls: a step makes thousands of tiles. Looked up once: thread-local names are not free.
+        thread_local std::vector<Pair<T>> pairs;
+        thread_local std::vector<float> numbers;
+        const size_t area = (size_t)rows_ * size;
+        pairs.resize(area / 2 + (size_t)TILE * SPAN / 2);
+        query_ = pairs.data();
+        weights_ = query_ + area / 2;
+        numbers.resize(area + (size_t)TILE * SPAN + (size_t)rows_ * (LANES + 1) + size);
+        out_ = numbers.data();
+        scores_ = out_ + area;
+        total_ = scores_ + TILE * SPAN;
+        peak_ = total_ + (size_t)rows_ * LANES;
+        scaled_ = peak_ + rows_;
+        std::fill(out_, out_ + area, 0.f);
+        std::fill(total_, total_ + (size_t)rows_ * LANES, 0.f);
+        std::fill(peak_, peak_ + rows_, LOWEST);
         for (int i = 0; i < queries; i++)
             for (int g = 0; g < group_; g++) {
                 const float* from = q + i * stride + (size_t)(kv_head_ * group_ + g) * size;
-                float* to = query_.data() + (size_t)(i * group_ + g) * size;
-                for (int d = 0; d < size; d++) to[d] = from[d] * shape_.scale;
+                for (int d = 0; d < size; d++) scaled_[d] = from[d] * scale;
+                to_pairs(scaled_, size, query_ + (size_t)(i * group_ + g) * size / 2);
             }
     }
 
@@ -154,61 +163,48 @@ class HeadTile {
             keys[b] = keys_ + at;
             values[b] = values_ + at;
         }
-        if (rows_ <= TILE) {
-            reduce(begin, count, keys, values);
-            return;
-        }
-        // Many rows share the span: widen it once.
-        wide_.resize(2 * SPAN_BLOCKS * area);
-        const float *wide_keys[SPAN_BLOCKS], *wide_values[SPAN_BLOCKS];
-        for (int b = 0; b < SPAN_BLOCKS; b++) {
-            float *k = wide_.data() + b * area, *v = k + SPAN_BLOCKS * area;
-            for (size_t i = 0; i < area; i += LANES) store(k + i, load(keys[b] + i)), store(v + i, load(values[b] + i));
-            wide_keys[b] = k;
-            wide_values[b] = v;
-        }
-        reduce(begin, count, wide_keys, wide_values);
-    }
-
-    template <class S>
-    void reduce(int begin, int count, const S* const keys[SPAN_BLOCKS], const S* const values[SPAN_BLOCKS]) {
-        const int size = shape_.size;
         in_tiles(rows_, [&](int row, auto m) {
-            score_rows<m.value>(query_.data() + (size_t)row * size, size, keys, scores_.data() + (size_t)row * SPAN);
-            for (int r = row; r < row + m.value; r++) soften(r, begin);
-            mix_all<m.value>(scores_.data() + (size_t)row * SPAN, size, count, values, out_.data() + (size_t)row * size);
+            score_rows<m.value>(query_ + (size_t)row * size / 2, size, keys, scores_);
+            for (int r = 0; r < m.value; r++) {
+                soften(row + r, begin, scores_ + r * SPAN);
+                to_pairs(scores_ + r * SPAN, SPAN, weights_ + r * SPAN / 2);
+            }
+            mix_all<m.value>(weights_, size, count, values, out_ + (size_t)row * size);
         });
     }
 
     // Turns a row's scores into weights against the running maximum, rescaling what was summed before.
-    void soften(int row, int begin) {
+    void soften(int row, int begin, float* scores) {
         const int position = position_ + row / group_;
         const int last = position - begin;  // the last visible key of the span
         const int from = shape_.window ? position - shape_.window + 1 - begin : 0;
-        float* scores = scores_.data() + (size_t)row * SPAN;
-        const floats hidden = splat(-std::numeric_limits<float>::infinity());
+        const bool masked = last < SPAN - 1 || from > 0;
+        const auto visible = [&](int v) {
+            const ints key = lane_numbers() + splat(v * LANES);
+            return (key <= splat(last)) & (key >= splat(from));
+        };
         floats part[SPAN / LANES], peaks = splat(peak_[row]);
         for (int v = 0; v < SPAN / LANES; v++) {
-            const ints key = lane_numbers() + splat(v * LANES);
             part[v] = load(scores + v * LANES);
-            part[v] = (key <= splat(last)) & (key >= splat(from)) ? part[v] : hidden;
+            if (masked) part[v] = visible(v) ? part[v] : splat(LOWEST);
             peaks = vmax(peaks, part[v]);
         }
         const float peak = max_lane(peaks);
-        floats total = load(total_.data() + (size_t)row * LANES);
+        floats total = load(total_ + (size_t)row * LANES);
         if (peak != peak_[row]) {
-            const floats shrink = vexp(splat(peak_[row] - peak));
+            const floats shrink = vexp2(splat(peak_[row] - peak));
             total = total * shrink;
-            float* out = out_.data() + (size_t)row * shape_.size;
+            float* out = out_ + (size_t)row * shape_.size;
             for (int d = 0; d < shape_.size; d += LANES) store(out + d, load(out + d) * shrink);
             peak_[row] = peak;
         }
         for (int v = 0; v < SPAN / LANES; v++) {
-            const floats weight = vexp(part[v] - splat(peak));
+            floats weight = vexp2(part[v] - splat(peak));
+            if (masked) weight = visible(v) ? weight : floats{};
             store(scores + v * LANES, weight);
             total = total + weight;
         }
-        store(total_.data() + (size_t)row * LANES, total);
+        store(total_ + (size_t)row * LANES, total);
     }
 
     void finish(float* out, size_t stride, int queries) {
@@ -216,9 +212,9 @@ class HeadTile {
         for (int i = 0; i < queries; i++)
             for (int g = 0; g < group_; g++) {
                 const int row = i * group_ + g;
-                const floats inverse = splat(1.f / sum(load(total_.data() + (size_t)row * LANES)));
+                const floats inverse = splat(1.f / sum(load(total_ + (size_t)row * LANES)));
                 float* to = out + i * stride + (size_t)(kv_head_ * group_ + g) * size;
-                const float* from = out_.data() + (size_t)row * size;
+                const float* from = out_ + (size_t)row * size;
                 for (int d = 0; d < size; d += LANES) store(to + d, load(from + d) * inverse);
             }
     }
@@ -227,8 +223,8 @@ class HeadTile {
     const T *keys_, *values_;
     const int32_t* table_;
     int kv_head_, group_ = 1, rows_ = 0, position_ = 0;
-    // Kept between calls: a step makes thousands of tiles.
-    static inline thread_local std::vector<float> query_, out_, scores_, peak_, total_, wide_;
+    Pair<T> *query_ = nullptr, *weights_ = nullptr;
+    float *out_ = nullptr, *scores_ = nullptr, *total_ = nullptr, *peak_ = nullptr, *scaled_ = nullptr;
 };
 
 template <class T>

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "arena.h"
 #include "pool.h"
 #include "vec.h"
 
@@ -22,31 +23,53 @@ constexpr int VECTORS = 2, ROWS = 2;
 #endif
 constexpr int PANEL = VECTORS * LANES;
 
+// Gated weights hold two matrices, gate and up, whose channels share panels vector by vector: a panel then has both
+// factors of silu(gate) · up in registers, and `outputs` counts the products.
 struct Int8Weights {
-    int outputs, inputs, padded;  // padded: inputs rounded up to whole groups
-    std::vector<uint8_t> bytes;
+    const int outputs, inputs, padded;  // padded: inputs rounded up to whole groups
+    const bool gated;
     std::vector<float> scales;
+    uint8_t* values;
 
-    int panels() const { return (outputs + PANEL - 1) / PANEL; }
-    const uint8_t* panel(int p) const { return bytes.data() + (size_t)p * padded * PANEL; }
-    // Where input k of channel n lies.
-    size_t at(int n, int k) const {
-        return ((size_t)(n / PANEL) * padded + (size_t)(k / 4) * 4) * PANEL + (size_t)(n % PANEL) * 4 + k % 4;
+    Int8Weights(int outputs, int inputs, bool gated)
+        : outputs(outputs),
+          inputs(inputs),
+          padded((inputs + GROUP - 1) / GROUP * GROUP),
+          gated(gated),
+          scales(panels() * PANEL),
+          values((uint8_t*)Arena::take((size_t)panels() * padded * PANEL)),
+          chunk_(Arena::chunk()) {}
+    ~Int8Weights() { Arena::give_back(chunk_); }
+    Int8Weights(const Int8Weights&) = delete;
+
+    int width() const { return gated ? PANEL / 2 : PANEL; }  // outputs that a panel gives
+    int panels() const { return (outputs + width() - 1) / width(); }
+    const uint8_t* panel(int p) const { return values + (size_t)p * padded * PANEL; }
+    // The place of a channel among the panels' channels; of gated ones, `up` tells which matrix.
+    int channel(int n, bool up) const { return gated ? n / LANES * PANEL + (up ? LANES : 0) + n % LANES : n; }
+    // Where input k of a channel lies.
+    size_t at(int channel, int k) const {
+        return ((size_t)(channel / PANEL) * padded + (size_t)(k / 4) * 4) * PANEL + (size_t)(channel % PANEL) * 4 + k % 4;
     }
+
+  private:
+    Arena::Chunk* chunk_;
 };
 
-inline Int8Weights* pack(const float* w, int outputs, int inputs) {
-    auto* packed = new Int8Weights{outputs, inputs, (inputs + GROUP - 1) / GROUP * GROUP, {}, {}};
-    packed->bytes.assign((size_t)packed->panels() * packed->padded * PANEL, 128);
-    packed->scales.assign((size_t)packed->panels() * PANEL, 0.f);
-    pool().run(outputs, [&](int n) {
+// `w` has `rows` channels; gated, the first half are gates. What lies past the last channel or input is never used: its
+// activations are 0, and its outputs are not stored.
+inline Int8Weights* pack(const float* w, int rows, int inputs, bool gated) {
+    auto* packed = new Int8Weights(gated ? rows / 2 : rows, inputs, gated);
+    pool().run(rows, [&](int n) {
         const float* row = w + (size_t)n * inputs;
+        const bool up = n >= packed->outputs;
+        const int channel = packed->channel(up ? n - packed->outputs : n, up);
         float peak = 0.f;
         for (int k = 0; k < inputs; k++) peak = std::max(peak, std::fabs(row[k]));
         const float scale = peak / 127.f, inverse = peak > 0.f ? 127.f / peak : 0.f;
-        packed->scales[n] = scale;
+        packed->scales[channel] = scale;
         for (int k = 0; k < inputs; k++)
-            packed->bytes[packed->at(n, k)] = (uint8_t)(128 + (int)std::nearbyint(row[k] * inverse));
+            packed->values[packed->at(channel, k)] = (uint8_t)(128 + (int)std::nearbyint(row[k] * inverse));
     });
     return packed;
 }
@@ -91,6 +114,23 @@ inline void quantize_row(const float* x, int inputs, int padded, quantum* quanta
     }
 }
 
+static_assert(VECTORS == 2, "a gated panel has one vector of gates and one of ups");
+
+// A vector of outputs may reach past the last one.
+inline floats with_bias(floats value, const float* bias, int n, int outputs) {
+    if (!bias) return value;
+    if (n + LANES <= outputs) return value + load(bias + n);
+    for (int i = 0; n + i < outputs; i++) value[i] += bias[n + i];
+    return value;
+}
+inline void put(float* row, int n, int outputs, floats value, bool add) {
+    if (n + LANES <= outputs) {
+        store(row + n, add ? value + load(row + n) : value);
+    } else {
+        for (int i = 0; n + i < outputs; i++) row[n + i] = add ? value[i] + row[n + i] : value[i];
+    }
+}
+
 // M rows against one panel. Every accumulator follows the same order whatever M is. AHEAD: fetch the next panel meanwhile.
 template <int M, bool AHEAD = false>
 void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, float* y, size_t stride, const float* bias,
@@ -120,20 +160,19 @@ void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, f
             for (int v = 0; v < VECTORS; v++)
                 result[m][v] = fma(__builtin_convertvector(acc[m][v], floats), splat(scales[m * groups + g]), result[m][v]);
     }
-    for (int v = 0; v < VECTORS; v++) {
-        const int n = p * PANEL + v * LANES, width = std::min(LANES, w.outputs - n);
-        const floats scale = load(w.scales.data() + n);
-        for (int m = 0; m < M; m++) {
-            floats value = result[m][v] * scale;
-            float* out = y + (row + m) * stride + n;
-            if (width == LANES) {
-                if (bias) value = value + load(bias + n);
-                store(out, add ? value + load(out) : value);
-            } else {
-                for (int i = 0; i < width; i++) {
-                    float one = bias ? value[i] + bias[n + i] : value[i];
-                    out[i] = add ? one + out[i] : one;
-                }
+    const float* scale = w.scales.data() + (size_t)p * PANEL;
+    for (int m = 0; m < M; m++) {
+        float* out = y + (row + m) * stride;
+        for (int v = 0; v < VECTORS; v++) result[m][v] = result[m][v] * load(scale + v * LANES);
+        if (w.gated) {
+            const int n = p * LANES;
+            const floats gate = with_bias(result[m][0], bias, n, w.outputs);
+            const floats up = with_bias(result[m][1], bias ? bias + w.outputs : nullptr, n, w.outputs);
+            put(out, n, w.outputs, silu(gate) * up, add);
+        } else {
+            for (int v = 0; v < VECTORS; v++) {
+                const int n = p * PANEL + v * LANES;
+                put(out, n, w.outputs, with_bias(result[m][v], bias, n, w.outputs), add);
             }
         }
     }

@@ -1,6 +1,8 @@
 // The C interface that Python calls. Every pointer is borrowed for the call; only packed weights are owned here.
 
 #include "attention.h"
+#include "decoder.h"
+#include "dense.h"
 #include "draw.h"
 #include "gemm.h"
 #include "rows.h"
@@ -22,12 +24,21 @@ EXPORT void syringa_start(int threads) {
     if (!shared_pool) shared_pool = new Pool(std::max(1, threads));
 }
 
-EXPORT Int8Weights* syringa_pack(const float* weights, int outputs, int inputs) { return pack(weights, outputs, inputs); }
+EXPORT Int8Weights* syringa_pack(const float* weights, int rows, int inputs, int gated) {
+    return pack(weights, rows, inputs, gated != 0);
+}
 
 EXPORT void syringa_release(Int8Weights* weights) { delete weights; }
 
 EXPORT void syringa_linear(const Int8Weights* weights, const float* x, int rows, float* y, const float* bias, int add) {
     linear(*weights, x, rows, y, weights->outputs, bias, add != 0);
+}
+
+EXPORT void syringa_dense(const DenseWeights* weights, const float* x, int rows, float* y, const float* bias, int add) {
+    if (weights->half)
+        dense<uint16_t>(*weights, x, rows, y, bias, add != 0);
+    else
+        dense<float>(*weights, x, rows, y, bias, add != 0);
 }
 
 EXPORT void syringa_rms_norm(const float* x, const float* weight, int rows, int size, float eps, float* y) {
@@ -59,4 +70,12 @@ EXPORT void syringa_attention(const AttentionShape* shape, const AttentionBatch*
 EXPORT void syringa_draw(const float* logits, int64_t stride, int rows, int size, const float* temperatures,
                          const double* uniforms, int64_t* tokens) {
     draw(logits, stride, rows, size, temperatures, uniforms, tokens);
+}
+
+EXPORT void syringa_layers(const Stack* stack, const StepRows* step, const AttentionBatch* batch, void* keys, void* values,
+                           int64_t stride, int half_cache) {
+    if (half_cache)
+        run_layers(*stack, *step, *batch, (uint16_t*)keys, (uint16_t*)values, stride);
+    else
+        run_layers(*stack, *step, *batch, (float*)keys, (float*)values, stride);
 }

@@ -77,13 +77,17 @@ void rotary_and_cache(const RotaryShape& shape, float* qkv, size_t stride, int r
             if (half) rotate(row + (size_t)h * size, c, s, shape.rotary);
         }
         const size_t block = slots[r] / BLOCK, offset = slots[r] % BLOCK;
+        // The other half of a pair of values is read with it. If nothing comes there in this step, it must be a number,
+        // whatever the block's last owner left: zero times anything else could be none.
+        const bool alone = offset % 2 == 0 && (r + 1 == rows || slots[r + 1] != slots[r] + 1);
         for (int h = 0; h < shape.kv_heads; h++) {
             const float *k = row + (size_t)(shape.heads + h) * size, *v = k + (size_t)shape.kv_heads * size;
-            const size_t at = (block * shape.kv_heads + h) * BLOCK * size;
-            for (int d = 0; d < size; d++) {
-                from_float(k[d], keys + at + (size_t)d * BLOCK + offset);
-                from_float(v[d], values + at + offset * size + d);
-            }
+            T* key = keys + (block * shape.kv_heads + h) * BLOCK * size + offset * 2;
+            T* value = values + (block * shape.kv_heads + h) * BLOCK * size + offset / 2 * size * 2 + offset % 2;
+            for (int d = 0; d < size; d++) from_float(k[d], key + (size_t)(d / 2) * BLOCK * 2 + d % 2);
+            for (int d = 0; d < size; d++) from_float(v[d], value + (size_t)d * 2);
+            if (alone)
+                for (int d = 0; d < size; d++) value[(size_t)d * 2 + 1] = 0;
         }
     });
 }

@@ -82,6 +82,10 @@ static inline floats vmax(floats a, floats b) {
 #endif
 }
 
+#if defined(__AVX512F__)
+static inline float sum(floats v) { return _mm512_reduce_add_ps((__m512)v); }
+static inline float max_lane(floats v) { return _mm512_reduce_max_ps((__m512)v); }
+#else
 // A fixed tree: each lane of the lower half meets its fellow in the upper, until one is left.
 static inline float sum(floats v) {
     float a[LANES];
@@ -96,6 +100,30 @@ static inline float max_lane(floats v) {
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
     return a[0];
+}
+#endif
+
+// 2 to the x, for x at most 0 or little above it, within a few units in the last place.
+static inline floats vexp2(floats x) {
+    x = vmax(x, splat(-126.f));
+#if defined(__AVX512F__)
+    const floats n = (floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    const floats magic = splat(12582912.f);  // adding it leaves no room for a fraction
+    const floats n = (x + magic) - magic;
+#endif
+    const floats r = x - n;
+    floats p = splat(1.33335581e-3f);
+    p = fma(p, r, splat(9.61812911e-3f));
+    p = fma(p, r, splat(5.55041087e-2f));
+    p = fma(p, r, splat(2.40226507e-1f));
+    p = fma(p, r, splat(6.93147181e-1f));
+    p = fma(p, r, splat(1.0f));
+#if defined(__AVX512F__)
+    return (floats)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    return p * (floats)((__builtin_convertvector(n, ints) + splat(127)) << 23);
+#endif
 }
 
 // exp(x), within two units in the last place; exactly 0 for very negative x (a masked key weighs nothing).
@@ -125,6 +153,58 @@ static inline ints lane_numbers() {
     for (int i = 0; i < LANES; i++) v[i] = i;
     return v;
 }
+
+// Neighbouring numbers of a cache row, two at a time: `Pair` is one pair from a query's side, `Pairs` LANES of them from
+// the cache's. Processors with bfloat16 products multiply them as they are; others widen them first.
+template <class T>
+struct Pair {
+    float a, b;
+};
+template <class T>
+struct Pairs {
+    floats even, odd;
+};
+
+template <class T>
+static inline floats dot2(floats acc, const Pairs<T>& v, const Pair<T>& p) {
+    return fma(splat(p.b), v.odd, fma(splat(p.a), v.even, acc));
+}
+
+static inline Pairs<float> load_pairs(const float* p) {
+    Pairs<float> v;
+    for (int i = 0; i < LANES; i++) v.even[i] = p[2 * i], v.odd[i] = p[2 * i + 1];
+    return v;
+}
+
+#if defined(__AVX512BF16__)
+template <>
+struct Pair<uint16_t> {
+    int32_t bits;
+};
+template <>
+struct Pairs<uint16_t> {
+    __m512i bits;
+};
+static inline Pairs<uint16_t> load_pairs(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
+template <>
+inline floats dot2(floats acc, const Pairs<uint16_t>& v, const Pair<uint16_t>& p) {
+    return (floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)v.bits, (__m512bh)_mm512_set1_epi32(p.bits));
+}
+static inline void to_pairs(const float* from, int count, Pair<uint16_t>* to) {
+    for (int i = 0; i < count; i += LANES) {
+        const __m256bh narrow = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + i));
+        std::memcpy(to + i / 2, &narrow, sizeof narrow);
+    }
+}
+#else
+static inline Pairs<uint16_t> load_pairs(const uint16_t* p) {
+    words both;
+    std::memcpy(&both, p, sizeof both);
+    return {(floats)(both << 16), (floats)(both & 0xffff0000u)};
+}
+static inline void to_pairs(const float* from, int count, Pair<uint16_t>* to) { std::memcpy(to, from, sizeof(float) * count); }
+#endif
+static inline void to_pairs(const float* from, int count, Pair<float>* to) { std::memcpy(to, from, sizeof(float) * count); }
 
 // A quantized activation, four at a time, as the dot product below wants it: where there is an instruction for it, four
 // signed bytes; elsewhere 16-bit numbers in the order 0, 2, 1, 3, because even and odd weights are multiplied apart.

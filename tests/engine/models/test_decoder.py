@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from syringa.engine.core import EngineCore
 from syringa.engine.loader import LoadedModel, LoadOptions, load_model
 from syringa.engine.models.decoder import Decoder
+from syringa.engine.models.fused import FusedDecoder
 from syringa.errors import ModelError
 from tests.engine.conftest import drive, request
 from tests.engine.models.small import PROMPTS, SIZES, difference, reference, run, save
@@ -69,7 +70,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def load(folder: Path, dtype: str = "fp32", native_kernels: bool = True) -> LoadedModel:
     options = LoadOptions(model=str(folder), dtype=dtype, threads=1, native_kernels=native_kernels)
     loaded = load_model(options)
-    assert isinstance(loaded.model, Decoder)
+    assert isinstance(loaded.model, Decoder | FusedDecoder)
     return loaded
 
 

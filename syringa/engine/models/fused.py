@@ -1,0 +1,72 @@
+"""The int8 decoder: the layers of `decoder.Decoder`, run by one call into the compiled kernels."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_void_p
+from typing import cast
+
+import torch
+
+from syringa.engine.batch import StepTensors
+from syringa.engine.layers.cache import CacheTensors
+from syringa.engine.layers.linear import Int8Linear, LinearLayer
+from syringa.engine.layers.native_ops import NativeOps, native_batch
+from syringa.engine.models.config import DecoderConfig
+from syringa.engine.models.decoder import DecoderLayer
+from syringa.engine.native import Kernels, Layer, Stack, StepRows
+
+
+class FusedDecoder:
+    """Has `Decoder`'s contract. Every layer is int8, and its gate and up projections are packed as one."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        ops: NativeOps,
+        embedding: torch.Tensor,
+        layers: list[DecoderLayer],
+        norm: torch.Tensor,
+        head: LinearLayer,
+    ) -> None:
+        self.config = config
+        self.ops = ops
+        self.kernels: Kernels = ops.kernels
+        self.embedding = embedding
+        self.layers = layers  # the structures below only borrow from them
+        self.norm = norm
+        self.head = head
+        self._layers = (Layer * config.layers)(*(_layer(layer, ops, i) for i, layer in enumerate(layers)))
+        cosine, sine = (table.data_ptr() for table in ops.rotary)
+        self._stack = Stack(self._layers, config.layers, config.hidden, config.eps, cosine, sine)
+
+    @torch.inference_mode()
+    def forward(self, step: StepTensors, cache: CacheTensors) -> torch.Tensor:
+        x = self.embedding[step.tokens].float()
+        rows = StepRows(x.data_ptr(), step.positions.data_ptr(), step.slots.data_ptr(), len(x))
+        self.kernels.layers(
+            byref(self._stack),
+            byref(rows),
+            native_batch(step),
+            cache.keys.data_ptr(),
+            cache.values.data_ptr(),
+            cache.keys.stride(0),
+            cache.keys.dtype == torch.bfloat16,
+        )
+        if len(step.wanted) != len(x):
+            x = x[step.wanted]
+        return self.head(self.ops.rms_norm(x, self.norm, self.config.eps))
+
+
+def _layer(layer: DecoderLayer, ops: NativeOps, index: int) -> Layer:
+    linears = {name: cast(Int8Linear, getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")}
+    q_norm, k_norm = ops.norm_addresses[index]
+    return Layer(
+        input_norm=layer.input_norm.data_ptr(),
+        post_norm=layer.post_norm.data_ptr(),
+        **{name: c_void_p(linear.address) for name, linear in linears.items()},
+        **{f"{name}_bias": c_void_p(linear.bias_address) for name, linear in linears.items()},
+        q_norm=q_norm,
+        k_norm=k_norm,
+        rotary=ops.rotary_shapes[index],
+        attention=ops.attention_shapes[index],
+    )

@@ -1,0 +1,43 @@
+"""What int8 costs: perplexity of four texts, none of them used for calibration, against fp32's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syringa.engine.core import EngineCore
+from tests.engine.conftest import drive, request
+
+pytestmark = pytest.mark.model
+TEXTS = sorted((Path(__file__).parents[1] / "data" / "texts").glob("*.txt"))
+LENGTH = 2048
+ALLOWED = 1.015
+
+
+def perplexity(core: EngineCore, tokens: list[int]) -> float:
+    answer = drive(core, [request("text", tokens, max_tokens=0, prompt_logprobs=0)])["text", 0]
+    scores = answer.deltas[0].prompt_logprobs
+    assert scores is not None
+    logprobs = [score.logprob for score in scores if score is not None]
+    assert len(logprobs) == LENGTH - 1
+    return math.exp(-sum(logprobs) / len(logprobs))
+
+
+def test_int8_is_close_to_fp32(engine: Callable[..., EngineCore], tokenizer: Any) -> None:
+    assert len(TEXTS) == 4
+    ratios = []
+    cores = [engine(dtype) for dtype in ("fp32", "int8")]
+    for path in TEXTS:
+        tokens = list(tokenizer.encode(path.read_text()).ids)[:LENGTH]
+        assert len(tokens) == LENGTH
+        fp32, int8 = (perplexity(core, tokens) for core in cores)
+        ratios.append(int8 / fp32)
+        print(f"{path.stem}: fp32 {fp32:.3f}, int8 {int8:.3f}, {100 * (ratios[-1] - 1):+.2f} %")
+    mean = sum(ratios) / len(ratios)
+    print(f"mean: {100 * (mean - 1):+.2f} %")
+    assert mean <= ALLOWED
+    assert max(ratios) <= ALLOWED + 0.01  # nor may one text pay for the others

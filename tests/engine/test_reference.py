@@ -1,0 +1,179 @@
+"""The real model in fp32 against `transformers`: weights, prompt logits, and greedy continuations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from syringa.engine.core import EngineCore
+from syringa.engine.loader import LoadedModel
+from syringa.engine.weights import open_weights
+from syringa.modelfiles import describe, locate
+from tests.engine.conftest import Driver, drive, request
+
+pytestmark = pytest.mark.model
+LENGTH = 64
+CLOSE = 1e-3  # where the reference's two best are nearer than this, either may come next
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a village by the sea, there was a girl who",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "The three laws of thermodynamics state that",
+    "1, 2, 4, 8, 16, 32,",
+    "Dear Sir or Madam,\n\nI am writing to you because",
+    "SELECT name, age FROM people WHERE",
+    "La Révolution française commença en 1789 lorsque",
+    "Der schnelle braune Fuchs springt über",
+    "Q: What is the boiling point of water?\nA:",
+    "# Shopping list\n\n- apples\n- bread\n-",
+    '{"name": "Alice", "age": 31, "city": "',
+    "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>system\nYou are a pirate.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n",
+    "import numpy as np\n\nx = np.array([1, 2, 3])\ny =",
+    "The mitochondrion is an organelle that",
+    "To be, or not to be, that is the question:",
+    "日本の首都は",
+    "In 1969, Apollo 11 landed on the Moon. The crew, Neil Armstrong, Buzz Aldrin and Michael Collins, " * 3,
+    "😀 is an emoji that",
+]
+
+
+def permuted_back(rows: np.ndarray, heads: int) -> np.ndarray:
+    """GGUF's row 2 i + j of a head is transformers' row j · size / 2 + i: written out, row by row."""
+    out = np.empty_like(rows)
+    size = len(rows) // heads
+    for head in range(heads):
+        for i in range(size // 2):
+            for j in range(2):
+                out[head * size + j * size // 2 + i] = rows[head * size + 2 * i + j]
+    return out
+
+
+def test_weights_are_those_of_the_file() -> None:
+    """By the `gguf` package's own reader, name by name. What follows may then rest on `open_weights`."""
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+
+    files = locate("default")
+    config = describe(files).config
+    weights = open_weights(files, config)
+    tensors = {tensor.name: tensor for tensor in GGUFReader(files.path).tensors}
+
+    def original(name: str) -> np.ndarray:
+        return dequantize(tensors[name].data, tensors[name].tensor_type)
+
+    assert "output.weight" not in tensors
+    assert config["tie_word_embeddings"]
+    pairs = {"model.norm": "output_norm", "model.embed_tokens": "token_embd"}
+    for layer in (0, 13, 29):
+        names = {
+            "input_layernorm": "attn_norm",
+            "post_attention_layernorm": "ffn_norm",
+            "self_attn.q_proj": "attn_q",
+            "self_attn.k_proj": "attn_k",
+            "self_attn.v_proj": "attn_v",
+            "self_attn.o_proj": "attn_output",
+            "mlp.gate_proj": "ffn_gate",
+            "mlp.up_proj": "ffn_up",
+            "mlp.down_proj": "ffn_down",
+        }
+        pairs |= {f"model.layers.{layer}.{theirs}": f"blk.{layer}.{mine}" for theirs, mine in names.items()}
+    for theirs, mine in pairs.items():
+        expected = original(f"{mine}.weight")
+        if theirs.endswith("q_proj"):
+            expected = permuted_back(expected, 9)
+        if theirs.endswith("k_proj"):
+            expected = permuted_back(expected, 3)
+        assert np.array_equal(weights(f"{theirs}.weight").numpy(), expected), theirs
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """transformers' own Llama with the file's weights. (Its own GGUF reader takes 25 seconds.)"""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    files = locate("default")
+    description = describe(files)
+    config = {k: v for k, v in description.config.items() if k not in ("architectures", "torch_dtype", "dtype")}
+    weights = open_weights(files, description.config)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**config, attn_implementation="eager"))
+    names = [name for name in model.state_dict() if name != "lm_head.weight"]
+    model.load_state_dict({name: weights(name) for name in names}, strict=False, assign=True)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)  # its buffer is no weight
+    assert not any(parameter.is_meta for parameter in model.parameters())
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: Any) -> list[list[int]]:
+    return [list(tokenizer.encode(text).ids) for text in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def continued(reference: Any, load: Callable[[str], LoadedModel], prompts: list[list[int]]) -> list[list[int]]:
+    """Each prompt with our greedy continuation, alone in an engine."""
+    core = EngineCore(load("fp32"), kv_cache_tokens=4096, prefix_caching=False)
+    found = []
+    for prompt in prompts:
+        found.append(prompt + drive(core, [greedy("alone", prompt)])["alone", 0].tokens)
+    core.close()
+    return found
+
+
+def greedy(id_: str, prompt: list[int]) -> Any:
+    return request(id_, prompt, temperature=0.0, max_tokens=LENGTH)
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
+    return model(torch.tensor([tokens])).logits[0]
+
+
+def test_prompt_logits(
+    reference: Any, engine: Callable[..., EngineCore], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every prompt position, in chunks and in one batch: the engine is asked to score the prompts."""
+    core = engine("fp32")
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(core, "_score_prompt", lambda item, logits: collect(item, logits, seen))
+
+    def collect(item: Any, logits: torch.Tensor, into: list[torch.Tensor]) -> None:
+        into.append(logits.clone())
+        item.sequence.prompt_scores += [None] * len(logits)
+
+    worst = 0.0
+    for prompt in prompts:
+        seen.clear()
+        drive(core, [request("a", prompt, max_tokens=1, prompt_logprobs=0)])
+        expected = reference_logits(reference, prompt)[:-1]
+        worst = max(worst, float((torch.cat(seen) - expected).abs().max() / expected.abs().max()))
+    print(f"prompt logits differ by {worst:.1e} of the largest")
+    assert worst <= 1e-3
+
+
+def test_greedy_continuations(
+    reference: Any, engine: Callable[..., EngineCore], prompts: list[list[int]], continued: list[list[int]]
+) -> None:
+    """Our tokens are read by the reference in one pass: at each it must have chosen the same, up to a tie."""
+    driver = Driver(engine("fp32"))
+    driver.submit(*(greedy(str(i), prompt) for i, prompt in enumerate(prompts)))
+    batched = driver.finish()
+    compared = 0
+    for i, (prompt, alone) in enumerate(zip(prompts, continued, strict=True)):
+        logits = reference_logits(reference, alone[:-1])[len(prompt) - 1 :]
+        best = logits.topk(2)
+        ties = ((best.values[:, 0] - best.values[:, 1]) < CLOSE).nonzero()
+        sure = int(ties[0]) if len(ties) else LENGTH
+        compared += sure
+        expected = best.indices[:sure, 0].tolist()
+        assert alone[len(prompt) :][:sure] == expected, PROMPTS[i]
+        assert batched[str(i), 0].tokens[:sure] == expected, PROMPTS[i]
+    print(f"{compared} of {len(prompts) * LENGTH} greedy tokens compared")
+    assert compared > 0.8 * len(prompts) * LENGTH
