@@ -89,8 +89,13 @@ struct Int8Rows {
 inline void quantize_row(const float* x, int inputs, int padded, quantum* quanta, float* scales, int32_t* offset) {
     for (int g = 0; g < padded / GROUP; g++) {
         const int begin = g * GROUP, length = std::min(GROUP, inputs - begin);
-        float values[GROUP] = {};
-        std::memcpy(values, x + begin, sizeof(float) * length);
+        float padded_values[GROUP];
+        const float* values = x + begin;
+        if (length < GROUP) {
+            std::fill(padded_values, padded_values + GROUP, 0.f);
+            std::memcpy(padded_values, values, sizeof(float) * std::max(length, 0));
+            values = padded_values;
+        }
         floats peaks{};
         for (int i = 0; i < GROUP; i += LANES) {
             floats v = load(values + i);
@@ -103,14 +108,10 @@ inline void quantize_row(const float* x, int inputs, int padded, quantum* quanta
             ints q = __builtin_convertvector(fma(load(values + i), splat(inverse), magic) - magic, ints);
             total += q;
             const bytes narrow = __builtin_convertvector(q, bytes);
-            int8_t each[LANES];
-            std::memcpy(each, &narrow, sizeof narrow);
-            for (int j = 0; j < LANES; j += 4) store_four(quanta + begin + i + j, each + j);
+            store_quanta(quanta + begin + i, narrow);
         }
-        int32_t all = 0;
-        for (int i = 0; i < LANES; i++) all += total[i];
         scales[g] = peak / 127.f;
-        offset[g] = -128 * all;
+        offset[g] = -128 * sum(total);
     }
 }
 

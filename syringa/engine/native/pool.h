@@ -1,10 +1,13 @@
 // A thread pool for bursts of short parallel loops.
 //
-// A forward pass is some three hundred loops of 10 µs to 10 ms. Threads spin briefly between them, then sleep, so that an
-// idle engine costs nothing. A thread that the system has taken off its core never delays a loop it has not entered.
+// A forward pass is some three hundred loops of 10 µs to 10 ms. Between them threads spin; between passes they stay
+// awake but let anybody else have the core (a sleeping thread is often woken on the core of the one that wakes it, and
+// then both wait for that one core); after that they sleep, so that an idle engine costs nothing. A thread that the
+// system has taken off its core never delays a loop it has not entered.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -59,6 +62,7 @@ class Pool {
     // state_: the loop's number, whether it may still be entered, and how many helpers are inside.
     static constexpr uint64_t OPEN = 1u << 15, ENTERED = OPEN - 1;
     static constexpr int SPINS = 4000;
+    static constexpr std::chrono::microseconds AWAKE{3000};
 
     void drain() {
         for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) call_(context_, i);
@@ -75,15 +79,24 @@ class Pool {
         return false;
     }
 
+    // Waits for a loop to enter, but not for long.
+    bool enter_soon(uint64_t& seen) {
+        for (int spins = 0; spins < SPINS; spins++) {
+            if (enter(seen)) return true;
+            relax();
+        }
+        const auto end = std::chrono::steady_clock::now() + AWAKE;
+        while (std::chrono::steady_clock::now() < end) {
+            if (enter(seen)) return true;
+            std::this_thread::yield();
+        }
+        return false;
+    }
+
     void work() {
         uint64_t seen = 0;
         for (;;) {
-            int spins = 0;
-            while (!enter(seen)) {
-                if (++spins < SPINS) {
-                    relax();
-                    continue;
-                }
+            if (!enter_soon(seen)) {
                 std::unique_lock<std::mutex> lock(mutex_);
                 sleepers_.fetch_add(1, std::memory_order_seq_cst);
                 wake_.wait(lock, [&] {
@@ -91,7 +104,7 @@ class Pool {
                     return (state & OPEN) && (state >> 16) != seen;
                 });
                 sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-                spins = 0;
+                if (!enter(seen)) continue;
             }
             drain();
             state_.fetch_sub(1, std::memory_order_acq_rel);

@@ -84,6 +84,7 @@ static inline floats vmax(floats a, floats b) {
 
 #if defined(__AVX512F__)
 static inline float sum(floats v) { return _mm512_reduce_add_ps((__m512)v); }
+static inline int32_t sum(ints v) { return _mm512_reduce_add_epi32((__m512i)v); }
 static inline float max_lane(floats v) { return _mm512_reduce_max_ps((__m512)v); }
 #else
 // A fixed tree: each lane of the lower half meets its fellow in the upper, until one is left.
@@ -93,6 +94,11 @@ static inline float sum(floats v) {
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) a[i] += a[i + width];
     return a[0];
+}
+static inline int32_t sum(ints v) {
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total += v[i];
+    return total;
 }
 static inline float max_lane(floats v) {
     float a[LANES];
@@ -214,11 +220,12 @@ typedef int8_t quantum;
 typedef int16_t quantum;
 #endif
 
-static inline void store_four(quantum* to, const int8_t* from) {
+static inline void store_quanta(quantum* to, bytes from) {
 #if defined(__AVX512VNNI__)
-    std::memcpy(to, from, 4);
+    std::memcpy(to, &from, sizeof from);
 #else
-    to[0] = from[0], to[1] = from[2], to[2] = from[1], to[3] = from[3];
+    for (int i = 0; i < LANES; i += 4)
+        to[i] = from[i], to[i + 1] = from[i + 2], to[i + 2] = from[i + 1], to[i + 3] = from[i + 3];
 #endif
 }
 
