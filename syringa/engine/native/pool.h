@@ -62,7 +62,7 @@ class Pool {
     // state_: the loop's number, whether it may still be entered, and how many helpers are inside.
     static constexpr uint64_t OPEN = 1u << 15, ENTERED = OPEN - 1;
     static constexpr int SPINS = 4000;
-    static constexpr std::chrono::microseconds AWAKE{3000};
+    static constexpr std::chrono::microseconds AWAKE{500};
 
     void drain() {
         for (int i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) call_(context_, i);
