@@ -146,9 +146,10 @@ class EngineCore:
         if not draws:
             return []
         rows = [_sampling_row(sequence) for _, sequence in draws]
-        drawn = self.sampler.sample(
-            logits[torch.tensor([last_rows[id(item)] for item, _ in draws])], rows, masks.result() if masks else None
-        )
+        places = [last_rows[id(item)] for item, _ in draws]
+        if places != list(range(len(logits))):  # mostly each draws from its own row, in order: no copy
+            logits = logits[torch.tensor(places)]
+        drawn = self.sampler.sample(logits, rows, masks.result() if masks else None)
         results = zip(draws, drawn.tokens, drawn.logprobs, strict=True)
         return [self._advance(sequence, token, score) for (_, sequence), token, score in results]
 

@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -182,17 +183,30 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar on the terminal while weights are read; nothing where there is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("Reading weights"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def load(options: WorkerOptions) -> tuple[EngineCore, ModelInfo]:
     from syringa.engine.core import EngineCore
     from syringa.engine.loader import LoadOptions, load_model
     from syringa.engine.scheduler import Limits
     from syringa.modelfiles import load_tokenizer, locate
 
-    loaded = load_model(
-        LoadOptions(
-            model=options.model, dtype=options.dtype, threads=options.threads, max_model_len=options.max_model_len
-        )
+    wanted = LoadOptions(
+        model=options.model, dtype=options.dtype, threads=options.threads, max_model_len=options.max_model_len
     )
+    with progress_bar() as advance:
+        loaded = load_model(wanted, advance)
     core = EngineCore(
         loaded,
         Limits(options.step_tokens, options.max_running, options.max_queue),
