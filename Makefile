@@ -13,7 +13,7 @@ help:
 	@echo "make test     set up, check style and types, run every test"
 	@echo "make check    ruff and mypy only"
 	@echo "make format   let ruff rewrite what it can"
-	@echo "make bench    measure beside llama.cpp and vLLM (installs both, takes an hour)"
+	@echo "make bench    measure beside llama.cpp and vLLM (installs both; half an hour)"
 	@echo "make clean    remove the virtual environments and what was built"
 
 serve: $(VENV)/.installed
@@ -41,16 +41,16 @@ clean:
 	rm -rf $(VENV) .venvs build *.egg-info syringa/engine/native/*.so
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Syringa needs Python 3.11 or newer; this is `$(PYTHON) --version`. Choose one: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "Syringa needs Python 3.11 or newer, and $(PYTHON) is `$(PYTHON) --version 2>/dev/null || echo not there`. Choose one: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
-	@echo "Installing Syringa and what it needs into $(VENV) (the first time takes a minute) ..."
+	@echo "Installing Syringa and what it needs into $(VENV), compiling its kernels on the way ..."
 	$(PIP_INSTALL) -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python $(SOURCES)
-	@echo "Installing Syringa and what its tests need into $(VENV) (the first time takes a minute) ..."
+	@echo "Installing Syringa and what its tests need into $(VENV), compiling its kernels on the way ..."
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $(VENV)/.installed $@

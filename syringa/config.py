@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from syringa.errors import ConfigError
 
 PREFIX = "SYRINGA_"
 FILE_NAME = "syringa.toml"
+OTHER_VARIABLES = ("SYRINGA_CONFIG", "SYRINGA_HOME")  # where this file is, and where models are kept
 
 _Count = Annotated[int, Meta(ge=0)]
 _Positive = Annotated[int, Meta(ge=1)]
@@ -103,6 +105,8 @@ def load(
     if file is None and environ.get(variable("config")):
         file = Path(environ[variable("config")])
     values = _from_file(file, folder or Path.cwd())
+    for name in environ:
+        _check_variable(name)
     for name in FIELDS:
         if text := environ.get(variable(name)):
             values[name] = _convert(name, text, variable(name), from_text=True)
@@ -112,6 +116,16 @@ def load(
     config = Config(**values)
     _check(config)
     return config
+
+
+def _check_variable(name: str) -> None:
+    """A mistyped variable must not be taken for one that was never set."""
+    if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
+        return
+    known = [variable(field) for field in FIELDS]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        raise ConfigError(f"{name}: unknown variable" + (f"; did you mean {near[0]}?" if near else ""), param=name)
 
 
 def _from_file(file: Path | None, folder: Path) -> dict[str, Any]:
@@ -167,6 +181,8 @@ def _check(config: Config) -> None:
         raise ConfigError("api_key: a key is one or more ASCII characters without surrounding spaces", param="api_key")
     if any(not name for name in config.served_model_name):
         raise ConfigError("served_model_name: a name cannot be empty", param="served_model_name")
+    if not math.isfinite(config.kv_cache_gb):
+        raise ConfigError("kv_cache_gb: expected a finite number", param="kv_cache_gb")
     if not config.api_key and not is_loopback(config.host):
         raise ConfigError(
             f"listening on {config.host} lets others in: set a key with --api-key, {variable('api_key')} or api_key in "

@@ -1,7 +1,8 @@
 """What an endpoint asks for, and the one vocabulary in which it is answered. No wire format appears here.
 
 A generation is a stream of events: for each prompt a `PromptScored` if it was asked for, for each choice any number of
-`TextDelta` and then one `Finished`, and one `Usage` at the end. Choices are numbered prompt-major.
+`TextDelta`, `ToolCallStart` and `ToolCallDelta` and then one `Finished`, and one `Usage` at the end. Choices are
+numbered prompt-major.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 
 from syringa.types import Sampling, Stopping, TokenLogprobs
 
-EndReason = Literal["stop", "length"]
+EndReason = Literal["stop", "length", "tool_calls"]
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    tool_format: str | None = None  # how calls are written in the text (see `output.tools`); None: it is all text
     tenant: str = ""
     user: str | None = None
 
@@ -46,6 +48,23 @@ class TextDelta(msgspec.Struct, frozen=True):
     tokens: list[ScoredToken] = []
 
 
+class ToolCallStart(msgspec.Struct, frozen=True):
+    """A choice calls a function. `call` numbers the calls of the choice from 0."""
+
+    choice: int
+    call: int
+    id: str
+    name: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """More of the JSON text of a call's arguments."""
+
+    choice: int
+    call: int
+    arguments: str
+
+
 class PromptScored(msgspec.Struct, frozen=True):
     """The log-probabilities of a prompt's own tokens; the first token has none. Comes before its choices' text."""
 
@@ -54,7 +73,8 @@ class PromptScored(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The end of a choice. `stop` is the stop string or the token that ended it."""
+    """The end of a choice. `stop` is the stop string or the token that ended it. A choice that called functions and was
+    not cut ends for the reason `tool_calls`."""
 
     choice: int
     reason: EndReason
@@ -70,4 +90,5 @@ class Usage(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
-Event = TextDelta | Finished | PromptScored | Usage
+Event = TextDelta | ToolCallStart | ToolCallDelta | Finished | PromptScored | Usage
+ChoiceEvent = TextDelta | ToolCallStart | ToolCallDelta | Finished

@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
+import msgspec
+
 from syringa.engine.interface import Engine
-from syringa.errors import EngineError, EngineUnavailable
-from syringa.events import Event, Finished, GenerationRequest, PromptScored, TextDelta, Usage
+from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest
+from syringa.events import ChoiceEvent, Event, Finished, GenerationRequest, PromptScored, Usage
 from syringa.output.detokenizer import Vocabulary
 from syringa.output.pipeline import Pipeline
 from syringa.types import EngineDelta, EngineRequest
@@ -55,6 +57,7 @@ class _PromptRun:
                 stop=request.stop,
                 min_tokens=request.stopping.min_tokens,
                 show_tokens=request.logprobs is not None,
+                tool_format=request.tool_format,
             )
             for each in range(request.candidates)
         ]
@@ -116,10 +119,10 @@ class _PromptRun:
     async def _best(self) -> AsyncGenerator[Event]:
         """Draws every candidate, then tells of the best ones as if there had been no others."""
         first = self._prompt * len(self._pipelines)
-        told: list[list[TextDelta | Finished]] = [[] for _ in self._pipelines]
+        told: list[list[ChoiceEvent]] = [[] for _ in self._pipelines]
         async with contextlib.aclosing(self._as_they_come()) as events:
             async for event in events:
-                if isinstance(event, TextDelta | Finished):
+                if isinstance(event, ChoiceEvent):
                     told[event.choice - first].append(event)
                 else:
                     yield event
@@ -127,14 +130,17 @@ class _PromptRun:
         for place, each in enumerate(ranked[: self._choices]):
             index = self._prompt * self._choices + place
             for event in told[each]:
-                if isinstance(event, TextDelta):
-                    yield TextDelta(index, event.text, event.tokens)
-                else:
-                    yield Finished(index, event.reason, event.stop)
+                yield msgspec.structs.replace(event, choice=index)
 
     def _refuse_failure(self, delta: EngineDelta) -> None:
         if delta.finish == "error":
-            raise EngineError(delta.error or "The engine failed on this request.")
+            message = delta.error or "The engine failed on this request."
+            match delta.fault:
+                case "grammar":
+                    raise InvalidRequest(message, param="grammar")
+                case "overload":
+                    raise EngineOverloaded(message)
+            raise EngineError(message)
         if delta.finish == "abort":
             raise EngineUnavailable("The engine gave the request up.")
 

@@ -12,6 +12,7 @@ import msgspec
 
 GrammarKind = Literal["regex", "json_schema", "lark", "llguidance"]
 FinishReason = Literal["stop", "length", "abort", "error"]
+Fault = Literal["engine", "grammar", "overload"]
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -84,6 +85,7 @@ class EngineDelta(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0  # prompt tokens that were not computed again; on a choice's first delta
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # on the first delta of the first choice
     error: str | None = None
+    fault: Fault = "engine"  # whose, where there is an error
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,9 @@ class ByteTokenizer:
 
     vocab_size = VOCAB
     special_ids = frozenset({END, START})
+    added_tokens = frozenset({"<end>", "<start>"})
     strips_leading_space = False
+    longest_token = 7
     bytes_table = [bytes([each]) for each in range(256)] + [b"<end>", b"<start>"]
     text_table = [chr(each) if each < 128 else None for each in range(256)] + ["<end>", "<start>"]
 
@@ -32,6 +34,9 @@ class ByteTokenizer:
 
     def token_bytes(self, id_: int) -> bytes:
         return self.bytes_table[id_]
+
+    def token_id(self, text: str) -> int | None:
+        return {"<end>": END, "<start>": START}.get(text)
 
     def tokens_containing(self, text: str) -> frozenset[int]:
         return frozenset(text.encode())

@@ -80,3 +80,13 @@ def test_beyond_loopback_with_a_key() -> None:
 
 def test_every_setting_explains_itself() -> None:
     assert all(config.describe(name) for name in config.FIELDS)
+
+
+def test_a_mistyped_variable_is_named() -> None:
+    with pytest.raises(ConfigError, match="SYRINGA_PROT: unknown variable; did you mean SYRINGA_PORT"):
+        load(environ={"SYRINGA_PROT": "3", "SYRINGA_HOME": "/x", "PATH": "/bin"})
+
+
+def test_an_infinite_cache_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kv_cache_gb"):
+        load({"kv_cache_gb": "inf"}, environ={})

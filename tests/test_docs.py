@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,48 +11,10 @@ import msgspec
 import pytest
 
 from syringa import config
-from syringa.api.completions import CompletionRequest
+from syringa.api.describe import REFUSED
+from syringa.api.openapi import OPERATIONS, fields
 
 DOCS = Path(__file__).parents[1] / "docs"
-
-# What is refused, and why. A field that is not here is honoured.
-REFUSED = {
-    "tools": "refused for now unless empty or with `tool_choice: none`",
-    "tool_choice": "`none`; anything else is refused for now",
-}
-NOTES = {
-    "model": "an id from `/v1/models`, an alias, or `default`; absent: the default model",
-    "prompt": "a string, an array of strings, token ids, arrays of token ids; absent: the document-start token",
-    "max_tokens": "default 16; 0 with `echo`, to score a text",
-    "stream": "server-sent events",
-    "stream_options": "`include_usage`; `include_obfuscation` is refused",
-    "echo": "the prompt comes back before the completion, with its log-probabilities if `logprobs` is set",
-    "suffix": "appended after the completion",
-    "logprobs": "0 to 5 alternatives per token",
-    "best_of": "at least `n`, at most 20; draws that many, returns the best by mean log-probability; not with `stream`",
-    "user": "kept with the request",
-    "temperature": "0 to 2, default 1; 0 is greedy",
-    "top_p": "above 0, at most 1; default 1",
-    "top_k": "-1 or 0: off",
-    "min_p": "0 to 1",
-    "seed": "the same seed gives the same bytes",
-    "frequency_penalty": "-2 to 2, over generated tokens",
-    "presence_penalty": "-2 to 2, over generated tokens",
-    "repetition_penalty": "above 0, over prompt and output; 1: off",
-    "logit_bias": "token id to -100 … 100",
-    "stop": "a string, or up to four",
-    "n": "1 to 128",
-    "dry_multiplier": "0: off",
-    "dry_base": "default 1.75",
-    "dry_allowed_length": "default 2",
-    "dry_sequence_breakers": 'default `["\\n", ":", "\\"", "*"]`',
-    "grammar": "`{type: regex, json_schema, lark or llguidance, value}`",
-    "response_format": "`text`, `json_object`, `json_schema`",
-    "ignore_eos": "end tokens do not end the answer",
-    "min_tokens": "end and stop tokens cannot come earlier",
-    "stop_token_ids": "tokens that end the answer",
-    "truncate_sequence": "keeps the newest tokens that fit instead of refusing a long prompt",
-}
 
 
 def settings_table() -> str:
@@ -66,15 +29,49 @@ def settings_table() -> str:
     return "\n".join(lines)
 
 
-def completions_table() -> str:
-    lines = ["| field | | |", "| --- | --- | --- |"]
-    for field in msgspec.structs.fields(CompletionRequest):
-        word = "refused" if field.name in REFUSED else "honoured"
-        lines.append(f"| `{field.name}` | {word} | {REFUSED.get(field.name) or NOTES[field.name]} |")
-    return "\n".join(lines)
+def parameters_tables() -> str:
+    """Every field of every body, by endpoint. Endpoints that take the same body share a table."""
+    paths: dict[type[msgspec.Struct], list[str]] = {}
+    for path, operation in OPERATIONS.items():
+        if operation.request is not None:
+            paths.setdefault(operation.request, []).append(f"`{operation.method.upper()} {path}`")
+    parts = []
+    for wire, where in paths.items():
+        rows = ["| parameter | | type | default | |", "| --- | --- | --- | --- | --- |"]
+        rows += [row for name, schema in fields(wire) for row in parameter_rows(name, schema)]
+        parts.append(f"## {', '.join(where)}\n\n" + "\n".join(rows))
+    return "\n\n".join(parts)
 
 
-TABLES: dict[str, Callable[[], str]] = {"configuration.md": settings_table, "completions.md": completions_table}
+def parameter_rows(name: str, schema: dict[str, Any]) -> Iterator[str]:
+    word = "refused" if schema.get(REFUSED) else "honoured"
+    default = f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
+    cells = [f"`{name}`", word, type_text(schema), default, schema["description"]]
+    yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    for inner, each in schema.get("properties", {}).items():
+        yield from parameter_rows(f"{name}.{inner}", each)
+
+
+def type_text(schema: dict[str, Any]) -> str:
+    """A schema in a few words; that null is allowed goes without saying."""
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return ", ".join(f"`{json.dumps(value)}`" for value in values if value is not None)
+    if "anyOf" in schema:
+        return ", or ".join(dict.fromkeys(type_text(each) for each in schema["anyOf"] if each != {"type": "null"}))
+    given = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    text = " or ".join(kind for kind in given if kind != "null")
+    if text == "array":
+        text = f"array of ({type_text(schema['items'])})"
+    elif isinstance(schema.get("additionalProperties"), dict):
+        text = f"object of ({type_text(schema['additionalProperties'])})"
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high, most = schema.get("maximum"), schema.get("maxItems")
+    bounds = [f"≥ {low}" * (low is not None), f"> {above}" * (above is not None), f"≤ {high}" * (high is not None)]
+    return ", ".join([text, *filter(None, bounds), *([f"at most {most}"] if most is not None else [])])
+
+
+TABLES: dict[str, Callable[[], str]] = {"configuration.md": settings_table, "parameters.md": parameters_tables}
 
 
 def with_table(text: str, table: str) -> str:

@@ -5,11 +5,11 @@ import contextlib
 
 import pytest
 
-from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable
+from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest, SyringaError
 from syringa.events import Finished, GenerationRequest, PromptScored, TextDelta, Usage
 from syringa.generation import generate
 from syringa.output.collect import Generation, collect
-from syringa.types import EngineDelta, Sampling, Stopping
+from syringa.types import EngineDelta, Fault, Sampling, Stopping
 from tests.fake_engine import END, ByteTokenizer, FakeEngine, score
 
 
@@ -140,15 +140,18 @@ async def test_engine_errors_pass_through(fault: Exception, prompts: int) -> Non
     assert not engine.running
 
 
-async def test_a_failed_choice_fails_the_request() -> None:
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("engine", EngineError), ("grammar", InvalidRequest), ("overload", EngineOverloaded)]
+)
+async def test_a_failed_choice_fails_the_request(fault: Fault, kind: type[SyringaError]) -> None:
     engine = FakeEngine()
 
     async def submit(asked: object):
         yield EngineDelta("r", 0, [97])
-        yield EngineDelta("r", 0, finish="error", error="the grammar broke")
+        yield EngineDelta("r", 0, finish="error", error="it broke", fault=fault)
 
     engine.submit = submit  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match="grammar broke"):
+    with pytest.raises(kind, match="it broke"):
         await run(engine, request())
 
 

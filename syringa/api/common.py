@@ -10,10 +10,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
+from syringa.api.describe import says
 from syringa.api.model import ServedModel
 from syringa.errors import InvalidRequest
 from syringa.events import Event, GenerationRequest
@@ -23,6 +24,19 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _decoder = msgspec.json.Decoder()
 _AT = re.compile(r"(?s)^(?P<said>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?$")
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: Annotated[str | None, says("The JSON path of the field that is at fault.")]
+    code: str | None
+
+
+class ErrorEnvelope(msgspec.Struct):
+    """What every error looks like, on every endpoint."""
+
+    error: ErrorBody
 
 
 class Writer(Protocol):
@@ -80,7 +94,11 @@ def _decode_wide_numbers(body: bytes) -> Any:
         raise InvalidRequest(f"The body is not valid JSON: {text} is not a JSON number.")
 
     try:
-        return json.loads(body, parse_int=whole, parse_constant=constant)
+        value = json.loads(body, parse_int=whole, parse_constant=constant)
+        json.dumps(value, ensure_ascii=False).encode()  # unlike msgspec, this decoder lets halves of characters pass
+        return value
+    except UnicodeEncodeError:
+        raise InvalidRequest("The body has half of a surrogate pair in a string.") from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.") from None
     except ValueError as error:

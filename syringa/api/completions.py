@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from typing import Annotated, Any
@@ -10,21 +11,29 @@ import msgspec
 from msgspec import Meta
 
 from syringa.api.common import Call, convert
-from syringa.api.completions_writer import CompletionWriter
+from syringa.api.completions_writer import CompletionWriter, Echo
+from syringa.api.describe import REFUSED, nullable, record, says
 from syringa.api.model import Models, ServedModel
 from syringa.api.sampling import Count, SamplingFields, check_tokens, to_sampling, to_stop, to_stopping
+from syringa.api.tools import MAX_TOOLS, TOOL_CHOICE_SCHEMA, TOOL_SCHEMA, read_tools
 from syringa.errors import ContextLengthExceeded, InvalidRequest
 from syringa.events import GenerationRequest
+from syringa.prompt.fim import FillIn, find_fill_in
+from syringa.prompt.tools import FORMAT, preamble
+from syringa.types import Sampling
 
 MAX_PROMPTS = 2048
-_PROMPT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
-        {"type": "array", "items": {"type": "integer"}, "minItems": 1},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}, "minItems": 1}, "minItems": 1},
-    ]
-}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA = nullable(
+    {"type": "string"},
+    {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
+    _IDS,
+    {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+)
+_OPTIONS_SCHEMA = record(
+    include_usage={"type": ["boolean", "null"], "description": "A last chunk without choices carries the usage."},
+    include_obfuscation={"enum": [False, None], "description": "Refused where true.", REFUSED: True},
+)
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -35,25 +44,61 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class CompletionRequest(SamplingFields, kw_only=True):
     """The body of `POST /v1/completions` and `POST /api/v2/completions`."""
 
-    model: str | None = None
-    prompt: Annotated[Any, Meta(extra_json_schema=_PROMPT_SCHEMA)] = None
-    max_tokens: Count | None = None
-    stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    user: str | None = None
+    model: Annotated[
+        str | None, says("An id from `/v1/models`, an alias, or `default`; absent: the default model.")
+    ] = None
+    prompt: Annotated[
+        Any,
+        says(
+            "A string, strings, token ids, or arrays of token ids; absent: the document-start token.", **_PROMPT_SCHEMA
+        ),
+    ] = None
+    max_tokens: Annotated[Count | None, says("Tokens to generate at most; 0 with `echo`, to score a text.", 16)] = None
+    stream: Annotated[bool | None, says("Answer in server-sent events.", False)] = None
+    stream_options: Annotated[
+        Annotated[dict[str, Any], Meta(extra_json_schema=_OPTIONS_SCHEMA)] | None,
+        says("Only with `stream`: `include_usage`; `include_obfuscation` is refused."),
+    ] = None
+    echo: Annotated[
+        bool | None, says("The prompt before the completion, with its log-probabilities if `logprobs` is set.", False)
+    ] = None
+    suffix: Annotated[
+        str | None, says("What follows: a model with tokens for it fills in the middle, others append it.")
+    ] = None
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=5)] | None, says("Log-probabilities, with this many alternatives per token.")
+    ] = None
+    best_of: Annotated[
+        Annotated[int, Meta(ge=1, le=20)] | None,
+        says(
+            "Draw this many, at least `n`, and return the `n` best by mean log-probability; not above `n` in a stream."
+        ),
+    ] = None
+    tools: Annotated[
+        Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=TOOL_SCHEMA)]], Meta(max_length=MAX_TOOLS)]
+        | None,
+        says("Functions that the model may call; not with `grammar`, `response_format` or `suffix`."),
+    ] = None
+    tool_choice: Annotated[
+        Any,
+        says("`none`, `auto`, `required`, a function, or `allowed_tools`; absent: `auto`.", **TOOL_CHOICE_SCHEMA),
+    ] = None
+    user: Annotated[str | None, says("Kept with the usage record.")] = None
 
 
 class Prompt(msgspec.Struct):
-    """One prompt; `text` is what the client sent, where it was text."""
+    """One prompt; `text` is what the client sent, where it was text. `before` and `after` of its tokens were put around
+    what the client sent."""
 
     tokens: list[int]
     text: str | None = None
+    before: int = 0
+    after: int = 0
+
+    @property
+    def own(self) -> list[int]:
+        """The tokens of what the client sent."""
+        return self.tokens[self.before : len(self.tokens) - self.after]
 
 
 async def to_generation(body: CompletionRequest, models: Models, ignored: list[str], tenant: str = "") -> Call:
@@ -70,8 +115,19 @@ async def to_generation(body: CompletionRequest, models: Models, ignored: list[s
         )
     stopping = to_stopping(body, model, max_tokens)
     stop = to_stop(body.stop)
-    sampling = await to_sampling(body, model)
-    prompts = await read_prompts(body.prompt, model)
+    sampling = await to_sampling(body, model, ignored)
+    tools = await read_tools(body.tools, body.tool_choice, model, ignored)
+    prompts = await read_prompts(body.prompt, model, truncate=bool(body.truncate_sequence))
+    fill = find_fill_in(model.tokenizer) if body.suffix else None
+    if tools is not None:
+        _refuse_with_tools(body, sampling)
+        sampling = msgspec.structs.replace(sampling, grammar=tools.grammar)
+        (before,) = await model.encode_all([preamble(tools.use)])
+        prompts = [_behind(before, prompt, model) for prompt in prompts]
+    elif fill is not None and body.suffix:
+        stopping = msgspec.structs.replace(stopping, end_tokens=stopping.end_tokens | fill.ends)
+        suffix = await asyncio.to_thread(fill.encode_suffix, body.suffix)
+        prompts = [_filled(fill, prompt, suffix) for prompt in prompts]
     for index, prompt in enumerate(prompts):
         fit(prompt, model.max_model_len, max_tokens, truncate=bool(body.truncate_sequence), index=index)
     request = GenerationRequest(
@@ -84,6 +140,7 @@ async def to_generation(body: CompletionRequest, models: Models, ignored: list[s
         stop=stop,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
+        tool_format=FORMAT if tools is not None else None,
         tenant=tenant,
         user=body.user,
     )
@@ -92,10 +149,13 @@ async def to_generation(body: CompletionRequest, models: Models, ignored: list[s
         created=int(time.time()),
         model=model,
         choices=choices,
-        echo=[(prompt.tokens, prompt.text) for prompt in prompts] if body.echo else None,
-        suffix=body.suffix or "",
+        echo=[Echo(model, prompt.own, prompt.text, prompt.before) for prompt in prompts] if body.echo else None,
+        # A filled-in middle stands alone, unless the text around it was asked for.
+        suffix=body.suffix or "" if fill is None or body.echo else "",
         logprobs=body.logprobs is not None,
         include_usage=bool(options.include_usage),
+        tools=bool(body.tools),
+        named_tool=tools is not None and tools.named,
     )
     return Call(request=request, writer=writer, model=model, stream=bool(body.stream))
 
@@ -109,18 +169,33 @@ def _check(body: CompletionRequest, choices: int, candidates: int, max_tokens: i
         raise InvalidRequest("max_tokens: 0 needs echo, to score the prompt.", param="max_tokens")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
-    if body.tool_choice is not None and not isinstance(body.tool_choice, str | dict):
-        raise InvalidRequest("tool_choice: expected a string or an object.", param="tool_choice")
-    if body.tools and body.tool_choice != "none":
-        raise InvalidRequest("tools are not supported yet; tool_choice: none ignores them.", param="tools")
-    if not body.tools and body.tool_choice not in (None, "none", "auto"):
-        raise InvalidRequest("tool_choice asks for a tool, and there are no tools.", param="tool_choice")
 
 
-async def read_prompts(given: Any, model: ServedModel) -> list[Prompt]:
+def _refuse_with_tools(body: CompletionRequest, sampling: Sampling) -> None:
+    if sampling.grammar is not None:
+        name = "grammar" if body.grammar is not None else "response_format"
+        raise InvalidRequest(f"{name} and tools cannot both constrain the answer.", param=name)
+    if body.suffix:
+        raise InvalidRequest("suffix and tools do not go together: a call is no middle of a text.", param="suffix")
+
+
+def _behind(before: list[int], prompt: Prompt, model: ServedModel) -> Prompt:
+    """The prompt behind other text. What stands before every text stands before that."""
+    start = model.tokenizer.encode("")
+    own = prompt.tokens[len(start) :] if prompt.tokens[: len(start)] == start else prompt.tokens
+    own = [] if prompt.text == "" else own
+    return Prompt(before + own, prompt.text, before=len(before))
+
+
+def _filled(fill: FillIn, prompt: Prompt, suffix: list[int]) -> Prompt:
+    built = fill.build([] if prompt.text == "" else prompt.tokens, suffix)
+    return Prompt(built.tokens, prompt.text, built.before, built.after)
+
+
+async def read_prompts(given: Any, model: ServedModel, *, truncate: bool = False) -> list[Prompt]:
     """Every form that `prompt` may have. Absent or empty, it is the token that starts a document."""
     if given is None or isinstance(given, str):
-        return await _encode([given or ""], model, [given or ""])
+        return await _encode([given or ""], model, truncate)
     if not isinstance(given, list) or not given:
         raise InvalidRequest("prompt: expected a string, strings, token ids, or arrays of token ids.", param="prompt")
     if isinstance(given[0], str):
@@ -128,7 +203,7 @@ async def read_prompts(given: Any, model: ServedModel) -> list[Prompt]:
             if not isinstance(text, str):
                 raise InvalidRequest(f"prompt[{index}]: expected a string, as before it.", param=f"prompt[{index}]")
         _check_number(given)
-        return await _encode(given, model, given)
+        return await _encode(given, model, truncate)
     if isinstance(given[0], list):
         _check_number(given)
         return [Prompt(_ids(tokens, f"prompt[{index}]", model)) for index, tokens in enumerate(given)]
@@ -140,9 +215,9 @@ def _check_number(given: list[Any]) -> None:
         raise InvalidRequest(f"prompt: at most {MAX_PROMPTS} in one request, got {len(given)}.", param="prompt")
 
 
-async def _encode(texts: list[str], model: ServedModel, given: list[str]) -> list[Prompt]:
+async def _encode(texts: list[str], model: ServedModel, truncate: bool) -> list[Prompt]:
     prompts = []
-    for tokens, text in zip(await model.encode_all(texts), given, strict=True):
+    for tokens, text in zip(await model.encode_all(texts, truncate=truncate), texts, strict=True):
         if not tokens:
             if model.start_token is None:
                 raise InvalidRequest("prompt: this model cannot start from nothing.", param="prompt")
@@ -167,8 +242,9 @@ def fit(prompt: Prompt, limit: int, max_tokens: int, *, truncate: bool, index: i
     room = limit - max_tokens
     if len(prompt.tokens) <= room:
         return
-    if truncate and room > 0:
-        prompt.tokens = prompt.tokens[-room:]
+    excess = len(prompt.tokens) - room
+    if truncate and excess < len(prompt.own):
+        del prompt.tokens[prompt.before : prompt.before + excess]
         prompt.text = None
         return
     raise ContextLengthExceeded(

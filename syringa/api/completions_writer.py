@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 import codecs
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from syringa.api.describe import says
 from syringa.api.model import ServedModel
-from syringa.events import Event, Finished, PromptScored, ScoredToken, TextDelta, Usage
+from syringa.api.tools import ToolCall, call_body, call_chunk
+from syringa.events import (
+    EndReason,
+    Event,
+    Finished,
+    PromptScored,
+    ScoredToken,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    Usage,
+)
 from syringa.output.collect import Generation
 from syringa.types import TokenLogprobs
 
 
 class Logprobs(msgspec.Struct):
+    """Four lists of one length; the first token of an echoed prompt has no log-probability."""
+
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
-    text_offset: list[int] = []
+    text_offset: Annotated[list[int], says("Where each token begins in `text`, in characters.")] = []
 
 
 class Choice(msgspec.Struct):
-    index: int
+    index: Annotated[int, says("Prompt-major: the choices of the first prompt come first.")]
     text: str
     logprobs: Logprobs | None = None
-    finish_reason: str | None = None
+    finish_reason: Annotated[
+        str | None, says("Null in a chunk that is not the choice's last.", enum=["stop", "length", "tool_calls", None])
+    ] = None
+    tool_calls: Annotated[
+        list[ToolCall] | UnsetType,
+        says("Only where `tools` were given. In a chunk: parts of calls, to be joined by `index`."),
+    ] = UNSET
 
 
 class CachedTokens(msgspec.Struct):
@@ -47,11 +68,13 @@ class Completion(msgspec.Struct):
     """The whole body, and also each chunk of a stream."""
 
     id: str
-    object: str
-    created: int
+    object: Annotated[str, says("`text_completion`.", const="text_completion")]
+    created: Annotated[int, says("Unix time, in seconds.")]
     model: str
     choices: list[Choice]
-    usage: UsageBody | UnsetType | None = UNSET
+    usage: Annotated[
+        UsageBody | UnsetType | None, says("In a stream only with `include_usage`: in the last chunk, null before.")
+    ] = UNSET
 
 
 class CompletionWriter:
@@ -64,16 +87,20 @@ class CompletionWriter:
         created: int,
         model: ServedModel,
         choices: int,
-        echo: list[tuple[list[int], str | None]] | None,
+        echo: list[Echo] | None,
         suffix: str,
         logprobs: bool,
         include_usage: bool,
+        tools: bool = False,
+        named_tool: bool = False,
     ) -> None:
         self._id, self._created, self._model = id, created, model
         self._choices = choices
-        self._echo = None if echo is None else [_Echo(model, tokens, text) for tokens, text in echo]
+        self._echo = echo
         self._suffix = suffix
         self._logprobs = logprobs
+        self._tools = tools
+        self._named_tool = named_tool
         self._include_usage = include_usage
         self._no_usage: UnsetType | None = None if include_usage else UNSET
         self._begun: set[int] = set()
@@ -89,7 +116,13 @@ class CompletionWriter:
             return chunks
         if isinstance(event, Finished):
             chunks = self._opening(event.choice)
-            chunks.append(self._chunk(self._choice(event.choice, self._suffix, [], event.reason)))
+            chunks.append(self._chunk(self._choice(event.choice, self._suffix, [], self._reason(event.reason))))
+            return chunks
+        if isinstance(event, ToolCallStart | ToolCallDelta):
+            chunks = self._opening(event.choice)
+            choice = self._choice(event.choice, "", [])
+            choice.tool_calls = [call_chunk(event)]
+            chunks.append(self._chunk(choice))
             return chunks
         if isinstance(event, PromptScored):
             self._score(event)
@@ -102,7 +135,10 @@ class CompletionWriter:
             self._score(scored)
         choices = []
         for whole in generation.choices:
-            choice = self._choice(whole.index, whole.text + self._suffix, whole.tokens, whole.reason)
+            reason = self._reason(whole.reason)
+            choice = self._choice(whole.index, whole.text + self._suffix, whole.tokens, reason)
+            if self._tools:
+                choice.tool_calls = [call_body(call) for call in whole.calls]
             for opening in self._opening(whole.index):
                 choice = _join(opening.choices[0], choice)
             choices.append(choice)
@@ -125,9 +161,13 @@ class CompletionWriter:
                 _append(logprobs, self._model, token.scores.token, token.scores, token.offset + shift)
         return Choice(index, text, logprobs, reason)
 
+    def _reason(self, reason: EndReason) -> EndReason:
+        # OpenAI says `stop` where the client itself named the function.
+        return "stop" if reason == "tool_calls" and self._named_tool else reason
+
     def _score(self, event: PromptScored) -> None:
         if self._echo is not None:
-            self._echo[event.prompt].scores = event.scores
+            self._echo[event.prompt].score(event.scores)
 
     def _chunk(self, choice: Choice) -> Completion:
         return Completion(self._id, "text_completion", self._created, self._model.id, [choice], self._no_usage)
@@ -136,16 +176,20 @@ class CompletionWriter:
         return Completion(self._id, "text_completion", self._created, self._model.id, choices, usage)
 
 
-class _Echo:
-    """A prompt as it stands before its completions."""
+class Echo:
+    """A prompt as it stands before its completions. `before` tokens came before it that the client did not write."""
 
-    def __init__(self, model: ServedModel, tokens: list[int], text: str | None) -> None:
-        self.scores: list[TokenLogprobs | None] = []
-        self._model, self._tokens = model, tokens
+    def __init__(self, model: ServedModel, tokens: list[int], text: str | None, before: int = 0) -> None:
+        self._scores: list[TokenLogprobs | None] = []
+        self._model, self._tokens, self._before = model, tokens, before
         if text is None:
             first = 1 if len(tokens) > 1 and tokens[0] == model.bos_token else 0
             text = model.spell(tokens[first:])
         self.text = text
+
+    def score(self, scores: list[TokenLogprobs | None]) -> None:
+        """Takes the scores of all that the engine was given."""
+        self._scores = scores[self._before : self._before + len(self._tokens)]
 
     def logprobs(self) -> Logprobs:
         """The prompt's tokens with their places in `text`."""
@@ -155,7 +199,7 @@ class _Echo:
         # Tokens may spell more than the text has: a start token, or the space that some tokenizers put first.
         extra = max(0, ends[-1] - len(self.text))
         shown = Logprobs([], [], [], [])
-        scores = self.scores or [None] * len(self._tokens)
+        scores = self._scores or [None] * len(self._tokens)
         for token, score, offset in zip(self._tokens, scores, ends, strict=False):
             _append(shown, self._model, token, score, max(0, offset - extra))
         return shown
@@ -186,7 +230,7 @@ def _join(first: Choice, second: Choice) -> Choice:
             first.logprobs.top_logprobs + second.logprobs.top_logprobs,
             first.logprobs.text_offset + second.logprobs.text_offset,
         )
-    return Choice(second.index, first.text + second.text, logprobs, second.finish_reason)
+    return Choice(second.index, first.text + second.text, logprobs, second.finish_reason, second.tool_calls)
 
 
 def _usage(usage: Usage) -> UsageBody:

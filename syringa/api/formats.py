@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
 from syringa.api.common import convert
+from syringa.api.describe import record
 from syringa.errors import InvalidRequest, SyringaError
 from syringa.prompt.grammar import validate
+from syringa.prompt.schema import enforceable
 from syringa.types import Grammar
 
 _ANY_OBJECT = '{"type":"object"}'
+_TEXT = {"type": ["string", "null"]}
+_SCHEMA = {"type": ["object", "boolean"], "description": "A JSON schema."}
+
+GRAMMAR_SCHEMA = {
+    "anyOf": [
+        record(("type", "value"), type={"enum": ["regex", "lark"]}, value={"type": "string"}),
+        record(
+            ("type", "value"),
+            type={"enum": ["json_schema", "llguidance"]},
+            value={"type": ["object", "boolean", "string"], "description": "An object, or its JSON text."},
+        ),
+    ]
+}
+FORMAT_SCHEMA = {
+    "anyOf": [
+        record(("type",), type={"enum": ["text", "json_object"]}),
+        record(
+            ("type", "json_schema"),
+            type={"const": "json_schema"},
+            json_schema=record(
+                ("schema",), name=_TEXT, description=_TEXT, schema=_SCHEMA, strict={"type": ["boolean", "null"]}
+            ),
+        ),
+    ]
+}
 
 
 class GrammarField(msgspec.Struct, kw_only=True):
@@ -35,22 +63,41 @@ class JsonSchema(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
-def to_grammar(grammar: Any, response_format: Any) -> Grammar | None:
-    """The one constraint that a request asks for."""
-    shape = None if response_format is None else _from_format(response_format)
+def to_grammar(grammar: Any, response_format: Any, ignored: list[str] | None = None) -> Grammar | None:
+    """The one constraint that a request asks for. What is not honoured of it is added to `ignored`."""
+    ignored = [] if ignored is None else ignored
+    shape = None if response_format is None else _from_format(response_format, ignored)
     if grammar is None:
         return shape
     if shape is not None:
         raise InvalidRequest("grammar and response_format cannot both constrain the answer.", param="grammar")
-    given = convert(grammar, GrammarField, path="grammar")
+    given = convert(grammar, GrammarField, path="grammar", ignored=ignored)
     match given.type:
         case "regex" | "lark":
             if not isinstance(given.value, str):
                 raise InvalidRequest("grammar.value: expected a string.", param="grammar.value")
             return Grammar(given.type, given.value)
-        case "json_schema" | "llguidance":
-            return Grammar(given.type, _json_text(given.value))
+        case "json_schema":
+            return schema_grammar(_json_value(given.value), "grammar.value", strict=False, ignored=ignored)
+        case "llguidance":
+            return Grammar(given.type, _encode(_json_value(given.value)))
     raise InvalidRequest("grammar.type: expected regex, json_schema, lark or llguidance.", param="grammar.type")
+
+
+def schema_grammar(schema: Any, path: str, *, strict: bool, ignored: list[str]) -> Grammar:
+    """A JSON schema as a grammar. What cannot be enforced is refused under `strict`, otherwise added to `ignored`."""
+    try:
+        kept, left_out, unknown = enforceable(schema)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, param=path) from None
+    if strict and left_out:
+        names = ", ".join(path + each for each in left_out[:20])
+        raise InvalidRequest(
+            f"This cannot be enforced, and strict is true: {names}. Leave it out of the schema, or leave out strict.",
+            param=path + left_out[0],
+        )
+    ignored += [path + each for each in left_out + unknown]
+    return Grammar("json_schema", _encode(kept))
 
 
 def check_grammar(grammar: Grammar, param: str) -> None:
@@ -58,37 +105,41 @@ def check_grammar(grammar: Grammar, param: str) -> None:
     try:
         validate(grammar)
     except SyringaError as error:
-        raise InvalidRequest(error.message, param=error.param or param, code=error.code) from None
+        raise InvalidRequest(error.message, param=param, code=error.code) from None
 
 
-def _from_format(given: Any) -> Grammar | None:
-    shape = convert(given, ResponseFormat, path="response_format")
+def _from_format(given: Any, ignored: list[str]) -> Grammar | None:
+    shape = convert(given, ResponseFormat, path="response_format", ignored=ignored)
+    if shape.type != "json_schema" and shape.json_schema is not None:
+        ignored.append("response_format.json_schema")
     match shape.type:
         case "text":
             return None
         case "json_object":
             return Grammar("json_schema", _ANY_OBJECT)
         case "json_schema":
-            named = convert(shape.json_schema, JsonSchema, path="response_format.json_schema")
+            path = "response_format.json_schema"
+            named = convert(shape.json_schema, JsonSchema, path=path, ignored=ignored)
             if not isinstance(named.schema, dict | bool):
-                param = "response_format.json_schema.schema"
-                raise InvalidRequest(f"{param}: expected a JSON schema.", param=param)
-            return Grammar("json_schema", _encode(named.schema))
+                raise InvalidRequest(f"{path}.schema: expected a JSON schema.", param=f"{path}.schema")
+            return schema_grammar(named.schema, f"{path}.schema", strict=bool(named.strict), ignored=ignored)
     raise InvalidRequest(
         "response_format.type: expected text, json_object or json_schema.", param="response_format.type"
     )
 
 
-def _json_text(value: Any) -> str:
-    if isinstance(value, dict | bool):
-        return _encode(value)
+def _encode(value: Any) -> str:
     try:
-        if isinstance(value, str) and isinstance(msgspec.json.decode(value), dict | bool):
-            return value
-    except (msgspec.DecodeError, RecursionError):
+        return json.dumps(value, separators=(",", ":"))
+    except RecursionError:
+        raise InvalidRequest("grammar.value: nested too deeply.", param="grammar.value") from None
+
+
+def _json_value(value: Any) -> dict[str, Any] | bool:
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+        if isinstance(found, dict | bool):
+            return found
+    except (ValueError, RecursionError):
         pass
     raise InvalidRequest("grammar.value: expected an object, or its JSON text.", param="grammar.value")
-
-
-def _encode(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

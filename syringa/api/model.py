@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from syringa import modelfiles
 from syringa.config import Config
-from syringa.errors import NotFound
+from syringa.errors import ContextLengthExceeded, NotFound
 from syringa.prompt.template import ChatTemplate
 from syringa.prompt.tokenizer import Tokenizer
 
@@ -45,8 +45,20 @@ class ServedModel:
             return self.bos_token
         return min(self.end_tokens, default=None)
 
-    async def encode_all(self, texts: list[str], *, special: bool = True) -> list[list[int]]:
-        """Raw prompts' token ids; `special`: with what the model puts before every text."""
+    async def encode_all(self, texts: list[str], *, special: bool = True, truncate: bool = False) -> list[list[int]]:
+        """Raw prompts' token ids; `special`: with what the model puts before every text.
+
+        A text that cannot fit whatever its tokens are is refused, or cut, before time is spent on it.
+        """
+        most = self.max_model_len * self.tokenizer.longest_token
+        if truncate:
+            texts = [text[-most:] for text in texts]
+        elif any(len(text) > most for text in texts):
+            raise ContextLengthExceeded(
+                f"The model's context is {self.max_model_len} tokens; "
+                f"a prompt of {max(map(len, texts))} characters has more.",
+                param="prompt",
+            )
 
         def encode() -> list[list[int]]:
             return [self.tokenizer.encode(text, add_special=special) for text in texts]

@@ -9,10 +9,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from syringa.api.formats import check_grammar, to_grammar
+from syringa.api.describe import nullable, says
+from syringa.api.formats import FORMAT_SCHEMA, GRAMMAR_SCHEMA, check_grammar, to_grammar
 from syringa.api.model import ServedModel
 from syringa.errors import InvalidRequest
-from syringa.types import Sampling, Stopping
+from syringa.types import Grammar, Sampling, Stopping
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
@@ -21,42 +22,82 @@ MAX_COUNT = 2**31 - 1
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
 V = TypeVar("V")
-_STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 4}]}
+_TEXT = {"type": "string", "minLength": 1}
+MAX_STOP = 1000  # characters: every character of an answer is compared with every stop string
+_STOP_SCHEMA = nullable(_TEXT, {"type": "array", "items": _TEXT, "maxItems": 4})
+_BIAS_SCHEMA = {
+    "propertyNames": {"pattern": "^[0-9]{1,19}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}
 _DEFAULT_BREAKERS = ("\n", ":", '"', "*")
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """Base of the endpoints' wire types. An absent field has the default that the comment or the API says."""
+    """Base of the endpoints' wire types. An absent field has the default that `says` gives."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
-    min_p: Unit | None = None
-    seed: Seed | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=1000)] | None = None
-    logit_bias: dict[str, Any] | None = None
-    stop: Annotated[Any, Meta(extra_json_schema=_STOP_SCHEMA)] = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    dry_multiplier: Annotated[float, Meta(ge=0, le=1000)] | None = None
-    dry_base: Annotated[float, Meta(ge=1, le=1000)] | None = None
-    dry_allowed_length: Count | None = None
-    dry_sequence_breakers: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=128)] | None = None
-    grammar: dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Count | None = None
-    stop_token_ids: Annotated[list[int], Meta(max_length=1024)] | None = None
-    truncate_sequence: bool | None = None
+    temperature: Annotated[Annotated[float, Meta(ge=0, le=2)] | None, says("Randomness; 0 is greedy.", 1.0)] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None, says("Draw from the likeliest tokens that sum to this.", 1.0)
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None, says("Draw from this many likeliest tokens; -1 or 0: off.", 0)
+    ] = None
+    min_p: Annotated[
+        Unit | None, says("Leave out tokens below this share of the likeliest one's probability.", 0.0)
+    ] = None
+    seed: Annotated[Seed | None, says("The same seed gives the same bytes; absent: drawn anew.")] = None
+    frequency_penalty: Annotated[Penalty | None, says("Taken off a token's logit each time it was generated.", 0.0)] = (
+        None
+    )
+    presence_penalty: Annotated[Penalty | None, says("Taken off a token's logit once it was generated.", 0.0)] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(ge=0.0001, le=1000)] | None,
+        says("Weakens tokens of the prompt and the output; 1: off.", 1.0),
+    ] = None
+    logit_bias: Annotated[
+        Annotated[dict[str, Any], Meta(extra_json_schema=_BIAS_SCHEMA)] | None,
+        says("Token id to a number that is added to its logit; the id must be in the vocabulary."),
+    ] = None
+    stop: Annotated[Any, says("A string, or up to four, that end the answer; never part of it.", **_STOP_SCHEMA)] = None
+    n: Annotated[Annotated[int, Meta(ge=1, le=128)] | None, says("Choices for each prompt.", 1)] = None
+    dry_multiplier: Annotated[
+        Annotated[float, Meta(ge=0, le=1000)] | None, says("Strength of DRY, against repeated sequences; 0: off.", 0.0)
+    ] = None
+    dry_base: Annotated[
+        Annotated[float, Meta(ge=1, le=1000)] | None, says("How DRY grows with the length of a repeat.", 1.75)
+    ] = None
+    dry_allowed_length: Annotated[Count | None, says("The longest repeat that DRY leaves alone.", 2)] = None
+    dry_sequence_breakers: Annotated[
+        Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=128)] | None,
+        says("Strings across which DRY sees no repeat.", list(_DEFAULT_BREAKERS)),
+    ] = None
+    grammar: Annotated[
+        Annotated[dict[str, Any], Meta(extra_json_schema=GRAMMAR_SCHEMA)] | None,
+        says("What the answer must match: a regular expression, a JSON schema, a Lark or an llguidance grammar."),
+    ] = None
+    response_format: Annotated[
+        Annotated[dict[str, Any], Meta(extra_json_schema=FORMAT_SCHEMA)] | None,
+        says("`text`, `json_object`, or `json_schema` with a schema; under `strict` every keyword of it is enforced."),
+    ] = None
+    ignore_eos: Annotated[bool | None, says("End tokens do not end the answer.", False)] = None
+    min_tokens: Annotated[Count | None, says("End and stop tokens cannot come earlier.", 0)] = None
+    stop_token_ids: Annotated[
+        Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=1024)] | None, says("Tokens that end the answer.")
+    ] = None
+    truncate_sequence: Annotated[
+        bool | None, says("Keep the newest tokens that fit, instead of refusing a long prompt.", False)
+    ] = None
 
 
-async def to_sampling(fields: SamplingFields, model: ServedModel) -> Sampling:
-    """The engine's view of the fields. Everything that depends on the vocabulary or a grammar is checked here."""
-    grammar = to_grammar(fields.grammar, fields.response_format)
-    if grammar is not None:
+async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[str] | None = None) -> Sampling:
+    """The engine's view of the fields. Everything that depends on the vocabulary or a grammar is checked here.
+
+    What is not honoured inside `grammar` and `response_format` is added to `ignored`.
+    """
+    grammar = None
+    if fields.grammar is not None or fields.response_format is not None:
         # Compiling a hostile grammar can take a while; other requests must not wait for it.
-        await asyncio.to_thread(check_grammar, grammar, "grammar" if fields.grammar is not None else "response_format")
+        grammar = await asyncio.to_thread(_checked_grammar, fields, [] if ignored is None else ignored)
     seed = secrets.randbits(63) if fields.seed is None else fields.seed & (2**63 - 1)
     return Sampling(
         seed=seed,
@@ -74,6 +115,13 @@ async def to_sampling(fields: SamplingFields, model: ServedModel) -> Sampling:
         dry_breakers=await _breakers(fields, model),
         grammar=grammar,
     )
+
+
+def _checked_grammar(fields: SamplingFields, ignored: list[str]) -> Grammar | None:
+    grammar = to_grammar(fields.grammar, fields.response_format, ignored)
+    if grammar is not None:
+        check_grammar(grammar, "grammar" if fields.grammar is not None else "response_format")
+    return grammar
 
 
 def to_stopping(fields: SamplingFields, model: ServedModel, max_tokens: int) -> Stopping:
@@ -105,6 +153,8 @@ def to_stop(value: Any) -> tuple[str, ...]:
             raise InvalidRequest(f"{param}: expected a string.", param=param)
         if not text:
             raise InvalidRequest(f"{param}: a stop string cannot be empty.", param=param)
+        if len(text) > MAX_STOP:
+            raise InvalidRequest(f"{param}: at most {MAX_STOP} characters, got {len(text)}.", param=param)
     return tuple(dict.fromkeys(texts))
 
 

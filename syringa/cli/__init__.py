@@ -14,7 +14,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(arguments)
     except SyringaError as error:
-        print(f"syringa: {error.message}", file=sys.stderr)
+        if error.message:  # a worker that could not start has said why itself
+            print(f"syringa: {error.message}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

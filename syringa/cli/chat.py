@@ -23,6 +23,9 @@ HELP = """\
   Ctrl-C stops an answer. A line that ends in \\ goes on."""
 _HISTORY = Path.home() / ".cache" / "syringa" / "chat_history"
 
+# The API draws from the plain distribution; somebody who just wants to talk is better served by its likelier half.
+FRIENDLY = {"temperature": 0.6, "top_p": 0.9}
+
 
 def run(
     settings: dict[str, Any],
@@ -32,7 +35,7 @@ def run(
     key: str | None,
     system: str | None,
 ) -> int:
-    fields = to_fields(options)
+    fields = {**FRIENDLY, **to_fields(options)}
     console = Console(highlight=False)
     with asyncio.Runner() as runner, _history():
         stack = contextlib.AsyncExitStack()

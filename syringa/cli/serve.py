@@ -49,7 +49,7 @@ def banner(config: Config, port: int, name: str, info: ModelInfo, seconds: float
     url = f"http://{host}:{port}"
     served = (config.served_model_name or (name,))[0]
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key else ""
-    facts = f"{info.parameters / 1e6:,.0f} M parameters, {DTYPES.get(info.dtype, info.dtype)}, {info.threads} threads"
+    facts = f"{info.parameters / 1e6:,.1f} M parameters, {DTYPES.get(info.dtype, info.dtype)}, {info.threads} threads"
     body = '{"prompt": "The capital of France is", "max_tokens": 32, "temperature": 0}'
     return (
         f"[bold green]Syringa is ready[/] after {seconds:.1f} s\n"

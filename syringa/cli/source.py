@@ -51,7 +51,9 @@ async def open_source(
         headers = {"authorization": f"Bearer {key}"} if key else {}
         model = {"model": flags["model"]} if "model" in flags else {}
         timeout = httpx.Timeout(10, read=None)
-        async with httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, timeout=timeout) as http:
+        async with httpx.AsyncClient(
+            base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout
+        ) as http:
             yield RemoteSource(http, model)
         return
     config = settings.load(flags, file=file)

@@ -18,7 +18,7 @@ from syringa.engine.sampler import NO_TOKEN, Sampler, SamplerState, SamplingRow,
 from syringa.engine.scheduler import Limits, Plan, QueueFull, Scheduled, Scheduler
 from syringa.engine.sequence import Sequence, check_stop
 from syringa.errors import EngineOverloaded, InvalidRequest, SyringaError
-from syringa.types import EngineDelta, EngineRequest, EngineStats, FinishReason, TokenLogprobs
+from syringa.types import EngineDelta, EngineRequest, EngineStats, Fault, FinishReason, TokenLogprobs
 
 
 class EngineCore:
@@ -189,6 +189,7 @@ class EngineCore:
             0 if sequence.started else sequence.cached,
             self._take_scores(sequence),
             error,
+            "grammar" if grammar is not None else "engine",
         )
         self._note_start(sequence)
         if finish:
@@ -246,8 +247,10 @@ class EngineCore:
                 self._enqueue(request, origin, future.result())
             except Exception as error:  # a grammar's failure ends its own request only
                 message = error.message if isinstance(error, SyringaError) else f"The grammar failed: {error}"
+                fault: Fault = "overload" if isinstance(error, EngineOverloaded) else "grammar"
                 for choice in range(request.choices):
-                    self._failed.append((origin, EngineDelta(request.id, choice, finish="error", error=message)))
+                    delta = EngineDelta(request.id, choice, finish="error", error=message, fault=fault)
+                    self._failed.append((origin, delta))
         self._compiling = waiting
 
     def _grammar_compiler(self) -> GrammarCompiler:

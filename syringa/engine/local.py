@@ -29,8 +29,8 @@ async def start_local(config: Config) -> AsyncIterator[WorkerClient]:
                 await asyncio.wait([waiting], timeout=0.1)
                 if process.poll() is not None:
                     waiting.cancel()
-                    # The worker has said on standard error what is wrong.
-                    raise StartupError(f"the model worker ended with status {process.returncode}")
+                    said = process.returncode == child.CANNOT_START
+                    raise StartupError("" if said else f"the model worker ended with status {process.returncode}")
             yield client
         finally:
             await client.close()

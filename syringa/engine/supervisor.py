@@ -101,7 +101,7 @@ class Supervisor:
                     if status == child.CANNOT_START:
                         return 1  # it has said why
                     if status is not None and each is self.worker and not self.was_ready:
-                        print(f"error: the model could not be loaded: {_reason(status)}", file=sys.stderr)
+                        print(f"syringa: the model could not be loaded: {_reason(status)}", file=sys.stderr)
                         return 1
                     if status is not None:
                         logger.error("%s ended (%s): starting it again", each.name, _reason(status))

@@ -230,12 +230,12 @@ def main() -> None:
     try:
         core, info = load(options)
     except StartupError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        print(f"syringa: {error.message}", file=sys.stderr)
         sys.exit(child.CANNOT_START)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
-        print(f"error: there is too little memory for {options.model}", file=sys.stderr)
+        print(f"syringa: there is too little memory for {options.model}", file=sys.stderr)
         sys.exit(child.CANNOT_START)
     worker = Worker(core, info, listener)
 

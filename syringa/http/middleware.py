@@ -22,12 +22,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from syringa.api.common import ErrorBody, ErrorEnvelope
 from syringa.config import Config
 from syringa.errors import PayloadTooLarge, SyringaError, Unauthorized
 
 logger = logging.getLogger("syringa.http")
 
-PUBLIC_PATHS = frozenset({"/health"})
+PUBLIC_PATHS = frozenset({"/health", "/openapi.json", "/docs"})
 _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -47,17 +48,6 @@ def middleware(config: Config) -> list[Middleware]:
     layers += [Middleware(Errors), Middleware(Auth, keys=config.api_key)]
     layers.append(Middleware(BodyLimit, limit=config.max_body_bytes))
     return layers
-
-
-class ErrorBody(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorEnvelope(msgspec.Struct):
-    error: ErrorBody
 
 
 def envelope(error: Exception) -> ErrorEnvelope:

@@ -35,7 +35,7 @@ def main() -> None:
     try:
         uvloop.run(answer(options))
     except StartupError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        print(f"syringa: {error.message}", file=sys.stderr)
         sys.exit(child.CANNOT_START)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 from syringa.api import completions, tokens
 from syringa.api.common import Call, decode, header_value
 from syringa.api.model import Models
+from syringa.api.openapi import document
 from syringa.config import Config
 from syringa.engine.interface import Engine
 from syringa.errors import EngineUnavailable, InvalidRequest, UnsupportedMediaType
@@ -20,6 +23,13 @@ from syringa.generation import generate
 from syringa.http.sse import StreamedAnswer, WholeAnswer
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+_PAGE = Path(__file__).with_name("docs.html")
+# The page is whole in itself, and talks to nobody but this server.
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 class Api:
@@ -31,6 +41,8 @@ class Api:
     def routes(self) -> list[BaseRoute]:
         return [
             Route("/health", self.health),
+            Route("/openapi.json", self.openapi),
+            Route("/docs", self.docs),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/api/v2/completions", self.completions, methods=["POST"]),
             Route("/v1/models", self.list_models),
@@ -44,6 +56,16 @@ class Api:
         if not self.engine.ready:
             raise EngineUnavailable("The model is loading.")
         return _json({"status": "ok"})
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(self._document, media_type="application/json")
+
+    async def docs(self, request: Request) -> Response:
+        return Response(_PAGE.read_bytes(), headers={"content-security-policy": _PAGE_POLICY}, media_type="text/html")
+
+    @functools.cached_property
+    def _document(self) -> bytes:
+        return msgspec.json.encode(document(secured=bool(self.config.api_key)))
 
     async def completions(self, request: Request) -> Response:
         body, ignored = await self._read(request, completions.CompletionRequest)
@@ -79,7 +101,9 @@ class Api:
     def _heed(self, ignored: list[str]) -> dict[str, str]:
         """The header that names unknown fields, or the refusal that the administrator asked for instead."""
         if ignored and self.config.unknown_fields == "refuse":
-            raise InvalidRequest(f"{ignored[0]!r} is not a field of this endpoint.", param=ignored[0])
+            raise InvalidRequest(
+                f"{ignored[0]!r} is not honoured here, and this server refuses what it would ignore.", param=ignored[0]
+            )
         return {"x-syringa-ignored": header_value(ignored)} if ignored else {}
 
     def _answer(self, call: Call, headers: dict[str, str]) -> Response:

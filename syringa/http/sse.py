@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from syringa.api.common import Writer
 from syringa.errors import EngineUnavailable, SyringaError
@@ -57,12 +57,16 @@ class StreamedAnswer(Response):
         self._quiet = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await attend(self._run(send), receive, lambda: self._comment(send), self._keep_alive)
+        send = noticing(send)
+        with contextlib.suppress(ClientGone):
+            await attend(self._run(send), receive, lambda: self._comment(send), self._keep_alive)
 
     async def _run(self, send: Send) -> None:
         try:
             await self._pass_on(send)
             last = _DONE
+        except ClientGone:
+            return
         except Exception as error:
             if not self._started:
                 raise
@@ -98,6 +102,22 @@ class StreamedAnswer(Response):
             await self._start(send)
             await send({"type": "http.response.body", "body": _WAITING, "more_body": True})
         self._quiet = True
+
+
+class ClientGone(Exception):
+    """The connection broke while we were writing to it."""
+
+
+def noticing(send: Send) -> Send:
+    """`send`, which then tells a broken connection from a fault of ours."""
+
+    async def careful(message: Message) -> None:
+        try:
+            await send(message)
+        except (OSError, RuntimeError) as error:  # uvloop raises the latter for a transport that has closed
+            raise ClientGone from error
+
+    return careful
 
 
 class WholeAnswer(Response):

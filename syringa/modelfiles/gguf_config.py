@@ -19,6 +19,8 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
 # What Llama 3.1 and its successors were trained with. GGUF keeps only the resulting factor of each frequency.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
+_MOST_LAYERS = 4096
+
 
 def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     """The model's config as a Hugging Face folder would state it."""
@@ -37,7 +39,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "architectures": [architecture],
         "model_type": model_type,
         "hidden_size": hidden,
-        "num_hidden_layers": reader.integer("block_count"),
+        "num_hidden_layers": _layers(reader),
         "num_attention_heads": heads,
         "num_key_value_heads": reader.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -106,6 +108,14 @@ class _Config:
     def wrong(self, key: str, value: Any) -> ModelError:
         state = "missing" if value is None else f"{value!r}"
         return ModelError(f"{self.file.path}: {self.prefix}.{key} is {state}; convert the model again")
+
+
+def _layers(reader: _Config) -> int:
+    """Held to reason: what a corrupt number says would otherwise be built, layer by layer."""
+    count = reader.integer("block_count")
+    if count > _MOST_LAYERS:
+        raise reader.wrong("block_count", count)
+    return count
 
 
 def _vocab_size(reader: _Config) -> int:

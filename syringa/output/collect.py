@@ -5,7 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from syringa.events import EndReason, Event, Finished, PromptScored, ScoredToken, TextDelta, Usage
+from syringa.events import (
+    EndReason,
+    Event,
+    Finished,
+    PromptScored,
+    ScoredToken,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    Usage,
+)
+
+
+@dataclass
+class CollectedCall:
+    id: str
+    name: str
+    arguments: str = ""
 
 
 @dataclass
@@ -13,6 +30,7 @@ class CollectedChoice:
     index: int
     text: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
+    calls: list[CollectedCall] = field(default_factory=list)
     reason: EndReason = "stop"
 
 
@@ -37,6 +55,11 @@ async def collect(events: AsyncIterator[Event]) -> Generation:
             choice.tokens += event.tokens
         elif isinstance(event, Finished):
             choices.setdefault(event.choice, CollectedChoice(event.choice)).reason = event.reason
+        elif isinstance(event, ToolCallDelta):
+            choices[event.choice].calls[event.call].arguments += event.arguments
+        elif isinstance(event, ToolCallStart):
+            choice = choices.setdefault(event.choice, CollectedChoice(event.choice))
+            choice.calls.append(CollectedCall(event.id, event.name))
         elif isinstance(event, PromptScored):
             generation.prompts.append(event)
         else:

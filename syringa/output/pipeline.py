@@ -1,13 +1,15 @@
-"""The stages of one choice, chained: tokens → text → up to a stop string → events. Counts tokens as they pass."""
+"""The stages of one choice, chained: tokens → text → up to a stop string → calls apart from text → events. Counts
+tokens as they pass."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 
-from syringa.events import EndReason, Event, Finished, ScoredToken, TextDelta
+from syringa.events import ChoiceEvent, EndReason, Finished, ScoredToken, TextDelta
 from syringa.output.detokenizer import Detokenizer, Piece, Vocabulary, plain_text
 from syringa.output.stop import StopStrings
+from syringa.output.tools import call_parser
 from syringa.types import EngineDelta, TokenLogprobs
 
 
@@ -22,6 +24,7 @@ class Pipeline:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         show_tokens: bool = False,
+        tool_format: str | None = None,
     ) -> None:
         self.done = False
         self.tokens = 0
@@ -30,12 +33,13 @@ class Pipeline:
         self._stop = StopStrings(stop) if stop else None
         self._exempt = min_tokens if stop else 0  # tokens to come in whose text no stop string is looked for
         self._passed = 0  # tokens that went by the stop strings
+        self._calls = call_parser(tool_format, choice) if tool_format is not None else None
         self._show_tokens = show_tokens
         self._unshown: deque[TokenLogprobs] = deque()
         self._logprobs: list[float] = []
         self._shown = 0  # characters
 
-    def feed(self, delta: EngineDelta) -> list[Event]:
+    def feed(self, delta: EngineDelta) -> list[ChoiceEvent]:
         """The events that a delta makes. The end token is counted, and shown neither as text nor as a token."""
         tokens = delta.tokens
         self.tokens += len(tokens)
@@ -61,7 +65,7 @@ class Pipeline:
         if delta.finish is not None:
             reason: EndReason = "length" if delta.finish == "length" else "stop"
             return self._finish(pieces, Finished(self._choice, reason, delta.stop_token))
-        return self._show(pieces)
+        return self._show(pieces) if self._calls is None else self._show_calls(pieces)
 
     @property
     def mean_logprob(self) -> float:
@@ -73,13 +77,13 @@ class Pipeline:
         if self._show_tokens:
             self._unshown += logprobs
 
-    def _show(self, pieces: list[Piece]) -> list[Event]:
+    def _show(self, pieces: list[Piece]) -> list[ChoiceEvent]:
         if self._show_tokens:
             return self._show_scored(pieces)
         text = pieces[0].text if len(pieces) == 1 and not pieces[0].special else plain_text(pieces)
         return [TextDelta(self._choice, text)] if text else []
 
-    def _show_scored(self, pieces: list[Piece]) -> list[Event]:
+    def _show_scored(self, pieces: list[Piece]) -> list[ChoiceEvent]:
         scored = []
         texts = []
         for piece in pieces:
@@ -91,8 +95,29 @@ class Pipeline:
         text = "".join(texts)
         return [TextDelta(self._choice, text, scored)] if text or scored else []
 
-    def _finish(self, pieces: list[Piece], last: Finished) -> list[Event]:
+    def _show_calls(self, pieces: list[Piece], *, last: bool = False) -> list[ChoiceEvent]:
+        assert self._calls is not None
+        parts = self._calls.feed(pieces)
+        if last:
+            parts += self._calls.flush()
+        events: list[ChoiceEvent] = []
+        text: list[Piece] = []
+        for part in parts:
+            if isinstance(part, Piece):
+                text.append(part)
+                continue
+            events += self._show(text)
+            events.append(part)
+            text = []
+        return events + self._show(text)
+
+    def _finish(self, pieces: list[Piece], last: Finished) -> list[ChoiceEvent]:
         self.done = True
-        events = self._show(pieces)
+        if self._calls is None:
+            events = self._show(pieces)
+        else:
+            events = self._show_calls(pieces, last=True)
+            if self._calls.calls and last.reason == "stop":
+                last = Finished(last.choice, "tool_calls", last.stop)
         events.append(last)
         return events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import threading
@@ -42,8 +43,14 @@ class Tokenizer:
         already. `parse_special` off reads `<|im_end|>` as nine characters, which is what untrusted text is.
         """
         tokenizer = self._tokenizer if parse_special else self._without_special()
-        ids: list[int] = tokenizer.encode(_encodable(text), add_special_tokens=False).ids
+        # The batch call leaves out offsets, which for a long text cost more than the ids.
+        ids: list[int] = tokenizer.encode_batch_fast([_encodable(text)], add_special_tokens=False)[0].ids
         return self._prefix + ids if add_special else ids
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """In bytes. A text of more than n times as many characters has more than n tokens."""
+        return max(map(len, self.bytes_table), default=1)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of a whole sequence. Bytes that are no UTF-8 become U+FFFD."""
@@ -67,6 +74,11 @@ class Tokenizer:
         """What a token stands for; empty for an id that the model has and the tokenizer has not."""
         table = self.bytes_table
         return table[id_] if 0 <= id_ < len(table) else b""
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the one token that is written so in the vocabulary."""
+        id_: int | None = self._tokenizer.token_to_id(text)
+        return id_
 
     def tokens_containing(self, text: str) -> frozenset[int]:
         """The tokens whose text contains `text`; where there are none, the last token that `text` is written with."""
@@ -99,6 +111,11 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Tokens that mark structure; users do not see them."""
         return frozenset(id_ for id_, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
+    def added_tokens(self) -> frozenset[str]:
+        """The texts that are read as one token wherever they stand, special or not."""
+        return frozenset(token.content for token in self._tokenizer.get_added_tokens_decoder().values())
 
     @cached_property
     def bytes_table(self) -> list[bytes]:

@@ -80,7 +80,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 1, "n": 2}, "best_of"),
     ({"best_of": 2, "stream": True}, "best_of"),
     ({"tools": "x"}, "tools"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": 5}, "tool_choice"),
     ({"max_tokens": 5000}, "max_tokens"),
@@ -156,3 +155,38 @@ async def test_null_is_absent_and_1_0_is_whole(value: object) -> None:
 
 
 _JSON = {"content-type": "application/json"}
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
+    engine = FakeEngine("x")
+    async with client(engine) as http:
+        answer = await http.post("/v1/completions", json={"prompt": "a" * 100_000})
+        cut = await http.post("/v1/completions", json={"prompt": "a" * 100_000, "truncate_sequence": True})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert cut.status_code == 200
+    assert len(engine.requests[0].prompt) == 4096 - 16
+
+
+@pytest.mark.parametrize("field", ['"suffix": "\\ud800"', '"logit_bias": {"\\ud800": 1}', '"stop": "\\ud800"'])
+async def test_halves_of_characters_beside_huge_numbers(field: str) -> None:
+    async with client(FakeEngine("x")) as http:
+        body = '{"prompt": "x", "zz": 1e400, ' + field + "}"
+        answer = await http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "surrogate" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": "a" * 1001}, "stop"),
+        ({"stop": ["b", "a" * 1001]}, "stop[1]"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
+    ],
+)
+async def test_what_would_cost_everybody_time(fields: dict[str, Any], param: str) -> None:
+    async with client(FakeEngine("x")) as http:
+        answer = await http.post("/v1/completions", json={"prompt": "x", **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param

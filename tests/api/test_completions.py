@@ -1,12 +1,7 @@
 from __future__ import annotations
 
-import copy
-import functools
-import json
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,8 +9,7 @@ from hypothesis import strategies as st
 from syringa.types import Grammar
 from tests.client import client, events
 from tests.fake_engine import START, FakeEngine, fake_model
-
-SPEC = Path(__file__).parents[1] / "data" / "specs" / "openai-openapi-subset.json"
+from tests.schemas import reassemble, validate
 
 
 async def post(body: dict[str, Any], engine: FakeEngine | None = None, **kwargs: Any) -> dict[str, Any]:
@@ -25,47 +19,6 @@ async def post(body: dict[str, Any], engine: FakeEngine | None = None, **kwargs:
     if body.get("stream"):
         return reassemble(events(answer.text))
     return answer.json()
-
-
-def reassemble(seen: list[Any]) -> dict[str, Any]:
-    """A stream's chunks put together as a client would."""
-    assert seen.pop() == "[DONE]"
-    whole: dict[str, Any] = {name: seen[0][name] for name in ("id", "object", "created", "model")}
-    choices: dict[int, dict[str, Any]] = {}
-    for chunk in seen:
-        validate(chunk)
-        assert {name: chunk[name] for name in ("id", "object", "created", "model")} == whole
-        for part in chunk["choices"]:
-            choice = choices.setdefault(part["index"], {"index": part["index"], "text": "", "logprobs": None})
-            assert choice.get("finish_reason") is None
-            choice["text"] += part["text"]
-            choice["finish_reason"] = part["finish_reason"]
-            if part["logprobs"] is not None:
-                lists = choice["logprobs"] or {name: [] for name in part["logprobs"]}
-                choice["logprobs"] = {name: lists[name] + part["logprobs"][name] for name in lists}
-        if not chunk["choices"]:
-            usage = chunk["usage"]
-    return whole | {"choices": [choices[index] for index in sorted(choices)], "usage": usage}
-
-
-@functools.cache
-def _validator() -> jsonschema.Draft202012Validator | None:
-    if not SPEC.exists():
-        return None
-    schemas = json.loads(SPEC.read_text())["components"]["schemas"]
-    whole = copy.deepcopy(schemas["CreateCompletionResponse"])
-    choice = whole["properties"]["choices"]["items"]["properties"]
-    choice["finish_reason"] = {"enum": ["stop", "length", "content_filter", "tool_calls", None]}
-    lists = choice["logprobs"]["anyOf"][0]["properties"]
-    lists["token_logprobs"]["items"] = {"type": ["number", "null"]}
-    lists["top_logprobs"]["items"]["type"] = ["object", "null"]
-    whole["properties"]["usage"] = {"anyOf": [schemas["CompletionUsage"], {"type": "null"}]}
-    return jsonschema.Draft202012Validator(whole)
-
-
-def validate(body: dict[str, Any]) -> None:
-    if (validator := _validator()) is not None:
-        validator.validate(body)
 
 
 async def test_the_body() -> None:
@@ -149,7 +102,7 @@ async def test_defaults() -> None:
             Grammar("json_schema", '{"type":"null"}'),
         ),
         ({"grammar": {"type": "json_schema", "value": {"type": "null"}}}, Grammar("json_schema", '{"type":"null"}')),
-        ({"grammar": {"type": "json_schema", "value": '{"type": "null"}'}}, Grammar("json_schema", '{"type": "null"}')),
+        ({"grammar": {"type": "json_schema", "value": '{"type": "null"}'}}, Grammar("json_schema", '{"type":"null"}')),
         ({"grammar": {"type": "lark", "value": 'start: "a"'}}, Grammar("lark", 'start: "a"')),
     ],
 )
@@ -209,10 +162,6 @@ async def test_best_of() -> None:
     body = await post({"prompt": "a", "best_of": 3, "n": 1}, engine)
     assert [choice["text"] for choice in body["choices"]] == ["bb"]
     assert body["usage"]["completion_tokens"] == 6
-
-
-async def test_tools_with_choice_none() -> None:
-    assert await post({"tools": [{"type": "function"}], "tool_choice": "none"})
 
 
 bodies = st.fixed_dictionaries(

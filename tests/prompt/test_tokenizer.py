@@ -40,7 +40,7 @@ def spm() -> Tokenizer:
     return Tokenizer(tokenizer_from_gguf(SPM_METADATA), description(bos_token=1, add_bos=True))
 
 
-@given(st.text())
+@given(st.text(st.characters(codec="utf-8", exclude_characters="▁")))  # which SentencePiece writes for a space
 @settings(deadline=None, max_examples=200)
 def test_decode_undoes_encode(smollm2: Tokenizer, spm: Tokenizer, text: str) -> None:
     for tokenizer in (smollm2, spm):

@@ -1,0 +1,230 @@
+"""`tools` and `tool_choice`: what a body says of functions, and their calls in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from syringa.api.common import convert
+from syringa.api.describe import nullable, record, says
+from syringa.api.formats import schema_grammar
+from syringa.api.model import ServedModel
+from syringa.errors import InvalidRequest
+from syringa.events import ToolCallDelta, ToolCallStart
+from syringa.output.collect import CollectedCall
+from syringa.prompt.grammar import validate
+from syringa.prompt.tools import Tool, ToolUse, call_grammar, closed, special_marks
+from syringa.types import Grammar
+
+MAX_TOOLS = 128
+_NAME = "^[a-zA-Z0-9_-]{1,64}$"
+_NAMED = record(("name",), name={"type": "string", "pattern": _NAME})
+_CHOICE = record(("type", "function"), type={"const": "function"}, function=_NAMED)
+
+TOOL_SCHEMA = record(
+    ("type", "function"),
+    type={"const": "function"},
+    function=record(
+        ("name",),
+        name={"type": "string", "pattern": _NAME},
+        description={"type": ["string", "null"]},
+        parameters={"type": ["object", "null"], "description": "A JSON schema of the arguments: an object."},
+        strict={"type": ["boolean", "null"], "description": "Hold the arguments to the schema."},
+    ),
+)
+TOOL_CHOICE_SCHEMA = nullable(
+    {"enum": ["none", "auto", "required"]},
+    _CHOICE,
+    record(
+        ("type", "allowed_tools"),
+        type={"const": "allowed_tools"},
+        allowed_tools=record(
+            ("mode", "tools"), mode={"enum": ["auto", "required"]}, tools={"type": "array", "items": _CHOICE}
+        ),
+    ),
+)
+
+
+class FunctionField(msgspec.Struct, kw_only=True):
+    name: Annotated[str, Meta(pattern=_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TypedField(msgspec.Struct, kw_only=True):
+    """A tool, or a choice of one: what it is lies under the name of its type."""
+
+    type: str
+    function: Any = None
+    allowed_tools: Any = None
+
+
+class NamedField(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class AllowedField(msgspec.Struct, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: list[Any]
+
+
+class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request's tools for the model, the grammar of their calls, and whether the client named the one to call."""
+
+    use: ToolUse
+    grammar: Grammar
+    named: bool = False
+
+
+async def read_tools(
+    tools: list[Any] | None, choice: Any, model: ServedModel, ignored: list[str], *, parallel: bool = True
+) -> ToolRequest | None:
+    """The tools that may be called; None where there are none or `tool_choice` is `none`.
+
+    What is not honoured of them is added to `ignored`.
+    """
+    if choice is not None and not isinstance(choice, str | dict):
+        raise InvalidRequest("tool_choice: expected a string or an object.", param="tool_choice")
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise InvalidRequest("tool_choice asks for a tool, and there are no tools.", param="tool_choice")
+        return None
+    marks = special_marks(model.tokenizer)
+    try:
+        # Schemas are compiled to see whether they can be; other requests must not wait for it.
+        return await asyncio.to_thread(_read, tools, choice, marks, ignored, parallel)
+    except RecursionError:
+        raise InvalidRequest("tools: a schema is nested too deeply.", param="tools") from None
+
+
+def _read(
+    tools: list[Any], choice: Any, marks: frozenset[str], ignored: list[str], parallel: bool
+) -> ToolRequest | None:
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(tools)}.", param="tools")
+    found: dict[str, Tool] = {}
+    for index, given in enumerate(tools):
+        tool = _read_tool(given, f"tools[{index}]", ignored)
+        if tool.name in found:
+            param = f"tools[{index}].function.name"
+            raise InvalidRequest(f"{param}: there are two functions named {tool.name!r}.", param=param)
+        found[tool.name] = tool
+    mode, names, named = _read_choice(choice, found, ignored)
+    if mode == "none":
+        return None
+    known = []
+    for index, tool in enumerate(found.values()):
+        if tool.parameters is not None and tool.name in names and (tool.strict or mode == "required"):
+            path = f"tools[{index}].function.parameters"
+            schema = _arguments_schema(tool.parameters, path, strict=tool.strict, ignored=ignored)
+            tool = msgspec.structs.replace(tool, schema=schema)
+        known.append(tool)
+    use = ToolUse(tools=known, mode=mode, callable=names, parallel=parallel and not named)
+    grammar = call_grammar(use, marks)
+    try:
+        validate(grammar)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, param="tools", code=error.code) from None
+    return ToolRequest(use=use, grammar=grammar, named=named)
+
+
+def _read_choice(
+    choice: Any, tools: dict[str, Tool], ignored: list[str]
+) -> tuple[Literal["none", "auto", "required"], frozenset[str], bool]:
+    """What `tool_choice` asks for, the tools that it leaves, and whether it names one."""
+    match choice:
+        case None:
+            return "auto", frozenset(tools), False
+        case "none" | "auto" | "required":
+            return choice, frozenset(tools), False
+        case str():
+            raise InvalidRequest("tool_choice: expected none, auto, required or an object.", param="tool_choice")
+    shape = convert(choice, TypedField, path="tool_choice", ignored=ignored)
+    if shape.type == "function":
+        return "required", frozenset({_named(shape.function, "tool_choice.function", tools)}), True
+    if shape.type == "allowed_tools":
+        path = "tool_choice.allowed_tools"
+        allowed = convert(shape.allowed_tools, AllowedField, path=path, ignored=ignored)
+        return allowed.mode, _allowed(allowed.tools, f"{path}.tools", tools), False
+    raise InvalidRequest("tool_choice.type: expected function or allowed_tools.", param="tool_choice.type")
+
+
+def _read_tool(given: Any, path: str, ignored: list[str]) -> Tool:
+    shape = convert(given, TypedField, path=path, ignored=ignored)
+    if shape.type != "function":
+        raise InvalidRequest(
+            f"{path}.type: only tools of type function are served here, not {shape.type!r}.", param=f"{path}.type"
+        )
+    path += ".function"
+    function = convert(shape.function, FunctionField, path=path, ignored=ignored)
+    kind = "object" if function.parameters is None else function.parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        path += ".parameters.type"
+        raise InvalidRequest(f"{path}: arguments are an object.", param=path)
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        strict=bool(function.strict),
+    )
+
+
+def _arguments_schema(given: dict[str, Any], path: str, *, strict: bool, ignored: list[str]) -> dict[str, Any]:
+    grammar = schema_grammar({**given, "type": "object"}, path, strict=strict, ignored=ignored)
+    schema = closed(json.loads(grammar.value))
+    try:
+        validate(Grammar("json_schema", json.dumps(schema)))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.message}", param=path, code=error.code) from None
+    return schema
+
+
+def _named(given: Any, path: str, tools: dict[str, Tool]) -> str:
+    name = convert(given, NamedField, path=path).name
+    if name not in tools:
+        known = ", ".join(tools)
+        raise InvalidRequest(
+            f"{path}.name: there is no function {name!r} among the tools ({known}).", param=f"{path}.name"
+        )
+    return name
+
+
+def _allowed(given: list[Any], path: str, tools: dict[str, Tool]) -> frozenset[str]:
+    if not given:
+        raise InvalidRequest(f"{path}: expected at least one.", param=path)
+    names = set()
+    for index, each in enumerate(given):
+        shape = convert(each, TypedField, path=f"{path}[{index}]")
+        if shape.type != "function":
+            raise InvalidRequest(f"{path}[{index}].type: expected function.", param=f"{path}[{index}].type")
+        names.add(_named(shape.function, f"{path}[{index}].function", tools))
+    return frozenset(names)
+
+
+class FunctionCall(msgspec.Struct):
+    arguments: Annotated[str, says("JSON text; in a chunk, a part of it.")]
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call in a body, which has all but `index`; in a chunk, a call's beginning, or more of its arguments."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Annotated[str | UnsetType, says("`function`.")] = UNSET
+    function: FunctionCall
+
+
+def call_body(call: CollectedCall) -> ToolCall:
+    return ToolCall(id=call.id, type="function", function=FunctionCall(call.arguments, call.name))
+
+
+def call_chunk(event: ToolCallStart | ToolCallDelta) -> ToolCall:
+    if isinstance(event, ToolCallStart):
+        return ToolCall(index=event.call, id=event.id, type="function", function=FunctionCall("", event.name))
+    return ToolCall(index=event.call, function=FunctionCall(event.arguments))

@@ -1,0 +1,95 @@
+"""`grammar` and `response_format`: what of a schema is enforced, refused under `strict`, or named as ignored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.client import client
+from tests.fake_engine import FakeEngine
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "not": {"type": "null"}}
+PLAIN = {"type": "object", "properties": {"a": {"type": "array"}}}
+
+
+def shaped(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "prefix"),
+    [
+        (shaped(SCHEMA), "response_format.json_schema.schema"),
+        (shaped(SCHEMA, strict=False), "response_format.json_schema.schema"),
+        ({"grammar": {"type": "json_schema", "value": SCHEMA}}, "grammar.value"),
+        ({"grammar": {"type": "json_schema", "value": json.dumps(SCHEMA)}}, "grammar.value"),
+    ],
+)
+async def test_the_rest_is_enforced_and_the_header_names_what_is_not(body: dict[str, Any], prefix: str) -> None:
+    engine = FakeEngine("x")
+    async with client(engine) as http:
+        answer = await http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-syringa-ignored"] == f"{prefix}.not, {prefix}.properties.a.uniqueItems"
+    grammar = engine.requests[0].sampling.grammar
+    assert grammar is not None
+    assert json.loads(grammar.value) == PLAIN
+
+
+async def test_strict_refuses_and_names_them_all() -> None:
+    engine = FakeEngine("x")
+    async with client(engine) as http:
+        answer = await http.post("/v1/completions", json=shaped(SCHEMA, strict=True))
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["param"] == "response_format.json_schema.schema.not"
+    assert "response_format.json_schema.schema.properties.a.uniqueItems" in error["message"]
+    assert not engine.requests
+
+
+async def test_strict_takes_what_can_be_enforced() -> None:
+    async with client() as http:
+        answer = await http.post("/v1/completions", json=shaped(PLAIN, strict=True))
+    assert answer.status_code == 200
+    assert "x-syringa-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"grammar": {"type": "regex", "value": "a", "flags": "i"}}, "grammar.flags"),
+        ({"response_format": {"type": "text", "zork": 1}}, "response_format.zork"),
+        ({"response_format": {"type": "text", "json_schema": {}}}, "response_format.json_schema"),
+        (shaped({}, zork=1), "response_format.json_schema.zork"),
+        (shaped({"requried": ["a"]}), "response_format.json_schema.schema.requried"),
+    ],
+)
+async def test_unknown_fields_inside_are_named(body: dict[str, Any], named: str) -> None:
+    async with client() as http:
+        answer = await http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-syringa-ignored"] == named
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [False, {"type": "string", "pattern": "("}, {"$ref": "http://elsewhere/"}, {"minimum": 10**30}, {"pattern": 5}],
+    ids=str,
+)
+async def test_a_schema_that_does_not_compile_is_a_400(schema: Any) -> None:
+    async with client() as http:
+        answer = await http.post("/v1/completions", json=shaped(schema))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"].startswith("response_format")
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "llguidance"])
+async def test_a_deep_value_is_a_400(kind: str) -> None:
+    deep = '{"items":' * 900 + "{}" + "}" * 900
+    async with client() as http:
+        for value in (deep, json.dumps(deep)):
+            body = f'{{"grammar": {{"type": "{kind}", "value": {value}}}}}'
+            answer = await http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+            assert answer.status_code == 400, answer.text

@@ -1,0 +1,66 @@
+"""Official client packages, each in an environment of its own under `.venvs/`: they pin each other's versions.
+
+Made once and used again; the stamp carries the pins, so a changed pin makes the environment anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+VENVS = Path(__file__).resolve().parents[2] / ".venvs"
+# What pip and npm say when no registry answers. Any other failure is a failure.
+_UNREACHABLE = ("Retrying (", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ENETUNREACH", "ETIMEDOUT")
+
+
+def python_with(name: str, *requirements: str) -> Path:
+    """The interpreter of an environment that has `requirements`."""
+    folder = VENVS / name
+    python = folder / "bin" / "python"
+    if not _made(folder, requirements):
+        shutil.rmtree(folder, ignore_errors=True)
+        _call([sys.executable, "-m", "venv", str(folder)])
+        _call([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])
+        _stamp(folder).write_text(_pins(requirements))
+    return python
+
+
+def node_with(name: str, *packages: str) -> tuple[str, Path]:
+    """Node, and the folder to run it in so that it finds `packages`."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("Node and npm are not installed")
+    folder = VENVS / name
+    if not _made(folder, packages):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "package.json").write_text('{"private": true}')
+        _call([npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--no-save", *packages])
+        _stamp(folder).write_text(_pins(packages))
+    return node, folder
+
+
+def _made(folder: Path, pins: Sequence[str]) -> bool:
+    return _stamp(folder).exists() and _stamp(folder).read_text() == _pins(pins)
+
+
+def _stamp(folder: Path) -> Path:
+    return folder / "installed.txt"
+
+
+def _pins(pins: Sequence[str]) -> str:
+    return "\n".join(pins)
+
+
+def _call(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if result.returncode:
+        said = result.stdout + result.stderr
+        if any(sign in said for sign in _UNREACHABLE):
+            pytest.skip(f"no package registry can be reached: {' '.join(command[1:])}")
+        pytest.fail(f"{' '.join(command)} failed:\n{said[-3000:]}")

@@ -1,0 +1,82 @@
+"""The official `openai` package for Python against `syringa serve`, on the real model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.sdk import python_with
+from tests.e2e.server import Server, serve
+
+pytestmark = pytest.mark.model
+
+OPENAI = "openai==3.49.0"
+KEY, MODEL = "a-key-for-tests", "smollm2"
+SCRIPT = Path(__file__).with_name("openai_client.py")
+CHECKS = re.findall(r"^def (check_\w+)", SCRIPT.read_text(), re.MULTILINE)
+
+# The example in Lilac's documentation (seed 000), to the letter.
+LILAC = """
+from openai import OpenAI
+
+client = OpenAI(
+    base_url="https://api.getlilac.com/v1",
+    api_key="your-lilac-api-key",
+)
+
+response = client.completions.create(
+    model="moonshotai/kimi-k2.5",
+    prompt="The capital of France is",
+    max_tokens=50,
+)
+
+print(response.choices[0].text)
+"""
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    return python_with("openai-python", OPENAI)
+
+
+@pytest.fixture(scope="module")
+def server(python: Path) -> Iterator[Server]:
+    with serve("--api-key", KEY, "--served-model-name", MODEL) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def results(python: Path, server: Server) -> dict[str, str | None]:
+    """What went wrong in each check: one interpreter for all, since importing the package takes a second."""
+    said = _run(python, str(SCRIPT), server.url, KEY, MODEL)
+    return {line["name"]: line["wrong"] for line in map(json.loads, said.splitlines())}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_package(results: dict[str, str | None], check: str) -> None:
+    if wrong := results[check]:
+        pytest.fail(wrong, pytrace=False)
+
+
+def test_lilacs_example(python: Path, server: Server) -> None:
+    """Only the address, the key and the model differ."""
+    example = LILAC
+    for theirs, ours in {
+        "https://api.getlilac.com/v1": server.url + "/v1",
+        "your-lilac-api-key": KEY,
+        "moonshotai/kimi-k2.5": MODEL,
+    }.items():
+        assert example.count(theirs) == 1
+        example = example.replace(theirs, ours)
+    assert len(_run(python, "-c", example).strip()) > 20
+
+
+def _run(python: Path, *arguments: str) -> str:
+    result = subprocess.run([str(python), *arguments], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout

@@ -1,0 +1,118 @@
+"""Generated requests, good and bad, against the document that the server publishes about itself.
+
+Whatever comes in: no 5xx, an error in the one envelope, an answer that fits its schema, and nothing taken that the
+schema forbids. The order of requests is fixed, so a failure repeats.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import hypothesis
+import jsonschema
+import schemathesis
+from hypothesis import HealthCheck, Phase
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from syringa.api.completions import CompletionRequest
+from syringa.api.model import Models
+from syringa.api.openapi import fields
+from syringa.config import Config
+from syringa.http.app import create_app
+from tests.client import events
+from tests.fake_engine import FakeEngine, fake_model
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    response_headers_conformance,
+    negative_data_rejection,
+]
+# Refused for what a schema cannot say: a rule between fields, the model's vocabulary, a grammar that does not compile.
+BEYOND_SCHEMA = (
+    *("best_of", "min_tokens", "max_tokens", "stream_options", "grammar", "response_format", "tools", "tool_choice"),
+    *("suffix", "prompt", "tokens", "stop_token_ids", "logit_bias"),
+)
+FIELDS = {name: jsonschema.Draft202012Validator(each) for name, each in fields(CompletionRequest)}
+KEY = {"authorization": "Bearer secret"}
+
+app = create_app(Config(api_key=("secret",)), FakeEngine("hi", at_once=8), Models([fake_model()]))
+schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+schema.config.max_stream_events = 100_000  # otherwise it stops reading before the end
+bounded = hypothesis.settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@schema.parametrize()
+@bounded
+def test_any_request(case: schemathesis.Case) -> None:
+    if isinstance(case.body, dict) and case.operation.path.endswith("/completions"):
+        reconcile(case.body)
+    response = case.call(headers=KEY)
+    case.validate_response(response, checks=CHECKS)
+    content = response.content or b""
+    if response.status_code >= 400:
+        assert_envelope(json.loads(content), case)
+    elif "text/event-stream" in "".join(response.headers.get("content-type", [])):
+        assert events(content.decode())[-1] == "[DONE]"
+
+
+@schema.parametrize()
+@hypothesis.settings(bounded, max_examples=3)
+def test_without_a_key(case: schemathesis.Case) -> None:
+    response = case.call(headers={"authorization": "Bearer other"})
+    public = case.operation.path in ("/health", "/openapi.json", "/docs")
+    assert (response.status_code == 401) != public
+
+
+def reconcile(body: dict[str, Any]) -> None:
+    """Brings a body past the rules that a schema cannot say, so that requests get further than the first of them.
+
+    Only fields that are good in themselves are changed: a bad body stays bad, for the reason that it was made for.
+    """
+    good = {name for name, value in body.items() if name in FIELDS and FIELDS[name].is_valid(value)}
+    if "model" in good:
+        body["model"] = "fake"
+    if {"stream", "stream_options"} <= good or ("stream_options" in good and "stream" not in body):
+        body["stream"] = True
+    limits = {"max_tokens": (1, 64), "min_tokens": (0, 1), "n": (1, 4), "best_of": (4, 4)}
+    for name, (low, high) in limits.items():
+        if name in good and body[name] is not None:
+            body[name] = min(max(int(body[name]), low), high)
+    unfit = {"best_of"} if body.get("stream") else set()
+    # What is generated for a grammar or a token id rarely is one; those are left to the shorter bodies.
+    if len(body) > 3:
+        unfit |= {"grammar", "response_format", "tools", "tool_choice", "stop_token_ids", "logit_bias"}
+        unfit |= set() if isinstance(body.get("prompt"), str) else {"prompt"}
+    elif not body.get("tools"):
+        unfit.add("tool_choice")
+    for name in unfit & good:
+        del body[name]
+
+
+def is_positive(case: schemathesis.Case) -> bool:
+    return case.meta is not None and case.meta.generation.mode.is_positive
+
+
+def assert_envelope(body: dict[str, Any], case: schemathesis.Case) -> None:
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    if is_positive(case) and error["param"] not in (None, "model"):
+        assert error["param"].startswith(BEYOND_SCHEMA), f"the schema allows it, the server does not: {error}"

@@ -1,0 +1,72 @@
+"""OpenAI's schemas, and a stream put together again with every chunk checked on the way."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+SPEC = Path(__file__).parent / "data" / "specs" / "openai-openapi-subset.json"
+
+
+@functools.cache
+def _schemas() -> dict[str, Any]:
+    """The file's schemas with the one overlay that the API's rules allow, for what the file forgets."""
+    schemas = _with_null(json.loads(SPEC.read_text())["components"]["schemas"])
+    completion = schemas["CreateCompletionResponse"]["properties"]
+    choice = completion["choices"]["items"]["properties"]
+    choice["finish_reason"] = {"enum": ["stop", "length", "content_filter", "tool_calls", None]}
+    lists = choice["logprobs"]["anyOf"][0]["properties"]
+    lists["token_logprobs"]["items"] = {"type": ["number", "null"]}
+    lists["top_logprobs"]["items"]["type"] = ["object", "null"]
+    completion["usage"] = {"anyOf": [completion["usage"], {"type": "null"}]}
+    return schemas
+
+
+def _with_null(schema: Any) -> Any:
+    """OpenAPI 3.0's `nullable` is no keyword of JSON Schema: written as an alternative instead."""
+    if isinstance(schema, list):
+        return [_with_null(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: _with_null(value) for name, value in schema.items()}
+    if schema.get("nullable") is True:
+        del schema["nullable"]
+        return {"anyOf": [schema, {"type": "null"}]}
+    return schema
+
+
+@functools.cache
+def _validator(name: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(
+        {"$ref": f"#/components/schemas/{name}", "components": {"schemas": _schemas()}}
+    )
+
+
+def validate(body: dict[str, Any], name: str = "CreateCompletionResponse") -> None:
+    """Against OpenAI's schema of that name."""
+    _validator(name).validate(body)
+
+
+def reassemble(seen: list[Any]) -> dict[str, Any]:
+    """A completion's chunks put together as a client would. Needs `stream_options.include_usage`."""
+    assert seen.pop() == "[DONE]"
+    whole: dict[str, Any] = {name: seen[0][name] for name in ("id", "object", "created", "model")}
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in seen:
+        validate(chunk)
+        assert {name: chunk[name] for name in ("id", "object", "created", "model")} == whole
+        for part in chunk["choices"]:
+            choice = choices.setdefault(part["index"], {"index": part["index"], "text": "", "logprobs": None})
+            assert choice.get("finish_reason") is None
+            choice["text"] += part["text"]
+            choice["finish_reason"] = part["finish_reason"]
+            if part["logprobs"] is not None:
+                lists = choice["logprobs"] or {name: [] for name in part["logprobs"]}
+                choice["logprobs"] = {name: lists[name] + part["logprobs"][name] for name in lists}
+        if not chunk["choices"]:
+            usage = chunk["usage"]
+    return whole | {"choices": [choices[index] for index in sorted(choices)], "usage": usage}
