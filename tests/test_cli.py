@@ -25,6 +25,7 @@ from syringa.cli.fields import to_fields
 from syringa.cli.options import SAMPLING
 from syringa.config import FIELDS, Config, variable
 from syringa.errors import ConfigError, EngineUnavailable
+from syringa.modelfiles.locate import models_folder
 from syringa.prompt.template import ChatTemplate
 from tests.fake_engine import FakeEngine, fake_model
 
@@ -32,6 +33,7 @@ from tests.fake_engine import FakeEngine, fake_model
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SYRINGA_HOME", str(models_folder().parent))  # where the tests' own set-up has put the model
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in FIELDS:
         monkeypatch.delenv(variable(name), raising=False)

@@ -148,6 +148,8 @@ class WorkerClient:
                 finally:
                     self._lose("The model worker ended while it was answering. It is being started again.")
                     writer.close()
+                    with contextlib.suppress(OSError):  # the error is known; unread, it would be logged
+                        await writer.wait_closed()
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -40,7 +40,7 @@ class Pipeline:
         self._shown = 0  # characters
 
     def feed(self, delta: EngineDelta) -> list[ChoiceEvent]:
-        """The events that a delta makes. The end token is counted, and shown neither as text nor as a token."""
+        """The events that a delta makes. The end token is counted and scored, and has no text."""
         tokens = delta.tokens
         self.tokens += len(tokens)
         if delta.logprobs:
@@ -64,7 +64,12 @@ class Pipeline:
                 pieces += self._stop.flush()
         if delta.finish is not None:
             reason: EndReason = "length" if delta.finish == "length" else "stop"
-            return self._finish(pieces, Finished(self._choice, reason, delta.stop_token))
+            events = self._finish(pieces, Finished(self._choice, reason, delta.stop_token))
+            if self._show_tokens and delta.stop_token is not None and self._unshown:
+                # The end token has a log-probability of its own, though no text: who sums them up counts on it.
+                ended = TextDelta(self._choice, "", [ScoredToken(self._unshown.popleft(), self._shown)])
+                events.insert(len(events) - 1, ended)
+            return events
         return self._show(pieces) if self._calls is None else self._show_calls(pieces)
 
     @property

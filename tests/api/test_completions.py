@@ -116,16 +116,21 @@ async def test_logprobs() -> None:
     body = await post({"prompt": "x", "logprobs": 1}, FakeEngine("hé"))
     validate(body)
     assert body["choices"][0]["logprobs"] == {
-        "tokens": ["h", "bytes:\\xc3", "bytes:\\xa9"],
-        "token_logprobs": [-104 / 64, -195 / 64, -169 / 64],
-        "top_logprobs": [{"h": -104 / 64}, {"bytes:\\xc3": -195 / 64}, {"bytes:\\xa9": -169 / 64}],
-        "text_offset": [0, 1, 1],
+        "tokens": ["h", "bytes:\\xc3", "bytes:\\xa9", "<end>"],
+        "token_logprobs": [-104 / 64, -195 / 64, -169 / 64, -4.0],
+        "top_logprobs": [
+            {"h": -104 / 64},
+            {"bytes:\\xc3": -195 / 64},
+            {"bytes:\\xa9": -169 / 64},
+            {"\x06": -4.0, "<end>": -4.0},
+        ],
+        "text_offset": [0, 1, 1, 2],
     }
 
 
 async def test_the_drawn_token_is_named_beside_the_best() -> None:
     body = await post({"prompt": "x", "logprobs": 0}, FakeEngine("h"))
-    assert body["choices"][0]["logprobs"]["top_logprobs"] == [{"h": -104 / 64}]
+    assert body["choices"][0]["logprobs"]["top_logprobs"] == [{"h": -104 / 64}, {"<end>": -4.0}]
 
 
 @pytest.mark.parametrize("prompt", ["hé", [104, 195, 169], ["hé"], [[START, 104, 195, 169]]])
@@ -144,7 +149,7 @@ async def test_scoring_a_text(prompt: Any) -> None:
 async def test_echo_and_suffix() -> None:
     body = await post({"prompt": ["a", "b"], "echo": True, "suffix": "!", "logprobs": 0}, FakeEngine("cd"))
     assert [choice["text"] for choice in body["choices"]] == ["acd!", "bcd!"]
-    assert body["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2]
+    assert body["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2, 3]
 
 
 async def test_truncation_keeps_the_newest() -> None:

@@ -134,10 +134,10 @@ async def test_tools_stand_before_the_prompt_and_not_in_the_echo() -> None:
     (choice,) = body["choices"]
     assert choice["text"] == ASK["prompt"]
     lists = choice["logprobs"]
-    assert "".join(lists["tokens"]) == ASK["prompt"] + NOW
+    assert "".join(lists["tokens"]) == ASK["prompt"] + NOW + "<end>"
     length = len(ASK["prompt"])
-    assert lists["text_offset"] == [*range(length), *[length] * len(NOW)]
-    assert lists["token_logprobs"] == [-ord(each) / 64 for each in ASK["prompt"] + NOW]
+    assert lists["text_offset"] == [*range(length), *[length] * (len(NOW) + 1)]
+    assert lists["token_logprobs"] == [*(-ord(each) / 64 for each in ASK["prompt"] + NOW), -4.0]
 
 
 @pytest.mark.parametrize(("prompt", "own"), [("", b""), (None, b""), ([104, 105], b"hi"), (["a", "b"], b"a")])
@@ -335,8 +335,8 @@ async def test_suffix_fills_in(prompt: Any, text: str) -> None:
     assert body["choices"][0]["text"] == "mid"
     body = await post({"prompt": prompt, "suffix": "yz", "echo": True, "logprobs": 0}, engine, model=model)
     assert body["choices"][0]["text"] == text + "midyz"
-    assert body["choices"][0]["logprobs"]["tokens"] == [*text, *"mid"]
-    assert body["choices"][0]["logprobs"]["text_offset"] == [*range(len(text + "mid"))]
+    assert body["choices"][0]["logprobs"]["tokens"] == [*text, *"mid", "<end>"]
+    assert body["choices"][0]["logprobs"]["text_offset"] == [*range(len(text + "mid") + 1)]
     await post({"prompt": prompt, "suffix": ""}, engine, model=model)
     assert engine.requests[-1].prompt == [*text.encode()] or not text
 

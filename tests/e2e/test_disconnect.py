@@ -28,6 +28,7 @@ async def served() -> AsyncIterator[tuple[WorkerClient, str]]:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            listener.close()
 
 
 async def until(condition: object) -> None:

@@ -77,7 +77,6 @@ def test_one_more_token_changes_no_score(http: httpx.Client) -> None:
     assert choice["logprobs"]["token_logprobs"][1:-1] == scored
 
 
-@pytest.mark.xfail(strict=True, reason="the end token is not in the lists, so lm_eval drops the text's own last token")
 def test_one_more_token_that_ends_the_text(http: httpx.Client) -> None:
     text = "Question: Which season comes after winter?\nAnswer: spring"
     (scored,) = score(http, [text])

@@ -9,7 +9,7 @@ import pytest
 
 from syringa.errors import ModelError
 from syringa.modelfiles import locate as locate_model
-from syringa.modelfiles.locate import DEFAULT_FILE, DEFAULT_MODEL, known_models
+from syringa.modelfiles.locate import DEFAULT_FILE, DEFAULT_MODEL, default_path, known_models
 
 from .small_gguf import TENSORS, gguf, llama
 
@@ -20,6 +20,19 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SYRINGA_HOME", str(home))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     return home
+
+
+REAL = default_path()  # wherever the tests' own set-up has put it
+
+
+@pytest.fixture
+def pulled(empty_home: Path) -> Path:
+    """A home into which the default model was pulled."""
+    assert REAL is not None, "run `syringa pull`"
+    path = empty_home / "models" / DEFAULT_FILE
+    path.parent.mkdir(parents=True)
+    path.symlink_to(REAL)
+    return path
 
 
 @pytest.fixture
@@ -36,6 +49,7 @@ def make_folder(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct", "default", "smollm2", "SMOLLM2"])
+@pytest.mark.usefixtures("pulled")
 def test_the_default_model_has_names(name: str) -> None:
     files = locate_model(name)
     assert files.name == DEFAULT_MODEL
@@ -108,8 +122,8 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, name: str) -> None:
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.usefixtures("pulled")
 def test_known_models(empty_home: Path) -> None:
-    (empty_home / "models").mkdir(parents=True)
     (empty_home / "models" / "tiny.gguf").write_bytes(gguf(llama(), TENSORS))
     (empty_home / "models" / "bad.gguf").write_bytes(b"")
     default, bad, tiny = known_models()
@@ -129,6 +143,7 @@ def test_known_models_names_what_could_be_pulled() -> None:
     assert [(model.name, model.present) for model in known_models()] == [(DEFAULT_MODEL, False)]
 
 
+@pytest.mark.usefixtures("pulled")
 def test_nothing_heavy_is_imported() -> None:
     code = (
         "import sys, syringa.modelfiles, syringa.prompt.tokenizer, syringa.prompt.template, syringa.output.stop;"

@@ -1,4 +1,4 @@
-"""Where the time of a forward pass goes, kernel by kernel: `python -m bench.kernels`.
+"""Where the time of a forward pass goes, kernel by kernel: `python -m bench.profile_cpu`.
 
 Runs the default model's shapes through the compiled kernels, each layer with weights of its own, so that they come from
 memory as in a real step. Prints milliseconds for all layers together.
