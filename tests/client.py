@@ -41,6 +41,7 @@ async def server(engine: FakeEngine, config: Config | None = None) -> AsyncItera
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        listener.close()
 
 
 def events(text: str) -> list[Any]:
