@@ -14,6 +14,7 @@ from syringa.engine.loader import LoadedModel
 from syringa.engine.weights import open_weights
 from syringa.modelfiles import describe, locate
 from tests.engine.conftest import Driver, drive, request
+from tests.reference import reference_model
 
 pytestmark = pytest.mark.model
 LENGTH = 64
@@ -94,21 +95,7 @@ def test_weights_are_those_of_the_file() -> None:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    """transformers' own Llama with the file's weights. (Its own GGUF reader takes 25 seconds.)"""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    files = locate("default")
-    description = describe(files)
-    config = {k: v for k, v in description.config.items() if k not in ("architectures", "torch_dtype", "dtype")}
-    weights = open_weights(files, description.config)
-    with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(**config, attn_implementation="eager"))
-    names = [name for name in model.state_dict() if name != "lm_head.weight"]
-    model.load_state_dict({name: weights(name) for name in names}, strict=False, assign=True)
-    model.tie_weights()
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)  # its buffer is no weight
-    assert not any(parameter.is_meta for parameter in model.parameters())
-    return model.eval()
+    return reference_model()
 
 
 @pytest.fixture(scope="module")
