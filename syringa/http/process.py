@@ -31,7 +31,6 @@ def main() -> None:
     logging.basicConfig(
         level=options.config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it would announce a start that the banner announces
     try:
         uvloop.run(answer(options))
     except StartupError as error:

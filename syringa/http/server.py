@@ -67,7 +67,7 @@ async def serve_api(
             lifespan="off",
             loop="none",
             log_config=None,
-            log_level=config.log_level,
+            log_level="debug" if config.log_level == "debug" else "warning",  # its start and end are not news
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=math.ceil(config.drain_timeout),
