@@ -15,7 +15,8 @@ from rich.table import Table
 
 from syringa.engine.batch import StepTensors
 from syringa.engine.cpu import available_cores
-from syringa.engine.layers.cache import BLOCK_SIZE, CacheTensors
+from syringa.engine.kv_cache import BLOCK_SIZE
+from syringa.engine.layers.cache import CacheTensors
 from syringa.engine.layers.linear import Int8Linear
 from syringa.engine.layers.native_ops import attend
 from syringa.engine.native import AttentionShape, Kernels, load_kernels

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from syringa.engine.kv_cache import BLOCK_SIZE
+
 if TYPE_CHECKING:
     from syringa.engine.scheduler import Scheduled
-
-BLOCK_SIZE = 16
 
 
 @dataclass

@@ -11,7 +11,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 
-BLOCK_SIZE = 16
+BLOCK_SIZE = 16  # BLOCK in native/attention.h
 ROOT = b"\0" * 16
 
 

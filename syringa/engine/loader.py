@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from syringa.engine.cpu import available_cores, available_memory, cpu_flags
-from syringa.engine.layers.cache import BLOCK_SIZE, CacheTensors
+from syringa.engine.kv_cache import BLOCK_SIZE
+from syringa.engine.layers.cache import CacheTensors
 from syringa.engine.layers.linear import DenseLinear, Int8Linear, Linear, LinearLayer
 from syringa.engine.layers.native_ops import NativeOps, runs_natively
 from syringa.engine.layers.ops import TorchOps

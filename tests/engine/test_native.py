@@ -12,7 +12,8 @@ import torch
 
 from syringa.engine.batch import StepTensors
 from syringa.engine.cpu import cpu_flags
-from syringa.engine.layers.cache import BLOCK_SIZE, CacheTensors, LayerCache, write_cache
+from syringa.engine.kv_cache import BLOCK_SIZE
+from syringa.engine.layers.cache import CacheTensors, LayerCache, write_cache
 from syringa.engine.layers.linear import DenseLinear, Int8Linear
 from syringa.engine.layers.native_ops import attend
 from syringa.engine.native import FOLDER, NEEDS, AttentionShape, Kernels, RotaryShape, load_kernels

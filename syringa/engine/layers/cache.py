@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-BLOCK_SIZE = 16
+from syringa.engine.kv_cache import BLOCK_SIZE
 
 
 class LayerCache(NamedTuple):

@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 
 from syringa.engine.batch import StepTensors
-from syringa.engine.layers.cache import BLOCK_SIZE, LayerCache, read_cache, write_cache
+from syringa.engine.kv_cache import BLOCK_SIZE
+from syringa.engine.layers.cache import LayerCache, read_cache, write_cache
 from syringa.engine.models.config import DecoderConfig
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from syringa.engine.batch import BLOCK_SIZE, StepTensors
+from syringa.engine.batch import StepTensors
+from syringa.engine.kv_cache import BLOCK_SIZE
 from syringa.engine.layers.cache import CacheTensors
 from syringa.engine.loader import CacheShape, check_memory
 from syringa.engine.models import breadth_attention, breadth_int8

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from syringa.engine.batch import StepTensors
-from syringa.engine.layers.cache import BLOCK_SIZE, CacheTensors, LayerCache, write_cache
+from syringa.engine.kv_cache import BLOCK_SIZE
+from syringa.engine.layers.cache import CacheTensors, LayerCache, write_cache
 from syringa.engine.layers.native_ops import attend, runs_natively
 from syringa.engine.layers.ops import paged_attention
 from syringa.engine.native import AttentionShape, Kernels

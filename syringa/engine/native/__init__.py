@@ -9,7 +9,6 @@ from pathlib import Path
 
 from syringa.engine.cpu import cpu_flags
 
-BLOCK_SIZE = 16  # BLOCK in attention.h
 FOLDER = Path(__file__).parent
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 NEEDS = {

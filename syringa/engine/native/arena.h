@@ -26,8 +26,7 @@ class Arena {
         return memory;
     }
 
-    // Chunks begin at multiples of their alignment, so a tensor's address tells its chunk only within the first huge
-    // page; the caller therefore keeps the chunk that `chunk()` named right after `take`.
+    // An address does not tell its chunk: whoever takes memory keeps what `chunk()` says right after, to give it back.
     struct Chunk;
     static Chunk* chunk() { return current_; }
     static void give_back(Chunk* chunk) { leave(chunk); }

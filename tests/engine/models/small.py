@@ -10,7 +10,8 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from syringa.engine.batch import BLOCK_SIZE, prepare
+from syringa.engine.batch import prepare
+from syringa.engine.kv_cache import BLOCK_SIZE
 from syringa.engine.loader import LoadedModel
 
 SIZES = {
