@@ -37,7 +37,7 @@ print(asyncio.run(all_of_them()))
 class EagerEngine(FakeEngine):
     """A token whenever the loop comes round."""
 
-    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineDelta]:
+    async def deltas(self, request: EngineRequest) -> AsyncGenerator[EngineDelta]:
         for left in reversed(range(request.stopping.max_tokens)):
             await asyncio.sleep(0)
             yield EngineDelta(request.id, 0, [97], finish=None if left else "length")

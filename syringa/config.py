@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from syringa.dialect import CallFormat, ThoughtFormat
 from syringa.errors import ConfigError
 
 PREFIX = "SYRINGA_"
@@ -49,6 +50,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     workers: Annotated[_Positive, _says("API processes.")] = 1
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _says("How much is logged.")] = "info"
 
+    database: Annotated[
+        str, _says("Where responses are kept: a file, or postgresql://user@host/name; empty: a file in your data folder.")
+    ] = ""
+
+    chat_template: Annotated[str, _says("A file with a chat template; empty: the model's own.")] = ""
+    tool_format: Annotated[
+        Literal["auto", CallFormat], _says("How the model writes calls of tools; auto: read off its chat template.")
+    ] = "auto"
+    reasoning_format: Annotated[
+        Literal["auto", "none", ThoughtFormat],
+        _says("How the model marks its thoughts; auto: read off its chat template and its tokens."),
+    ] = "auto"
+
     max_model_len: Annotated[_Count, _says("Longest prompt plus answer, in tokens; 0: what the model allows.")] = 0
     dtype: Annotated[Literal["auto", "int8", "bf16", "fp32"], _says("Precision of the weights.")] = "auto"
     threads: Annotated[_Count, _says("CPU threads of the model; 0: chosen for the machine.")] = 0
@@ -66,6 +80,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout: Annotated[_Seconds, _says("Seconds one request may take; 0: no limit.")] = 0.0
     keep_alive: Annotated[_Seconds, _says("Seconds between comments on a stream that waits.")] = 10.0
     drain_timeout: Annotated[_Seconds, _says("Seconds that running requests get when the server ends.")] = 10.0
+
+    image_hosts_private: Annotated[
+        bool, _says("Fetch images from this machine and from private networks too, not only from public addresses.")
+    ] = False
+    image_max_bytes: Annotated[_Positive, _says("Largest image, in bytes.")] = 20 * 1024 * 1024
+    image_timeout: Annotated[_Seconds, _says("Seconds that fetching one image may take; 0: no limit.")] = 10.0
+    image_max_pixels: Annotated[_Positive, _says("Largest image, width times height.")] = 40_000_000
+    images_per_request: Annotated[_Count, _says("Images in one request at most.")] = 50
 
 
 FIELDS: Mapping[str, msgspec.structs.FieldInfo] = {f.name: f for f in msgspec.structs.fields(Config)}
@@ -181,8 +203,10 @@ def _check(config: Config) -> None:
         raise ConfigError("api_key: a key is one or more ASCII characters without surrounding spaces", param="api_key")
     if any(not name for name in config.served_model_name):
         raise ConfigError("served_model_name: a name cannot be empty", param="served_model_name")
-    if not math.isfinite(config.kv_cache_gb):
-        raise ConfigError("kv_cache_gb: expected a finite number", param="kv_cache_gb")
+    for name in FIELDS:
+        value = getattr(config, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{name}: expected a finite number", param=name)
     if not config.api_key and not is_loopback(config.host):
         raise ConfigError(
             f"listening on {config.host} lets others in: set a key with --api-key, {variable('api_key')} or api_key in "

@@ -13,6 +13,8 @@
     ├── EngineError                  500, ours
     │   ├── EngineUnavailable        503, with Retry-After: the worker died or is loading
     │   └── EngineOverloaded         503, with Retry-After: the queue is full
+    ├── StoreError                   500, ours
+    │   └── StoreUnavailable         503, with Retry-After: the database is away, full, locked or read-only
     └── StartupError                 a command cannot start; one line that says what to do
         ├── ModelError               the files are missing, broken or of a kind we do not run
         └── ConfigError              an option is missing or impossible
@@ -98,6 +100,16 @@ class EngineOverloaded(EngineError):
     type = "overloaded_error"
     code = "engine_overloaded"
     retry_after = 1.0
+
+
+class StoreError(SyringaError):
+    code = "store_error"
+
+
+class StoreUnavailable(StoreError):
+    status = 503
+    code = "store_unavailable"
+    retry_after = 2.0
 
 
 class StartupError(SyringaError):

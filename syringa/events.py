@@ -1,19 +1,29 @@
 """What an endpoint asks for, and the one vocabulary in which it is answered. No wire format appears here.
 
 A generation is a stream of events: for each prompt a `PromptScored` if it was asked for, for each choice any number of
-`TextDelta`, `ToolCallStart` and `ToolCallDelta` and then one `Finished`, and one `Usage` at the end. Choices are
-numbered prompt-major.
+`ReasoningDelta`, `TextDelta`, `ToolCallStart` and `ToolCallDelta` and then one `Finished`, and one `Usage` at the end.
+Choices are numbered prompt-major.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from syringa.types import Sampling, Stopping, TokenLogprobs
+from syringa.dialect import CallFormat, ThoughtFormat
+from syringa.types import Image, Sampling, Stopping, TokenLogprobs
 
 EndReason = Literal["stop", "length", "tool_calls"]
+
+
+class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """How the text of a choice is to be taken apart. By default it is all answer."""
+
+    thought: ThoughtFormat | None = None
+    thinking: bool = False  # the prompt has opened the thought already
+    calls: CallFormat | None = None
+    parameters: dict[str, dict[str, Any]] = {}  # each function's schema: some formats leave types to it
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +38,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    tool_format: str | None = None  # how calls are written in the text (see `output.tools`); None: it is all text
+    images: tuple[Image, ...] = ()  # in the order of their places in the one prompt
+    output: OutputFormat = OutputFormat()
     tenant: str = ""
     user: str | None = None
 
@@ -46,6 +57,13 @@ class TextDelta(msgspec.Struct, frozen=True):
     choice: int
     text: str
     tokens: list[ScoredToken] = []
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True):
+    """More of what a choice thinks before it answers."""
+
+    choice: int
+    text: str
 
 
 class ToolCallStart(msgspec.Struct, frozen=True):
@@ -90,5 +108,5 @@ class Usage(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
-Event = TextDelta | ToolCallStart | ToolCallDelta | Finished | PromptScored | Usage
-ChoiceEvent = TextDelta | ToolCallStart | ToolCallDelta | Finished
+ChoiceEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | Finished
+Event = ChoiceEvent | PromptScored | Usage

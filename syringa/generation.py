@@ -6,8 +6,8 @@ Each prompt is one engine request. Whatever way a generation ends, what still ru
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
@@ -18,23 +18,56 @@ from syringa.output.detokenizer import Vocabulary
 from syringa.output.pipeline import Pipeline
 from syringa.types import EngineDelta, EngineRequest
 
+_FAILURES = ("error", "abort")
 
-async def generate(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest) -> AsyncGenerator[Event]:
+
+Batch = Sequence[Event]
+"""What one delta of the engine made; never empty."""
+
+Emit = Callable[[Batch], None]
+"""Takes events the moment they are there. What it raises ends the generation."""
+
+
+async def generate(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, emit: Emit) -> None:
     """Runs a request. The events of a choice are in order, the choices interleaved; `Usage` comes last."""
     runs = [_PromptRun(engine, vocabulary, request, index) for index in range(len(request.prompts))]
     if len(runs) == 1:
-        async with contextlib.aclosing(runs[0].events()) as events:
-            async for event in events:
-                yield event
+        await runs[0].run(emit)
     else:
-        async with contextlib.aclosing(_merge(runs)) as events:
-            async for event in events:
-                yield event
-    yield Usage(
-        prompt_tokens=sum(map(len, request.prompts)),
+        await _together([run.run(emit) for run in runs])
+    usage = Usage(
+        prompt_tokens=sum(run.prompt_tokens for run in runs),
         completion_tokens=sum(run.completion_tokens for run in runs),
         cached_tokens=sum(run.cached_tokens for run in runs),
+        reasoning_tokens=sum(run.reasoning_tokens for run in runs),
     )
+    emit([usage])
+
+
+async def stream(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest) -> AsyncGenerator[Event]:
+    """The same events, for who would rather wait for them one by one."""
+    queue: asyncio.Queue[Batch | None] = asyncio.Queue()
+    task = asyncio.create_task(generate(engine, vocabulary, request, queue.put_nowait))
+    task.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        while (batch := await queue.get()) is not None:
+            for event in batch:
+                yield event
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _together(runs: list[Coroutine[Any, Any, None]]) -> None:
+    """Several prompts at once. One that fails ends them all."""
+    tasks = [asyncio.create_task(run) for run in runs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _PromptRun:
@@ -42,9 +75,13 @@ class _PromptRun:
 
     def __init__(self, engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, prompt: int) -> None:
         self.cached_tokens = 0
+        self.prompt_tokens = len(request.prompts[prompt])
         self._engine = engine
         self._prompt = prompt
         self._choices = request.choices
+        self._running = request.candidates
+        self._held: list[EngineDelta] = []
+        self._told: list[Event] = []
         ranked = request.candidates > request.choices
         # Candidates are ranked by their log-probability, whether or not the client wants to see it.
         logprobs = request.logprobs if request.logprobs is not None or not ranked else 0
@@ -57,7 +94,7 @@ class _PromptRun:
                 stop=request.stop,
                 min_tokens=request.stopping.min_tokens,
                 show_tokens=request.logprobs is not None,
-                tool_format=request.tool_format,
+                output=request.output,
             )
             for each in range(request.candidates)
         ]
@@ -69,6 +106,7 @@ class _PromptRun:
             choices=request.candidates,
             logprobs=logprobs,
             prompt_logprobs=request.prompt_logprobs,
+            images=request.images,
             tenant=request.tenant,
         )
 
@@ -76,61 +114,69 @@ class _PromptRun:
     def completion_tokens(self) -> int:
         return sum(pipeline.tokens for pipeline in self._pipelines)
 
-    def events(self) -> AsyncGenerator[Event]:
-        return self._as_they_come() if len(self._pipelines) == self._choices else self._best()
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(pipeline.reasoning_tokens for pipeline in self._pipelines)
 
-    async def _as_they_come(self) -> AsyncGenerator[Event]:
-        stream = self._engine.submit(self._request)
-        running = len(self._pipelines)
-        held: list[EngineDelta] | None = [] if self._scored else None
-        try:
-            async for delta in stream:
-                deltas = [delta]
-                if held is not None:
-                    # The prompt's scores must come before any text that follows it.
-                    held.append(delta)
-                    if delta.prompt_logprobs is None:
-                        self._refuse_failure(delta)
-                        continue
-                    yield PromptScored(self._prompt, delta.prompt_logprobs)
-                    deltas, held = held, None
-                for each in deltas:
-                    pipeline = self._pipelines[each.choice]
-                    if pipeline.done:
-                        continue
-                    self._refuse_failure(each)
-                    if each.cached_tokens > self.cached_tokens:
-                        self.cached_tokens = each.cached_tokens
-                    events = pipeline.feed(each)
-                    for event in events:
-                        yield event
-                    if events and isinstance(events[-1], Finished):
-                        running -= 1
-                        if each.finish is None and running:
-                            self._engine.abort(self._request.id, each.choice)
-                if not running:
-                    return
+    async def run(self, emit: Emit) -> None:
+        ranked = len(self._pipelines) > self._choices
+        self._emit = self._keep if ranked else emit
+        await self._engine.submit(self._request, self._take)
+        if self._running:
             raise EngineUnavailable("The engine ended the request before it was done.")
-        finally:
-            if running:
-                self._engine.abort(self._request.id)
-            await stream.aclose()
+        if ranked:
+            self._tell_best(emit)
 
-    async def _best(self) -> AsyncGenerator[Event]:
-        """Draws every candidate, then tells of the best ones as if there had been no others."""
+    def _score(self, delta: EngineDelta) -> bool:
+        """The prompt's scores must come before any text that follows it: until they are there, everything waits."""
+        self._held.append(delta)
+        if delta.prompt_logprobs is None:
+            self._refuse_failure(delta)
+            return False
+        self._emit([PromptScored(self._prompt, delta.prompt_logprobs)])
+        held, self._held, self._scored = self._held, [], False
+        return any([self._take(each) for each in held])  # noqa: C419 - every one is to be taken
+
+    def _take(self, delta: EngineDelta) -> bool:
+        """Passes on what a delta makes. A choice that ends before the engine knows is aborted."""
+        if self._scored:
+            return self._score(delta)
+        pipeline = self._pipelines[delta.choice]
+        if pipeline.done:
+            return False
+        if delta.finish in _FAILURES:
+            self._refuse_failure(delta)
+        if delta.cached_tokens > self.cached_tokens:
+            self.cached_tokens = delta.cached_tokens
+        if delta.prompt_tokens:
+            self.prompt_tokens = delta.prompt_tokens
+        events = pipeline.feed(delta)
+        if not events:
+            return False
+        self._emit(events)
+        if not isinstance(events[-1], Finished):
+            return False
+        self._running -= 1
+        if delta.finish is None and self._running:
+            self._engine.abort(self._request.id, delta.choice)
+        return not self._running
+
+    def _keep(self, batch: Batch) -> None:
+        self._told += batch
+
+    def _tell_best(self, emit: Emit) -> None:
+        """Every candidate is drawn; the best ones are told of as if there had been no others."""
         first = self._prompt * len(self._pipelines)
         told: list[list[ChoiceEvent]] = [[] for _ in self._pipelines]
-        async with contextlib.aclosing(self._as_they_come()) as events:
-            async for event in events:
-                if isinstance(event, ChoiceEvent):
-                    told[event.choice - first].append(event)
-                else:
-                    yield event
+        for event in self._told:
+            if isinstance(event, ChoiceEvent):
+                told[event.choice - first].append(event)
+            else:
+                emit([event])
         ranked = sorted(range(len(told)), key=lambda each: -self._pipelines[each].mean_logprob)
         for place, each in enumerate(ranked[: self._choices]):
             index = self._prompt * self._choices + place
-            for event in told[each]:
-                yield msgspec.structs.replace(event, choice=index)
+            emit([msgspec.structs.replace(event, choice=index) for event in told[each]])
 
     def _refuse_failure(self, delta: EngineDelta) -> None:
         if delta.finish == "error":
@@ -143,33 +189,3 @@ class _PromptRun:
             raise EngineError(message)
         if delta.finish == "abort":
             raise EngineUnavailable("The engine gave the request up.")
-
-
-async def _merge(runs: list[_PromptRun]) -> AsyncGenerator[Event]:
-    """The events of several prompts as they come. One that fails ends them all."""
-    queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue(maxsize=64)
-
-    async def pump(run: _PromptRun) -> None:
-        try:
-            async with contextlib.aclosing(run.events()) as events:
-                async for event in events:
-                    await queue.put(event)
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
-
-    tasks = [asyncio.create_task(pump(run)) for run in runs]
-    try:
-        left = len(runs)
-        while left:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

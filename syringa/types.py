@@ -51,6 +51,14 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True):
     stop_tokens: frozenset[int] = frozenset()
 
 
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture in a prompt: the bytes of a file that was checked (PNG, JPEG, WebP or GIF), and how closely to look."""
+
+    data: bytes
+    digest: bytes  # of the content; with `detail` it says whether two are the same
+    detail: Literal["low", "high", "auto"] = "auto"
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt, to be continued `choices` times."""
 
@@ -61,6 +69,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     choices: int = 1
     logprobs: int | None = None  # alternatives to report with each generated token; 0: only the token's own
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    # For each the prompt has the model's own placeholder, once; the engine puts as many tokens there as it takes.
+    images: tuple[Image, ...] = ()
     tenant: str = ""  # whose turn it is: tokens are shared out fairly between tenants
     use_cache: bool = True  # whether computed prompt blocks may be reused and kept
 
@@ -86,6 +96,7 @@ class EngineDelta(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # on the first delta of the first choice
     error: str | None = None
     fault: Fault = "engine"  # whose, where there is an error
+    prompt_tokens: int = 0  # with images in their places; on the first delta of the first choice, if there are any
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncGenerator, Iterable
 
 from syringa.api.model import ServedModel
+from syringa.engine.interface import Take
 from syringa.errors import EngineUnavailable
+from syringa.prompt.lark import Spelling
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo, TokenLogprobs
 
 END, START, VOCAB = 256, 257, 258
@@ -18,7 +21,7 @@ class ByteTokenizer:
 
     vocab_size = VOCAB
     special_ids = frozenset({END, START})
-    added_tokens = frozenset({"<end>", "<start>"})
+    spelling = Spelling({"<end>": END, "<start>": START})
     strips_leading_space = False
     longest_token = 7
     bytes_table = [bytes([each]) for each in range(256)] + [b"<end>", b"<start>"]
@@ -68,7 +71,21 @@ class FakeEngine:
             threads=1, load_seconds=0.0,
         )  # fmt: skip
 
-    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineDelta]:
+    async def submit(self, request: EngineRequest, take: Take) -> None:
+        running = set(range(request.choices))
+        try:
+            async with contextlib.aclosing(self.deltas(request)) as deltas:
+                async for delta in deltas:
+                    if delta.finish is not None:
+                        running.discard(delta.choice)
+                    if take(delta):
+                        return
+        finally:
+            running -= {choice for id_, choice in self.aborted if id_ == request.id}
+            if running:
+                self.abort(request.id)
+
+    async def deltas(self, request: EngineRequest) -> AsyncGenerator[EngineDelta]:
         self.requests.append(request)
         if self.fail is not None and self.fail_first:
             raise self.fail

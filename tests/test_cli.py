@@ -27,6 +27,7 @@ from syringa.config import FIELDS, Config, variable
 from syringa.errors import ConfigError, EngineUnavailable
 from syringa.modelfiles.locate import models_folder
 from syringa.prompt.template import ChatTemplate
+from tests.chat_models import thinking_model
 from tests.fake_engine import FakeEngine, fake_model
 
 
@@ -260,3 +261,22 @@ def test_text_fields(tmp_path: Path) -> None:
     for bad in ({"grammar": "bnf:x"}, {"grammar": "regex:@/no/such"}, {"response_format": "{"}):
         with pytest.raises(ConfigError):
             to_fields(bad)
+
+
+def test_chat_shows_thoughts_and_leaves_them_out_of_the_conversation(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = thinking_model("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
+    monkeypatch.setattr(syringa.api.model, "load_model", lambda config: model)
+    engine.script = b"<think>let me see</think>\n\nhello"
+    assert chat(monkeypatch, "one", "two") == 0
+    assert bytes(engine.requests[1].prompt) == b"u:one;a:hello;u:two;"
+    assert capsys.readouterr().out.count("let me see\n\nhello") == 2
+
+
+def test_chat_says_when_the_context_is_full(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chat(monkeypatch, "x" * 5000) == 0
+    assert not engine.requests
+    assert "/reset begins a new conversation" in " ".join(capsys.readouterr().out.split())

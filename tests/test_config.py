@@ -44,6 +44,15 @@ def test_named_file(tmp_path: Path) -> None:
         ({}, {"SYRINGA_PORT": "abc"}, "", "SYRINGA_PORT 'abc': expected a whole number"),
         ({}, {"SYRINGA_MAX_RUNNING": "0"}, "", "SYRINGA_MAX_RUNNING '0': expected a whole number, at least 1"),
         ({}, {"SYRINGA_DTYPE": "int4"}, "", "SYRINGA_DTYPE 'int4': expected one of auto, int8, bf16, fp32"),
+        ({"tool_format": "xml"}, {}, "", "--tool-format 'xml': expected one of auto, plain, hermes"),
+        (
+            {},
+            {"SYRINGA_REASONING_FORMAT": "on"},
+            "",
+            "SYRINGA_REASONING_FORMAT 'on': expected one of auto, none, think",
+        ),
+        ({}, {"SYRINGA_IMAGE_HOSTS_PRIVATE": "some"}, "", "SYRINGA_IMAGE_HOSTS_PRIVATE 'some': expected true or false"),
+        ({}, {}, "image_max_bytes = 0", "syringa.toml: image_max_bytes 0: expected a whole number, at least 1"),
         ({}, {}, 'port = "80"', "syringa.toml: port '80': expected a whole number"),
         ({}, {}, "prot = 80", "unknown setting 'prot'; did you mean 'port'?"),
         ({}, {}, "[server]\nport = 80", "unknown setting 'server'"),
@@ -87,6 +96,13 @@ def test_a_mistyped_variable_is_named() -> None:
         load(environ={"SYRINGA_PROT": "3", "SYRINGA_HOME": "/x", "PATH": "/bin"})
 
 
-def test_an_infinite_cache_is_refused() -> None:
-    with pytest.raises(ConfigError, match="kv_cache_gb"):
-        load({"kv_cache_gb": "inf"}, environ={})
+@pytest.mark.parametrize("name", ["kv_cache_gb", "image_timeout", "request_timeout"])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_what_is_not_finite_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name.replace("_", "[_-]")):
+        load({name: value}, environ={})
+
+
+def test_what_a_model_writes_may_be_said() -> None:
+    got = read({"tool_format": "glm"}, {"SYRINGA_REASONING_FORMAT": "none", "SYRINGA_CHAT_TEMPLATE": "a.jinja"})
+    assert (got.tool_format, got.reasoning_format, got.chat_template) == ("glm", "none", "a.jinja")

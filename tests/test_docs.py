@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from syringa import config
-from syringa.api.describe import REFUSED
+from syringa.api.describe import IGNORED, REFUSED
 from syringa.api.openapi import OPERATIONS, fields
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -23,7 +23,7 @@ def settings_table() -> str:
         kind: Any = config.bare_type(name)
         choices = " ".join(f"`{each}`" for each in get_args(kind)) if "Literal" in str(kind) else ""
         default = field.default
-        shown = "none" if default == () else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        shown = "none" if default in ((), "") else f"`{str(default).lower() if isinstance(default, bool) else default}`"
         flag = f"`--{name.replace('_', '-')}` `{config.variable(name)}`"
         lines.append(f"| `{name}` | {flag} | {shown} | {config.describe(name)} {choices} |".replace("  |", " |"))
     return "\n".join(lines)
@@ -44,7 +44,7 @@ def parameters_tables() -> str:
 
 
 def parameter_rows(name: str, schema: dict[str, Any]) -> Iterator[str]:
-    word = "refused" if schema.get(REFUSED) else "honoured"
+    word = "refused" if schema.get(REFUSED) else "ignored" if schema.get(IGNORED) else "honoured"
     default = f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
     cells = [f"`{name}`", word, type_text(schema), default, schema["description"]]
     yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

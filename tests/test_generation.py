@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest, SyringaError
-from syringa.events import Finished, GenerationRequest, PromptScored, TextDelta, Usage
-from syringa.generation import generate
+from syringa.events import Event, Finished, GenerationRequest, PromptScored, TextDelta, Usage
+from syringa.generation import stream
 from syringa.output.collect import Generation, collect
 from syringa.types import EngineDelta, Fault, Sampling, Stopping
 from tests.fake_engine import END, ByteTokenizer, FakeEngine, score
@@ -20,8 +21,12 @@ def request(prompts: int = 1, max_tokens: int = 50, **kwargs: object) -> Generat
     return GenerationRequest(**given)
 
 
+async def seen_of(events: AsyncGenerator[Event]) -> list[Event]:
+    return [event async for event in events]
+
+
 async def run(engine: FakeEngine, asked: GenerationRequest) -> Generation:
-    return await collect(generate(engine, ByteTokenizer(), asked))
+    return collect(await seen_of(stream(engine, ByteTokenizer(), asked)))
 
 
 async def test_end_token_is_counted_and_not_shown() -> None:
@@ -64,7 +69,7 @@ async def test_stop_string_aborts_only_its_choice() -> None:
 
 
 async def test_half_a_character_is_never_sent() -> None:
-    seen = [event async for event in generate(FakeEngine("é😀"), ByteTokenizer(), request(logprobs=1))]
+    seen = await seen_of(stream(FakeEngine("é😀"), ByteTokenizer(), request(logprobs=1)))
     texts = [(event.text, [token.offset for token in event.tokens]) for event in seen if isinstance(event, TextDelta)]
     assert texts == [("é", [0, 0]), ("😀", [1, 1, 1, 1]), ("", [2])]
 
@@ -82,7 +87,7 @@ async def test_choices_are_numbered_prompt_major_and_differ() -> None:
 
 
 async def test_prompt_scores_come_before_text() -> None:
-    seen = [event async for event in generate(FakeEngine("x"), ByteTokenizer(), request(choices=2, prompt_logprobs=1))]
+    seen = await seen_of(stream(FakeEngine("x"), ByteTokenizer(), request(choices=2, prompt_logprobs=1)))
     assert seen[0] == PromptScored(0, [None, score(105, 1)])
     assert sum(isinstance(event, PromptScored) for event in seen) == 1
 
@@ -90,12 +95,12 @@ async def test_prompt_scores_come_before_text() -> None:
 async def test_prompt_scores_that_come_late_hold_the_rest_back() -> None:
     engine = FakeEngine()
 
-    async def submit(asked: object):
+    async def deltas(asked: object):
         yield EngineDelta("r", 1, [97], finish="length")
         yield EngineDelta("r", 0, [98], finish="length", prompt_logprobs=[None])
 
-    engine.submit = submit  # type: ignore[method-assign]
-    seen = [event async for event in generate(engine, ByteTokenizer(), request(choices=2, prompt_logprobs=0))]
+    engine.deltas = deltas  # type: ignore[method-assign]
+    seen = await seen_of(stream(engine, ByteTokenizer(), request(choices=2, prompt_logprobs=0)))
     assert [type(event) for event in seen[:2]] == [PromptScored, TextDelta]
     assert [event.choice for event in seen if isinstance(event, Finished)] == [1, 0]
 
@@ -113,7 +118,7 @@ async def test_best_of_returns_the_likeliest() -> None:
 
 async def test_leaving_early_aborts() -> None:
     engine = FakeEngine("hello", delay=0.001)
-    async with contextlib.aclosing(generate(engine, ByteTokenizer(), request())) as events:
+    async with contextlib.aclosing(stream(engine, ByteTokenizer(), request())) as events:
         await anext(events)
     assert engine.aborted == [("r", None)]
     assert not engine.running
@@ -146,11 +151,11 @@ async def test_engine_errors_pass_through(fault: Exception, prompts: int) -> Non
 async def test_a_failed_choice_fails_the_request(fault: Fault, kind: type[SyringaError]) -> None:
     engine = FakeEngine()
 
-    async def submit(asked: object):
+    async def deltas(asked: object):
         yield EngineDelta("r", 0, [97])
         yield EngineDelta("r", 0, finish="error", error="it broke", fault=fault)
 
-    engine.submit = submit  # type: ignore[method-assign]
+    engine.deltas = deltas  # type: ignore[method-assign]
     with pytest.raises(kind, match="it broke"):
         await run(engine, request())
 
@@ -158,9 +163,9 @@ async def test_a_failed_choice_fails_the_request(fault: Fault, kind: type[Syring
 async def test_an_engine_that_just_ends_is_an_error() -> None:
     engine = FakeEngine()
 
-    async def submit(asked: object):
+    async def deltas(asked: object):
         yield EngineDelta("r", 0, [97])
 
-    engine.submit = submit  # type: ignore[method-assign]
+    engine.deltas = deltas  # type: ignore[method-assign]
     with pytest.raises(EngineUnavailable):
         await run(engine, request())

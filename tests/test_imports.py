@@ -12,17 +12,19 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "syringa"
 
-VALUES = {"types", "errors", "events"}
+VALUES = {"types", "errors", "events", "dialect"}
 BASE = VALUES | {"config", "modelfiles", "grammar"}
 LAYERS: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
-    "events": {"types"},
-    "config": {"errors"},
+    "dialect": set(),
+    "schema_types": set(),
+    "events": {"types", "dialect"},
+    "config": {"errors", "dialect"},
     "grammar": {"types", "errors"},
     "modelfiles": {"types", "errors"},
-    "prompt": {"types", "errors", "modelfiles", "grammar"},
-    "output": VALUES | {"modelfiles", "grammar"},
+    "prompt": {"types", "errors", "dialect", "schema_types", "modelfiles", "grammar"},
+    "output": VALUES | {"schema_types", "modelfiles", "grammar"},
     "engine": {"types", "errors", "config", "modelfiles", "grammar"},
     "generation": VALUES | {"engine", "output"},
     "api": BASE | {"prompt", "output"},

@@ -24,6 +24,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _decoder = msgspec.json.Decoder()
 _AT = re.compile(r"(?s)^(?P<said>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?$")
+_MISSING = re.compile("missing required field `(?P<name>.*)`")
 
 
 class ErrorBody(msgspec.Struct):
@@ -163,7 +164,8 @@ def _mentions(kind: msgspec.inspect.Type, *, in_list: bool) -> bool:
 def _invalid(error: msgspec.ValidationError, path: str) -> InvalidRequest:
     found = _AT.match(str(error))
     said, where = (found["said"], found["path"] or "") if found else (str(error), "")
-    param = (path + where).lstrip(".") or None
+    missing = _MISSING.search(said)
+    param = (path + where).lstrip(".") or (missing["name"] if missing else None)
     said = said.replace("`", "").replace(" | null", "")
     said = said[:1].lower() + said[1:]
     return InvalidRequest(f"{param}: {said}." if param else f"{said}.", param=param)

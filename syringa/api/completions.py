@@ -10,16 +10,18 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from syringa.api.common import Call, convert
+from syringa.api.common import Call
 from syringa.api.completions_writer import CompletionWriter, Echo
-from syringa.api.describe import REFUSED, nullable, record, says
+from syringa.api.describe import nullable, says
+from syringa.api.formats import compose
 from syringa.api.model import Models, ServedModel
 from syringa.api.sampling import Count, SamplingFields, check_tokens, to_sampling, to_stop, to_stopping
-from syringa.api.tools import MAX_TOOLS, TOOL_CHOICE_SCHEMA, TOOL_SCHEMA, read_tools
+from syringa.api.stream_options import StreamOptionsField, read_stream_options
+from syringa.api.tools import ToolChoiceField, ToolsField, read_tools
 from syringa.errors import ContextLengthExceeded, InvalidRequest
-from syringa.events import GenerationRequest
+from syringa.events import GenerationRequest, OutputFormat
 from syringa.prompt.fim import FillIn, find_fill_in
-from syringa.prompt.tools import FORMAT, preamble
+from syringa.prompt.tools import preamble
 from syringa.types import Sampling
 
 MAX_PROMPTS = 2048
@@ -30,15 +32,6 @@ _PROMPT_SCHEMA = nullable(
     _IDS,
     {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
 )
-_OPTIONS_SCHEMA = record(
-    include_usage={"type": ["boolean", "null"], "description": "A last chunk without choices carries the usage."},
-    include_obfuscation={"enum": [False, None], "description": "Refused where true.", REFUSED: True},
-)
-
-
-class StreamOptions(msgspec.Struct, kw_only=True):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -55,10 +48,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     ] = None
     max_tokens: Annotated[Count | None, says("Tokens to generate at most; 0 with `echo`, to score a text.", 16)] = None
     stream: Annotated[bool | None, says("Answer in server-sent events.", False)] = None
-    stream_options: Annotated[
-        Annotated[dict[str, Any], Meta(extra_json_schema=_OPTIONS_SCHEMA)] | None,
-        says("Only with `stream`: `include_usage`; `include_obfuscation` is refused."),
-    ] = None
+    stream_options: StreamOptionsField = None
     echo: Annotated[
         bool | None, says("The prompt before the completion, with its log-probabilities if `logprobs` is set.", False)
     ] = None
@@ -75,14 +65,9 @@ class CompletionRequest(SamplingFields, kw_only=True):
         ),
     ] = None
     tools: Annotated[
-        Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=TOOL_SCHEMA)]], Meta(max_length=MAX_TOOLS)]
-        | None,
-        says("Functions that the model may call; not with `grammar`, `response_format` or `suffix`."),
+        ToolsField, says("Functions that the model may call; not with `grammar`, `response_format` or `suffix`.")
     ] = None
-    tool_choice: Annotated[
-        Any,
-        says("`none`, `auto`, `required`, a function, or `allowed_tools`; absent: `auto`.", **TOOL_CHOICE_SCHEMA),
-    ] = None
+    tool_choice: ToolChoiceField = None
     user: Annotated[str | None, says("Kept with the usage record.")] = None
 
 
@@ -108,20 +93,17 @@ async def to_generation(body: CompletionRequest, models: Models, ignored: list[s
     candidates = choices if body.best_of is None else body.best_of
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
     _check(body, choices, candidates, max_tokens)
-    options = convert(body.stream_options or {}, StreamOptions, path="stream_options", ignored=ignored)
-    if options.include_obfuscation:
-        raise InvalidRequest(
-            "stream_options.include_obfuscation is not supported.", param="stream_options.include_obfuscation"
-        )
+    options = read_stream_options(body.stream_options, stream=bool(body.stream), ignored=ignored)
     stopping = to_stopping(body, model, max_tokens)
     stop = to_stop(body.stop)
     sampling = await to_sampling(body, model, ignored)
-    tools = await read_tools(body.tools, body.tool_choice, model, ignored)
+    tools = await read_tools(body.tools, body.tool_choice, ignored, hold=True)
     prompts = await read_prompts(body.prompt, model, truncate=bool(body.truncate_sequence))
     fill = find_fill_in(model.tokenizer) if body.suffix else None
     if tools is not None:
         _refuse_with_tools(body, sampling)
-        sampling = msgspec.structs.replace(sampling, grammar=tools.grammar)
+        grammar = await compose(model, tools=tools.use)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
         (before,) = await model.encode_all([preamble(tools.use)])
         prompts = [_behind(before, prompt, model) for prompt in prompts]
     elif fill is not None and body.suffix:
@@ -140,7 +122,7 @@ async def to_generation(body: CompletionRequest, models: Models, ignored: list[s
         stop=stop,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
-        tool_format=FORMAT if tools is not None else None,
+        output=OutputFormat(calls="plain", parameters=tools.parameters) if tools is not None else OutputFormat(),
         tenant=tenant,
         user=body.user,
     )
@@ -167,8 +149,6 @@ def _check(body: CompletionRequest, choices: int, candidates: int, max_tokens: i
         raise InvalidRequest("best_of above n cannot be streamed: the best is known at the end.", param="best_of")
     if max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens: 0 needs echo, to score the prompt.", param="max_tokens")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
 
 
 def _refuse_with_tools(body: CompletionRequest, sampling: Sampling) -> None:

@@ -10,17 +10,17 @@ from msgspec import UNSET, UnsetType
 
 from syringa.api.describe import says
 from syringa.api.model import ServedModel
-from syringa.api.tools import ToolCall, call_body, call_chunk
+from syringa.api.tools import ToolCall, call_body, call_chunk, finish_reason
+from syringa.api.usage import UsageBody, usage_body
 from syringa.events import (
-    EndReason,
     Event,
     Finished,
     PromptScored,
+    ReasoningDelta,
     ScoredToken,
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
-    Usage,
 )
 from syringa.output.collect import Generation
 from syringa.types import TokenLogprobs
@@ -46,22 +46,6 @@ class Choice(msgspec.Struct):
         list[ToolCall] | UnsetType,
         says("Only where `tools` were given. In a chunk: parts of calls, to be joined by `index`."),
     ] = UNSET
-
-
-class CachedTokens(msgspec.Struct):
-    cached_tokens: int
-
-
-class ReasoningTokens(msgspec.Struct):
-    reasoning_tokens: int
-
-
-class UsageBody(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
 
 
 class Completion(msgspec.Struct):
@@ -116,7 +100,11 @@ class CompletionWriter:
             return chunks
         if isinstance(event, Finished):
             chunks = self._opening(event.choice)
-            chunks.append(self._chunk(self._choice(event.choice, self._suffix, [], self._reason(event.reason))))
+            chunks.append(
+                self._chunk(
+                    self._choice(event.choice, self._suffix, [], finish_reason(event.reason, named=self._named_tool))
+                )
+            )
             return chunks
         if isinstance(event, ToolCallStart | ToolCallDelta):
             chunks = self._opening(event.choice)
@@ -127,7 +115,9 @@ class CompletionWriter:
         if isinstance(event, PromptScored):
             self._score(event)
             return []
-        return [self._completion([], _usage(event))] if self._include_usage else []
+        if isinstance(event, ReasoningDelta):
+            return []  # a raw prompt has no thought
+        return [self._completion([], usage_body(event))] if self._include_usage else []
 
     def render(self, generation: Generation) -> Completion:
         """The whole body. The same pieces as in `write`, joined."""
@@ -135,14 +125,14 @@ class CompletionWriter:
             self._score(scored)
         choices = []
         for whole in generation.choices:
-            reason = self._reason(whole.reason)
+            reason = finish_reason(whole.reason, named=self._named_tool)
             choice = self._choice(whole.index, whole.text + self._suffix, whole.tokens, reason)
             if self._tools:
                 choice.tool_calls = [call_body(call) for call in whole.calls]
             for opening in self._opening(whole.index):
                 choice = _join(opening.choices[0], choice)
             choices.append(choice)
-        return self._completion(choices, _usage(generation.usage))
+        return self._completion(choices, usage_body(generation.usage))
 
     def _opening(self, index: int) -> list[Completion]:
         """With `echo`, the chunk that a choice's first chunk follows."""
@@ -160,10 +150,6 @@ class CompletionWriter:
             for token in tokens:
                 _append(logprobs, self._model, token.scores.token, token.scores, token.offset + shift)
         return Choice(index, text, logprobs, reason)
-
-    def _reason(self, reason: EndReason) -> EndReason:
-        # OpenAI says `stop` where the client itself named the function.
-        return "stop" if reason == "tool_calls" and self._named_tool else reason
 
     def _score(self, event: PromptScored) -> None:
         if self._echo is not None:
@@ -231,13 +217,3 @@ def _join(first: Choice, second: Choice) -> Choice:
             first.logprobs.text_offset + second.logprobs.text_offset,
         )
     return Choice(second.index, first.text + second.text, logprobs, second.finish_reason, second.tool_calls)
-
-
-def _usage(usage: Usage) -> UsageBody:
-    return UsageBody(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=CachedTokens(usage.cached_tokens),
-        completion_tokens_details=ReasoningTokens(usage.reasoning_tokens),
-    )

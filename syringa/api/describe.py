@@ -8,6 +8,7 @@ from msgspec import Meta
 
 DEFAULT = "x-default"
 REFUSED = "x-syringa-refused"
+IGNORED = "x-syringa-ignored"
 
 
 def says(text: str, default: Any = None, **schema: Any) -> Meta:
@@ -19,6 +20,11 @@ def says(text: str, default: Any = None, **schema: Any) -> Meta:
 def refused(text: str, **schema: Any) -> Meta:
     """The description of a field that gets a 400 wherever it would change the answer."""
     return says(text, **{REFUSED: True}, **schema)
+
+
+def unheeded(text: str, **schema: Any) -> Meta:
+    """The description of a field that is known and makes no difference: where it asks for one, the answer names it."""
+    return says(text, **{IGNORED: True}, **schema)
 
 
 def nullable(*alternatives: dict[str, Any]) -> dict[str, Any]:

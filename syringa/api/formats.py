@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,9 +10,13 @@ import msgspec
 
 from syringa.api.common import convert
 from syringa.api.describe import record
+from syringa.api.model import ServedModel
+from syringa.dialect import CallFormat
 from syringa.errors import InvalidRequest, SyringaError
+from syringa.prompt.answer import Thinking, answer_grammar
 from syringa.prompt.grammar import validate
 from syringa.prompt.schema import enforceable
+from syringa.prompt.tools import ToolUse
 from syringa.types import Grammar
 
 _ANY_OBJECT = '{"type":"object"}'
@@ -106,6 +111,30 @@ def check_grammar(grammar: Grammar, param: str) -> None:
         validate(grammar)
     except SyringaError as error:
         raise InvalidRequest(error.message, param=param, code=error.code) from None
+
+
+async def compose(
+    model: ServedModel,
+    *,
+    thinking: Thinking | None = None,
+    constraint: Grammar | None = None,
+    tools: ToolUse | None = None,
+    format: CallFormat = "plain",
+) -> Grammar | None:
+    """The grammar of all that the model may write. Raises `InvalidRequest` for what llguidance refuses of it."""
+
+    def compiled() -> Grammar | None:
+        grammar = answer_grammar(
+            model.tokenizer.spelling, thinking=thinking, constraint=constraint, tools=tools, format=format
+        )
+        if grammar is not None and grammar is not constraint:
+            check_grammar(grammar, "tools" if tools is not None else "response_format")
+        return grammar
+
+    if thinking is None and tools is None:
+        return constraint
+    # Compiling can take a while; other requests must not wait for it.
+    return await asyncio.to_thread(compiled)
 
 
 def _from_format(given: Any, ignored: list[str]) -> Grammar | None:

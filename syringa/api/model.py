@@ -6,10 +6,15 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from syringa import modelfiles
 from syringa.config import Config
-from syringa.errors import ContextLengthExceeded, NotFound
+from syringa.dialect import Dialect
+from syringa.errors import ConfigError, ContextLengthExceeded, ModelError, NotFound
+from syringa.prompt.dialect import choose
+from syringa.prompt.images import ImagePolicy
 from syringa.prompt.template import ChatTemplate
 from syringa.prompt.tokenizer import Tokenizer
 
@@ -29,6 +34,9 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     architecture: str = ""
     template: ChatTemplate | None = None
+    dialect: Dialect = field(default_factory=Dialect)
+    sees_images: bool = False
+    image_policy: ImagePolicy = field(default_factory=ImagePolicy)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -104,23 +112,63 @@ class Models:
 
 
 def load_model(config: Config) -> ServedModel:
-    """Reads what the API needs of `config.model`: description and tokenizer. Raises `ModelError`."""
+    """Reads what the API needs of `config.model`: description, tokenizer and template. Raises `StartupError`."""
     files = modelfiles.locate(config.model)
     description = modelfiles.describe(files)
     names = config.served_model_name or (description.name,)
     limit = description.max_model_len
+    tokenizer = Tokenizer.load(files, description)
+    sources = _sources(config, description)
+    template = _template(config, sources, description.special_tokens)  # first: it says what is wrong with a broken one
     return ServedModel(
         id=names[0],
         aliases=(*names[1:], description.name, config.model),
-        tokenizer=Tokenizer.load(files, description),
+        tokenizer=tokenizer,
         max_model_len=min(config.max_model_len or limit, limit),
         end_tokens=description.end_tokens,
         bos_token=description.bos_token,
         architecture=description.architecture,
-        template=_template(description),
+        template=template,
+        dialect=choose(*sources, tokenizer.added_tokens, calls=config.tool_format, thought=config.reasoning_format),
+        sees_images=bool(description.config.get("vision_config")),
+        image_policy=image_policy(config),
     )
 
 
-def _template(description: modelfiles.ModelDescription) -> ChatTemplate | None:
-    source = description.chat_template
-    return ChatTemplate(source, description.special_tokens, description.tool_template) if source else None
+def image_policy(config: Config) -> ImagePolicy:
+    """What the settings say of images."""
+    return ImagePolicy(
+        private=config.image_hosts_private,
+        max_bytes=config.image_max_bytes,
+        timeout=config.image_timeout,
+        max_pixels=config.image_max_pixels,
+        max_images=config.images_per_request,
+    )
+
+
+def _sources(config: Config, description: modelfiles.ModelDescription) -> tuple[str | None, str | None]:
+    """The text of the chat template, and of the one for requests with tools where there is another."""
+    if not config.chat_template:
+        return description.chat_template, description.tool_template
+    try:
+        return Path(config.chat_template).read_text(encoding="utf-8"), None
+    except FileNotFoundError:
+        raise ConfigError(f"chat_template: there is no file {config.chat_template}", param="chat_template") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"chat_template: {config.chat_template} cannot be read: {error}", param="chat_template"
+        ) from None
+
+
+def _template(
+    config: Config, sources: tuple[str | None, str | None], special_tokens: dict[str, Any]
+) -> ChatTemplate | None:
+    source, tool_source = sources
+    if not source:
+        return None
+    try:
+        return ChatTemplate(source, special_tokens, tool_source)
+    except ModelError as error:
+        if not config.chat_template:
+            raise
+        raise ConfigError(f"{config.chat_template}: {error.message}", param="chat_template") from None

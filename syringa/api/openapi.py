@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from syringa.api import completions, completions_writer, tokens
+from syringa.api import chat, chat_writer, completions, completions_writer, tokens
 from syringa.api.common import ErrorEnvelope
 from syringa.api.describe import DEFAULT
 
@@ -48,7 +48,7 @@ class Operation:
     example: dict[str, Any] = field(default_factory=dict)
     answer: type[msgspec.Struct] | dict[str, Any] | None = None
     media: str = "application/json"
-    streams: bool = False
+    chunk: type[msgspec.Struct] | None = None  # what a stream sends
     parameters: dict[str, str] = field(default_factory=dict)
     errors: tuple[int, ...] = ()
     public: bool = False
@@ -68,7 +68,23 @@ def _completions(id: str) -> Operation:
         request=completions.CompletionRequest,
         example={"prompt": "The lilac is in bloom and", "max_tokens": 16, "temperature": 0.7, "seed": 1},
         answer=completions_writer.Completion,
-        streams=True,
+        chunk=completions_writer.Completion,
+        errors=(*_POST_ERRORS, 503),
+    )
+
+
+def _chat(id: str) -> Operation:
+    return Operation(
+        id=id,
+        tag="Chat",
+        summary="Answer a conversation",
+        method="post",
+        description="Answers the messages `n` times, through the model's chat template. With `stream`, as server-sent"
+        " events: chunks with what is new, then `[DONE]`; an error in the middle is the last event.",
+        request=chat.ChatRequest,
+        example={"messages": [{"role": "user", "content": "Which shrub is in bloom?"}], "max_completion_tokens": 64},
+        answer=chat_writer.ChatCompletion,
+        chunk=chat_writer.ChatChunk,
         errors=(*_POST_ERRORS, 503),
     )
 
@@ -78,6 +94,8 @@ def _models(id: str) -> Operation:
 
 
 OPERATIONS: dict[str, Operation] = {
+    "/v1/chat/completions": _chat("createChatCompletion"),
+    "/api/v2/chat/completions": _chat("createChatCompletionV2"),
     "/v1/completions": _completions("createCompletion"),
     "/api/v2/completions": _completions("createCompletionV2"),
     "/v1/models": _models("listModels"),
@@ -93,7 +111,7 @@ OPERATIONS: dict[str, Operation] = {
     "/tokenize": Operation(
         id="tokenize",
         tag="Tokens",
-        summary="Text to tokens",
+        summary="Text or messages to tokens",
         method="post",
         request=tokens.TokenizeRequest,
         example={"prompt": "Hello, world", "return_token_strs": True},
@@ -157,7 +175,7 @@ def _version() -> str:
 
 def schemas() -> dict[str, Any]:
     """Every wire type of the endpoints, by name."""
-    answers = (each.answer for each in OPERATIONS.values())
+    answers = (type_ for each in OPERATIONS.values() for type_ in (each.answer, each.chunk))
     wires = [each.request for each in OPERATIONS.values()] + [each for each in answers if isinstance(each, type)]
     named = list(dict.fromkeys(each for each in [*wires, ErrorEnvelope] if each is not None))
     _, components = msgspec.json.schema_components(named, ref_template=_REFERENCE)
@@ -198,24 +216,24 @@ def _success(operation: Operation) -> dict[str, Any]:
     answer = operation.answer
     schema = _ref(answer) if isinstance(answer, type) else answer
     content: dict[str, Any] = {operation.media: {"schema": schema}}
-    if operation.streams and isinstance(answer, type):
-        content["text/event-stream"] = {"schema": _event(answer)}
+    if operation.chunk is not None:
+        content["text/event-stream"] = {"schema": _event(operation.chunk)}
     headers = {"x-request-id": _REQUEST_ID}
     if operation.request is not None:
         headers["x-syringa-ignored"] = _IGNORED
     return {"description": "Done.", "headers": headers, "content": content}
 
 
-def _event(answer: type) -> dict[str, Any]:
+def _event(chunk: type) -> dict[str, Any]:
     """One server-sent event, as OpenAPI 3.2 describes them; 3.1 leaves it open."""
-    contents = {"anyOf": [_ref(answer), _ref(ErrorEnvelope)]}
-    chunk = {"type": "string", "contentMediaType": "application/json", "contentSchema": contents}
+    contents = {"anyOf": [_ref(chunk), _ref(ErrorEnvelope)]}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": contents}
     return {
-        "description": f"Lines `data: …`, each with a `{answer.__name__}` that holds what is new, or with an"
+        "description": f"Lines `data: …`, each with a `{chunk.__name__}` that holds what is new, or with an"
         " `ErrorEnvelope`; then `data: [DONE]`. Lines that begin with a colon are comments.",
         "type": "object",
         "required": ["data"],
-        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, chunk]}},
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}},
     }
 
 

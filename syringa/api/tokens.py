@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from syringa.api.chat_prompt import Rendering, template_of
 from syringa.api.describe import says
+from syringa.api.messages import MessagesField, read_messages
 from syringa.api.model import Models, ServedModel
 from syringa.api.sampling import check_tokens
+from syringa.api.thinking import read_thinking
+from syringa.api.tools import ToolsField, read_tools
+from syringa.errors import InvalidRequest
 
 _MODEL = says("An id from `/v1/models`, an alias, or `default`; absent: the default model.")
 TokenId = Annotated[int, Meta(ge=0)]
@@ -19,9 +24,22 @@ TokenId = Annotated[int, Meta(ge=0)]
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """The body of `POST /tokenize`."""
 
-    prompt: Annotated[str, says("The text.")]
+    prompt: Annotated[str | None, says("The text; or `messages` in its place.")] = None
+    messages: Annotated[MessagesField | None, says("A conversation, as in chat; the images in it are not counted.")] = (
+        None
+    )
     model: Annotated[str | None, _MODEL] = None
-    add_special_tokens: Annotated[bool | None, says("With what the model puts before every text.", True)] = None
+    tools: Annotated[ToolsField, says("With `messages`: functions that the model may call.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, says("With `messages`: more for the model's chat template.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, says("With `messages`: begin the assistant's turn; absent: true, unless the last is continued.")
+    ] = None
+    continue_final_message: Annotated[bool | None, says("With `messages`: leave the last one open.", False)] = None
+    add_special_tokens: Annotated[
+        bool | None, says("With what the model puts before every text; absent: for a `prompt`.")
+    ] = None
     return_token_strs: Annotated[bool | None, says("Each token's text too.", False)] = None
 
 
@@ -61,14 +79,40 @@ class ModelList(msgspec.Struct):
     data: list[ModelEntry]
 
 
-async def tokenize(body: TokenizeRequest, models: Models) -> TokenizeResponse:
+async def tokenize(body: TokenizeRequest, models: Models, ignored: list[str]) -> TokenizeResponse:
     model = models.find(body.model)
-    (tokens,) = await model.encode_all([body.prompt], special=body.add_special_tokens is not False)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Give a prompt or messages, one of the two.", param="prompt")
+    if body.prompt is None:
+        tokens = await _tokenize_messages(body, model, ignored)
+    else:
+        given = {"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
+        ignored += sorted(name for name in given if getattr(body, name) is not None)
+        (tokens,) = await model.encode_all([body.prompt], special=body.add_special_tokens is not False)
     texts = [model.token_text(token) for token in tokens] if body.return_token_strs else None
     return TokenizeResponse(len(tokens), model.max_model_len, tokens, texts)
 
 
-async def detokenize(body: DetokenizeRequest, models: Models) -> DetokenizeResponse:
+async def _tokenize_messages(body: TokenizeRequest, model: ServedModel, ignored: list[str]) -> list[int]:
+    tools = await read_tools(body.tools, None, ignored)
+    begins = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+    rendering = Rendering(
+        model=model,
+        template=template_of(model),
+        tools=tools.use if tools is not None else None,
+        kwargs=read_thinking(body.chat_template_kwargs, None, None, model, ignored).kwargs,
+        add_generation_prompt=begins,
+        continue_final_message=bool(body.continue_final_message),
+    )
+    said = await read_messages(body.messages, sees_images=model.sees_images, ignored=ignored)
+    prompt = await rendering.prompt(said)
+    if not body.add_special_tokens:
+        return prompt.tokens
+    (tokens,) = await model.encode_all([prompt.text])
+    return tokens
+
+
+async def detokenize(body: DetokenizeRequest, models: Models, ignored: list[str]) -> DetokenizeResponse:
     model = models.find(body.model)
     check_tokens(body.tokens, model.vocab_size, "tokens")
     return DetokenizeResponse(await asyncio.to_thread(model.spell, body.tokens))
@@ -77,4 +121,10 @@ async def detokenize(body: DetokenizeRequest, models: Models) -> DetokenizeRespo
 def entry(model: ServedModel) -> ModelEntry:
     names = [name for name in dict.fromkeys(model.aliases) if name != model.id]
     limit = model.max_model_len
-    return ModelEntry(model.id, model.created, "model", "syringa", limit, limit, names, ["completion"])
+    able = {
+        "chat": model.template is not None,
+        "vision": model.sees_images,
+        "reasoning": model.dialect.thought is not None,
+    }
+    capabilities = ["completion", *(name for name, can in able.items() if can)]
+    return ModelEntry(model.id, model.created, "model", "syringa", limit, limit, names, capabilities)

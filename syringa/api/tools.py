@@ -12,12 +12,11 @@ from msgspec import UNSET, Meta, UnsetType
 from syringa.api.common import convert
 from syringa.api.describe import nullable, record, says
 from syringa.api.formats import schema_grammar
-from syringa.api.model import ServedModel
 from syringa.errors import InvalidRequest
-from syringa.events import ToolCallDelta, ToolCallStart
+from syringa.events import EndReason, ToolCallDelta, ToolCallStart
 from syringa.output.collect import CollectedCall
 from syringa.prompt.grammar import validate
-from syringa.prompt.tools import Tool, ToolUse, call_grammar, closed, special_marks
+from syringa.prompt.tools import ANY_ARGUMENTS, Tool, ToolUse, closed
 from syringa.types import Grammar
 
 MAX_TOOLS = 128
@@ -49,6 +48,14 @@ TOOL_CHOICE_SCHEMA = nullable(
 )
 
 
+ToolsField = (
+    Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=TOOL_SCHEMA)]], Meta(max_length=MAX_TOOLS)] | None
+)
+ToolChoiceField = Annotated[
+    Any, says("`none`, `auto`, `required`, a function, or `allowed_tools`; absent: `auto`.", **TOOL_CHOICE_SCHEMA)
+]
+
+
 class FunctionField(msgspec.Struct, kw_only=True):
     name: Annotated[str, Meta(pattern=_NAME)]
     description: str | None = None
@@ -74,19 +81,24 @@ class AllowedField(msgspec.Struct, kw_only=True):
 
 
 class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request's tools for the model, the grammar of their calls, and whether the client named the one to call."""
+    """A request's tools for the model, and whether the client named the one to call."""
 
     use: ToolUse
-    grammar: Grammar
     named: bool = False
+
+    @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """Each function's schema, as far as the client gave one."""
+        return {tool.name: tool.parameters or {} for tool in self.use.tools}
 
 
 async def read_tools(
-    tools: list[Any] | None, choice: Any, model: ServedModel, ignored: list[str], *, parallel: bool = True
+    tools: list[Any] | None, choice: Any, ignored: list[str], *, parallel: bool = True, hold: bool = False
 ) -> ToolRequest | None:
     """The tools that may be called; None where there are none or `tool_choice` is `none`.
 
-    What is not honoured of them is added to `ignored`.
+    What is not honoured of them is added to `ignored`. `hold`: as far as can be, arguments are held to their schemas
+    though nobody asked for it. A model that never learned to call would make them up.
     """
     if choice is not None and not isinstance(choice, str | dict):
         raise InvalidRequest("tool_choice: expected a string or an object.", param="tool_choice")
@@ -94,17 +106,14 @@ async def read_tools(
         if choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice asks for a tool, and there are no tools.", param="tool_choice")
         return None
-    marks = special_marks(model.tokenizer)
     try:
         # Schemas are compiled to see whether they can be; other requests must not wait for it.
-        return await asyncio.to_thread(_read, tools, choice, marks, ignored, parallel)
+        return await asyncio.to_thread(_read, tools, choice, ignored, parallel, hold)
     except RecursionError:
         raise InvalidRequest("tools: a schema is nested too deeply.", param="tools") from None
 
 
-def _read(
-    tools: list[Any], choice: Any, marks: frozenset[str], ignored: list[str], parallel: bool
-) -> ToolRequest | None:
+def _read(tools: list[Any], choice: Any, ignored: list[str], parallel: bool, hold: bool) -> ToolRequest | None:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(tools)}.", param="tools")
     found: dict[str, Tool] = {}
@@ -119,18 +128,16 @@ def _read(
         return None
     known = []
     for index, tool in enumerate(found.values()):
-        if tool.parameters is not None and tool.name in names and (tool.strict or mode == "required"):
+        if tool.parameters is not None and tool.name in names:
             path = f"tools[{index}].function.parameters"
-            schema = _arguments_schema(tool.parameters, path, strict=tool.strict, ignored=ignored)
+            if tool.strict or mode == "required":
+                schema = _arguments_schema(tool.parameters, path, strict=tool.strict, ignored=ignored)
+            else:
+                schema = _wanted_schema(tool.parameters, path) if hold else ANY_ARGUMENTS
             tool = msgspec.structs.replace(tool, schema=schema)
         known.append(tool)
-    use = ToolUse(tools=known, mode=mode, callable=names, parallel=parallel and not named)
-    grammar = call_grammar(use, marks)
-    try:
-        validate(grammar)
-    except InvalidRequest as error:
-        raise InvalidRequest(error.message, param="tools", code=error.code) from None
-    return ToolRequest(use=use, grammar=grammar, named=named)
+    use = ToolUse(tools=known, mode=mode, callable=names, parallel=parallel and not named, held=hold)
+    return ToolRequest(use=use, named=named)
 
 
 def _read_choice(
@@ -184,6 +191,14 @@ def _arguments_schema(given: dict[str, Any], path: str, *, strict: bool, ignored
     return schema
 
 
+def _wanted_schema(given: dict[str, Any], path: str) -> dict[str, Any]:
+    """The schema as far as it can be enforced, since nobody insists."""
+    try:
+        return _arguments_schema(given, path, strict=False, ignored=[])
+    except InvalidRequest:
+        return ANY_ARGUMENTS
+
+
 def _named(given: Any, path: str, tools: dict[str, Tool]) -> str:
     name = convert(given, NamedField, path=path).name
     if name not in tools:
@@ -228,3 +243,8 @@ def call_chunk(event: ToolCallStart | ToolCallDelta) -> ToolCall:
     if isinstance(event, ToolCallStart):
         return ToolCall(index=event.call, id=event.id, type="function", function=FunctionCall("", event.name))
     return ToolCall(index=event.call, function=FunctionCall(event.arguments))
+
+
+def finish_reason(reason: EndReason, *, named: bool) -> EndReason:
+    """OpenAI says `stop` where the client itself `named` the function."""
+    return "stop" if reason == "tool_calls" and named else reason

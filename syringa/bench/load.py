@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 import time
@@ -85,12 +86,18 @@ def run_load(
     streams: int,
     api_key: str | None = None,
     timeout: float = 600.0,
+    own: Sequence[dict[str, Any]] = (),
     **body: Any,
 ) -> Load:
-    """Completes `prompts`, `streams` at a time: a stream sends its next prompt once its last answer has ended."""
+    """Completes `prompts`, `streams` at a time: a stream sends its next prompt once its last answer has ended.
+
+    `body` are fields of every request, and `own` those of each, in turn.
+    """
     fields = {"model": model, "max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
     target = Target(url, api_key)
-    requests = [target.post("/v1/completions", {**fields, **body, "prompt": prompt}) for prompt in prompts]
+    each = itertools.cycle(own or [{}])
+    bodies = [{**fields, **body, **next(each), "prompt": prompt} for prompt in prompts]
+    requests = [target.post("/v1/completions", body) for body in bodies]
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_drive(target, requests, streams, timeout))
 

@@ -116,12 +116,20 @@ class Conversation:
     async def _answer(self, answer: list[str]) -> None:
         system = [{"role": "system", "content": self._system}] if self._system else []
         tokens, first, started = 0, 0.0, time.perf_counter()
+        thinking = False
         async with contextlib.aclosing(self._source.chat([*system, *self._turns], self._fields)) as parts:
             async for part in parts:
                 if part.tokens is not None:
                     tokens = part.tokens
                     continue
                 first = first or time.perf_counter()
+                if part.thought:
+                    self._console.print(part.text, style="dim", end="", markup=False, soft_wrap=True)
+                    thinking = True
+                    continue
+                if thinking:
+                    self._console.print("\n")
+                    thinking = False
                 answer.append(part.text)
                 sys.stdout.write(part.text)
                 sys.stdout.flush()

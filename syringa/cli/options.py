@@ -11,7 +11,7 @@ import typer
 from syringa import config
 
 # Settings that make sense without a server.
-ENGINE_SETTINGS = ("model", "max_model_len", "dtype", "threads", "kv_cache_tokens", "kv_cache_gb")
+ENGINE_SETTINGS = ("model", "chat_template", "max_model_len", "dtype", "threads", "kv_cache_tokens", "kv_cache_gb")
 
 _METAVARS = {int: "N", float: "NUMBER", list[int]: "N"}
 

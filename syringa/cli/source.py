@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from syringa import config as settings
-from syringa.errors import EngineError, EngineUnavailable, InvalidRequest, ModelError, SyringaError
+from syringa.errors import (
+    ContextLengthExceeded,
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelError,
+    SyringaError,
+)
 
 if TYPE_CHECKING:
     import httpx
 
+    from syringa.api.common import Call
     from syringa.api.model import ServedModel
     from syringa.engine.interface import Engine
 
@@ -23,11 +31,12 @@ Messages = Sequence[dict[str, Any]]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Some text of an answer; the last part has the number of tokens instead."""
+    """Some text of an answer, or of the thought before it; the last part has the number of tokens instead."""
 
     choice: int = 0
     text: str = ""
     tokens: int | None = None
+    thought: bool = False
 
 
 class Source(Protocol):
@@ -80,29 +89,38 @@ class LocalSource:
         from syringa.api.common import convert
         from syringa.api.completions import CompletionRequest, to_generation
         from syringa.api.model import Models
-        from syringa.events import TextDelta, Usage
-        from syringa.generation import generate
 
-        body = convert(fields, CompletionRequest)
-        call = await to_generation(body, Models([self._model]), [])
-        async with contextlib.aclosing(generate(self._engine, self._model.tokenizer, call.request)) as events:
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    yield Part(event.choice, event.text)
-                elif isinstance(event, Usage):
-                    yield Part(tokens=event.completion_tokens)
+        call = await to_generation(convert(fields, CompletionRequest), Models([self._model]), [])
+        async for part in self._parts(call):
+            yield part
 
     async def chat(self, messages: Messages, fields: Fields) -> AsyncGenerator[Part]:
+        from syringa.api.chat import ChatRequest, to_generation
+        from syringa.api.common import convert
+        from syringa.api.model import Models
+
         if self._model.template is None:
             raise ModelError(f"{self.name} has no chat template: use `syringa complete`")
-        text = self._model.template.render(messages)
-        (prompt,) = await self._model.encode_all([text], special=False)
-        room = self._model.max_model_len - len(prompt)
-        if room < 1:
-            raise InvalidRequest("The conversation has filled the model's context: /reset begins a new one.")
-        given = {"prompt": prompt, **fields, "max_tokens": min(room, fields.get("max_tokens", room))}
-        async for part in self.complete(given):
+        body = convert({"messages": list(messages), **fields}, ChatRequest)
+        try:
+            call = await to_generation(body, Models([self._model]), [])
+        except ContextLengthExceeded as error:
+            if error.param != "messages":
+                raise
+            raise InvalidRequest(f"{error.message} /reset begins a new conversation.") from None
+        async for part in self._parts(call):
             yield part
+
+    async def _parts(self, call: Call) -> AsyncGenerator[Part]:
+        from syringa.events import ReasoningDelta, TextDelta, Usage
+        from syringa.generation import stream
+
+        async with contextlib.aclosing(stream(self._engine, self._model.tokenizer, call.request)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta | ReasoningDelta):
+                    yield Part(event.choice, event.text, thought=isinstance(event, ReasoningDelta))
+                elif isinstance(event, Usage):
+                    yield Part(tokens=event.completion_tokens)
 
 
 class RemoteSource:
@@ -122,6 +140,8 @@ class RemoteSource:
     async def chat(self, messages: Messages, fields: Fields) -> AsyncGenerator[Part]:
         async for chunk in self._stream("/v1/chat/completions", {"messages": list(messages), **fields}):
             for choice in chunk["choices"]:
+                if thought := choice["delta"].get("reasoning"):
+                    yield Part(choice["index"], thought, thought=True)
                 if text := choice["delta"].get("content"):
                     yield Part(choice["index"], text)
             if chunk.get("usage"):

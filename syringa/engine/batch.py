@@ -12,7 +12,8 @@ import torch
 from syringa.engine.kv_cache import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from syringa.engine.scheduler import Scheduled
+    from syringa.engine.scheduler import Plan, Scheduled
+    from syringa.engine.vision.placing import StepPictures
 
 
 @dataclass
@@ -25,6 +26,7 @@ class StepTensors:
     tables: torch.Tensor  # [S, width] int32: its blocks
     wanted: torch.Tensor  # int64: the rows whose logits are needed
     native: Any = None  # the same layout as the compiled kernels want it
+    pictures: StepPictures | None = None
 
 
 def prepare(scheduled: Sequence[Scheduled], wanted: Sequence[int]) -> StepTensors:
@@ -54,3 +56,22 @@ def prepare(scheduled: Sequence[Scheduled], wanted: Sequence[int]) -> StepTensor
         tables=torch.from_numpy(tables),
         wanted=torch.tensor(wanted, dtype=torch.int64),
     )
+
+
+def wanted_rows(plan: Plan) -> tuple[list[int], dict[int, int], list[tuple[Scheduled, int, int]]]:
+    """The rows whose logits are needed; where each drawing item's last one is among them; and who scores which."""
+    wanted: list[int] = []
+    last_rows: dict[int, int] = {}
+    scored = []
+    row = 0
+    for item in plan.items:
+        if item.sequence.scoring:
+            begin = len(wanted)
+            count = min(item.count, item.sequence.prompt_length - 1 - item.start)
+            wanted += range(row, row + count)
+            scored.append((item, begin, len(wanted)))
+        if item.draws:
+            last_rows[id(item)] = len(wanted)
+            wanted.append(row + item.count - 1)
+        row += item.count
+    return wanted, last_rows, scored

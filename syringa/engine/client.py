@@ -5,69 +5,62 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
+from typing import cast
 
 from syringa.engine import protocol
-from syringa.errors import EngineOverloaded, EngineUnavailable, InvalidRequest, SyringaError
+from syringa.engine.interface import Take
+from syringa.errors import ContextLengthExceeded, EngineOverloaded, EngineUnavailable, InvalidRequest, SyringaError
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 RETRY_SECONDS = 0.05
-READ_SIZE = 1 << 18
 
 
-class Stream:
-    """The deltas of one request. Ends by itself when every choice has finished; `aclose` aborts the rest."""
+class _Run:
+    """A request in the worker, and who takes its deltas."""
 
-    __slots__ = ("_client", "_error", "_open", "_ready", "_request", "_waiter")
+    __slots__ = ("ended", "open", "take")
 
-    def __init__(self, client: WorkerClient, request: EngineRequest) -> None:
-        self._client = client
-        self._request = request
-        self._ready: deque[EngineDelta] = deque()
-        self._open = set(range(request.choices))
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: SyringaError | None = None
-
-    def __aiter__(self) -> Stream:
-        return self
-
-    async def __anext__(self) -> EngineDelta:
-        while not self._ready:
-            if self._error is not None:
-                raise self._error
-            if not self._open:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._ready.popleft()
-
-    async def aclose(self) -> None:
-        self._client.forget(self._request.id)
-        if self._open and self._error is None:
-            self._open.clear()
-            self._client.abort(self._request.id)
+    def __init__(self, request: EngineRequest, take: Take) -> None:
+        self.take = take
+        self.open = set(range(request.choices))
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def push(self, delta: EngineDelta) -> None:
-        self._ready.append(delta)
+        if self.ended.done():
+            return
         if delta.finish is not None:
-            self._open.discard(delta.choice)
-            if not self._open:
-                self._client.forget(self._request.id)
-        self._wake()
-
-    def drop(self, choice: int) -> None:
-        """Its reader has aborted this choice: it will not finish."""
-        self._open.discard(choice)
+            self.open.discard(delta.choice)
+        try:
+            if self.take(delta) or not self.open:
+                self.ended.set_result(None)
+        except Exception as error:
+            self.ended.set_exception(error)
 
     def fail(self, error: SyringaError) -> None:
-        self._error = error
-        self._wake()
+        self.open.clear()
+        if not self.ended.done():
+            self.ended.set_exception(error)
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+
+class _Connection(asyncio.Protocol):
+    """Hands each message over as it arrives: no task wakes between the socket and a stream."""
+
+    def __init__(self, take: Callable[[object, asyncio.WriteTransport], None]) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._take = take
+        self._frames = protocol.client_frames()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's are not declared as such
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._frames.feed(data):
+            self._take(message, self._transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 class WorkerClient:
@@ -77,8 +70,8 @@ class WorkerClient:
         self.path = path
         self._info: ModelInfo | None = None
         self._known: ModelInfo | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._streams: dict[str, Stream] = {}
+        self._transport: asyncio.WriteTransport | None = None
+        self._runs: dict[str, _Run] = {}
         self._stats: deque[asyncio.Future[EngineStats]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -96,20 +89,23 @@ class WorkerClient:
             raise EngineUnavailable("The model went away while it was being waited for.")
         return self._info
 
-    def submit(self, request: EngineRequest) -> Stream:
-        stream = Stream(self, request)
+    async def submit(self, request: EngineRequest, take: Take) -> None:
         if not self.ready:
-            stream.fail(EngineUnavailable(self._absence()))
-        elif request.id in self._streams:
-            stream.fail(InvalidRequest(f"A request with the id {request.id!r} is running already."))
-        else:
-            self._streams[request.id] = stream
-            self._send(protocol.Submit(request))
-        return stream
+            raise EngineUnavailable(self._absence())
+        if request.id in self._runs:
+            raise InvalidRequest(f"A request with the id {request.id!r} is running already.")
+        run = self._runs[request.id] = _Run(request, take)
+        self._send(protocol.Submit(request))
+        try:
+            await run.ended
+        finally:
+            del self._runs[request.id]
+            if run.open:
+                self.abort(request.id)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
-        if choice is not None and (stream := self._streams.get(request_id)):
-            stream.drop(choice)
+        if choice is not None and (run := self._runs.get(request_id)):
+            run.open.discard(choice)  # it will not finish
         if self.ready:
             self._send(protocol.Abort(request_id, choice))
 
@@ -127,51 +123,42 @@ class WorkerClient:
             await asyncio.gather(self._task, return_exceptions=True)
         self._lose("The engine was closed.")
 
-    def forget(self, request_id: str) -> None:
-        self._streams.pop(request_id, None)
-
     def _absence(self) -> str:
         if self._known is not None:
             return "The model worker has ended and is being started again: try again shortly."
         return "The model is still loading: try again shortly."
 
     def _send(self, message: protocol.ToWorker) -> None:
-        if self._writer is not None:
-            self._writer.write(protocol.frame(message))
+        if self._transport is not None:
+            self._transport.write(protocol.frame(message))
 
     async def _stay_connected(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_unix_connection(self.path)
+                transport, connection = await loop.create_unix_connection(lambda: _Connection(self._take), self.path)
                 try:
-                    await self._read(reader, writer)
+                    await connection.ended
                 finally:
                     self._lose("The model worker ended while it was answering. It is being started again.")
-                    writer.close()
-                    with contextlib.suppress(OSError):  # the error is known; unread, it would be logged
-                        await writer.wait_closed()
+                    transport.abort()
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        frames = protocol.client_frames()
-        while data := await reader.read(READ_SIZE):
-            for message in frames.feed(data):
-                self._take(message, writer)
-
-    def _take(self, message: object, writer: asyncio.StreamWriter) -> None:
+    def _take(self, message: object, transport: asyncio.WriteTransport) -> None:
         match message:
             case protocol.Deltas(deltas):
-                streams = self._streams
+                runs = self._runs
                 for delta in deltas:
-                    if (stream := streams.get(delta.request)) is not None:
-                        stream.push(delta)
+                    if (run := runs.get(delta.request)) is not None:
+                        run.push(delta)
             case protocol.Ready(info):
                 self._info = self._known = info
-                self._writer = writer
+                self._transport = transport
                 self._ready.set()
-            case protocol.Refused(request_id, text, param, overloaded):
-                if stream := self._streams.pop(request_id, None):
-                    stream.fail(EngineOverloaded(text) if overloaded else InvalidRequest(text, param=param))
+            case protocol.Refused(request_id, text, param, overloaded, code):
+                if run := self._runs.get(request_id):
+                    kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
+                    run.fail(EngineOverloaded(text) if overloaded else kind(text, param=param))
             case protocol.Stats(stats):
                 future = self._stats.popleft()
                 if not future.done():
@@ -180,11 +167,10 @@ class WorkerClient:
     def _lose(self, reason: str) -> None:
         """Everything in flight gets its error now; nobody waits for a worker that is gone."""
         self._info = None
-        self._writer = None
+        self._transport = None
         self._ready.clear()
-        for stream in list(self._streams.values()):
-            stream.fail(EngineUnavailable(reason))
-        self._streams.clear()
+        for run in list(self._runs.values()):
+            run.fail(EngineUnavailable(reason))
         while self._stats:
             future = self._stats.popleft()
             if not future.done():

@@ -5,20 +5,26 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import torch
 
-from syringa.engine.batch import prepare
-from syringa.engine.guidance import GrammarCompiler, GrammarState
+from syringa.engine.arrivals import Arrival, Arrivals
+from syringa.engine.batch import prepare, wanted_rows
 from syringa.engine.kv_cache import BLOCK_SIZE, BlockPool
 from syringa.engine.layers.native_ops import NativeDraw
 from syringa.engine.loader import LoadedModel, cache_blocks
 from syringa.engine.sampler import NO_TOKEN, Sampler, SamplerState, SamplingRow, prompt_logprobs
 from syringa.engine.scheduler import Limits, Plan, QueueFull, Scheduled, Scheduler
 from syringa.engine.sequence import Sequence, check_stop
-from syringa.errors import EngineOverloaded, InvalidRequest, SyringaError
+from syringa.engine.vision.placing import place
+from syringa.errors import EngineOverloaded, InvalidRequest, RequestError, SyringaError
 from syringa.types import EngineDelta, EngineRequest, EngineStats, Fault, FinishReason, TokenLogprobs
+
+if TYPE_CHECKING:
+    from syringa.engine.guidance import GrammarState
+    from syringa.engine.pictures import Pictures
 
 
 class EngineCore:
@@ -42,11 +48,9 @@ class EngineCore:
         self.sampler = Sampler(loaded.info.vocab_size)
         if loaded.kernels is not None:
             self.sampler.plain = NativeDraw(loaded.kernels)
-        self.on_compiled: Callable[[], None] = lambda: None  # called on another thread when a grammar is ready
-        self._tokenizer_json = tokenizer_json
-        self._compiler: GrammarCompiler | None = None
+        self.arrivals = Arrivals(loaded, self.max_length, self.scheduler.limits.max_queue, tokenizer_json)
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._compiling: list[tuple[EngineRequest, int, Future[GrammarState]]] = []
+        self._refused: list[tuple[int, str, RequestError]] = []
         self._sequences: dict[tuple[int, str], list[Sequence]] = defaultdict(list)
         self._failed: list[tuple[int, EngineDelta]] = []
         self._counters: dict[str, float] = defaultdict(float)
@@ -54,12 +58,7 @@ class EngineCore:
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        return bool(
-            self.scheduler.running
-            or len(self.scheduler.waiting)
-            or self._failed
-            or any(future.done() for _, _, future in self._compiling)
-        )
+        return bool(self.scheduler.running or len(self.scheduler.waiting) or self._failed or self.arrivals.any_done)
 
     def submit(self, request: EngineRequest, origin: int = 0) -> None:
         """Queues a request. Raises `EngineOverloaded` or `InvalidRequest`; `origin` comes back with its deltas."""
@@ -69,19 +68,15 @@ class EngineCore:
             raise InvalidRequest(f"The prompt has {len(request.prompt)} tokens; {self.max_length} fit.", param="prompt")
         if min(request.prompt) < 0 or max(request.prompt) >= self.loaded.info.vocab_size:
             raise InvalidRequest("The prompt has a token id outside the vocabulary.", param="prompt")
-        if request.sampling.grammar is None:
-            self._enqueue(request, origin, None)
-            return
-        if len(self._compiling) >= self.scheduler.limits.max_queue:
-            raise EngineOverloaded("Too many grammars are being compiled: try again shortly.")
-        future = self._grammar_compiler().compile(request.sampling.grammar)
-        self._compiling.append((request, origin, future))
-        future.add_done_callback(lambda _: self.on_compiled())
+        if self.arrivals.delays(request):
+            self.arrivals.add(request, origin)
+        else:
+            self._enqueue(request, origin)
 
     def abort(self, request_id: str, choice: int | None = None, origin: int = 0) -> None:
         """Frees a request's sequences, or one choice's. They get no further delta."""
         if choice is None:
-            self._compiling = [c for c in self._compiling if (c[1], c[0].id) != (origin, request_id)]
+            self.arrivals.forget(origin, request_id)
         for sequence in list(self._sequences.get((origin, request_id), ())):
             # One that still carries the prompt for its siblings cannot be spared alone.
             if choice is None or (sequence.choice == choice and not sequence.siblings):
@@ -89,14 +84,15 @@ class EngineCore:
 
     def abort_all(self, origin: int) -> None:
         """Frees everything that a client which is gone had sent."""
-        self._compiling = [c for c in self._compiling if c[1] != origin]
+        self.arrivals.forget(origin)
         for key in [key for key in self._sequences if key[0] == origin]:
             self.abort(key[1], origin=origin)
 
     def step(self) -> list[tuple[int, EngineDelta]]:
         """Schedules, computes, draws, and tells what came of it: (origin, delta) pairs."""
         started = time.perf_counter()
-        self._enqueue_compiled()
+        for arrival in self.arrivals.take():
+            self._admit(arrival)
         plan = self.scheduler.schedule()
         deltas = self._failed
         self._failed = []
@@ -107,11 +103,16 @@ class EngineCore:
             self._counters["step_seconds"] += time.perf_counter() - started
         return deltas
 
+    def take_refused(self) -> list[tuple[int, str, RequestError]]:
+        """Requests that turned out impossible after `submit` had taken them: (origin, id, why). Told once."""
+        refused, self._refused = self._refused, []
+        return refused
+
     def stats(self) -> EngineStats:
         c = self._counters
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) + len(self._compiling),
+            waiting=len(self.scheduler.waiting) + len(self.arrivals),
             blocks_total=self.pool.total,
             blocks_free=self.pool.free,
             blocks_cached=self.pool.cached,
@@ -126,8 +127,7 @@ class EngineCore:
 
     def close(self) -> None:
         self._masks.shutdown(wait=False, cancel_futures=True)
-        if self._compiler:
-            self._compiler.close()
+        self.arrivals.close()
 
     # One step
 
@@ -135,10 +135,14 @@ class EngineCore:
         for fork in plan.forks:
             self._sequences[fork.origin, fork.request.id].append(fork)
         draws = [(item, sequence) for item in plan.items for sequence in item.draws]
-        wanted, last_rows, scored = _wanted_rows(plan)
+        wanted, last_rows, scored = wanted_rows(plan)
         grammars = [sequence.grammar for _, sequence in draws]
-        masks = self._masks.submit(self._compiler.fill_masks, grammars) if self._compiler and any(grammars) else None
-        logits = self.loaded.model.forward(prepare(plan.items, wanted), self.cache)
+        compiler = self.arrivals.compiler
+        masks = self._masks.submit(compiler.fill_masks, grammars) if compiler and any(grammars) else None
+        step = prepare(plan.items, wanted)
+        if self.loaded.vision is not None:
+            step.pictures = place(plan.items, step)
+        logits = self.loaded.model.forward(step, self.cache)
         for item, begin, end in scored:
             self._score_prompt(item, logits[begin:end])
         for item in plan.items:
@@ -190,6 +194,7 @@ class EngineCore:
             self._take_scores(sequence),
             error,
             "grammar" if grammar is not None else "engine",
+            sequence.prompt_length if sequence.pictures and sequence.choice == 0 and not sequence.started else 0,
         )
         self._note_start(sequence)
         if finish:
@@ -220,16 +225,24 @@ class EngineCore:
 
     # Coming and going
 
-    def _enqueue(self, request: EngineRequest, origin: int, grammar: GrammarState | None) -> None:
+    def _enqueue(
+        self,
+        request: EngineRequest,
+        origin: int,
+        grammar: GrammarState | None = None,
+        pictures: Pictures | None = None,
+        written: list[int] | None = None,  # the prompt before images took their places: penalties are about text
+    ) -> None:
         sequence = Sequence(
             request,
             0,
-            SamplerState(request.sampling, request.prompt),
+            SamplerState(request.sampling, written or request.prompt),
             grammar,
             origin,
             list(request.prompt),
             siblings=request.choices - 1,
             prompt_scores=[None] if request.prompt_logprobs is not None else None,
+            pictures=pictures,
         )
         try:
             self.scheduler.add(sequence)
@@ -237,33 +250,23 @@ class EngineCore:
             raise EngineOverloaded("The queue is full: try again shortly.") from None
         self._sequences[origin, request.id].append(sequence)
 
-    def _enqueue_compiled(self) -> None:
-        waiting = []
-        for request, origin, future in self._compiling:
-            if not future.done():
-                waiting.append((request, origin, future))
-                continue
-            try:
-                self._enqueue(request, origin, future.result())
-            except Exception as error:  # a grammar's failure ends its own request only
-                message = error.message if isinstance(error, SyringaError) else f"The grammar failed: {error}"
-                fault: Fault = "overload" if isinstance(error, EngineOverloaded) else "grammar"
-                for choice in range(request.choices):
-                    delta = EngineDelta(request.id, choice, finish="error", error=message, fault=fault)
-                    self._failed.append((origin, delta))
-        self._compiling = waiting
-
-    def _grammar_compiler(self) -> GrammarCompiler:
-        if self._compiler is None:
-            if self._tokenizer_json is None:
-                raise InvalidRequest(
-                    "This engine was started without a tokenizer, so it has no grammars.", param="grammar"
-                )
-            description = self.loaded.description
-            self._compiler = GrammarCompiler(
-                self._tokenizer_json(), self.loaded.info.vocab_size, sorted(description.end_tokens)
-            )
-        return self._compiler
+    def _admit(self, arrival: Arrival) -> None:
+        """Queues a request that is ready. A grammar's or an image's failure ends its own request only."""
+        request, origin = arrival.request, arrival.origin
+        try:
+            expanded, grammar, pictures = arrival.result()
+            self._enqueue(expanded, origin, grammar, pictures, request.prompt)
+        except Exception as error:
+            if arrival.images_failed and isinstance(error, RequestError):
+                self._refused.append((origin, request.id, error))
+                return
+            message = error.message if isinstance(error, SyringaError) else f"The grammar failed: {error}"
+            fault: Fault = "engine" if arrival.images_failed else "grammar"
+            if isinstance(error, EngineOverloaded):
+                fault = "overload"
+            for choice in range(request.choices):
+                delta = EngineDelta(request.id, choice, finish="error", error=message, fault=fault)
+                self._failed.append((origin, delta))
 
     def _drop(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)
@@ -272,25 +275,6 @@ class EngineCore:
         family.remove(sequence)
         if not family:
             del self._sequences[key]
-
-
-def _wanted_rows(plan: Plan) -> tuple[list[int], dict[int, int], list[tuple[Scheduled, int, int]]]:
-    """The rows whose logits are needed; where each drawing item's last one is among them; and who scores which."""
-    wanted: list[int] = []
-    last_rows: dict[int, int] = {}
-    scored = []
-    row = 0
-    for item in plan.items:
-        if item.sequence.scoring:
-            begin = len(wanted)
-            count = min(item.count, item.sequence.prompt_length - 1 - item.start)
-            wanted += range(row, row + count)
-            scored.append((item, begin, len(wanted)))
-        if item.draws:
-            last_rows[id(item)] = len(wanted)
-            wanted.append(row + item.count - 1)
-        row += item.count
-    return wanted, last_rows, scored
 
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:

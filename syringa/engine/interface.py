@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Protocol
 
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
-
-class Deltas(Protocol):
-    """A request's deltas as they come. An async generator is one."""
-
-    def __aiter__(self) -> AsyncIterator[EngineDelta]: ...
-
-    async def __anext__(self) -> EngineDelta: ...
-
-    async def aclose(self) -> None: ...
+Take = Callable[[EngineDelta], bool]
+"""Takes a delta the moment it is there, and says whether it was the last one that is wanted. What it raises ends the
+request. It is called from the event loop, outside of any task: a task that wakes for each token of each stream would
+cost more than what is done with the token."""
 
 
 class Engine(Protocol):
@@ -30,10 +25,10 @@ class Engine(Protocol):
         """Returns once the model can answer. Raises `EngineUnavailable` if it never will."""
         ...
 
-    def submit(self, request: EngineRequest) -> Deltas:
-        """The choices of `request`, interleaved, until each has finished.
+    async def submit(self, request: EngineRequest, take: Take) -> None:
+        """Runs `request`, its choices interleaved. Returns when each has finished, or `take` wants no more.
 
-        Leaving the iterator early (`aclose`) aborts what is still running. Raises `EngineOverloaded` when the queue is
+        Being cancelled aborts what is still running, and so does an error. Raises `EngineOverloaded` when the queue is
         full, and `EngineUnavailable` when the engine dies: at once or in the middle.
         """
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 BLOCK_SIZE = 16  # BLOCK in native/attention.h
@@ -19,9 +20,9 @@ class OutOfBlocks(Exception):
     """Nothing is free or can be evicted: somebody has to be preempted."""
 
 
-def chain(parent: bytes, tokens: Seq[int]) -> bytes:
-    """The name of a block: its tokens, behind those of its parent."""
-    return hashlib.blake2b(array("q", tokens).tobytes(), key=parent, digest_size=16).digest()
+def chain(parent: bytes, tokens: Seq[int], mark: bytes = b"") -> bytes:
+    """The name of a block: its tokens, behind those of its parent; `mark` is what they do not tell of its content."""
+    return hashlib.blake2b(array("q", tokens).tobytes() + mark, key=parent, digest_size=16).digest()
 
 
 class BlockPool:
@@ -83,17 +84,19 @@ class BlockPool:
             self._by_name[name] = block
             self._names[block] = name
 
-    def find(self, tokens: Seq[int]) -> tuple[list[int], list[bytes]]:
+    def find(self, tokens: Seq[int], mark: Callable[[int, int], bytes] | None = None) -> tuple[list[int], list[bytes]]:
         """The blocks that hold the longest known prefix, and their names. Shares none of them yet.
 
-        The last token is never included: its logits are what the caller wants.
+        The last token is never included: its logits are what the caller wants. `mark` is what `chain` takes, for the
+        places from one up to another.
         """
         blocks: list[int] = []
         names: list[bytes] = []
         parent = ROOT
         if self.caching:
             for start in range(0, len(tokens) - BLOCK_SIZE, BLOCK_SIZE):
-                parent = chain(parent, tokens[start : start + BLOCK_SIZE])
+                end = start + BLOCK_SIZE
+                parent = chain(parent, tokens[start:end], mark(start, end) if mark else b"")
                 block = self._by_name.get(parent)
                 if block is None:
                     break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +24,9 @@ from syringa.engine.weights import WeightSource, open_weights
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, locate
 from syringa.types import ModelInfo
+
+if TYPE_CHECKING:  # images need what `syringa[models]` brings
+    from syringa.engine.vision.studio import Vision
 
 BYTES = {"int8": 1.0, "bf16": 2.0, "fp32": 4.0}
 Progress = Callable[[int, int], None]
@@ -50,6 +54,7 @@ class LoadedModel:
     cache: CacheShape
     description: ModelDescription
     info: ModelInfo
+    vision: Vision | None = None  # for a model that reads images
 
 
 @dataclass(frozen=True)
@@ -73,23 +78,25 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     kernels_multiply = kernels is not None and (dtype == "int8" or is_native(description.config))
     torch.set_num_threads(1 if kernels_multiply else threads)
     length = _max_model_len(options.max_model_len, description)
+    vision: Vision | None = None
     if is_native(description.config):
         model, cache, parameters = _load_decoder(files, description, dtype, kernels, length, progress)
+        vocabulary = description.config["vocab_size"]
     else:
         from syringa.engine.models.breadth import load_breadth
 
-        model, cache, parameters = load_breadth(files, description, dtype, kernels, length)
+        model, cache, parameters, vocabulary, vision = load_breadth(files, description, dtype, kernels, length, threads)
     info = ModelInfo(
         architecture=description.architecture,
         dtype=dtype,
         max_model_len=length,
-        vocab_size=description.config["vocab_size"],
+        vocab_size=vocabulary,
         parameters=parameters,
         kernels=kernels.variant if kernels else "torch",
         threads=threads,
         load_seconds=time.perf_counter() - started,
     )
-    return LoadedModel(model, kernels, cache, description, info)
+    return LoadedModel(model, kernels, cache, description, info, vision)
 
 
 def choose_dtype(wanted: str, kernels: Kernels | None) -> str:

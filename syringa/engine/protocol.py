@@ -43,6 +43,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     message: str
     param: str | None = None
     overloaded: bool = False
+    code: str | None = None  # of the error, where it is the client's
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -109,7 +109,7 @@ class Scheduler:
         budget = self.budget
         # Choices that need one token come first: a long prompt must not stall them.
         for sequence in sorted(self.running, key=lambda s: (s.needed > 1, s.arrival)):
-            if budget and sequence.needed and sequence in self.running:
+            if budget > 0 and sequence.needed and sequence in self.running:
                 budget -= self._take(plan, sequence, budget)
         while budget > 0 and (admitted := self._admissible()) is not None:
             self.waiting.remove(admitted)
@@ -129,7 +129,8 @@ class Scheduler:
         while (len(sequence.names) + 1) * BLOCK_SIZE <= sequence.computed:
             index = len(sequence.names)
             tokens = sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
-            name = chain(sequence.names[-1] if sequence.names else ROOT, tokens)
+            mark = sequence.pictures.mark(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE) if sequence.pictures else b""
+            name = chain(sequence.names[-1] if sequence.names else ROOT, tokens, mark)
             self.pool.name(sequence.blocks[index], name)
             sequence.names.append(name)
 
@@ -146,6 +147,8 @@ class Scheduler:
         count = min(sequence.needed, budget)
         if sequence.scoring:
             count = min(count, SCORING_CHUNK)
+        if sequence.pictures is not None:
+            count = sequence.pictures.chunk_end(sequence.computed, sequence.computed + count) - sequence.computed
         while True:
             try:
                 self._reserve(plan, sequence, sequence.computed + count)
@@ -212,7 +215,7 @@ class Scheduler:
         blocks: list[int] = []
         names: list[bytes] = []
         if sequence.request.use_cache and not sequence.scoring:
-            blocks, names = self.pool.find(sequence.tokens)
+            blocks, names = self._cached_prefix(sequence)
         for block in blocks:
             self.pool.share(block)
         # One block more than it needs now, so that admitting it does not at once preempt somebody.
@@ -225,3 +228,13 @@ class Scheduler:
         if sequence.cached < 0:
             sequence.cached = sequence.computed
         return sequence
+
+    def _cached_prefix(self, sequence: Sequence) -> tuple[list[int], list[bytes]]:
+        pictures = sequence.pictures
+        if pictures is None:
+            return self.pool.find(sequence.tokens)
+        blocks, names = self.pool.find(sequence.tokens, pictures.mark)
+        count = len(blocks)
+        while (begin := pictures.chunk_begin(count * BLOCK_SIZE)) < count * BLOCK_SIZE:
+            count = begin // BLOCK_SIZE
+        return blocks[:count], names[:count]

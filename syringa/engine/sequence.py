@@ -12,11 +12,12 @@ from syringa.types import EngineRequest, FinishReason, Stopping, TokenLogprobs
 
 if TYPE_CHECKING:
     from syringa.engine.guidance import GrammarState
+    from syringa.engine.pictures import Pictures
 
 _arrivals = itertools.count()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     request: EngineRequest
     choice: int
@@ -32,6 +33,7 @@ class Sequence:
     prompt_scores: list[TokenLogprobs | None] | None = None  # collected as the prompt is computed
     arrival: int = field(default_factory=lambda: next(_arrivals))
     started: bool = False  # whether a delta was sent
+    pictures: Pictures | None = None  # the images in the prompt
 
     @property
     def prompt_length(self) -> int:
@@ -76,6 +78,7 @@ class Sequence:
             names=list(self.names),
             cached=self.cached,
             arrival=self.arrival,
+            pictures=self.pictures,
         )
 
 

@@ -1,6 +1,7 @@
 """The process of one loaded model: `python -m syringa.engine.worker`, started by the supervisor.
 
-One thread does everything in turn (receive, step, send), so nothing needs a lock; only grammars compile beside it.
+One thread does everything in turn (receive, step, send), so nothing needs a lock; only grammars are compiled and images
+prepared beside it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Worker:
         self._bell.setblocking(False)
         self._ringer.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ)
-        core.on_compiled = self.wake
+        core.arrivals.on_ready = self.wake
 
     def wake(self) -> None:
         """Ends a wait for messages. Callable from any thread and from a signal handler."""
@@ -92,6 +93,7 @@ class Worker:
         while not self.ending:
             self.receive()
             self.send(self.core.step())
+            self.refuse()
 
     def receive(self) -> None:
         """Takes what has come; waits for something if there is nothing to compute."""
@@ -112,6 +114,12 @@ class Worker:
                 self._write(client, protocol.Deltas(own))
         for client in [client for client in self.clients.values() if client.unsent]:
             self._flush(client)
+
+    def refuse(self) -> None:
+        """Tells of requests that turned out impossible only when their images were looked at."""
+        for number, request_id, error in self.core.take_refused():
+            if client := self.clients.get(number):
+                self._write(client, _refusal(request_id, error))
 
     def _accept(self) -> None:
         connection, _ = self.listener.accept()
@@ -137,8 +145,7 @@ class Worker:
                     try:
                         self.core.submit(request, client.number)
                     except SyringaError as error:
-                        overloaded = isinstance(error, EngineOverloaded)
-                        self._write(client, protocol.Refused(request.id, error.message, error.param, overloaded))
+                        self._write(client, _refusal(request.id, error))
                 case protocol.Abort(request_id, choice):
                     self.core.abort(request_id, choice, client.number)
                 case protocol.AskStats():
@@ -171,6 +178,11 @@ class Worker:
             self._selector.unregister(client.connection)
             client.connection.close()
             self.core.abort_all(client.number)
+
+
+def _refusal(request_id: str, error: SyringaError) -> protocol.Refused:
+    overloaded = isinstance(error, EngineOverloaded)
+    return protocol.Refused(request_id, error.message, error.param, overloaded, error.code)
 
 
 def listen(path: str) -> socket.socket:

@@ -1,6 +1,7 @@
-"""What happens around every request: an id, CORS, errors in one envelope, a limit on bodies, and the key.
+"""What happens around every request: CORS, an id, errors in one envelope, the key, and a limit on bodies.
 
-Plain ASGI throughout: each layer costs one call per message and passes disconnects on.
+Plain ASGI throughout. A layer that wraps `send` costs every token of a stream a call, so only one does, and a stream
+goes round it once it has begun (`unwrapped`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,7 +35,7 @@ _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 def middleware(config: Config) -> list[Middleware]:
     """The layers of the app, from the outside in."""
-    layers = [Middleware(RequestId)]
+    layers = []
     if config.cors_origins:
         layers.append(
             Middleware(
@@ -45,7 +46,7 @@ def middleware(config: Config) -> list[Middleware]:
                 expose_headers=["x-request-id", "x-syringa-ignored", "retry-after"],
             )
         )
-    layers += [Middleware(Errors), Middleware(Auth, keys=config.api_key)]
+    layers += [Middleware(Edge), Middleware(Auth, keys=config.api_key)]
     layers.append(Middleware(BodyLimit, limit=config.max_body_bytes))
     return layers
 
@@ -68,20 +69,26 @@ def error_response(error: Exception) -> Response:
     return Response(msgspec.json.encode(envelope(error)), status, headers, media_type="application/json")
 
 
-async def http_exception(request: Request, error: Exception) -> Response:
+def _refusal(error: HTTPException, scope: Scope) -> Response:
     """Starlette's own refusals, an unknown path or method, in our envelope."""
-    assert isinstance(error, HTTPException)
     said = {
-        404: f"There is nothing at {request.url.path}.",
-        405: f"{request.url.path} does not answer {request.method}.",
+        404: f"There is nothing at {scope['path']}.",
+        405: f"{scope['path']} does not answer {scope['method']}.",
     }.get(error.status_code, error.detail)
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     body = ErrorEnvelope(ErrorBody(said, kind, None, None))
     return Response(msgspec.json.encode(body), error.status_code, error.headers, media_type="application/json")
 
 
-class RequestId:
-    """Names each request in `x-request-id`: with the client's own id, if it sent a sane one."""
+def unwrapped(scope: Scope, send: Send) -> Send:
+    """`send` without what `Edge` does around it, which is nothing once a response has begun."""
+    found: Send = scope["state"].get("send", send)
+    return found
+
+
+class Edge:
+    """Names each request in `x-request-id`, with the client's own id if it sent a sane one, and renders whatever is
+    raised below, as long as nothing has been sent."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -92,44 +99,35 @@ class RequestId:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        # The router raises its refusals where an app is named, and answers in plain text otherwise.
+        scope["app"] = self
+        scope.setdefault("state", {}).update(request_id=request_id, send=send)
+        started = False
 
         async def named(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        await self._app(scope, receive, named)
-
-
-class Errors:
-    """Renders whatever is raised below, as long as nothing has been sent."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, named)
         except Exception as error:
             if started:
                 raise
             if isinstance(error, ClientDisconnect):
                 return  # in the middle of its own body: there is nobody to answer
-            if not isinstance(error, SyringaError):
-                name = scope.get("state", {}).get("request_id")
-                logger.exception("%s %s failed (request %s)", scope["method"], scope["path"], name)
-            await error_response(error)(scope, receive, send)
+            await _rendered(error, scope)(scope, receive, named)
+
+
+def _rendered(error: Exception, scope: Scope) -> Response:
+    if isinstance(error, HTTPException):
+        return _refusal(error, scope)
+    if not isinstance(error, SyringaError):
+        name = scope["state"]["request_id"]
+        logger.error("%s %s failed (request %s)", scope["method"], scope["path"], name, exc_info=error)
+    return error_response(error)
 
 
 class Auth:

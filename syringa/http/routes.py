@@ -10,9 +10,9 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
-from syringa.api import completions, tokens
+from syringa.api import chat, completions, tokens
 from syringa.api.common import Call, decode, header_value
 from syringa.api.model import Models
 from syringa.api.openapi import document
@@ -20,6 +20,7 @@ from syringa.config import Config
 from syringa.engine.interface import Engine
 from syringa.errors import EngineUnavailable, InvalidRequest, UnsupportedMediaType
 from syringa.generation import generate
+from syringa.http.route import Route
 from syringa.http.sse import StreamedAnswer, WholeAnswer
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -43,6 +44,8 @@ class Api:
             Route("/health", self.health),
             Route("/openapi.json", self.openapi),
             Route("/docs", self.docs),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/api/v2/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/api/v2/completions", self.completions, methods=["POST"]),
             Route("/v1/models", self.list_models),
@@ -67,10 +70,14 @@ class Api:
     def _document(self) -> bytes:
         return msgspec.json.encode(document(secured=bool(self.config.api_key)))
 
+    async def chat(self, request: Request) -> Response:
+        body, ignored = await self._read(request, chat.ChatRequest)
+        call = await chat.to_generation(body, self.models, ignored, _tenant(request))
+        return self._answer(call, self._heed(ignored))
+
     async def completions(self, request: Request) -> Response:
         body, ignored = await self._read(request, completions.CompletionRequest)
-        tenant = getattr(request.state, "tenant", "")
-        call = await completions.to_generation(body, self.models, ignored, tenant)
+        call = await completions.to_generation(body, self.models, ignored, _tenant(request))
         return self._answer(call, self._heed(ignored))
 
     async def list_models(self, request: Request) -> Response:
@@ -86,11 +93,11 @@ class Api:
         return await self._small(request, tokens.DetokenizeRequest, tokens.detokenize)
 
     async def _small(
-        self, request: Request, wire: type[T], handle: Callable[[T, Models], Awaitable[msgspec.Struct]]
+        self, request: Request, wire: type[T], handle: Callable[[T, Models, list[str]], Awaitable[msgspec.Struct]]
     ) -> Response:
         body, ignored = await self._read(request, wire)
-        headers = self._heed(ignored)
-        return _json(await handle(body, self.models), headers)
+        answer = await handle(body, self.models, ignored)
+        return _json(answer, self._heed(ignored))
 
     async def _read(self, request: Request, wire: type[T]) -> tuple[T, list[str]]:
         kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
@@ -107,12 +114,17 @@ class Api:
         return {"x-syringa-ignored": header_value(ignored)} if ignored else {}
 
     def _answer(self, call: Call, headers: dict[str, str]) -> Response:
-        events = generate(self.engine, call.model.tokenizer, call.request)
+        run = functools.partial(generate, self.engine, call.model.tokenizer, call.request)
         timeout = self.config.request_timeout
         if call.stream:
             keep_alive = self.config.keep_alive
-            return StreamedAnswer(events, call.writer, headers=headers, keep_alive=keep_alive, timeout=timeout)
-        return WholeAnswer(events, call.writer, headers=headers, timeout=timeout)
+            return StreamedAnswer(run, call.writer, headers=headers, keep_alive=keep_alive, timeout=timeout)
+        return WholeAnswer(run, call.writer, headers=headers, timeout=timeout)
+
+
+def _tenant(request: Request) -> str:
+    tenant: str = getattr(request.state, "tenant", "")
+    return tenant
 
 
 def _json(value: object, headers: dict[str, str] | None = None) -> Response:

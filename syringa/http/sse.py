@@ -1,7 +1,7 @@
 """Answers that take a while: a stream of server-sent events, or one body at the end.
 
-Both stop the generation when the client goes away. A stream's per-token path is one `write`, one encode and one send;
-waiting, keep-alive and disconnects live in a task that sleeps meanwhile.
+Both stop the generation when the client goes away. A stream's per-token path is one `write`, one encode and one send,
+straight from the engine's delta; waiting, keep-alive and disconnects live in a task that sleeps meanwhile.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from syringa.api.common import Writer
 from syringa.errors import EngineUnavailable, SyringaError
 from syringa.events import Event
-from syringa.http.middleware import envelope
+from syringa.generation import Emit
+from syringa.http.middleware import envelope, unwrapped
+from syringa.http.outlet import ClientGone, Outlet
 from syringa.output.collect import collect
 
 logger = logging.getLogger("syringa.http")
@@ -29,6 +31,9 @@ _WAITING = b": waiting\n\n"
 # How long a refusal may still have a status of its own before the stream is opened for comments.
 _GRACE = 1.0
 
+Run = Callable[[Emit], Awaitable[None]]
+"""A generation that waits for somebody to take its events."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -36,98 +41,61 @@ class StreamedAnswer(Response):
     """Sends each event as it comes, then `[DONE]`. An error in the middle is the last event."""
 
     def __init__(
-        self,
-        events: AsyncGenerator[Event],
-        writer: Writer,
-        *,
-        headers: Mapping[str, str],
-        keep_alive: float,
-        timeout: float,
+        self, run: Run, writer: Writer, *, headers: Mapping[str, str], keep_alive: float, timeout: float
     ) -> None:
         super().__init__(
             headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}, media_type="text/event-stream"
         )
         # A stream's length is not known; Response counts the empty body.
         del self.headers["content-length"]
-        self._events = events
+        self._run = run
         self._write = writer.write
         self._keep_alive = keep_alive
         self._timeout = timeout or None
-        self._started = False
         self._quiet = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send = noticing(send)
-        with contextlib.suppress(ClientGone):
-            await attend(self._run(send), receive, lambda: self._comment(send), self._keep_alive)
+        self._outlet = Outlet(send, unwrapped(scope, send), self.raw_headers)
+        with contextlib.suppress(ClientGone), contextlib.closing(self._outlet):
+            await attend(self._stream(), receive, self._comment, self._keep_alive)
 
-    async def _run(self, send: Send) -> None:
+    async def _stream(self) -> None:
         try:
-            await self._pass_on(send)
+            async with deadline(self._timeout):
+                await self._run(self._emit)
             last = _DONE
         except ClientGone:
             return
         except Exception as error:
-            if not self._started:
+            if not self._outlet.begun:
                 raise
             if not isinstance(error, SyringaError):
                 logger.exception("a stream failed")
             last = b"data: " + _encode(envelope(error)) + b"\n\n"
-        await self._start(send)
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        await self._outlet.end(last)
 
-    async def _pass_on(self, send: Send) -> None:
+    def _emit(self, events: Sequence[Event]) -> None:
         write = self._write
-        async with deadline(self._timeout), contextlib.aclosing(self._events) as events:
-            async for event in events:
-                chunks = write(event)
-                if not chunks:
-                    continue
-                if not self._started:
-                    await self._start(send)
-                self._quiet = False
-                if len(chunks) == 1:
-                    body = b"data: " + _encode(chunks[0]) + b"\n\n"
-                else:
-                    body = b"".join([b"data: " + _encode(chunk) + b"\n\n" for chunk in chunks])
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+        chunks = write(events[0]) if len(events) == 1 else [each for event in events for each in write(event)]
+        if chunks:
+            self._quiet = False
+            if len(chunks) == 1:
+                self._outlet.put(b"data: " + _encode(chunks[0]) + b"\n\n")
+            else:
+                self._outlet.put(b"".join([b"data: " + _encode(chunk) + b"\n\n" for chunk in chunks]))
 
-    async def _start(self, send: Send) -> None:
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-
-    async def _comment(self, send: Send) -> None:
+    async def _comment(self) -> None:
         if self._quiet:
-            await self._start(send)
-            await send({"type": "http.response.body", "body": _WAITING, "more_body": True})
+            self._outlet.put(_WAITING)
         self._quiet = True
-
-
-class ClientGone(Exception):
-    """The connection broke while we were writing to it."""
-
-
-def noticing(send: Send) -> Send:
-    """`send`, which then tells a broken connection from a fault of ours."""
-
-    async def careful(message: Message) -> None:
-        try:
-            await send(message)
-        except (OSError, RuntimeError) as error:  # uvloop raises the latter for a transport that has closed
-            raise ClientGone from error
-
-    return careful
 
 
 class WholeAnswer(Response):
     """Collects the events and sends the body that they make."""
 
-    def __init__(
-        self, events: AsyncGenerator[Event], writer: Writer, *, headers: Mapping[str, str], timeout: float
-    ) -> None:
+    def __init__(self, run: Run, writer: Writer, *, headers: Mapping[str, str], timeout: float) -> None:
         super().__init__(headers=headers, media_type="application/json")
-        self._events = events
+        self._run = run
         self._writer = writer
         self._timeout = timeout or None
 
@@ -138,8 +106,10 @@ class WholeAnswer(Response):
             await Response(body, headers=headers)(scope, receive, send)
 
     async def _collect(self) -> bytes:
-        async with deadline(self._timeout), contextlib.aclosing(self._events) as events:
-            return _encode(self._writer.render(await collect(events)))
+        events: list[Event] = []
+        async with deadline(self._timeout):
+            await self._run(events.extend)
+        return _encode(self._writer.render(collect(events)))
 
 
 @contextlib.asynccontextmanager

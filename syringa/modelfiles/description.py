@@ -32,6 +32,8 @@ _TURN_ENDS = {
     "<｜end▁of▁sentence｜>",
 }
 _CONTROL = 3  # tokenizer.ggml.token_type
+# Some image-text models leave what is usual for their language model out of their config.
+_UNSTATED_LENGTHS = {"gemma3_text": 131072, "qwen2_5_vl": 128000}
 _NO_LIMIT = 10**9  # transformers writes 1e30 as model_max_length for "not known"
 
 
@@ -46,6 +48,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     tool_template: str | None = None  # where a model has a template of its own for requests with tools
     special_tokens: dict[str, Any] = {}  # their texts, by the names that templates use: bos_token, eos_token, …
+    sees_images: bool = False
 
 
 def describe(files: ModelFiles) -> ModelDescription:
@@ -140,6 +143,7 @@ def _describe_folder(files: ModelFiles) -> ModelDescription:
         chat_template=templates.get("default"),
         tool_template=templates.get("tool_use"),
         special_tokens=special,
+        sees_images=isinstance(config.get("vision_config"), dict),
     )
 
 
@@ -205,6 +209,7 @@ def _templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]
 
 def _max_length(config: dict[str, Any], tokenizer_config: dict[str, Any]) -> int:
     length = config.get("max_position_embeddings") or config.get("n_positions")
+    length = length or _UNSTATED_LENGTHS.get(config.get("model_type", ""))
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if isinstance(scaling, dict) and isinstance(length, int):
         kind = scaling.get("rope_type", scaling.get("type"))

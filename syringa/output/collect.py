@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from syringa.events import (
@@ -10,6 +10,7 @@ from syringa.events import (
     Event,
     Finished,
     PromptScored,
+    ReasoningDelta,
     ScoredToken,
     TextDelta,
     ToolCallDelta,
@@ -29,6 +30,7 @@ class CollectedCall:
 class CollectedChoice:
     index: int
     text: str = ""
+    reasoning: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
     calls: list[CollectedCall] = field(default_factory=list)
     reason: EndReason = "stop"
@@ -43,12 +45,13 @@ class Generation:
     usage: Usage = Usage(0, 0)  # noqa: RUF009 - frozen
 
 
-async def collect(events: AsyncIterator[Event]) -> Generation:
-    """Reads `events` to their end."""
+def collect(events: Iterable[Event]) -> Generation:
+    """What the events of a generation say in all."""
     generation = Generation()
     choices: dict[int, CollectedChoice] = {}
     texts: dict[int, list[str]] = {}
-    async for event in events:
+    thoughts: dict[int, list[str]] = {}
+    for event in events:
         if isinstance(event, TextDelta):
             texts.setdefault(event.choice, []).append(event.text)
             choice = choices.setdefault(event.choice, CollectedChoice(event.choice))
@@ -60,11 +63,15 @@ async def collect(events: AsyncIterator[Event]) -> Generation:
         elif isinstance(event, ToolCallStart):
             choice = choices.setdefault(event.choice, CollectedChoice(event.choice))
             choice.calls.append(CollectedCall(event.id, event.name))
+        elif isinstance(event, ReasoningDelta):
+            thoughts.setdefault(event.choice, []).append(event.text)
+            choices.setdefault(event.choice, CollectedChoice(event.choice))
         elif isinstance(event, PromptScored):
             generation.prompts.append(event)
         else:
             generation.usage = event
     for index, choice in sorted(choices.items()):
         choice.text = "".join(texts.get(index, ()))
+        choice.reasoning = "".join(thoughts.get(index, ()))
         generation.choices.append(choice)
     return generation

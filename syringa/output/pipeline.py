@@ -1,16 +1,32 @@
-"""The stages of one choice, chained: tokens → text → up to a stop string → calls apart from text → events. Counts
-tokens as they pass."""
+"""The stages of one choice, chained: tokens → text → thoughts apart → calls apart → up to a stop string → events.
+
+Stop strings come last because they are about the answer's text: none ends a thought, or a call in the middle.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 
-from syringa.events import ChoiceEvent, EndReason, Finished, ScoredToken, TextDelta
-from syringa.output.detokenizer import Detokenizer, Piece, Vocabulary, plain_text
+from syringa.dialect import THOUGHTS
+from syringa.events import (
+    ChoiceEvent,
+    EndReason,
+    Finished,
+    OutputFormat,
+    ReasoningDelta,
+    ScoredToken,
+    TextDelta,
+)
+from syringa.output.detokenizer import Detokenizer, Piece, Vocabulary
+from syringa.output.harmony import HarmonyMessages
+from syringa.output.parts import Part, Stage, Thought
+from syringa.output.reasoning import Thoughts
 from syringa.output.stop import StopStrings
-from syringa.output.tools import call_parser
+from syringa.output.tools import CallParser, call_parser
 from syringa.types import EngineDelta, TokenLogprobs
+
+PLAIN = OutputFormat()
 
 
 class Pipeline:
@@ -24,17 +40,19 @@ class Pipeline:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         show_tokens: bool = False,
-        tool_format: str | None = None,
+        output: OutputFormat = PLAIN,
     ) -> None:
         self.done = False
         self.tokens = 0
+        self.reasoning_tokens = 0
         self._choice = choice
         self._detokenizer = Detokenizer(vocabulary)
+        self._thoughts, self._calls = _stages(output, choice)
         self._stop = StopStrings(stop) if stop else None
         self._exempt = min_tokens if stop else 0  # tokens to come in whose text no stop string is looked for
         self._passed = 0  # tokens that went by the stop strings
-        self._calls = call_parser(tool_format, choice) if tool_format is not None else None
         self._show_tokens = show_tokens
+        self._plain = not (show_tokens or stop or self._thoughts or self._calls)
         self._unshown: deque[TokenLogprobs] = deque()
         self._logprobs: list[float] = []
         self._shown = 0  # characters
@@ -45,32 +63,20 @@ class Pipeline:
         self.tokens += len(tokens)
         if delta.logprobs:
             self._keep(delta.logprobs)
+        if delta.finish is None and self._plain:
+            pieces = self._detokenizer.feed(tokens)
+            if len(pieces) == 1 and not pieces[0].special:
+                return [TextDelta(self._choice, pieces[0].text)]
+            return self._show(pieces)
         if delta.stop_token is not None:
             tokens = tokens[:-1]
-        first: list[Piece] = []
-        if self._exempt:
-            first = self._detokenizer.feed(tokens[: self._exempt])
-            self._passed += sum(piece.tokens for piece in first)
-            tokens, self._exempt = tokens[self._exempt :], max(0, self._exempt - len(tokens))
         pieces = self._detokenizer.feed(tokens)
-        if delta.finish is not None:
-            pieces += self._detokenizer.flush()
-        if self._stop is not None:
-            pieces = first + self._stop.feed(pieces)
-            if self._stop.matched is not None:
-                self.tokens = self._passed + self._stop.consumed
-                return self._finish(pieces, Finished(self._choice, "stop", self._stop.matched))
-            if delta.finish is not None:
-                pieces += self._stop.flush()
-        if delta.finish is not None:
-            reason: EndReason = "length" if delta.finish == "length" else "stop"
-            events = self._finish(pieces, Finished(self._choice, reason, delta.stop_token))
-            if self._show_tokens and delta.stop_token is not None and self._unshown:
-                # The end token has a log-probability of its own, though no text: who sums them up counts on it.
-                ended = TextDelta(self._choice, "", [ScoredToken(self._unshown.popleft(), self._shown)])
-                events.insert(len(events) - 1, ended)
-            return events
-        return self._show(pieces) if self._calls is None else self._show_calls(pieces)
+        if delta.finish is None:
+            parts = self._cut(self._take_apart(pieces))
+            if self._stop is not None and self._stop.matched is not None:
+                return self._end_at_stop(parts, self._stop)
+            return self._show(parts)
+        return self._end(pieces + self._detokenizer.flush(), delta)
 
     @property
     def mean_logprob(self) -> float:
@@ -82,47 +88,127 @@ class Pipeline:
         if self._show_tokens:
             self._unshown += logprobs
 
-    def _show(self, pieces: list[Piece]) -> list[ChoiceEvent]:
-        if self._show_tokens:
-            return self._show_scored(pieces)
-        text = pieces[0].text if len(pieces) == 1 and not pieces[0].special else plain_text(pieces)
-        return [TextDelta(self._choice, text)] if text else []
+    def _end(self, pieces: list[Piece], delta: EngineDelta) -> list[ChoiceEvent]:
+        parts = self._cut(self._take_apart(pieces, last=True))
+        if self._stop is not None:
+            if self._stop.matched is not None:
+                return self._end_at_stop(parts, self._stop)
+            parts += self._stop.flush()
+        reason: EndReason = "length" if delta.finish == "length" else "stop"
+        events = self._finish(parts, reason, delta.stop_token)
+        if self._show_tokens and delta.stop_token is not None and self._unshown:
+            # The end token has a log-probability of its own, though no text: who sums them up counts on it.
+            ended = TextDelta(self._choice, "", [ScoredToken(self._unshown.popleft(), self._shown)])
+            events.insert(len(events) - 1, ended)
+        return events
 
-    def _show_scored(self, pieces: list[Piece]) -> list[ChoiceEvent]:
-        scored = []
-        texts = []
-        for piece in pieces:
-            for _ in range(piece.tokens):
-                scored.append(ScoredToken(self._unshown.popleft(), self._shown))
-            if not piece.special:
-                texts.append(piece.text)
-                self._shown += len(piece.text)
-        text = "".join(texts)
-        return [TextDelta(self._choice, text, scored)] if text or scored else []
+    def _end_at_stop(self, parts: list[Part], stop: StopStrings) -> list[ChoiceEvent]:
+        self.tokens = self._passed + stop.consumed
+        return self._finish(parts, "stop", stop.matched)
 
-    def _show_calls(self, pieces: list[Piece], *, last: bool = False) -> list[ChoiceEvent]:
-        assert self._calls is not None
-        parts = self._calls.feed(pieces)
-        if last:
-            parts += self._calls.flush()
-        events: list[ChoiceEvent] = []
-        text: list[Piece] = []
+    def _finish(self, parts: list[Part], reason: EndReason, stop: str | int | None) -> list[ChoiceEvent]:
+        self.done = True
+        events = self._show(parts)
+        if self._calls is not None and self._calls.calls and reason == "stop":
+            reason = "tool_calls"
+        events.append(Finished(self._choice, reason, stop))
+        return events
+
+    def _take_apart(self, pieces: list[Piece], *, last: bool = False) -> list[Part]:
+        parts: list[Part] = list(pieces)
+        if self._thoughts is not None:
+            parts = self._thoughts.feed(pieces)
+            if last:
+                parts += self._thoughts.flush()
+        if self._calls is None or self._calls is self._thoughts:
+            return parts
+        out: list[Part] = []
+        answer: list[Piece] = []
         for part in parts:
             if isinstance(part, Piece):
-                text.append(part)
+                answer.append(part)
                 continue
-            events += self._show(text)
-            events.append(part)
-            text = []
-        return events + self._show(text)
+            out += self._calls.feed(answer)
+            out.append(part)
+            answer = []
+        out += self._calls.feed(answer)
+        return out + self._calls.flush() if last else out
 
-    def _finish(self, pieces: list[Piece], last: Finished) -> list[ChoiceEvent]:
-        self.done = True
-        if self._calls is None:
-            events = self._show(pieces)
-        else:
-            events = self._show_calls(pieces, last=True)
-            if self._calls.calls and last.reason == "stop":
-                last = Finished(last.choice, "tool_calls", last.stop)
-        events.append(last)
+    def _cut(self, parts: list[Part]) -> list[Part]:
+        """Up to a stop string; what may become one is held back."""
+        stop = self._stop
+        if stop is None:
+            return parts
+        out: list[Part] = []
+        for part in parts:
+            if stop.matched is not None:
+                break
+            if isinstance(part, Piece) and self._exempt <= 0:
+                out += stop.feed([part])
+                continue
+            out += stop.flush()  # no stop string reaches across what is not text
+            out.append(part)
+            if isinstance(part, Piece | Thought):
+                self._exempt -= part.tokens
+                self._passed += part.tokens
+        return out
+
+    def _show(self, parts: Sequence[Part]) -> list[ChoiceEvent]:
+        """Neighbours of one kind become one event."""
+        events: list[ChoiceEvent] = []
+        texts: list[str] = []
+        scored: list[ScoredToken] = []
+        thoughts: list[str] = []
+
+        def settle() -> None:
+            if thoughts:
+                events.append(ReasoningDelta(self._choice, "".join(thoughts)))
+                thoughts.clear()
+            text = "".join(texts)
+            if text or scored:
+                events.append(TextDelta(self._choice, text, scored[:]))
+            texts.clear()
+            scored.clear()
+
+        for part in parts:
+            if isinstance(part, Piece):
+                if thoughts:
+                    settle()
+                self._score(part, scored)
+                if not part.special and part.text:
+                    texts.append(part.text)
+            elif isinstance(part, Thought):
+                if texts or scored:
+                    settle()
+                self._forget(part)
+                if part.text:
+                    thoughts.append(part.text)
+            else:
+                settle()
+                events.append(part)
+        settle()
         return events
+
+    def _score(self, piece: Piece, scored: list[ScoredToken]) -> None:
+        if not self._show_tokens:
+            return
+        for _ in range(piece.tokens):
+            scored.append(ScoredToken(self._unshown.popleft(), self._shown))
+        if not piece.special:
+            self._shown += len(piece.text)
+
+    def _forget(self, thought: Thought) -> None:
+        """A thought's tokens are counted apart, and their log-probabilities are not shown."""
+        self.reasoning_tokens += thought.tokens
+        if self._show_tokens:
+            for _ in range(thought.tokens):
+                self._unshown.popleft()
+
+
+def _stages(output: OutputFormat, choice: int) -> tuple[Stage | None, CallParser | None]:
+    if "harmony" in (output.thought, output.calls):
+        both = HarmonyMessages(choice)
+        return both, both
+    thoughts = Thoughts(THOUGHTS[output.thought], opened=output.thinking) if output.thought is not None else None
+    calls = call_parser(output.calls, choice, output.parameters) if output.calls is not None else None
+    return thoughts, calls

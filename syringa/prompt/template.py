@@ -15,12 +15,22 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
+from syringa.dialect import ThoughtMarks
 from syringa.errors import InvalidRequest, ModelError
 
 Message = dict[str, Any]
 
-_RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
+_RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_IMAGES = ("image", "image_url", "input_image")
+
+# Put behind the text that is to be continued, and looked for in the prompt. The space tells whether the template trims.
+_CUT = "SYRINGA-CONTINUES-HERE "
+_SEEN, _UNSEEN = "syringa-shows-this", "syringa-hides-this"
+_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "A function.", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 class ChatTemplate:
@@ -29,12 +39,15 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: dict[str, Any] | None = None, tool_source: str | None = None
     ) -> None:
-        self._special_tokens = special_tokens or {}
-        self._template = _compile(source)
-        self._tool_template = _compile(tool_source) if tool_source else self._template
-        self.variables = _variables(source) | _variables(tool_source or "")
+        special = special_tokens or {}
+        self._plain = _Source(source, special)
+        # With tools a template may take another way through its messages, even where it is the same.
+        self._with_tools = _Source(tool_source or source, special, tools=[_TOOL])
+        self.variables = variables(source) | variables(tool_source or "")
         """The names that the template reads: `tools` where it knows tools, `enable_thinking` where thinking can be
         turned off."""
+        self.takes_parts = self._plain.takes_parts
+        """Whether content may be a list of text and image parts; otherwise the texts of a list are joined."""
 
     def render(
         self,
@@ -43,9 +56,13 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         documents: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         kwargs: dict[str, Any] | None = None,
     ) -> str:
-        """The prompt. It begins with the model's first token where the template writes it: do not add it again."""
+        """The prompt. It begins with the model's first token where the template writes it: do not add it again.
+
+        `continue_final_message` leaves the last message open, for the model to go on with.
+        """
         extra = kwargs or {}
         if not messages:
             raise InvalidRequest("there must be at least one message", param="messages")
@@ -53,15 +70,45 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"chat_template_kwargs cannot set {', '.join(sorted(taken))}", param="chat_template_kwargs"
             )
-        template = self._template if tools is None else self._tool_template
-        try:
-            return template.render(
-                **{**self._special_tokens, **extra},
-                messages=[_with_reasoning(message) for message in messages],
-                tools=tools,
-                documents=documents,
-                add_generation_prompt=add_generation_prompt,
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message goes on with the last message, add_generation_prompt begins another: "
+                "set one of them",
+                param="continue_final_message",
             )
+        source = self._plain if tools is None else self._with_tools
+        shaped = [_with_reasoning(source.shape(message, index)) for index, message in enumerate(messages)]
+        given = {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt}
+        if not continue_final_message:
+            return source.render(shaped, given, extra)
+        param = f"messages[{len(shaped) - 1}].content"
+        text, shaped[-1] = _marked(shaped[-1], param)
+        return _cut(source.render(shaped, given, extra), text, param)
+
+
+def opens_thought(prompt: str, marks: ThoughtMarks) -> bool:
+    """Whether a rendered prompt has begun a thought, which the model only has to go on with.
+
+    Only its very end counts: what users write may have marks in it.
+    """
+    return prompt.rstrip().endswith(marks.begin.rstrip())
+
+
+class _Source:
+    """One template, and the shape in which it wants the content of messages.
+
+    That is found out by trying, because templates reach the parts of a content in too many ways to be read off.
+    """
+
+    def __init__(self, source: str, special_tokens: dict[str, Any], tools: list[dict[str, Any]] | None = None) -> None:
+        self._template = _compile(source)
+        self._special_tokens = special_tokens
+        self.takes_parts = self._shows([{"type": "text", "text": _SEEN, _UNSEEN: _UNSEEN}], tools)
+        self._takes_text = not self.takes_parts or self._shows(_SEEN, tools)
+
+    def render(self, messages: list[Message], given: dict[str, Any], extra: dict[str, Any]) -> str:
+        try:
+            return self._template.render(**{**self._special_tokens, **extra}, **given, messages=messages)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses this: {error}", param="messages") from error
         except Exception as error:
@@ -69,6 +116,64 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the model's chat template cannot render this: {type(error).__name__}: {error}", param="messages"
             ) from error
+
+    def shape(self, message: Message, index: int) -> Message:
+        """The message with its content as this template takes it."""
+        content = message.get("content")
+        if isinstance(content, list):
+            pictured = any(_is_image(part) for part in content)
+            if pictured and not self.takes_parts:
+                raise InvalidRequest(
+                    "the model's chat template has no place for images", param=f"messages[{index}].content"
+                )
+            if pictured or (self.takes_parts and message.get("role") == "user"):
+                return {**message, "content": [{"type": "image"} if _is_image(part) else part for part in content]}
+            # Templates that take a user's parts often read no more than the first of another role's.
+            content = "\n".join(part["text"] for part in content if _has_text(part))
+        if isinstance(content, str) and not self._takes_text:
+            content = [{"type": "text", "text": content}]
+        return {**message, "content": content} if "content" in message else message
+
+    def _shows(self, content: Any, tools: list[dict[str, Any]] | None) -> bool:
+        """Whether a user's text comes out, and not the list that it came in."""
+        given = {"tools": tools, "documents": None, "add_generation_prompt": False}
+        try:
+            prompt = self.render([{"role": "user", "content": content}], given, {})
+        except InvalidRequest:
+            return False
+        return _SEEN in prompt and _UNSEEN not in prompt
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in _IMAGES
+
+
+def _has_text(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
+
+
+def _marked(message: Message, param: str) -> tuple[str, Message]:
+    """The text that ends a message, and the message with the mark behind it."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content, {**message, "content": content + _CUT}
+    parts = list(content) if isinstance(content, list) else []
+    for index, part in reversed(list(enumerate(parts))):
+        if _has_text(part):
+            parts[index] = {**part, "text": part["text"] + _CUT}
+            return part["text"], {**message, "content": parts}
+    raise InvalidRequest("the final message has no text to continue", param=param)
+
+
+def _cut(prompt: str, text: str, param: str) -> str:
+    """The prompt up to the mark; where the template trims the text, without blanks at its end."""
+    at = prompt.rfind(_CUT.rstrip())
+    if at < 0 or text.strip() not in prompt:
+        raise InvalidRequest(
+            "the model's chat template does not show the final message as it is, so that it cannot be continued",
+            param=param,
+        )
+    return prompt[:at] if prompt.startswith(_CUT, at) else prompt[:at].rstrip()
 
 
 def _with_reasoning(message: Message) -> Message:
@@ -84,10 +189,11 @@ def _compile(source: str) -> jinja2.Template:
     try:
         return _environment.from_string(source)
     except (jinja2.TemplateError, RecursionError) as error:
-        raise ModelError(f"the model's chat template is broken: {error}") from error
+        raise ModelError(f"the chat template is broken: {error}") from error
 
 
-def _variables(source: str) -> frozenset[str]:
+def variables(source: str) -> frozenset[str]:
+    """The names that a template reads and does not set itself."""
     return frozenset(jinja2.meta.find_undeclared_variables(_environment.parse(source)))
 
 

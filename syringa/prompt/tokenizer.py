@@ -13,8 +13,10 @@ from typing import Any
 import tokenizers
 
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, load_tokenizer
+from syringa.prompt.lark import Spelling
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MARK = re.compile("<.*>", re.DOTALL)
 _KEPT_SEARCHES = 1000
 
 
@@ -114,8 +116,14 @@ class Tokenizer:
 
     @cached_property
     def added_tokens(self) -> frozenset[str]:
-        """The texts that are read as one token wherever they stand, special or not."""
+        """The texts of the tokens that were added to the vocabulary, special or not."""
         return frozenset(token.content for token in self._tokenizer.get_added_tokens_decoder().values())
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """How grammars write texts in this vocabulary."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return Spelling({token.content: id_ for id_, token in added if token.special or _MARK.fullmatch(token.content)})
 
     @cached_property
     def bytes_table(self) -> list[bytes]:

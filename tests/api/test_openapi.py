@@ -7,13 +7,16 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.routing import Route
 
+from syringa.api.chat import ChatRequest
 from syringa.api.completions import CompletionRequest
 from syringa.api.model import Models
 from syringa.api.openapi import OPERATIONS, document, fields
 from syringa.config import Config
-from syringa.http.app import create_app
 from syringa.http.middleware import PUBLIC_PATHS
+from syringa.http.routes import Api
+from tests.api.chatting import HI
 from tests.api.test_bad_input import WRONG
+from tests.api.test_chat_bad_input import WRONG as WRONG_CHAT
 from tests.client import client
 from tests.fake_engine import FakeEngine, fake_model
 
@@ -27,10 +30,10 @@ def test_it_is_openapi(secured: bool) -> None:
 
 
 def test_every_route_is_in_it_and_nothing_else() -> None:
-    app = create_app(Config(), FakeEngine(), Models([fake_model()]))
+    api = Api(Config(), FakeEngine(), Models([fake_model()]))
     routes = {
         (route.path.replace(":path", ""), method.lower())
-        for route in app.routes
+        for route in api.routes()
         if isinstance(route, Route)
         for method in route.methods or ()
         if method != "HEAD"
@@ -76,9 +79,9 @@ def test_defaults_are_valid_and_true() -> None:
     assert shown["max_tokens"] == 16
 
 
-def _errors(body: dict[str, Any]) -> list[str]:
+def _errors(body: dict[str, Any], name: str = "CompletionRequest") -> list[str]:
     whole = document(secured=False)
-    schema = {"$ref": "#/components/schemas/CompletionRequest", "components": whole["components"]}
+    schema = {"$ref": f"#/components/schemas/{name}", "components": whole["components"]}
     return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(body)]
 
 
@@ -94,13 +97,31 @@ def test_the_schema_refuses_what_the_server_refuses(body: dict[str, Any], param:
     assert _errors(body) or param.startswith(BEYOND_SCHEMA) or vocabulary or "x" * 4081 in text
 
 
+@pytest.mark.parametrize("field", sorted(name for name, _ in fields(ChatRequest) if name != "messages"))
+def test_null_is_absent_in_chat_too(field: str) -> None:
+    assert _errors({"messages": HI, field: None}, "ChatRequest") == []
+
+
+# The same for chat: the order of messages, what the model can see, JSON inside of a string.
+BEYOND_CHAT = (
+    *("min_tokens", "max_tokens", "stream_options", "tools", "tool_choice", "grammar", "logit_bias", "top_logprobs"),
+    *("continue_final_message", "chat_template_kwargs", "reasoning_effort", "messages[1].tool_call_id"),
+    *("messages[0].tool_call_id", "messages[0].tool_calls[0].function.arguments", "messages[0].content"),
+)
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG_CHAT, ids=lambda value: str(value)[:60])
+def test_the_schema_refuses_what_chat_refuses(body: dict[str, Any], param: str) -> None:
+    assert _errors({"messages": HI} | body, "ChatRequest") or param.startswith(BEYOND_CHAT)
+
+
 @pytest.mark.parametrize("path", [path for path, each in OPERATIONS.items() if each.request is not None])
 async def test_the_refusals_of_a_body_are_in_it(path: str) -> None:
     listed = document(secured=False)["paths"][path]["post"]["responses"]
     async with client(config=Config(max_body_bytes=100)) as http:
         seen = [
             await http.post(path, content=b"{"),
-            await http.post(path, json={"prompt": "x", "tokens": [1], "model": "other"}),
+            await http.post(path, json={"prompt": "x", "tokens": [1], "model": "other", "messages": HI}),
             await http.post(path, content=b"x" * 101),
             await http.post(path, content=b"x", headers={"content-type": "text/plain"}),
         ]

@@ -13,6 +13,13 @@ from pathlib import Path
 
 import pytest
 
+# Environment and pins, the newest. Those for JavaScript are the last that run on Node 20: openai 7 and ai 7 need 22.
+OPENAI_PYTHON = ("openai-python", "openai==3.49.0")
+LANGCHAIN = ("langchain", "langchain-openai==1.7.3")
+INSTRUCTOR = ("instructor", "instructor==1.17.0")
+OPENAI_JS = ("openai-js", "openai@6.49.0", "zod@4.6.7")
+AI_SDK = ("ai-sdk", "ai@6.0.326", "@ai-sdk/openai-compatible@2.0.87", "zod@4.6.7")
+
 VENVS = Path(__file__).resolve().parents[2] / ".venvs"
 # What pip and npm say when no registry answers. Any other failure is a failure.
 _UNREACHABLE = ("Retrying (", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ENETUNREACH", "ETIMEDOUT")

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.sdk import python_with
-from tests.e2e.server import Server, serve
+from tests.e2e.conftest import KEY, MODEL
+from tests.e2e.sdk import OPENAI_PYTHON, python_with
+from tests.e2e.server import Server
 
 pytestmark = pytest.mark.model
 
-OPENAI = "openai==3.49.0"
-KEY, MODEL = "a-key-for-tests", "smollm2"
 SCRIPT = Path(__file__).with_name("openai_client.py")
 CHECKS = re.findall(r"^def (check_\w+)", SCRIPT.read_text(), re.MULTILINE)
 
@@ -41,19 +39,13 @@ print(response.choices[0].text)
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    return python_with("openai-python", OPENAI)
+    return python_with(*OPENAI_PYTHON)
 
 
 @pytest.fixture(scope="module")
-def server(python: Path) -> Iterator[Server]:
-    with serve("--api-key", KEY, "--served-model-name", MODEL) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def results(python: Path, server: Server) -> dict[str, str | None]:
+def results(python: Path, shared_server: Server) -> dict[str, str | None]:
     """What went wrong in each check: one interpreter for all, since importing the package takes a second."""
-    said = _run(python, str(SCRIPT), server.url, KEY, MODEL)
+    said = _run(python, str(SCRIPT), shared_server.url, KEY, MODEL)
     return {line["name"]: line["wrong"] for line in map(json.loads, said.splitlines())}
 
 
@@ -63,11 +55,11 @@ def test_the_package(results: dict[str, str | None], check: str) -> None:
         pytest.fail(wrong, pytrace=False)
 
 
-def test_lilacs_example(python: Path, server: Server) -> None:
+def test_lilacs_example(python: Path, shared_server: Server) -> None:
     """Only the address, the key and the model differ."""
     example = LILAC
     for theirs, ours in {
-        "https://api.getlilac.com/v1": server.url + "/v1",
+        "https://api.getlilac.com/v1": shared_server.url + "/v1",
         "your-lilac-api-key": KEY,
         "moonshotai/kimi-k2.5": MODEL,
     }.items():

@@ -54,6 +54,10 @@ def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
     assert "tokenizer" in fails("--model", str(folder(tmp_path / "m", model_type="llama")))
 
 
+def test_a_missing_chat_template() -> None:
+    assert "nowhere.jinja" in fails("--chat-template", "nowhere.jinja")
+
+
 def test_too_little_memory() -> None:
     assert "memory" in fails("--kv-cache-gb", "100000")
 

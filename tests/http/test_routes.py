@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from syringa.config import Config
+from tests.chat_models import plain_model, seeing_model, thinking_model
 from tests.client import client
-from tests.fake_engine import END, FakeEngine
+from tests.fake_engine import END, FakeEngine, fake_model
 
 
 async def test_health_follows_the_engine() -> None:
@@ -67,6 +68,34 @@ async def test_tokenize_and_back() -> None:
         assert (bad.status_code, bad.json()["error"]["param"]) == (400, "tokens[1]")
         bad = await http.post("/tokenize", json={})
         assert bad.status_code == 400
+
+
+async def test_tokenize_messages() -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"mood": 1}}
+    async with client(model=plain_model()) as http:
+        answer = await http.post("/tokenize", json=body)
+        assert bytes(answer.json()["tokens"]) == b"[u]hi[a]"
+        assert answer.headers["x-syringa-ignored"] == "chat_template_kwargs.mood"
+        answer = await http.post("/tokenize", json={**body, "add_generation_prompt": False})
+        assert bytes(answer.json()["tokens"]) == b"[u]hi"
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        answer = await http.post("/tokenize", json={**body, "tools": tools, "continue_final_message": True})
+        assert bytes(answer.json()["tokens"]).endswith(b"</tool_call>[u]hi")
+        assert (await http.post("/tokenize", json={**body, "prompt": "x"})).status_code == 400
+        answer = await http.post("/tokenize", json={"prompt": "x", "tools": tools})
+        assert (answer.json()["count"], answer.headers["x-syringa-ignored"]) == (1, "tools")
+    async with client() as http:
+        assert "--chat-template" in (await http.post("/tokenize", json=body)).json()["error"]["message"]
+
+
+async def test_what_a_model_can_do() -> None:
+    for model, able in [
+        (fake_model(), []),
+        (thinking_model(), ["chat", "reasoning"]),
+        (seeing_model(), ["chat", "vision"]),
+    ]:
+        async with client(model=model) as http:
+            assert (await http.get("/v1/models/fake")).json()["capabilities"] == ["completion", *able]
 
 
 async def test_unknown_fields_are_named_or_refused() -> None:

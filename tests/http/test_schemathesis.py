@@ -22,13 +22,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from syringa.api.completions import CompletionRequest
 from syringa.api.model import Models
-from syringa.api.openapi import fields
+from syringa.api.openapi import OPERATIONS, fields
 from syringa.config import Config
 from syringa.http.app import create_app
+from tests.chat_models import plain_model
 from tests.client import events
-from tests.fake_engine import FakeEngine, fake_model
+from tests.fake_engine import FakeEngine
 
 CHECKS = [
     not_a_server_error,
@@ -38,15 +38,22 @@ CHECKS = [
     response_headers_conformance,
     negative_data_rejection,
 ]
-# Refused for what a schema cannot say: a rule between fields, the model's vocabulary, a grammar that does not compile.
+# Refused for what a schema cannot say: a rule between fields, the model's vocabulary, a grammar that does not compile,
+# a call that no message made, an image before a model that sees none.
 BEYOND_SCHEMA = (
     *("best_of", "min_tokens", "max_tokens", "stream_options", "grammar", "response_format", "tools", "tool_choice"),
-    *("suffix", "prompt", "tokens", "stop_token_ids", "logit_bias"),
+    *("suffix", "prompt", "tokens", "stop_token_ids", "logit_bias", "messages", "max_completion_tokens"),
+    *("top_logprobs", "continue_final_message", "chat_template_kwargs", "reasoning_effort"),
 )
-FIELDS = {name: jsonschema.Draft202012Validator(each) for name, each in fields(CompletionRequest)}
+FIELDS = {
+    path: {name: jsonschema.Draft202012Validator(each) for name, each in fields(operation.request)}
+    for path, operation in OPERATIONS.items()
+    if operation.request is not None
+}
+_ASKED = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 KEY = {"authorization": "Bearer secret"}
 
-app = create_app(Config(api_key=("secret",)), FakeEngine("hi", at_once=8), Models([fake_model()]))
+app = create_app(Config(api_key=("secret",)), FakeEngine("hi", at_once=8), Models([plain_model()]))
 schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 schema.config.max_stream_events = 100_000  # otherwise it stops reading before the end
 bounded = hypothesis.settings(
@@ -62,8 +69,8 @@ bounded = hypothesis.settings(
 @schema.parametrize()
 @bounded
 def test_any_request(case: schemathesis.Case) -> None:
-    if isinstance(case.body, dict) and case.operation.path.endswith("/completions"):
-        reconcile(case.body)
+    if isinstance(case.body, dict) and case.operation.path in FIELDS:
+        reconcile(case.body, FIELDS[case.operation.path])
     response = case.call(headers=KEY)
     case.validate_response(response, checks=CHECKS)
     content = response.content or b""
@@ -81,17 +88,25 @@ def test_without_a_key(case: schemathesis.Case) -> None:
     assert (response.status_code == 401) != public
 
 
-def reconcile(body: dict[str, Any]) -> None:
+def reconcile(body: dict[str, Any], known: dict[str, Any]) -> None:
     """Brings a body past the rules that a schema cannot say, so that requests get further than the first of them.
 
     Only fields that are good in themselves are changed: a bad body stays bad, for the reason that it was made for.
     """
-    good = {name for name, value in body.items() if name in FIELDS and FIELDS[name].is_valid(value)}
+    good = {name for name, value in body.items() if name in known and known[name].is_valid(value)}
     if "model" in good:
         body["model"] = "fake"
     if {"stream", "stream_options"} <= good or ("stream_options" in good and "stream" not in body):
         body["stream"] = True
-    limits = {"max_tokens": (1, 64), "min_tokens": (0, 1), "n": (1, 4), "best_of": (4, 4)}
+    if "top_logprobs" in good and ("logprobs" in good or "logprobs" not in body):
+        body["logprobs"] = True
+    limits = {
+        "max_tokens": (1, 64),
+        "max_completion_tokens": (1, 64),
+        "min_tokens": (0, 1),
+        "n": (1, 4),
+        "best_of": (4, 4),
+    }
     for name, (low, high) in limits.items():
         if name in good and body[name] is not None:
             body[name] = min(max(int(body[name]), low), high)
@@ -99,7 +114,10 @@ def reconcile(body: dict[str, Any]) -> None:
     # What is generated for a grammar or a token id rarely is one; those are left to the shorter bodies.
     if len(body) > 3:
         unfit |= {"grammar", "response_format", "tools", "tool_choice", "stop_token_ids", "logit_bias"}
+        unfit |= {"chat_template_kwargs", "continue_final_message"}
         unfit |= set() if isinstance(body.get("prompt"), str) else {"prompt"}
+        if "messages" in good and body["messages"]:
+            body["messages"] = [each for each in body["messages"] if each["role"] == "system"][:2] + _ASKED
     elif not body.get("tools"):
         unfit.add("tool_choice")
     for name in unfit & good:

@@ -67,7 +67,7 @@ async def test_comments_keep_a_waiting_stream_open() -> None:
 async def test_an_error_after_comments_is_an_event() -> None:
     engine = FakeEngine("ab", delay=0.2)
     engine._plan = lambda *_: 1 / 0  # type: ignore[method-assign]
-    engine.submit = _late_refusal  # type: ignore[method-assign]
+    engine.deltas = _late_refusal  # type: ignore[method-assign]
     async with client(engine, Config(keep_alive=0.02)) as http:
         answer = await http.post("/v1/completions", json={"prompt": "x", "stream": True})
     assert answer.status_code == 200

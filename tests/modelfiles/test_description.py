@@ -114,6 +114,14 @@ def test_folder_max_length(tmp_path: Path) -> None:
     assert folder(tmp_path, config_json=short, tokenizer_config_json={"model_max_length": 1e30}).max_model_len == 2048
 
 
+def test_folder_sees_images(tmp_path: Path) -> None:
+    assert folder(tmp_path).sees_images is False
+    config = {"architectures": ["X"], "vision_config": {"hidden_size": 8}, "text_config": {"model_type": "gemma3_text"}}
+    seeing = folder(tmp_path, config_json=config)
+    assert seeing.sees_images is True
+    assert seeing.max_model_len == 131072  # its makers left it out
+
+
 def test_broken_files_are_named(tmp_path: Path) -> None:
     odd = {"tokenizer_config_json": {"chat_template": ["x"]}}
     with pytest.raises(ModelError, match="in a way that can be read"):

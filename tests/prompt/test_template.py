@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tokenizers
 
 from syringa.errors import InvalidRequest, ModelError
 from syringa.modelfiles import describe, locate
@@ -77,13 +76,6 @@ CASES: list[tuple[str, list[dict[str, Any]], dict[str, Any]]] = [
     ),
     (TOOLS, [{"role": "user", "content": [{"type": "text", "text": "part"}, {"type": "image"}]}], {"tools": []}),
 ]
-
-
-@pytest.fixture(scope="module")
-def theirs() -> Any:
-    transformers = pytest.importorskip("transformers")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<s>": 1, "</s>": 2}, []))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,55 +1,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-import tokenizers
-from llguidance import LLMatcher, LLTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
-from syringa.grammar import lower
-from syringa.prompt.grammar import validate
-from syringa.prompt.tools import Tool, ToolUse, call_grammar, closed, describe, preamble, special_marks
-from syringa.types import Grammar
+from syringa.prompt.tools import Tool, closed, describe, preamble
+from tests.prompt.matching import STRICT, TIME, WEATHER, byte_tokenizer, call_grammar, follows, spelling_of, use
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city"],
-    "$defs": {"city": {"type": "string", "maxLength": 12}},
-}
-WEATHER = Tool(name="weather", description="Tells it.", parameters=SCHEMA, schema=closed(SCHEMA))
-TIME = Tool(name="time")
 GOOD = '<tool_call>{"name": "weather", "arguments": {"city": "Paris", "days": 3}}</tool_call>'
 LOOSE = '<tool_call>{"name": "weather", "arguments": {"town": 1}}</tool_call>'
 NOW = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
-
-
-def use(mode: Any = "required", *tools: Tool, names: str = "weather time", parallel: bool = True) -> ToolUse:
-    return ToolUse(tools=tools or [WEATHER, TIME], mode=mode, callable=frozenset(names.split()), parallel=parallel)
-
-
-def byte_tokenizer(*special: str, plain: tuple[str, ...] = ()) -> tokenizers.Tokenizer:
-    """One token a byte, and what is named."""
-    vocab = {character: id_ for id_, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([tokenizers.AddedToken(each, special=True) for each in ("<eos>", *special)])
-    tokenizer.add_tokens([tokenizers.AddedToken(each, special=False) for each in plain])
-    return tokenizer
-
-
-def follows(grammar: Grammar, text: str, tokenizer: tokenizers.Tokenizer | None = None) -> bool:
-    """Whether a text can be written under the grammar, and end there."""
-    tokenizer = tokenizer or byte_tokenizer()
-    matcher = LLMatcher(
-        LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id("<eos>")), lower(grammar), log_level=0
-    )
-    assert not matcher.is_error(), matcher.get_error()
-    tokens = tokenizer.encode(text).ids
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize(
@@ -92,9 +52,8 @@ def test_required(text: str, fits: bool) -> None:
     ],
 )
 def test_auto_is_free_until_a_call_begins(text: str, loosely: bool, strictly: bool) -> None:
-    strict = Tool(name="weather", parameters=SCHEMA, schema=closed(SCHEMA), strict=True)
     assert follows(call_grammar(use("auto")), text) == loosely
-    assert follows(call_grammar(use("auto", strict, TIME)), text) == strictly
+    assert follows(call_grammar(use("auto", STRICT, TIME)), text) == strictly
 
 
 def test_one_tool_and_one_call() -> None:
@@ -115,22 +74,15 @@ def test_marks_that_are_tokens(mode: str) -> None:
         byte_tokenizer("<tool_call>"),
         byte_tokenizer(plain=("<tool_call>", "</tool_call>")),
     ):
-        marks = special_marks(_Vocabulary(tokenizer))
-        grammar = call_grammar(use(mode), marks)
+        grammar = call_grammar(use(mode), "plain", tokenizer)
         assert follows(grammar, f"{GOOD}\n{NOW}", tokenizer)
         assert not follows(grammar, f"{GOOD}\n{NOW[:-3]}", tokenizer)
-    assert special_marks(_Vocabulary(byte_tokenizer("<tool_call>"))) == {"<tool_call>"}
-
-
-class _Vocabulary:
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self.added_tokens = frozenset(token.content for token in tokenizer.get_added_tokens_decoder().values())
+    assert spelling_of(byte_tokenizer("<tool_call>")).is_special("<tool_call>")
 
 
 def test_names_and_schemas_cannot_break_out_of_the_grammar() -> None:
     odd = {"type": "object", "properties": {'"\n}| /x/ %json': {"const": '</tool_call>"\n\\'}}, "required": []}
     grammar = call_grammar(use("required", Tool(name="f-1_", parameters=odd, schema=closed(odd)), names="f-1_"))
-    validate(grammar)
     arguments = json.dumps({'"\n}| /x/ %json': '</tool_call>"\n\\'})
     assert follows(grammar, f'<tool_call>{{"name": "f-1_", "arguments": {arguments}}}</tool_call>')
 
@@ -149,7 +101,7 @@ def test_closed() -> None:
 def test_the_preamble_names_what_there_is_and_depends_on_the_tools_alone() -> None:
     text = preamble(use())
     for tool in (WEATHER, TIME):
-        assert json.dumps(describe(tool)) in text
+        assert json.dumps(describe(tool)["function"]) in text
     assert "<tool_call>" in text
     assert text.endswith("\n\n")
     assert preamble(use("auto", names="time")) == text

@@ -75,26 +75,39 @@ def paged_attention(
 
     `cap` squashes scores as Gemma 2 does; `sinks` holds a score per head that takes weight and gives no value.
     """
-    heads, size = q.shape[1:]
-    kv_heads = cache.keys.shape[1]
-    out = torch.empty(q.shape[0], heads, cache.values.shape[3])
+    out = torch.empty(q.shape[0], q.shape[1], cache.values.shape[3])
     for s in range(len(step.first)):
         begin, end, first = int(step.starts[s]), int(step.starts[s + 1]), int(step.first[s])
         known = first + end - begin
-        table = step.tables[s, : -(-known // BLOCK_SIZE)].long()
-        k, v = read_cache(cache, table, known)
-        rows = q[begin:end].view(end - begin, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
-        scores = rows @ k[:, None] * (size**-0.5 if scale is None else scale)
-        if cap:
-            scores = cap * torch.tanh(scores / cap)
+        k, v = read_cache(cache, step.tables[s, : -(-known // BLOCK_SIZE)].long(), known)
         at = torch.arange(first, known)[:, None]
         key = torch.arange(known)[None, :]
         visible = (key <= at) & (key > at - window) if window else key <= at
-        scores = scores.masked_fill(~visible, float("-inf"))
-        if sinks is not None:
-            sink = sinks.view(kv_heads, heads // kv_heads, 1, 1).expand(-1, -1, end - begin, 1)
-            weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
-        else:
-            weights = scores.softmax(-1)
-        out[begin:end] = (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(end - begin, heads, -1)
+        out[begin:end] = attend_rows(q[begin:end], k, v, visible, scale=scale, cap=cap, sinks=sinks)
     return out
+
+
+def attend_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor | None,
+    *,
+    scale: float | None = None,
+    cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One sequence's rows over what `read_cache` gave. `visible`: `[rows, keys]`; None: all of them."""
+    (count, heads, size), kv_heads = q.shape, k.shape[0]
+    rows = q.view(count, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
+    scores = rows @ k[:, None] * (size**-0.5 if scale is None else scale)
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        sink = sinks.view(kv_heads, heads // kv_heads, 1, 1).expand(-1, -1, count, 1)
+        weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(count, heads, -1)

@@ -9,20 +9,23 @@ the same logits in pieces and in company as whole and alone.
 from __future__ import annotations
 
 import inspect
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from syringa.engine.batch import StepTensors
-from syringa.engine.kv_cache import BLOCK_SIZE
 from syringa.engine.layers.cache import CacheTensors
 from syringa.engine.loader import CacheShape, check_memory
-from syringa.engine.models import breadth_attention, breadth_int8
+from syringa.engine.models import breadth_attention, breadth_int8, breadth_vision
 from syringa.engine.models.breadth_attention import LayerShape, PagedPass, Probe, Unsupported, cache_heads, running
+from syringa.engine.models.breadth_check import check_batching
+from syringa.engine.models.breadth_vision import SeeingModel
 from syringa.engine.models.decoder import Model
 from syringa.engine.native import Kernels
+from syringa.engine.vision.family import FAMILIES, Family
+from syringa.engine.vision.reader import Reader
+from syringa.engine.vision.studio import Vision
 from syringa.errors import ModelError
 from syringa.modelfiles import ModelDescription, ModelFiles
 
@@ -30,6 +33,30 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 # What code that was not written for this may raise.
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
 IMAGE_CONFIGS = ("vision_config", "audio_config", "image_config")
+
+
+class Definition(NamedTuple):
+    """A model as transformers defines it, once nothing known speaks against it."""
+
+    model_class: Any
+    config: Any
+    family: Family | None  # of those that read images
+
+    @property
+    def attention(self) -> Any:
+        if self.family is None:
+            return breadth_attention.NAME
+        return {"": breadth_attention.NAME, "text_config": breadth_attention.NAME, "vision_config": "sdpa"}
+
+
+class Breadth(NamedTuple):
+    """A loaded model. `vision` prepares images for one that sees."""
+
+    model: Model
+    cache: CacheShape
+    parameters: int
+    vocabulary: int
+    vision: Vision | None
 
 
 class NeedsWeights(Unsupported):
@@ -60,8 +87,8 @@ class BreadthModel:
 
 
 def load_breadth(
-    files: ModelFiles, description: ModelDescription, dtype: str, kernels: Kernels | None, length: int
-) -> tuple[Model, CacheShape, int]:
+    files: ModelFiles, description: ModelDescription, dtype: str, kernels: Kernels | None, length: int, threads: int
+) -> Breadth:
     """Raises `ModelError` naming what the model does that cannot be run; nearly always before its weights are read."""
     name = description.architecture
     try:
@@ -77,16 +104,18 @@ def load_breadth(
     breadth_attention.register()
     breadth_int8.register()
     try:
-        return _load_breadth(files, description, dtype, kernels, length)
+        return _load_breadth(files, description, dtype, kernels, length, threads)
     except Unsupported as reason:
         raise ModelError(f"{name} cannot be run: {reason}") from None
 
 
 def _load_breadth(
-    files: ModelFiles, description: ModelDescription, dtype: str, kernels: Kernels | None, length: int
-) -> tuple[Model, CacheShape, int]:
-    model_class, config = _definition(files, description)
-    empty = _empty(model_class, config, length)
+    files: ModelFiles, description: ModelDescription, dtype: str, kernels: Kernels | None, length: int, threads: int
+) -> Breadth:
+    definition = _definition(files, description)
+    family, vocabulary = definition.family, definition.config.get_text_config().vocab_size
+    reader = Reader(files, family, definition.config) if family else None
+    empty = _empty(definition, length)
     try:
         layers = _probe(empty)
     except NeedsWeights:
@@ -95,31 +124,36 @@ def _load_breadth(
     # int8 is packed from bf16 weights, which therefore have to fit first.
     check_memory(parameters, "bf16" if dtype == "int8" else dtype, description.name)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
-    model = _load(model_class, files, config, half, length)
+    model = _load(definition, files, half, length)
     layers = layers or _probe(model)
     if dtype == "int8":
         assert kernels is not None  # choose_dtype saw to it
-        breadth_int8.swap_linears(model, kernels)
-    breadth = BreadthModel(model, layers, kernels)
+        breadth_int8.swap_linears(model, kernels, breadth_vision.settled_towers(model, family) if family else ())
+    breadth: Model = BreadthModel(model, layers, kernels)
+    vision = None
+    if family and reader:
+        breadth = seeing = SeeingModel(model, family, layers, kernels)
+        vision = Vision(reader, seeing.encode, threads)
     cache = CacheShape(len(layers), *cache_heads(layers), half)
     try:
-        _check_batching(breadth, cache, description.config["vocab_size"])
+        check_batching(breadth, cache, vocabulary)
     except FAILURES as error:
         raise Unsupported(f"its definition in transformers fails in {dtype}: {_first_line(error)}") from None
-    return breadth, cache, parameters
+    return Breadth(breadth, cache, parameters, vocabulary, vision)
 
 
-def _definition(files: ModelFiles, description: ModelDescription) -> tuple[Any, Any]:
-    """The model's class and config in transformers, once nothing known speaks against them."""
-    from transformers import AutoConfig, AutoModelForCausalLM, __version__
+def _definition(files: ModelFiles, description: ModelDescription) -> Definition:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, __version__
 
     raw = description.config
-    if "vocab_size" not in raw:
-        raise Unsupported("its config.json has no 'vocab_size'")
     if "quantization_config" in raw:
         raise Unsupported("its folder is quantized; use the original, or a GGUF file of a Llama-like model")
-    if any(raw.get(each) for each in IMAGE_CONFIGS):
-        raise Unsupported("models that read images or sound are not supported yet")
+    sees = any(raw.get(each) for each in IMAGE_CONFIGS)
+    if sees and raw.get("model_type") not in FAMILIES:
+        raise Unsupported(
+            f"models that read images or sound in the way of {raw.get('model_type')!r} have not been checked; "
+            f"those that read images and have are {', '.join(sorted(FAMILIES))}"
+        )
     try:
         config = AutoConfig.from_pretrained(files.path, trust_remote_code=False, local_files_only=True)
     except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
@@ -129,13 +163,14 @@ def _definition(files: ModelFiles, description: ModelDescription) -> tuple[Any, 
         ) from None
     if config.is_encoder_decoder:
         raise Unsupported("it is an encoder-decoder model, and only decoders are supported")
-    _check_config(config)
-    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    _check_config(config.get_text_config())
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model_class = kind._model_mapping.get(type(config), None)
     if model_class is None:
         raise Unsupported("transformers has no causal language model of this type")
     if model_class.__name__ != description.architecture:
         raise Unsupported(f"its config.json names that class, and only {model_class.__name__} generates text")
-    return model_class, config
+    return Definition(model_class, config, breadth_vision.family_of(config) if sees else None)
 
 
 def _check_config(config: Any) -> None:
@@ -150,17 +185,20 @@ def _layer_kinds(config: Any) -> set[str]:
     return set(map(str, kinds))
 
 
-def _empty(model_class: Any, config: Any, length: int) -> Any:
+def _empty(definition: Definition, length: int) -> Any:
     """The model without weights."""
-    if model_class._is_stateful and not _layer_kinds(config):  # a hybrid's kinds have been checked one by one
+    model_class, config, family = definition
+    # A hybrid's kinds of layer have been checked one by one.
+    if model_class._is_stateful and not _layer_kinds(config.get_text_config()):
         raise Unsupported("it is a recurrent or state-space model, and only attention is supported")
     if not model_class._can_set_attn_implementation():
         raise Unsupported("its definition in transformers does not use the attention interface")
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         raise Unsupported("its definition in transformers takes no positions")
     with torch.device("meta"):
-        model = model_class._from_config(config, attn_implementation=breadth_attention.NAME).eval()
-    if any(isinstance(module, (nn.Conv1d, nn.Conv2d, nn.RNNBase)) for module in model.modules()):
+        model = model_class._from_config(config, attn_implementation=definition.attention).eval()
+    apart = {module for tower in (breadth_vision.towers(model, family) if family else ()) for module in tower.modules()}
+    if any(isinstance(module, (nn.Conv1d, nn.Conv2d, nn.RNNBase)) for module in model.modules() if module not in apart):
         raise Unsupported("it has convolutions or recurrence over tokens, and only attention is supported")
     fix_rotary(model, length)
     if breadth_int8.has_experts(model):
@@ -178,20 +216,20 @@ def _probe(model: Any) -> list[LayerShape]:
             model(input_ids=tokens, position_ids=positions, attention_mask=torch.ones_like(tokens), use_cache=False)
     except FAILURES as error:
         raise NeedsWeights(f"its definition in transformers fails: {_first_line(error)}") from None
-    if (rest := model.config.num_hidden_layers - len(probe.layers)) > 0:
+    if (rest := model.config.get_text_config().num_hidden_layers - len(probe.layers)) > 0:
         raise Unsupported(f"{rest} of its layers do not use the attention interface")
     return probe.layers
 
 
-def _load(model_class: Any, files: ModelFiles, config: Any, dtype: torch.dtype, length: int) -> Any:
+def _load(definition: Definition, files: ModelFiles, dtype: torch.dtype, length: int) -> Any:
     from safetensors import SafetensorError
 
     try:
-        model, report = model_class.from_pretrained(
+        model, report = definition.model_class.from_pretrained(
             files.path,
-            config=config,
+            config=definition.config,
             dtype=dtype,
-            attn_implementation=breadth_attention.NAME,
+            attn_implementation=definition.attention,
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
@@ -232,38 +270,6 @@ def fix_rotary(model: nn.Module, length: int) -> None:
             each[layer_type] = "default"
         if isinstance(kinds, str):
             module.rope_type = each[None]  # type: ignore[assignment]
-
-
-def _check_batching(model: BreadthModel, shape: CacheShape, vocabulary: int) -> None:
-    """Computes a short prompt whole, then in two pieces behind another sequence. The logits must be the same.
-
-    This finds what a walk without weights cannot: positions of the model's own counting, or tokens mixed elsewhere.
-    """
-    cache = shape.allocate(3)
-    prompt = [(7 * i + 3) % vocabulary for i in range(12)]
-    whole = model.forward(_step([(prompt, 0, 0)]), cache)
-    other = prompt[::-1]
-    model.forward(_step([(other[:7], 0, 1), (prompt[:5], 0, 2)]), cache)
-    pieces = model.forward(_step([(other[7:], 7, 1), (prompt[5:], 5, 2)]), cache)[-1:]
-    difference, peak = float((whole - pieces).abs().max()), float(whole.abs().max())
-    if not math.isfinite(peak) or difference > 0.01 * peak:
-        raise Unsupported("its answers change with what is in the batch, so it mixes tokens outside attention")
-
-
-def _step(sequences: list[tuple[list[int], int, int]]) -> StepTensors:
-    """A step of sequences of one block each, as (tokens, first position, block). The last row of each is wanted."""
-    positions = [torch.arange(first, first + len(tokens)) for tokens, first, _ in sequences]
-    lengths = torch.tensor([0] + [len(tokens) for tokens, _, _ in sequences])
-    starts = lengths.cumsum(0)
-    return StepTensors(
-        tokens=torch.tensor([token for tokens, _, _ in sequences for token in tokens]),
-        positions=torch.cat(positions).int(),
-        slots=torch.cat([at + block * BLOCK_SIZE for at, (_, _, block) in zip(positions, sequences, strict=True)]),
-        starts=starts.int(),
-        first=torch.tensor([first for _, first, _ in sequences], dtype=torch.int32),
-        tables=torch.tensor([[block] for _, _, block in sequences], dtype=torch.int32),
-        wanted=starts[1:] - 1,
-    )
 
 
 def _first_line(error: Exception) -> str:

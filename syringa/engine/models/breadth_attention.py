@@ -16,13 +16,15 @@ import torch
 
 from syringa.engine.batch import StepTensors
 from syringa.engine.kv_cache import BLOCK_SIZE
-from syringa.engine.layers.cache import CacheTensors, LayerCache, write_cache
+from syringa.engine.layers.cache import CacheTensors, LayerCache, read_cache, write_cache
 from syringa.engine.layers.native_ops import attend, runs_natively
-from syringa.engine.layers.ops import paged_attention
+from syringa.engine.layers.ops import attend_rows, paged_attention
 from syringa.engine.native import AttentionShape, Kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from syringa.engine.vision.placing import JointRows
 
 NAME = "syringa"
 
@@ -179,11 +181,32 @@ class PagedPass:
         layer = _view(stored, shape)
         write_cache(layer, call.k, call.v, self.step.slots)
         q = call.q.float().contiguous()
+        sinks = call.sinks.float() if call.sinks is not None else None
         # The kernel wants a layer's blocks back to back, and keys as long as values.
         if self.kernels and shape.plain and layer is stored and runs_natively(shape.key_size):
-            return self._attend(self.kernels, shape, call, q, layer)
-        sinks = call.sinks.float() if call.sinks is not None else None
-        return paged_attention(q, layer, self.step, window=call.window, scale=call.scale, cap=call.cap, sinks=sinks)
+            out = self._attend(self.kernels, shape, call, q, layer)
+        else:
+            out = paged_attention(q, layer, self.step, window=call.window, scale=call.scale, cap=call.cap, sinks=sinks)
+        if self.step.pictures is not None and self.step.pictures.joint:
+            self._look_around(self.step.pictures.joint, call, q, layer, out)
+        return out
+
+    def _look_around(
+        self, joint: list[JointRows], call: Call, q: torch.Tensor, layer: LayerCache, out: torch.Tensor
+    ) -> None:
+        """Computes an image's rows again where they see one another: up to the last of them, and back to the window.
+
+        In plain torch, as the kernels only look back. An image is always computed whole, so the shapes, and with them
+        the order of sums, are the same in any batch.
+        """
+        for rows in joint:
+            known = rows.first + rows.end - rows.begin
+            k, v = read_cache(layer, rows.table[: -(-known // BLOCK_SIZE)].long(), known)
+            visible = None
+            if call.window:
+                visible = torch.arange(known) > torch.arange(rows.first, known)[:, None] - call.window
+            here = slice(rows.begin, rows.end)
+            out[here] = attend_rows(q[here], k, v, visible, scale=call.scale, cap=call.cap)
 
     def _attend(
         self, kernels: Kernels, shape: LayerShape, call: Call, q: torch.Tensor, layer: LayerCache

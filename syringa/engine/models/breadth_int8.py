@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -67,12 +68,18 @@ def _experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: t
     return out.sum(1)
 
 
-def swap_linears(model: Any, kernels: Kernels) -> None:
-    """Packs layer by layer, so that the model is never held twice. Embeddings stay as they are and give fp32."""
+def swap_linears(model: Any, kernels: Kernels, keep: Collection[nn.Module] = ()) -> None:
+    """Packs layer by layer, so that the model is never held twice. Embeddings stay as they are and give fp32.
+
+    What is in `keep` stays as it is, with all that is in it.
+    """
     from transformers.pytorch_utils import Conv1D
 
+    kept = {module for each in keep for module in each.modules()}
     # The leaves are left out, or this list would keep every original alive.
     for parent in [module for module in model.modules() if next(module.children(), None) is not None]:
+        if parent in kept:
+            continue
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and name not in ROUTERS:
                 setattr(parent, name, Int8Module(kernels, child.weight, child.bias))
@@ -85,7 +92,7 @@ def swap_linears(model: Any, kernels: Kernels) -> None:
     if has_experts(model):
         model.set_experts_implementation(NAME)
     for module in model.modules():
-        if not isinstance(module, nn.Embedding):
+        if not isinstance(module, nn.Embedding) and module not in kept:
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.float()
 

@@ -3,14 +3,23 @@ rest of the pipeline, with `feed` and `flush`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
 
-from syringa.events import ToolCallDelta, ToolCallStart
+from syringa.dialect import CALL_TAGS, GEMMA_MARKS, CallFormat
 from syringa.output.detokenizer import Piece
+from syringa.output.parts import Part
+from syringa.output.tools.deepseek import DeepseekCalls, DeepseekV31Calls
+from syringa.output.tools.gemma import GemmaCalls
 from syringa.output.tools.hermes import HermesCalls
+from syringa.output.tools.kimi import KimiCalls
+from syringa.output.tools.llama3 import Llama3Calls
+from syringa.output.tools.mistral import MistralArgsCalls, MistralCalls
+from syringa.output.tools.tagged import TaggedCalls
 
-Output = Piece | ToolCallStart | ToolCallDelta
+Parameters = Mapping[str, Mapping[str, Any]]
+"""The JSON schema of each function's arguments."""
 
 
 class CallParser(Protocol):
@@ -23,14 +32,25 @@ class CallParser(Protocol):
     calls: int
     """How many calls have begun."""
 
-    def feed(self, pieces: Sequence[Piece]) -> list[Output]: ...
+    def feed(self, pieces: list[Piece]) -> list[Part]: ...
 
-    def flush(self) -> list[Output]: ...
-
-
-_PARSERS = {"hermes": HermesCalls}
+    def flush(self) -> list[Part]: ...
 
 
-def call_parser(name: str, choice: int) -> CallParser:
-    """A new parser for one choice, by the name of its format."""
-    return _PARSERS[name](choice)
+_PARSERS: dict[CallFormat, Callable[[int, Parameters], CallParser]] = {
+    "plain": HermesCalls,
+    "hermes": HermesCalls,
+    "llama3": Llama3Calls,
+    "mistral": MistralCalls,
+    "mistral-args": MistralArgsCalls,
+    "deepseek": DeepseekCalls,
+    "deepseek-v3.1": DeepseekV31Calls,
+    "kimi": KimiCalls,
+    **{name: partial(TaggedCalls, tags) for name, tags in CALL_TAGS.items()},
+    **{name: partial(GemmaCalls, marks) for name, marks in GEMMA_MARKS.items()},
+}
+
+
+def call_parser(format: CallFormat, choice: int, parameters: Parameters) -> CallParser:
+    """A new parser for one choice."""
+    return _PARSERS[format](choice, parameters)

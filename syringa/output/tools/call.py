@@ -1,4 +1,7 @@
-"""Reads one call, a JSON object with a name and arguments, while it is being written."""
+"""Reads JSON while it is being written: a value, and a call that is an object with a name and arguments.
+
+Character by character, so that it does not matter how the text is cut.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,81 @@ from enum import Enum, auto
 
 import msgspec
 
-_SPACE = " \t\n\r"
+BLANKS = " \t\n\r"
+_CLOSES = {"{": "}", "[": "]"}
+_WORD = frozenset("+-.0123456789eEtrufalsn")  # what numbers, true, false and null are written with
+_STARTS = frozenset('{["-0123456789tfn')
 _ARGUMENTS = ("arguments", "parameters")
+
+
+class JsonValue:
+    """One value, from its first character on. It sees where the value ends, and that it cannot be one; whether it is
+    quite right is for whoever reads it."""
+
+    def __init__(self, first: str) -> None:
+        self.whole = False
+        self.broken = first not in _STARTS
+        self._first = first
+        self._text = [first]  # not yet taken
+        self._open = [_CLOSES[first]] if first in _CLOSES else []
+        self._in_string = first == '"'
+        self._escaped = False
+        self._given = False  # whether arguments that are no object have been taken
+
+    def feed(self, text: str, at: int = 0) -> int:
+        """Reads on from `at`, up to the end of the value, and says how far it came."""
+        while at < len(text) and not (self.whole or self.broken) and self.step(text[at]):
+            at += 1
+        return at
+
+    def step(self, character: str) -> bool:
+        """Takes a character; False if it is not of this value."""
+        if self._in_string:
+            self._step_in_string(character)
+        elif not self._open and character not in _WORD:  # a number or a word: it has no end of its own
+            self.whole = True
+            return False
+        elif character in _CLOSES:
+            self._open.append(_CLOSES[character])
+        elif character in "}]":
+            if self._open.pop() != character:
+                self.broken = True
+                return False
+            self.whole = not self._open
+        elif character == '"':
+            self._in_string = True
+        elif character not in _WORD and character not in BLANKS and character not in ",:":
+            self.broken = True
+            return False
+        self._text.append(character)
+        return True
+
+    def take(self) -> str:
+        """What has been read since the last time."""
+        text = "".join(self._text)
+        self._text.clear()
+        return text
+
+    def take_arguments(self) -> str:
+        """The same, of a call's arguments: an object as the model writes it, and anything else once it is whole. A
+        string of JSON comes unwrapped."""
+        if self._first == "{":
+            return self.take()
+        if not self.whole or self._given:
+            return ""
+        self._given = True
+        text = self.take()
+        unwrapped = string(text)
+        return "{}" if text == "null" or unwrapped == "" else text if unwrapped is None else unwrapped
+
+    def _step_in_string(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._in_string = False
+            self.whole = not self._open
 
 
 class _At(Enum):
@@ -22,139 +98,87 @@ class _At(Enum):
 
 
 class CallReader:
-    """Character by character, so that it does not matter how the text is cut.
+    """`name` is set as soon as it is whole; `take` hands out what has been read of the arguments since, as the model
+    wrote them. Arguments that come before the name wait for it. With `keys`, an object that has others before its name
+    is no call."""
 
-    `name` is set as soon as it is whole; `take` hands out what has been read of the arguments since, as the model wrote
-    them. Arguments that come before the name wait for it, and arguments written as a string of JSON come unwrapped.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, keys: frozenset[str] | None = None) -> None:
         self.name: str | None = None
+        self.id: str | None = None
         self.broken = False  # this is no call
+        self._keys = keys
         self._at = _At.OPEN
         self._key = ""
-        self._value: list[str] = []  # the raw text of the key or value at hand
-        self._ready: list[str] = []  # of the arguments, not yet taken
-        self._begun = False  # whether arguments have been passed on
-        self._whole = False  # whether they are complete; later ones are not of this call
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
+        self._value = JsonValue("{")  # the key or value at hand
+        self._arguments: JsonValue | None = None
+        self._told = False  # whether some of the arguments have been taken
 
     @property
     def done(self) -> bool:
         return self._at is _At.END
 
-    def feed(self, text: str) -> int:
-        """Reads up to the end of the object, and says how many characters that took."""
-        for index, character in enumerate(text):
-            self._step(character)
-            if self.broken or self._at is _At.END:
-                return index + 1
-        if self._streaming:
-            self._release()
-        return len(text)
+    def feed(self, text: str, at: int = 0) -> int:
+        """Reads on from `at`, up to the end of the object or what breaks it, and says how far it came."""
+        while at < len(text) and not (self.broken or self.done):
+            if self._at is _At.IN_KEY or self._at is _At.IN_VALUE:
+                at = self._value.feed(text, at)
+                if self._value.whole:
+                    self._end()
+                self.broken = self.broken or self._value.broken
+            elif self._step(text[at]):
+                at += 1
+        return at
 
     def take(self) -> str:
         """The arguments' text that is new; nothing before there is a name. A call without any has an empty object."""
         if self.name is None:
             return ""
-        if self.done and not self._begun:
-            self._begun = True
-            return "{}"
-        text = "".join(self._ready)
-        self._ready.clear()
+        text = "" if self._arguments is None else self._arguments.take_arguments()
+        if self.done and not self.broken and not (text or self._told):
+            text = "{}"
+        self._told = self._told or bool(text)
         return text
 
-    @property
-    def _streaming(self) -> bool:
-        """Whether the value at hand are arguments that can be passed on before they are whole: an object."""
-        if self._at is not _At.IN_VALUE or self._key not in _ARGUMENTS or self._whole:
-            return False
-        return self._begun or self._value[0] == "{"
-
-    def _release(self) -> None:
-        self._ready += self._value
-        self._value.clear()
-        self._begun = True
-
-    def _step(self, character: str) -> None:
+    def _step(self, character: str) -> bool:
         match self._at:
-            case _At.IN_KEY | _At.IN_VALUE:
-                self._inside(character)
-            case _ if character in _SPACE:
+            case _ if character in BLANKS:
                 pass
             case _At.OPEN if character == "{":
                 self._at = _At.KEY
             case _At.KEY if character == '"':
-                self._begin(_At.IN_KEY, character)
+                self._at, self._value = _At.IN_KEY, JsonValue(character)
             case _At.KEY | _At.COMMA if character == "}":
                 self._at = _At.END
                 self.broken = self.name is None
             case _At.COLON if character == ":":
                 self._at = _At.VALUE
-            case _At.VALUE if character not in ",:]}":
-                self._begin(_At.IN_VALUE, character)
+            case _At.VALUE if character in _STARTS:
+                self._at, self._value = _At.IN_VALUE, JsonValue(character)
+                if self._key in _ARGUMENTS and self._arguments is None:  # later ones are not of this call
+                    self._arguments = self._value
             case _At.COMMA if character == ",":
                 self._at = _At.KEY
             case _:
                 self.broken = True
-
-    def _begin(self, at: _At, character: str) -> None:
-        self._at = at
-        self._value = [character]
-        self._in_string = character == '"'
-        self._escaped = False
-        self._depth = int(character in "{[")
-
-    def _inside(self, character: str) -> None:
-        if self._in_string:
-            self._value.append(character)
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == '"':
-                self._in_string = False
-                if self._depth == 0:
-                    self._end()
-            return
-        if self._depth == 0:  # a number or a word: it has no end of its own
-            if character in _SPACE or character in ",}":
-                self._end()
-                self._step(character)
-            else:
-                self._value.append(character)
-            return
-        self._value.append(character)
-        if character == '"':
-            self._in_string = True
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-            if self._depth == 0:
-                self._end()
+        return not self.broken
 
     def _end(self) -> None:
         """A key or a value is whole."""
         if self._at is _At.IN_KEY:
-            self._key = _string("".join(self._value)) or ""
+            self._key = string(self._value.take()) or ""
             self._at = _At.COLON
+            self.broken = self.name is None and self._keys is not None and self._key not in self._keys
             return
         self._at = _At.COMMA
         if self._key == "name" and self.name is None:
-            self.name = _string("".join(self._value)) or None
+            self.name = string(self._value.take()) or None
             self.broken = self.name is None
-        elif self._key in _ARGUMENTS and not self._whole:
-            self._whole = True
-            if not self._begun and self._value[0] != "{":
-                text = "".join(self._value)
-                self._value = ["{}"] if text == "null" else [_string(text) or text]
-            self._release()
+        elif self._key == "id" and self.id is None:
+            self.id = string(self._value.take())
 
 
-def _string(text: str) -> str | None:
+def string(text: str) -> str | None:
+    """The value of a JSON string; None of anything else."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,0 +1,143 @@
+"""Requests that cannot be queued yet, because something beside the step loop is still at work for them.
+
+Grammars are compiled and images prepared in threads of their own; here is who waits for what. Called by the step loop
+alone, so nothing needs a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from syringa.engine.guidance import GrammarCompiler, GrammarState
+from syringa.errors import EngineOverloaded, InvalidRequest
+from syringa.types import EngineRequest
+
+if TYPE_CHECKING:
+    from syringa.engine.loader import LoadedModel
+    from syringa.engine.pictures import Pictures
+    from syringa.engine.vision.studio import Preparation, Studio
+
+MOST_IMAGE_BYTES = 512 << 20  # of files that wait; more is refused
+
+
+@dataclass(frozen=True)
+class Arrival:
+    request: EngineRequest
+    origin: int
+    grammar: Future[GrammarState] | None = None
+    images: Preparation | None = None
+
+    @property
+    def futures(self) -> list[Future]:
+        found: list[Future] = []
+        if self.grammar is not None:
+            found.append(self.grammar)
+        if self.images is not None:
+            found.append(self.images.future)
+        return found
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it will never be ready: one failure is enough, the rest need not be waited for."""
+        return next((error for f in self.futures if f.done() and (error := f.exception()) is not None), None)
+
+    @property
+    def done(self) -> bool:
+        return all(future.done() for future in self.futures) or self.failure is not None
+
+    @property
+    def images_failed(self) -> bool:
+        return self.images is not None and self.images.future.done() and self.images.future.exception() is not None
+
+    def result(self) -> tuple[EngineRequest, GrammarState | None, Pictures | None]:
+        """The request as it is to be queued. Raises what went wrong."""
+        if (failure := self.failure) is not None:
+            raise failure
+        request, pictures = self.images.future.result() if self.images else (self.request, None)
+        return request, self.grammar.result() if self.grammar else None, pictures
+
+
+class Arrivals:
+    def __init__(
+        self, loaded: LoadedModel, max_length: int, most: int, tokenizer_json: Callable[[], str] | None
+    ) -> None:
+        self.on_ready: Callable[[], None] = lambda: None  # called on another thread when something may be done
+        self.compiler: GrammarCompiler | None = None
+        self.studio: Studio | None = None
+        if loaded.vision is not None:
+            from syringa.engine.vision.studio import Studio
+
+            self.studio = Studio(loaded.vision, max_length)
+        self._loaded = loaded
+        self._most = most
+        self._tokenizer_json = tokenizer_json
+        self._waiting: list[Arrival] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def any_done(self) -> bool:
+        return any(arrival.done for arrival in self._waiting)
+
+    def delays(self, request: EngineRequest) -> bool:
+        """Whether a request has to pass here. Raises `InvalidRequest` for images that have no place."""
+        if self.studio:
+            self.studio.check(request)
+        elif request.images:
+            raise InvalidRequest("This model reads text only: it cannot take images.", param="messages")
+        return bool(request.images) or request.sampling.grammar is not None
+
+    def add(self, request: EngineRequest, origin: int) -> None:
+        """Raises `EngineOverloaded` or `InvalidRequest`."""
+        if len(self._waiting) >= self._most or self._image_bytes() > MOST_IMAGE_BYTES:
+            raise EngineOverloaded("Too many requests are being prepared: try again shortly.")
+        grammar = self._compiler().compile(request.sampling.grammar) if request.sampling.grammar is not None else None
+        images = self.studio.prepare(request) if self.studio and request.images else None
+        arrival = Arrival(request, origin, grammar, images)
+        self._waiting.append(arrival)
+        for future in arrival.futures:
+            future.add_done_callback(lambda _: self.on_ready())
+
+    def take(self) -> list[Arrival]:
+        """Those that are done, in the order they came."""
+        if not self._waiting:
+            return []
+        done = {id(arrival) for arrival in self._waiting if arrival.done}
+        taken = [arrival for arrival in self._waiting if id(arrival) in done]
+        self._waiting = [arrival for arrival in self._waiting if id(arrival) not in done]
+        return taken
+
+    def forget(self, origin: int, request_id: str | None = None) -> None:
+        """A client's request is no longer wanted, or all of them: spares what was not begun."""
+        waiting = []
+        for arrival in self._waiting:
+            if arrival.origin == origin and request_id in (None, arrival.request.id):
+                for work in (arrival.grammar, arrival.images):
+                    if work is not None:
+                        work.cancel()
+            else:
+                waiting.append(arrival)
+        self._waiting = waiting
+
+    def close(self) -> None:
+        if self.compiler:
+            self.compiler.close()
+        if self.studio:
+            self.studio.close()
+
+    def _image_bytes(self) -> int:
+        return sum(len(image.data) for arrival in self._waiting for image in arrival.request.images)
+
+    def _compiler(self) -> GrammarCompiler:
+        if self.compiler is None:
+            if self._tokenizer_json is None:
+                raise InvalidRequest(
+                    "This engine was started without a tokenizer, so it has no grammars.", param="grammar"
+                )
+            ends = sorted(self._loaded.description.end_tokens)
+            self.compiler = GrammarCompiler(self._tokenizer_json(), self._loaded.info.vocab_size, ends)
+        return self.compiler

@@ -1,0 +1,88 @@
+"""Whether bytes are an image that can be decoded, found out at little cost and before any of it is believed."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from syringa.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_BEGINNINGS = {
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+}
+
+
+def check_image(data: bytes, max_pixels: int) -> None:
+    """Refuses, with `InvalidRequest`, what is not a whole PNG, JPEG, WebP or GIF file of at most so many pixels.
+
+    Of an animation the first picture counts, which is the one that a model gets to see.
+    """
+    if not data:
+        raise InvalidRequest("it is empty.", code="empty_image_file")
+    kind = _kind(data)
+    if kind is None:
+        raise InvalidRequest("it is not a PNG, JPEG, WebP or GIF image.", code="invalid_image_format")
+    # Opening a WebP file already makes room for all of it, and so its header is read here.
+    if kind == "WEBP":
+        _check_size(_webp_size(data), max_pixels)
+
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(data), formats=[kind])
+    except Image.DecompressionBombError:
+        raise _too_many(max_pixels) from None
+    except Exception:
+        raise _broken() from None
+    _check_size(image.size, max_pixels)
+    _load(image)
+
+
+def _kind(data: bytes) -> str | None:
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "WEBP"
+    return next((kind for beginning, kind in _BEGINNINGS.items() if data.startswith(beginning)), None)
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """As the header of the first chunk states it; the three kinds of chunk pack it differently."""
+    chunk, head = data[12:16], data[20:30]
+    if len(head) < 10 or chunk not in (b"VP8X", b"VP8L", b"VP8 "):
+        raise _broken()
+    if chunk == b"VP8X":
+        return 1 + int.from_bytes(head[4:7], "little"), 1 + int.from_bytes(head[7:10], "little")
+    if chunk == b"VP8L":
+        packed = int.from_bytes(head[1:5], "little")
+        return 1 + (packed & 0x3FFF), 1 + (packed >> 14 & 0x3FFF)
+    return int.from_bytes(head[6:8], "little") & 0x3FFF, int.from_bytes(head[8:10], "little") & 0x3FFF
+
+
+def _load(image: Image.Image) -> None:
+    try:
+        # A JPEG file is read to its end at an eighth of the size too, with a fraction of the memory.
+        image.draft("RGB", (1, 1))
+        image.load()
+    except Exception:
+        # Pillow raises whatever its parsers run into: OSError, SyntaxError, ValueError, struct.error …
+        raise _broken() from None
+    finally:
+        image.close()
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    if size[0] * size[1] > max_pixels:
+        raise _too_many(max_pixels)
+
+
+def _too_many(max_pixels: int) -> InvalidRequest:
+    return InvalidRequest(f"it has more than {max_pixels} pixels, which is the most allowed.", code="image_too_large")
+
+
+def _broken() -> InvalidRequest:
+    return InvalidRequest("it is damaged or cut off, and cannot be decoded.", code="image_parse_error")

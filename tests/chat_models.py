@@ -1,0 +1,64 @@
+"""Models with small chat templates, for the tests of chat: one that knows little, one that knows tools and thinks."""
+
+from __future__ import annotations
+
+from syringa.api.model import ServedModel
+from syringa.dialect import Dialect
+from syringa.prompt.lark import Spelling
+from syringa.prompt.template import ChatTemplate
+from tests.fake_engine import END, START, ByteTokenizer, fake_model
+
+# [s]instructions [u]question [a]answer
+PLAIN = """\
+{%- for m in messages %}
+{%- if m.role not in ('system', 'user', 'assistant') %}{{ raise_exception('no role ' ~ m.role) }}{% endif %}
+{{- '[' ~ m.role[0] ~ ']' ~ m.content }}
+{%- endfor %}{% if add_generation_prompt %}[a]{% endif %}"""
+
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
+
+TOOLS = """\
+{%- if tools %}[tools]{% for tool in tools %}{{ tool.function | tojson }}{% endfor %}{% endif %}
+{%- for m in messages %}
+{{- '[' ~ m.role ~ (':' ~ m.name if m.name else '') ~ ']' }}
+{%- if m.reasoning_content %}{{ '<think>' ~ m.reasoning_content ~ '</think>' }}{% endif %}
+{{- m.content }}
+{%- for call in m.tool_calls or [] %}{{ '<call>' ~ call.function.name ~ call.function.arguments | tojson }}{% endfor %}
+{%- if m.tool_call_id %}{{ '#' ~ m.tool_call_id }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}[assistant]{% if enable_thinking is defined and not enable_thinking %}\
+{{ '<think></think>' }}{% endif %}{% endif %}"""
+
+# Opens the thought itself, and reads an effort.
+OPENING = """\
+{%- for m in messages %}{{ '[' ~ m.role ~ ']' ~ m.content }}{% endfor -%}
+[effort {{ reasoning_effort | default('free') }}][assistant]{{ '</think>' if thinking is false else '<think>' }}"""
+
+VISION = """\
+{%- for m in messages %}{{ '[' ~ m.role ~ ']' }}{% if m.content is string %}{{ m.content }}{% else %}
+{%- for part in m.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}{% endfor -%}
+[assistant]"""
+
+
+class ThinkingTokenizer(ByteTokenizer):
+    """Says that the marks of a thought are tokens, as they are in models that think."""
+
+    spelling = Spelling({"<end>": END, "<start>": START, "<think>": 1, "</think>": 2})
+
+
+def plain_model(source: str = PLAIN, **kwargs: object) -> ServedModel:
+    return fake_model(template=ChatTemplate(source), **kwargs)
+
+
+def tool_model(**kwargs: object) -> ServedModel:
+    return fake_model(template=ChatTemplate(TOOLS), dialect=Dialect(calls="hermes", knows_tools=True), **kwargs)
+
+
+def thinking_model(source: str = TOOLS, **kwargs: object) -> ServedModel:
+    dialect = Dialect(calls="hermes", knows_tools=True, thought="think")
+    given = {"template": ChatTemplate(source), "dialect": dialect, "tokenizer": ThinkingTokenizer()}
+    return fake_model(**(given | kwargs))
+
+
+def seeing_model(**kwargs: object) -> ServedModel:
+    return fake_model(template=ChatTemplate(VISION), sees_images=True, **kwargs)

@@ -1,0 +1,18 @@
+"""One server for all tests that only talk to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.server import Server, serve
+
+KEY, MODEL = "a-key-for-tests", "smollm2"
+
+
+@pytest.fixture(scope="package")
+def shared_server() -> Iterator[Server]:
+    """With a context in which an answer that finds no end of its own ends soon."""
+    with serve("--api-key", KEY, "--served-model-name", MODEL, "--max-model-len", "2048") as server:
+        yield server

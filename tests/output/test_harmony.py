@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syringa.output.harmony import HarmonyMessages
+from tests.output.cuts import check, pieces, run, some_cuts, told
+
+MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+ANALYSIS = "<|channel|>analysis<|message|>The user asks.<|end|>"
+WEATHER = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Köln"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel|>final<|message|>Hello.", ("", "Hello.", [])),
+        ("<|channel|>final<|message|>Hello.<|return|>", ("", "Hello.", [])),
+        (ANALYSIS + "<|start|>assistant<|channel|>final<|message|>Hello <b>.", ("The user asks.", "Hello <b>.", [])),
+        (ANALYSIS + "<|start|>assistant" + WEATHER, ("The user asks.", "", [("get_weather", '{"city": "Köln"}')])),
+        (WEATHER + "<|call|>", ("", "", [("get_weather", '{"city": "Köln"}')])),
+        # The recipient may stand in the role as well.
+        (
+            ' to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>{"city": "X"}<|call|>',
+            ("", "", [("get_weather", '{"city": "X"}')]),
+        ),
+        (
+            ANALYSIS + "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + WEATHER,
+            ("The user asks.", "I look.", [("get_weather", '{"city": "Köln"}')]),
+        ),
+        (
+            WEATHER + "<|call|><|start|>assistant" + WEATHER.replace("get_weather", "b.c-d") + "<|call|>",
+            ("", "", [("get_weather", '{"city": "Köln"}'), ("b.c-d", '{"city": "Köln"}')]),
+        ),
+        ("<|channel|>analysis<|message|>cut sh", ("cut sh", "", [])),
+        ("<|channel|>analysis<|message|>cut <|en", ("cut <|en", "", [])),
+        ("<|channel|>ana", ("", "", [])),
+        (WEATHER[:-5], ("", "", [("get_weather", '{"city": "K')])),
+        ("Plain text, without any header.", ("", "Plain text, without any header.", [])),
+        ("", ("", "", [])),
+        ("<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b", ("a", "b", [])),
+    ],
+)
+def test_messages(text: str, expected: tuple[str, str, list[tuple[str, str]]]) -> None:
+    check(lambda: HarmonyMessages(0), text, expected, MARKS)
+
+
+WORDS = [*MARKS, "analysis", "final", "commentary", " to=functions.f", "a", "{}", "<"]
+
+
+@given(st.data(), st.lists(st.sampled_from(WORDS), max_size=14))
+def test_cuts_do_not_matter(data: st.DataObject, parts: list[str]) -> None:
+    text = "".join(parts)
+    whole = told(run(HarmonyMessages(0), pieces(text), at_once=True))
+    assert told(run(HarmonyMessages(0), pieces(text, data.draw(some_cuts(text))))) == whole
+    assert told(run(HarmonyMessages(0), pieces(text, (), MARKS))) == whole

@@ -1,0 +1,105 @@
+"""The stages together: thoughts, calls, stop strings, log-probabilities and counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syringa.events import Finished, OutputFormat, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
+from syringa.output.collect import CollectedChoice, collect
+from syringa.output.pipeline import Pipeline
+from syringa.types import EngineDelta, TokenLogprobs
+from tests.fake_engine import ByteTokenizer
+
+BOTH = OutputFormat(thought="think", calls="hermes")
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "END"}}\n</tool_call>'
+WHOLE = f"<think>\nEND it?\n</think>\n\nWell.\n{CALL}"
+
+
+def run(text: str, finish: Any = "stop", *, at_once: int = 1, **kwargs: Any) -> tuple[CollectedChoice, Pipeline, list]:
+    pipeline = Pipeline(ByteTokenizer(), 0, **kwargs)
+    tokens = list(text.encode())
+    events: list[Any] = []
+    for at in range(0, len(tokens), at_once):
+        some = tokens[at : at + at_once]
+        scores = [TokenLogprobs(token, -1.0) for token in some] if kwargs.get("show_tokens") else []
+        last = at + at_once >= len(tokens)
+        events += pipeline.feed(EngineDelta("r", 0, some, scores, finish if last else None))
+        if pipeline.done:
+            break
+    return collect(events).choices[0], pipeline, events
+
+
+def calls(choice: CollectedChoice) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in choice.calls]
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+def test_thought_text_and_call(at_once: int) -> None:
+    choice, pipeline, events = run(WHOLE, output=BOTH, at_once=at_once)
+    assert (choice.reasoning, choice.text.rstrip()) == ("END it?", "Well.")
+    assert calls(choice) == [("f", '{"a": "END"}')]
+    assert choice.reason == "tool_calls"
+    assert pipeline.tokens == len(WHOLE)
+    assert pipeline.reasoning_tokens == len("<think>\nEND it?\n</think>")
+    kinds = [type(event) for event in events]
+    assert (
+        kinds.index(ReasoningDelta) < kinds.index(TextDelta) < kinds.index(ToolCallStart) < kinds.index(ToolCallDelta)
+    )
+    assert kinds[-1] is Finished
+
+
+def test_a_stop_string_ends_the_answer_but_no_thought_and_no_call() -> None:
+    choice, pipeline, _ = run(WHOLE + "Now END here", output=BOTH, stop=("END",))
+    assert choice.reasoning == "END it?"
+    assert calls(choice) == [("f", '{"a": "END"}')]
+    assert choice.text == "Well.\nNow "
+    assert choice.reason == "tool_calls"
+    assert pipeline.tokens == len(WHOLE + "Now END")
+    assert pipeline.reasoning_tokens == len("<think>\nEND it?\n</think>")
+
+
+def test_a_stop_string_that_is_only_begun_before_a_call_is_text() -> None:
+    choice, _, _ = run(f"The EN{CALL}", output=BOTH, stop=("END",))
+    assert choice.text == "The EN"
+    assert len(choice.calls) == 1
+
+
+def test_a_thought_that_is_cut() -> None:
+    choice, pipeline, _ = run("<think>Let me", "length", output=BOTH)
+    assert (choice.reasoning, choice.text, choice.reason) == ("Let me", "", "length")
+    assert pipeline.reasoning_tokens == pipeline.tokens == 13
+
+
+def test_an_opened_thought() -> None:
+    choice, _, _ = run("hm</think>yes", output=OutputFormat(thought="think", thinking=True))
+    assert (choice.reasoning, choice.text) == ("hm", "yes")
+
+
+def test_log_probabilities_are_the_answers_own() -> None:
+    choice, pipeline, _ = run("<think>hm</think>yes", output=BOTH, show_tokens=True)
+    assert bytes(token.scores.token for token in choice.tokens) == b"yes"
+    assert [token.offset for token in choice.tokens] == [0, 1, 2]
+    assert pipeline.tokens == 20
+
+
+def test_min_tokens_exempts_from_stop_strings() -> None:
+    choice, _, _ = run("aXbXc", stop=("X",), min_tokens=3)
+    assert choice.text == "aXb"
+
+
+def test_harmony_is_one_stage() -> None:
+    text = "<|channel|>analysis<|message|>END?<|end|><|start|>assistant<|channel|>final<|message|>So END it"
+    choice, _, _ = run(text, output=OutputFormat(thought="harmony", calls="harmony"), stop=("END",))
+    assert (choice.reasoning, choice.text, choice.reason) == ("END?", "So ", "stop")
+
+
+@given(st.text('<think>/ {}EN"abc\n', max_size=40), st.integers(1, 9), st.booleans())
+def test_chunks_do_not_matter(text: str, at_once: int, scored: bool) -> None:
+    one, first, _ = run(text + "x", output=BOTH, stop=("EN",), show_tokens=scored)
+    many, second, _ = run(text + "x", output=BOTH, stop=("EN",), show_tokens=scored, at_once=at_once)
+    assert (one.reasoning, one.text, calls(one), one.tokens) == (many.reasoning, many.text, calls(many), many.tokens)
+    assert (first.tokens, first.reasoning_tokens) == (second.tokens, second.reasoning_tokens)

@@ -1,0 +1,143 @@
+"""Gemma 4's notation and FunctionGemma's, which differ in their marks alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syringa.dialect import GEMMA_MARKS, CallFormat
+from syringa.events import ToolCallDelta, ToolCallStart
+from syringa.output.detokenizer import Piece
+from syringa.output.tools import call_parser
+from tests.output.cuts import check, pieces, run, some_cuts, told
+
+FORMATS: list[CallFormat] = ["gemma", "function-gemma"]
+
+
+def marked(format: CallFormat, text: str) -> str:
+    """`«` and `»` stand for the marks around a call, `"` for that of a text."""
+    marks = GEMMA_MARKS[format]
+    return text.replace("«", marks.begin).replace("»", marks.end).replace('"', marks.quote)
+
+
+def notation(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{notation(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(notation, value)) + "]"
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("text", "answer", "calls"),
+    [
+        ('«call:get_weather{city:"Paris"}»', "", [("get_weather", '{"city": "Paris"}')]),
+        (
+            '«call:set{n:12,x:-1.5e3,on:true,off:false,none:null,list:[1,"a, b}",[]],of:{k:"v",deep:{a:[{}]}}}»',
+            "",
+            [
+                (
+                    "set",
+                    '{"n": 12, "x": -1.5e3, "on": true, "off": false, "none": null, "list": [1, "a, b}", []], '
+                    '"of": {"k": "v", "deep": {"a": [{}]}}}',
+                )
+            ],
+        ),
+        ('«call:a{}»«call:b{t:"x\ny\\"}»', "", [("a", "{}"), ("b", '{"t": "x\\ny\\\\"}')]),
+        ('Sure.\n«call:a{ k : "v" , n : 1 }» Done.', "Sure.\n Done.", [("a", '{"k": "v", "n": 1}')]),
+        ('«call:a{"odd key":1,é:"ü"}»', "", [("a", '{"odd key": 1, "é": "ü"}')]),
+        (
+            "«call:a{x:None,y:True,z:some words,l:[1,],}»",
+            "",
+            [("a", '{"x": null, "y": true, "z": "some words", "l": [1]}')],
+        ),
+        # no call
+        ("The mark « begins a call.", "The mark « begins a call.", []),
+        ("«call:»", "«call:»", []),
+        ("«call:no name{}»", "«call:no name{}»", []),
+        (f"«call:{'x' * 300}{{}}»", f"«call:{'x' * 300}{{}}»", []),
+        ("««call:a{}»", "«", [("a", "{}")]),
+        # cut
+        ("x «call:a", "x ", []),
+        ("«call:a{ke", "", [("a", "{")]),
+        ('«call:a{key:"val', "", [("a", '{"key": "val')]),
+        ("«call:a{key:[1,2", "", [("a", '{"key": [1')]),
+        ("«call:a{key:1}", "", [("a", '{"key": 1}')]),
+        # broken
+        ("«call:a{k:1,rubbish}» So.", " So.", [("a", '{"k": 1}')]),
+        ('«call:a{k:["x" y]}» So.', " So.", [("a", '{"k": ["x"]}')]),
+        ('«call:a{k:"open}» So.', " So.", [("a", '{"k": "open}"}')]),
+        ("«call:a{k:{n:1» So.", " So.", [("a", '{"k": {"n": 1}}')]),
+        ("«call:a{k:,}» So.", " So.", [("a", "{}")]),
+        ("«call:a{} and so on", " and so on", [("a", "{}")]),
+    ],
+)
+def test_outputs(format: CallFormat, text: str, answer: str, calls: list[tuple[str, str]]) -> None:
+    marks = GEMMA_MARKS[format]
+    every = (marks.begin, marks.end, marks.quote)
+    expected = ("", marked(format, answer), calls)
+    check(lambda: call_parser(format, 0, {}), marked(format, text), expected, every)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_texts_are_told_as_they_come(format: CallFormat) -> None:
+    parser = call_parser(format, 0, {})
+    out = parser.feed([Piece(marked(format, "«call:f")), Piece("{"), Piece(marked(format, 'k:"'))])
+    assert [part.name for part in out if isinstance(part, ToolCallStart)] == ["f"]
+    seen = [parser.feed([Piece(text)]) for text in ("Hel", "lo <", "b", *marked(format, '",n:1'), "2}")]
+    deltas = [[part.arguments for part in out if isinstance(part, ToolCallDelta)] for out in seen]
+    assert deltas[:3] == [['"k": "Hel'], ["lo "], ["<b"]]
+    assert "".join(itertools.chain.from_iterable(deltas)) == '"k": "Hello <b", "n": 12}'
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@given(data=st.data())
+@settings(deadline=None, max_examples=100)
+def test_any_cutting_gives_the_same(format: CallFormat, data: st.DataObject) -> None:
+    parts = [
+        '«call:f{k:"v",n:[1,{a:true}]}»',
+        "«call:g{",
+        "«",
+        "»",
+        '"',
+        "k:",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        "5",
+        "x y",
+        " ",
+        "<",
+    ]
+    text = marked(format, "".join(data.draw(st.lists(st.sampled_from(parts), max_size=14))))
+    cuts = data.draw(some_cuts(text))
+    found = [told(run(call_parser(format, 0, {}), pieces(text, each))) for each in (cuts, [], range(len(text)))]
+    assert found[0] == found[1] == found[2]
+
+
+keys = st.text("abcxyz_", min_size=1, max_size=4)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6).filter(lambda text: not set(text) & set('"«»')),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@given(arguments=st.dictionaries(keys, values, max_size=4), data=st.data())
+@settings(deadline=None, max_examples=80)
+def test_arguments_come_back(format: CallFormat, arguments: dict[str, Any], data: st.DataObject) -> None:
+    text = marked(format, f"«call:f{notation(arguments)}»")
+    cuts = data.draw(some_cuts(text))
+    _, _, [(_, raw)] = told(run(call_parser(format, 0, {}), pieces(text, cuts)))
+    assert json.loads(raw) == arguments

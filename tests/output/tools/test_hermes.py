@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syringa.events import ToolCallDelta, ToolCallStart
+from syringa.output.detokenizer import Piece
+from syringa.output.parts import Part
+from syringa.output.tools import call_parser
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, "}</tool_call>\\""]}}</tool_call>'
+ARGUMENTS = '{"a": [1, "}</tool_call>\\""]}'
+
+
+def parse(*texts: str, marks: tuple[str, ...] = ()) -> list[Part]:
+    parser = call_parser("hermes", 3, {})
+    out: list[Part] = []
+    for text in texts:
+        out += parser.feed([Piece(text, 1, text in marks, 7 if text in marks else -1)])
+    return out + parser.flush()
+
+
+def fold(out: list[Part]) -> tuple[str, list[tuple[str, str]], int]:
+    """The text, the calls, and the number of tokens."""
+    text, calls, tokens = "", [], 0
+    for each in out:
+        if isinstance(each, Piece):
+            tokens += each.tokens
+            text += "" if each.special else each.text
+        elif isinstance(each, ToolCallStart):
+            assert each.choice == 3
+            assert each.call == len(calls)
+            assert each.id.startswith("call_")
+            calls.append((each.name, ""))
+        else:
+            assert each.call == len(calls) - 1
+            calls[-1] = (calls[-1][0], calls[-1][1] + each.arguments)
+    return text, calls, tokens
+
+
+@pytest.mark.parametrize(
+    ("given_text", "text", "calls"),
+    [
+        ("", "", []),
+        ("hello", "hello", []),
+        (" \n", " \n", []),
+        ("a < b <tool", "a < b <tool", []),
+        (CALL, "", [("f", ARGUMENTS)]),
+        (f"\n{CALL}\n", "", [("f", ARGUMENTS)]),
+        (f"Sure. {CALL}\n{CALL} So.", "Sure.  So.", [("f", ARGUMENTS)] * 2),
+        (f"{CALL}<tool", "<tool", [("f", ARGUMENTS)]),
+        ('<tool_call>\n{"arguments": {"x": 1}, "name": "f"}\n</tool_call>', "", [("f", '{"x": 1}')]),
+        ('<tool_call>{"name": "f", "parameters": {}, "arguments": {"x": 1}}</tool_call>', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", '{"x": 1}')]),
+        ('<tool_call>{"id": 12, "name": "\\u0066", "arguments": {}}</tool_call>', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": {}} and more', " and more", [("f", "{}")]),
+        # cut
+        ("x <tool_call>", "x ", []),
+        ('<tool_call>{"name": "f', "", []),
+        ('<tool_call>{"name": "f", "arg', "", [("f", "")]),
+        ('<tool_call>{"name": "f", "arguments": {"a": "b', "", [("f", '{"a": "b')]),
+        ('<tool_call>{"name": "f", "arguments": {}}</tool', "", [("f", "{}")]),
+        # no call, and then perhaps one
+        ("<tool_call>no</tool_call>", "<tool_call>no</tool_call>", []),
+        ('<tool_call>{"name": 5}', '<tool_call>{"name": 5}', []),
+        ('<tool_call>{"x": 5}</tool_call>', '<tool_call>{"x": 5}</tool_call>', []),
+        (f"<tool_call>{CALL}", "<tool_call>", [("f", ARGUMENTS)]),
+        (" \n<tool_call>no", " \n<tool_call>no", []),
+        # broken after the name
+        ('<tool_call>{"name": "f"</tool_call> x', " x", [("f", "")]),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call> x', " x", [("f", '{"a": 1')]),
+        ('<tool_call>{"name": "f" nonsense</tool_call> x', " x", [("f", "")]),
+    ],
+)
+def test_whole_and_character_by_character(given_text: str, text: str, calls: list[Any]) -> None:
+    assert fold(parse(given_text)) == (text, calls, 1)
+    assert fold(parse(*given_text)) == (text, calls, len(given_text))
+
+
+def test_the_name_comes_first_and_arguments_as_they_are_written() -> None:
+    parser = call_parser("hermes", 0, {})
+    assert parser.feed([Piece("<tool_call>"), Piece('{"name": "f')]) == []
+    start, *_ = parser.feed([Piece('", ')])
+    assert isinstance(start, ToolCallStart)
+    assert parser.calls == 1
+    seen = [parser.feed([Piece(text)]) for text in ['"arguments": {"ci', 'ty": "Par', 'is"}}', "</tool_call>"]]
+    pieces = [[each.arguments for each in out if isinstance(each, ToolCallDelta)] for out in seen]
+    assert pieces == [['{"ci'], ['ty": "Par'], ['is"}'], []]
+
+
+def test_text_is_not_held_longer_than_it_must() -> None:
+    parser = call_parser("hermes", 0, {})
+    assert parser.feed([Piece("a"), Piece(" "), Piece("b<"), Piece("c")]) == [
+        Piece("a"),
+        Piece(" "),
+        Piece("b"),
+        Piece("<", 0),
+        Piece("c"),
+    ]
+
+
+def test_marks_that_are_special_tokens() -> None:
+    marks = ("<tool_call>", "</tool_call>", "<eos>")
+    out = parse("hi", "<tool_call>", '{"name": "f", "arguments": {}}', "</tool_call>", "<eos>", "x", marks=marks)
+    assert fold(out) == ("hix", [("f", "{}")], 6)
+
+
+words = st.lists(
+    st.sampled_from([CALL, CALL[:40], '<tool_call>{"name": "g"', ', "arguments": {', "}", "x", ":", "<tool_call>"])
+    | st.sampled_from(["</tool_call>", "<tool", " ", "\n", "é", '"', "5", "null"]),
+    max_size=8,
+)
+
+
+@given(words, st.data())
+@settings(deadline=None)
+def test_any_chunking_gives_the_same(parts: list[str], data: st.DataObject) -> None:
+    text = "".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert fold(parse(text))[:2] == fold(parse(*pieces))[:2] == fold(parse(*text))[:2]
+    assert fold(parse(*pieces))[2] == len(pieces)

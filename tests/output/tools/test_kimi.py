@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syringa.events import ToolCallDelta, ToolCallStart
+from syringa.output.detokenizer import Piece
+from syringa.output.tools.kimi import KimiCalls
+from tests.output.cuts import check, pieces, run, some_cuts, told
+
+SECTION, BEGIN, ARGUMENTS, END, SECTION_END = MARKS = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+)
+PARIS, TOKYO = '{"city": "Paris"}', '{"city": "東京 \\n\\"都\\" <|tool", "at": {"lat": [35.7, true]}}'
+
+
+def call(id: str, arguments: str) -> str:
+    return f"{BEGIN}{id}{ARGUMENTS}{arguments}{END}"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "calls"),
+    [
+        (SECTION + call("functions.get_weather:0", PARIS) + SECTION_END, "", [("get_weather", PARIS)]),
+        (
+            SECTION + call("functions.f:0", PARIS) + call("functions.g:1", TOKYO) + SECTION_END,
+            "",
+            [("f", PARIS), ("g", TOKYO)],
+        ),
+        (f"I look.\n{SECTION}\n{call(' functions.f:12 ', PARIS)}\n{SECTION_END}", "I look.\n", [("f", PARIS)]),
+        (f"{SECTION}{call('functions.f:0', '')}{SECTION_END}", "", [("f", "{}")]),
+        (SECTION + call("functions.f:0", '"{\\"x\\": 1}"') + SECTION_END, "", [("f", '{"x": 1}')]),
+        (f"{call('f:0', PARIS)}{SECTION_END}{SECTION_END} So.", " So.", [("f", PARIS)]),
+        # no call
+        (f"The mark {SECTION} begins calls.", f"The mark {SECTION} begins calls.", []),
+        (f"{BEGIN}{ARGUMENTS}", f"{BEGIN}{ARGUMENTS}", []),
+        (f"{BEGIN}functions.:0{ARGUMENTS}", f"{BEGIN}functions.:0{ARGUMENTS}", []),
+        ("<|tool_c", "<|tool_c", []),
+        # cut, or broken
+        (f"{SECTION}{BEGIN}functions.f", "", []),
+        (f"{SECTION}{BEGIN}functions.f:0{ARGUMENTS}{TOKYO[:20]}", "", [("f", TOKYO[:20])]),
+        (
+            SECTION + call("functions.f:0", '{"x": 1') + call("functions.g:1", PARIS),
+            "",
+            [("f", '{"x": 1'), ("g", PARIS)],
+        ),
+        (f"{SECTION}{call('functions.f:0', '<x>')}{SECTION_END}", "", [("f", "")]),
+    ],
+)
+def test_outputs(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
+    check(lambda: KimiCalls(0), text, ("", answer, calls), MARKS)
+
+
+def test_the_id_is_the_models_own() -> None:
+    text = SECTION + call("functions.f:7", PARIS) + call("g:8", PARIS) + call("functions.h", PARIS)
+    ids = [part.id for part in run(KimiCalls(0), pieces(text)) if isinstance(part, ToolCallStart)]
+    assert ids == ["functions.f:7", "functions.g:8", "functions.h:2"]
+
+
+def test_the_name_comes_first_and_arguments_as_they_are_written() -> None:
+    parser = KimiCalls(2)
+    assert not [part for part in parser.feed(pieces(f"{SECTION}{BEGIN}functions.f:0")) if not isinstance(part, Piece)]
+    (start,) = [part for part in parser.feed(pieces(ARGUMENTS, (), MARKS)) if not isinstance(part, Piece)]
+    assert start == ToolCallStart(2, 0, "functions.f:0", "f")
+    seen = [parser.feed([Piece(text)]) for text in ['{"ci', 'ty": "Par', 'is"}', END]]
+    deltas = [[part.arguments for part in out if isinstance(part, ToolCallDelta)] for out in seen]
+    assert deltas == [['{"ci'], ['ty": "Par'], ['is"}'], []]
+
+
+WORDS = [*MARKS, "functions.f:0", "f", "\n", PARIS, TOKYO, '{"x": ', "}", "1", " ", "<|", call("g:1", "{}")]
+
+
+@given(st.data(), st.lists(st.sampled_from(WORDS), max_size=14))
+def test_cuts_do_not_matter(data: st.DataObject, parts: list[str]) -> None:
+    text = "".join(parts)
+    whole = told(run(KimiCalls(0), pieces(text), at_once=True))
+    assert told(run(KimiCalls(0), pieces(text, data.draw(some_cuts(text))))) == whole
+    assert told(run(KimiCalls(0), pieces(text, range(len(text)), MARKS))) == whole

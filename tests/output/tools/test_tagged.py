@@ -1,0 +1,220 @@
+"""The formats with a tag for each argument. What one family writes is in its own file; here is what they share."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syringa.dialect import CALL_TAGS, CallFormat
+from syringa.events import ToolCallDelta, ToolCallStart
+from syringa.output.detokenizer import Piece
+from syringa.output.tools import call_parser
+from tests.output.cuts import pieces, run, some_cuts, told
+
+FORMATS: list[CallFormat] = ["qwen-coder", "glm", "minimax", "deepseek-dsml"]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "n": {"type": "integer"},
+        "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}, {"type": "string"}]},
+        "box": {"$ref": "#/$defs/box"},
+    },
+    "$defs": {"box": {"type": "object", "properties": {"html": {"type": "string"}}}},
+}
+PARAMETERS = {"f": SCHEMA}
+
+
+def parameter(format: CallFormat, key: str, value: str, *, string: bool = True) -> str:
+    tags = CALL_TAGS[format]
+    said = f' string="{str(string).lower()}"' if tags.says_type else ""
+    gap = "\n" if format == "glm" else ""
+    pad = "\n" if tags.padded else ""
+    head = f"{tags.key_begin}{key}{tags.key_end}{said}{gap}{tags.value_begin}"
+    return f"{head}{pad}{value}{pad}{tags.value_end}\n"
+
+
+def call(format: CallFormat, name: str, *parameters: str) -> str:
+    tags = CALL_TAGS[format]
+    return f"{tags.call_begin}{name}{tags.name_end}\n{''.join(parameters)}{tags.call_end}"
+
+
+def section(format: CallFormat, *calls: str) -> str:
+    tags = CALL_TAGS[format]
+    if tags.several:
+        return "\n".join((tags.begin, *calls, tags.end))
+    line = "\n" if tags.call_end else ""
+    return "\n".join(f"{tags.begin}{line}{each}{line}{tags.end}" for each in calls)
+
+
+def parse(format: CallFormat, text: str, cuts: list[int] | None = None) -> tuple[str, list[tuple[str, str]]]:
+    parser = call_parser(format, 0, PARAMETERS)
+    _, answer, calls = told(run(parser, pieces(text, list(range(len(text))) if cuts is None else cuts)))
+    assert parser.calls == len(calls)
+    return answer, calls
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("text", "5", "5"),
+        ("text", ' {"a": "\\b"}\n', ' {"a": "\\b"}\n'),
+        ("text", "", ""),
+        ("text", "\n\ntwo\n\n", "\n\ntwo\n\n"),
+        ("text", "a < b </para </arg", "a < b </para </arg"),
+        ("n", "5", 5),
+        ("n", " 5\n", 5),
+        ("n", "five", "five"),
+        ("n", "True", True),
+        ("n", "NaN", "NaN"),
+        ("maybe", "5", 5),
+        ("maybe", "null", None),
+        ("maybe", "None", "None"),
+        ("maybe", "5.5", "5.5"),
+        ("maybe", "true", "true"),
+        ("maybe", '"x"', '"x"'),
+        ("maybe", "null and void", "null and void"),
+        ("box", '{"html": "<b>\\"</b>"}', {"html": '<b>"</b>'}),
+        ("unknown", "[1, 2]", [1, 2]),
+        ("unknown", "[1, 2", "[1, 2"),
+        ("unknown", "words", "words"),
+        ("unknown", "-", "-"),
+    ],
+)
+def test_values_have_the_type_of_the_schema(format: CallFormat, key: str, value: str, expected: Any) -> None:
+    if CALL_TAGS[format].says_type:
+        text = parameter(format, key, value, string=isinstance(expected, str) and key != "n")
+    else:
+        text = parameter(format, key, value)
+    whole = section(format, call(format, "f", text))
+    for cuts in (None, []):
+        answer, [(name, arguments)] = parse(format, whole, cuts)
+        assert (answer, name, json.loads(arguments)) == ("", "f", {key: expected})
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_end_mark_inside_json(format: CallFormat) -> None:
+    end = CALL_TAGS[format].value_end
+    value = json.dumps({"html": f"a {end} b {end}"}, ensure_ascii=False)
+    more = parameter(format, "text", "x")
+    whole = section(format, call(format, "f", parameter(format, "box", value, string=False), more))
+    _, [(_, arguments)] = parse(format, whole)
+    assert json.loads(arguments) == {"box": {"html": f"a {end} b {end}"}, "text": "x"}
+    # An odd quote is not the beginning of a string that swallows the rest.
+    odd = section(format, call(format, "f", parameter(format, "box", '{"html: 5', string=False), more))
+    _, [(_, arguments)] = parse(format, odd)
+    assert json.loads(arguments) == {"box": '{"html: 5', "text": "x"}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_text_around_calls(format: CallFormat) -> None:
+    one, two = call(format, "f", parameter(format, "text", "x")), call(format, "g")
+    whole = section(format, one, two)
+    expected = [("f", '{"text": "x"}'), ("g", "{}")]
+    assert parse(format, whole) == ("", expected)
+    assert parse(format, f"\n\n{whole}\n ") == ("", expected)
+    assert parse(format, f"Sure.\n{whole} So.") == ("Sure.\n So.", expected)
+    assert parse(format, f"{whole}\n{section(format, two)}") == ("", [*expected, ("g", "{}")])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_only_looks_like_a_call(format: CallFormat) -> None:
+    tags = CALL_TAGS[format]
+    for text in (
+        f"The mark {tags.begin} begins a call.",
+        f"{tags.begin}{tags.end}",
+        f"  {tags.begin}{tags.begin} x y",
+        f"{tags.begin}{tags.call_begin}no name{tags.name_end}{tags.end}",
+        f"{tags.begin}{tags.call_begin}{'x' * 300}{tags.name_end}",
+        tags.begin[:-1],
+    ):
+        assert parse(format, text) == parse(format, text, []) == (text, [])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_cut_call_keeps_what_came(format: CallFormat) -> None:
+    tags = CALL_TAGS[format]
+    head = section(format, call(format, "f", parameter(format, "n", "5", string=False)))
+    head = head[: head.index(tags.value_end) + len(tags.value_end)]
+    assert parse(format, head) == ("", [("f", '{"n": 5')])
+    begun = parameter(format, "text", "Hello\nworld")
+    begun = begun[: begun.index("world") + 3]
+    assert parse(format, head + begun) == ("", [("f", '{"n": 5, "text": "Hello\\nwor')])
+    assert parse(format, head + tags.key_begin + "te") == ("", [("f", '{"n": 5')])
+    assert parse(
+        format, head[: head.index("f") + 1] if not tags.call_begin else tags.begin + tags.call_begin + "f"
+    ) == (
+        "",
+        [],
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_broken_is_skipped(format: CallFormat) -> None:
+    tags = CALL_TAGS[format]
+    good = parameter(format, "text", "x")
+    for broken in ("rubbish", f"{good}rubbish", f"{good}{tags.key_begin}text", f"{good}<x>"):
+        if not tags.name_end and broken == "rubbish":
+            continue  # without a mark behind it, this is part of the name
+        whole = f"{section(format, call(format, 'f', broken))} Well."
+        arguments = '{"text": "x"}' if good in broken else "{}"
+        assert parse(format, whole) == parse(format, whole, []) == (" Well.", [("f", arguments)])
+    # Neither mark of the end of the call.
+    whole = f"{tags.begin}{tags.call_begin}f{tags.name_end}{good}{tags.end} Well."
+    assert parse(format, whole) == (" Well.", [("f", '{"text": "x"}')])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_strings_are_told_as_they_come(format: CallFormat) -> None:
+    parser = call_parser(format, 0, PARAMETERS)
+    whole = section(format, call(format, "f", parameter(format, "text", "Hello there")))
+    head, _, tail = whole.partition("Hello there")
+    out = parser.feed([Piece(head)])
+    assert [type(part) for part in out] == [ToolCallStart, Piece]
+    seen = [parser.feed([Piece(text)]) for text in ("Hel", "lo <", "b", *tail)]
+    deltas = [[part.arguments for part in out if isinstance(part, ToolCallDelta)] for out in seen]
+    assert deltas[:3] == [['{"text": "Hel'], ["lo "], ["<b"]]
+    assert "".join(itertools.chain.from_iterable(deltas)) == '{"text": "Hello <b"}'
+
+
+def broken_up(format: CallFormat) -> list[str]:
+    tags = CALL_TAGS[format]
+    good = section(format, call(format, "f", parameter(format, "text", "x\n"), parameter(format, "box", '{"a": "b"}')))
+    marks = [getattr(tags, field) for field in tags.__struct_fields__]
+    marks = [each for each in marks if isinstance(each, str) and each not in ("", "always", "sometimes")]
+    return [good, good[: len(good) // 2], *marks, "f", "text", '"', "{", "\n", " ", "<", "é", "\\", "5"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@given(data=st.data())
+@settings(deadline=None, max_examples=80)
+def test_any_cutting_gives_the_same(format: CallFormat, data: st.DataObject) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from(broken_up(format)), max_size=14)))
+    cuts = data.draw(some_cuts(text))
+    assert parse(format, text, cuts) == parse(format, text, []) == parse(format, text)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@given(text=st.text(max_size=12), value=values, data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_arguments_come_back(format: CallFormat, text: str, value: Any, data: st.DataObject) -> None:
+    written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    key = "text" if isinstance(value, str) else "unknown"
+    string = isinstance(value, str)
+    parameters = (parameter(format, "text", text), parameter(format, key, written, string=string))
+    whole = section(format, call(format, "f", *parameters))
+    _, [(_, arguments)] = parse(format, whole, data.draw(some_cuts(whole)))
+    assert json.loads(arguments) == {"text": text, key: value}
