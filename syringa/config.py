@@ -51,7 +51,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _says("How much is logged.")] = "info"
 
     database: Annotated[
-        str, _says("Where responses are kept: a file, or postgresql://user@host/name; empty: a file in your data folder.")
+        str,
+        _says("Where responses are kept: a file, or postgresql://user@host/name; empty: a file in your data folder."),
     ] = ""
 
     chat_template: Annotated[str, _says("A file with a chat template; empty: the model's own.")] = ""

@@ -1,0 +1,42 @@
+"""What has to outlive a process: responses, their items and events, and conversations.
+
+The store knows rows, transactions and organisations. It must not know what an item means, how a request is answered, or
+that HTTP exists: an item, an event and a response's body are JSON text to it.
+
+SQLAlchemy takes a fifth of a second to import. Only `Store`'s own threads do so, and only once something is stored or
+read, so importing this package and making a `Store` cost nothing.
+"""
+
+from __future__ import annotations
+
+from syringa.store.store import Store
+from syringa.store.values import (
+    ACTIVE,
+    BrokenChain,
+    Chain,
+    ChainLink,
+    Conversation,
+    Event,
+    Item,
+    Order,
+    Page,
+    Running,
+    Status,
+    StoredResponse,
+)
+
+__all__ = [
+    "ACTIVE",
+    "BrokenChain",
+    "Chain",
+    "ChainLink",
+    "Conversation",
+    "Event",
+    "Item",
+    "Order",
+    "Page",
+    "Running",
+    "Status",
+    "Store",
+    "StoredResponse",
+]

@@ -1,0 +1,22 @@
+"""Every query there is, in one transaction. A new group of queries gets a module of its own and a line here."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from syringa.store.chains import Chains
+from syringa.store.conversations import Conversations
+from syringa.store.events import Events
+from syringa.store.responses import Responses
+from syringa.store.upkeep import Upkeep
+
+
+class Session:
+    """What `Store.read` and `Store.write` hand to their work."""
+
+    def __init__(self, connection: Connection, now: float) -> None:
+        self.responses = Responses(connection, now)
+        self.chains = Chains(connection, now)
+        self.events = Events(connection, now)
+        self.conversations = Conversations(connection, now)
+        self.upkeep = Upkeep(connection, now)

@@ -1,0 +1,140 @@
+"""Images through the whole server: a small SmolVLM with random weights, asked over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.server import Server, serve
+from tests.engine.vision.small import picture, save
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }}:"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<turn>"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+FIRST, SECOND = picture(1, 64, 48), picture(2, 64, 48)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("smolvlm")
+    save("smolvlm", folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with serve("--model", str(folder), "--dtype", "fp32", "--image-hosts-private") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A web server with the first picture."""
+    folder: Path = tmp_path_factory.mktemp("web")
+    (folder / "one.png").write_bytes(FIRST.data)
+    (folder / "page.html").write_text("<html>no picture</html>")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, directory=str(folder), **kwargs)
+
+        def log_message(self, *args: Any) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_address[1]}"
+        running.shutdown()
+
+
+def data_uri(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def image(url: str, detail: str = "auto") -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+
+
+def ask(server: Server, *parts: dict[str, Any], **more: Any) -> httpx.Response:
+    content = [*parts, {"type": "text", "text": "What is this?"}]
+    body = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 8, "logprobs": True}
+    return httpx.post(server.url + "/v1/chat/completions", json=body | more, timeout=60)
+
+
+def seen(answer: httpx.Response) -> tuple[int, list[float]]:
+    """How many tokens the prompt had, and the log-probabilities of the answer: they tell pictures apart."""
+    body = answer.raise_for_status().json()
+    return body["usage"]["prompt_tokens"], [each["logprob"] for each in body["choices"][0]["logprobs"]["content"]]
+
+
+def test_pictures_are_seen_and_counted(server: Server) -> None:
+    without, blind = seen(ask(server))
+    tokens, first = seen(ask(server, image(data_uri(FIRST.data))))
+    assert tokens > without + 4
+    assert first != blind
+    assert seen(ask(server, image(data_uri(SECOND.data))))[1] != first
+    both, _ = seen(ask(server, image(data_uri(FIRST.data)), image(data_uri(SECOND.data))))
+    assert both > tokens
+
+
+def test_the_same_picture_again_is_a_cache_hit_and_another_is_not(server: Server) -> None:
+    text = {"type": "text", "text": "Look closely at this, please. " * 3}
+    parts = image(data_uri(picture(7, 64, 64).data)), text
+    first = ask(server, *parts).json()
+    again = ask(server, *parts).json()
+    other = ask(server, image(data_uri(picture(8, 64, 64).data)), text).json()
+    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (first, again, other)]
+    assert cached[0] < 16
+    assert cached[1] > 64
+    assert cached[2] < 16
+    assert again["choices"][0]["message"] == first["choices"][0]["message"]
+
+
+def test_low_detail_takes_fewer_tokens(server: Server) -> None:
+    url = data_uri(picture(3, 200, 200).data)
+    assert seen(ask(server, image(url, "low")))[0] < seen(ask(server, image(url, "high")))[0]
+
+
+def test_a_picture_by_its_address(server: Server, web: str) -> None:
+    assert seen(ask(server, image(web + "/one.png"))) == seen(ask(server, image(data_uri(FIRST.data))))
+
+
+def test_a_stream_with_a_picture(server: Server) -> None:
+    answer = ask(server, image(data_uri(FIRST.data)), stream=True, stream_options={"include_usage": True})
+    assert answer.status_code == 200
+    assert answer.text.rstrip().endswith("[DONE]")
+    assert '"prompt_tokens":' in answer.text
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("data:image/png;base64,AAAA", "image"),
+        ("data:image/png;base64,!!", "base64"),
+        ("data:text/plain;base64,AAAA", "image"),
+        ("ftp://example.com/x.png", "http"),
+        ("{web}/none.png", "404"),
+        ("{web}/page.html", "image"),
+        ("http://169.254.169.254/latest", "address"),
+        (data_uri(FIRST.data[:-30]), "image"),
+    ],
+)
+def test_what_is_no_picture(server: Server, web: str, url: str, said: str) -> None:
+    answer = ask(server, image(data_uri(FIRST.data)), image(url.format(web=web)))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "messages[0].content[1].image_url.url"
+    assert said in error["message"]
+
+
+def test_a_prompt_that_pictures_make_too_long(server: Server) -> None:
+    many = [image(data_uri(picture(each, 256, 256).data), "high") for each in range(20)]
+    answer = ask(server, *many)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert httpx.get(server.url + "/health").status_code == 200
