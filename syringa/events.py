@@ -51,7 +51,7 @@ class ScoredToken(msgspec.Struct, frozen=True, gc=False, array_like=True):
     offset: int
 
 
-class TextDelta(msgspec.Struct, frozen=True):
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """More text of a choice, and the tokens whose text begins in it (only when log-probabilities were asked for)."""
 
     choice: int
@@ -59,14 +59,14 @@ class TextDelta(msgspec.Struct, frozen=True):
     tokens: list[ScoredToken] = []
 
 
-class ReasoningDelta(msgspec.Struct, frozen=True):
+class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
     """More of what a choice thinks before it answers."""
 
     choice: int
     text: str
 
 
-class ToolCallStart(msgspec.Struct, frozen=True):
+class ToolCallStart(msgspec.Struct, frozen=True, gc=False):
     """A choice calls a function. `call` numbers the calls of the choice from 0."""
 
     choice: int
@@ -75,7 +75,7 @@ class ToolCallStart(msgspec.Struct, frozen=True):
     name: str
 
 
-class ToolCallDelta(msgspec.Struct, frozen=True):
+class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     """More of the JSON text of a call's arguments."""
 
     choice: int
@@ -90,7 +90,7 @@ class PromptScored(msgspec.Struct, frozen=True):
     scores: list[TokenLogprobs | None]
 
 
-class Finished(msgspec.Struct, frozen=True):
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """The end of a choice. `stop` is the stop string or the token that ended it. A choice that called functions and was
     not cut ends for the reason `tool_calls`."""
 

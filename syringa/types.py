@@ -83,7 +83,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]] = []
 
 
-class EngineDelta(msgspec.Struct, frozen=True, array_like=True):
+class EngineDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one step added to one choice. The last delta of a choice has `finish`."""
 
     request: str

@@ -71,7 +71,7 @@ class ChatCompletion(msgspec.Struct):
     metadata: Annotated[dict[str, str] | UnsetType, says("The request's own.")] = UNSET
 
 
-class ChatDelta(msgspec.Struct, kw_only=True):
+class ChatDelta(msgspec.Struct, kw_only=True, gc=False):
     """What is new in a message. The first of a choice has the role, the last has nothing."""
 
     role: Annotated[str | UnsetType, says("`assistant`.", const="assistant")] = UNSET
@@ -80,14 +80,14 @@ class ChatDelta(msgspec.Struct, kw_only=True):
     tool_calls: Annotated[list[ToolCall] | UnsetType, says("Parts of calls, to be joined by `index`.")] = UNSET
 
 
-class ChunkChoice(msgspec.Struct):
+class ChunkChoice(msgspec.Struct, gc=False):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: Annotated[str | None, says("Null before the choice's last chunk.", enum=[*_REASONS, None])] = None
 
 
-class ChatChunk(msgspec.Struct):
+class ChatChunk(msgspec.Struct, gc=False):
     """A part of a stream."""
 
     id: str

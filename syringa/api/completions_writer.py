@@ -35,7 +35,7 @@ class Logprobs(msgspec.Struct):
     text_offset: Annotated[list[int], says("Where each token begins in `text`, in characters.")] = []
 
 
-class Choice(msgspec.Struct):
+class Choice(msgspec.Struct, gc=False):
     index: Annotated[int, says("Prompt-major: the choices of the first prompt come first.")]
     text: str
     logprobs: Logprobs | None = None
@@ -48,7 +48,7 @@ class Choice(msgspec.Struct):
     ] = UNSET
 
 
-class Completion(msgspec.Struct):
+class Completion(msgspec.Struct, gc=False):
     """The whole body, and also each chunk of a stream."""
 
     id: str

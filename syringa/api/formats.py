@@ -16,10 +16,10 @@ from syringa.errors import InvalidRequest, SyringaError
 from syringa.prompt.answer import Thinking, answer_grammar
 from syringa.prompt.grammar import validate
 from syringa.prompt.schema import enforceable
-from syringa.prompt.tools import ToolUse
+from syringa.prompt.tools import ToolUse, closed
 from syringa.types import Grammar
 
-_ANY_OBJECT = '{"type":"object"}'
+ANY_OBJECT = '{"type":"object"}'
 _TEXT = {"type": ["string", "null"]}
 _SCHEMA = {"type": ["object", "boolean"], "description": "A JSON schema."}
 
@@ -89,8 +89,11 @@ def to_grammar(grammar: Any, response_format: Any, ignored: list[str] | None = N
     raise InvalidRequest("grammar.type: expected regex, json_schema, lark or llguidance.", param="grammar.type")
 
 
-def schema_grammar(schema: Any, path: str, *, strict: bool, ignored: list[str]) -> Grammar:
-    """A JSON schema as a grammar. What cannot be enforced is refused under `strict`, otherwise added to `ignored`."""
+def schema_grammar(schema: Any, path: str, *, strict: bool, ignored: list[str], close: bool = False) -> Grammar:
+    """A JSON schema as a grammar. What cannot be enforced is refused under `strict`, otherwise added to `ignored`.
+
+    `close`: an object has no properties but those that are declared, where the schema is silent on others.
+    """
     try:
         kept, left_out, unknown = enforceable(schema)
     except InvalidRequest as error:
@@ -102,7 +105,7 @@ def schema_grammar(schema: Any, path: str, *, strict: bool, ignored: list[str]) 
             param=path + left_out[0],
         )
     ignored += [path + each for each in left_out + unknown]
-    return Grammar("json_schema", _encode(kept))
+    return Grammar("json_schema", _encode(closed(kept) if close and isinstance(kept, dict) else kept))
 
 
 def check_grammar(grammar: Grammar, param: str) -> None:
@@ -120,15 +123,19 @@ async def compose(
     constraint: Grammar | None = None,
     tools: ToolUse | None = None,
     format: CallFormat = "plain",
+    asked: str = "response_format",
 ) -> Grammar | None:
-    """The grammar of all that the model may write. Raises `InvalidRequest` for what llguidance refuses of it."""
+    """The grammar of all that the model may write. Raises `InvalidRequest` for what llguidance refuses of it.
+
+    `asked`: the field that the constraint came from.
+    """
 
     def compiled() -> Grammar | None:
         grammar = answer_grammar(
             model.tokenizer.spelling, thinking=thinking, constraint=constraint, tools=tools, format=format
         )
         if grammar is not None and grammar is not constraint:
-            check_grammar(grammar, "tools" if tools is not None else "response_format")
+            check_grammar(grammar, "tools" if tools is not None else asked)
         return grammar
 
     if thinking is None and tools is None:
@@ -145,13 +152,15 @@ def _from_format(given: Any, ignored: list[str]) -> Grammar | None:
         case "text":
             return None
         case "json_object":
-            return Grammar("json_schema", _ANY_OBJECT)
+            return Grammar("json_schema", ANY_OBJECT)
         case "json_schema":
             path = "response_format.json_schema"
             named = convert(shape.json_schema, JsonSchema, path=path, ignored=ignored)
             if not isinstance(named.schema, dict | bool):
                 raise InvalidRequest(f"{path}.schema: expected a JSON schema.", param=f"{path}.schema")
-            return schema_grammar(named.schema, f"{path}.schema", strict=bool(named.strict), ignored=ignored)
+            return schema_grammar(
+                named.schema, f"{path}.schema", strict=bool(named.strict), ignored=ignored, close=True
+            )
     raise InvalidRequest(
         "response_format.type: expected text, json_object or json_schema.", param="response_format.type"
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from typing import Any
 
 from starlette.types import Send
@@ -18,70 +17,122 @@ class ClientGone(Exception):
 
 
 class Outlet:
-    """Sends a stream's parts in order. ASGI's `send` is a coroutine, but it has to wait only for a client that reads
-    too slowly: it is run on the spot, and where it stops in the middle, a task finishes it and sends what came since.
+    """Sends a stream's parts in order.
 
-    Every method raises `ClientGone` when the connection is known to be broken.
+    What several streams put in one turn of the event loop, which is what one step of the engine made, is sent at the
+    end of that turn: first all the work, then all the writes, each of which lets another process run. Parts of one
+    stream become one write.
+
+    ASGI's `send` is a coroutine, but it has to wait only for a client that reads too slowly: it is run on the spot, and
+    where it stops in the middle, a task finishes it and sends what came since. A connection that is known to be broken
+    raises `ClientGone`.
     """
 
     def __init__(self, send: Send, straight: Send, headers: list[tuple[bytes, bytes]]) -> None:
         """`straight` is `send` for all but the beginning."""
         self.begun = False
         self._send, self._straight, self._headers = send, straight, headers
-        self._waiting: deque[bytes] = deque()
+        self._parts: list[bytes] = []
+        self._started = False
+        self._broken = False
         self._task: asyncio.Task[None] | None = None
 
     def put(self, body: bytes) -> None:
-        if self._task is not None:
-            if not self._task.done():
-                self._waiting.append(body)
-                return
-            self._task.result()
-            self._task = None
-        if self.begun:
-            self._run(self._straight({"type": "http.response.body", "body": body, "more_body": True}))
-        else:
-            self.begun = True
-            self._run(self._begin(body))
+        if self._broken:
+            raise ClientGone
+        self.begun = True
+        self._parts.append(body)
+        if len(self._parts) == 1 and self._task is None:
+            _at_the_end_of_this_turn(self)
 
     async def end(self, body: bytes) -> None:
-        """Sends the last part."""
-        if not self.begun:
-            self.put(b"")
+        """Sends the last part, with what is left."""
         if self._task is not None:
             await self._task
+        if self._broken:
+            raise ClientGone
+        self.begun = True
+        self._parts.append(body)
         try:
-            await self._straight({"type": "http.response.body", "body": body, "more_body": False})
+            await self._start()
+            await self._straight({"type": "http.response.body", "body": self._take(), "more_body": False})
         except _BROKEN as error:
             raise ClientGone from error
 
     def close(self) -> None:
         """Nothing more is sent."""
-        if self._task is not None and not self._task.cancel() and not self._task.cancelled():
-            self._task.exception()  # nobody is left to hear of it
+        self._parts.clear()
+        if self._task is not None:
+            self._task.cancel()
 
-    async def _begin(self, body: bytes) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        await self._straight({"type": "http.response.body", "body": body, "more_body": True})
-
-    def _run(self, sending: Awaitable[None]) -> None:
-        assert isinstance(sending, Coroutine)
+    def flush(self) -> None:
+        if not self._parts or self._task is not None:
+            return
+        sending = self._body() if self._started else self._first()
         try:
             stopped_at = sending.send(None)
         except StopIteration:
             return
-        except _BROKEN as error:
-            raise ClientGone from error
+        except _BROKEN:
+            self._broken = True
+            return
         self._task = asyncio.create_task(self._catch_up(_Rest(sending, stopped_at)))
+
+    def _body(self) -> Coroutine[Any, Any, None]:
+        sending = self._straight({"type": "http.response.body", "body": self._take(), "more_body": True})
+        assert isinstance(sending, Coroutine)
+        return sending
+
+    async def _first(self) -> None:
+        await self._start()
+        await self._straight({"type": "http.response.body", "body": self._take(), "more_body": True})
+
+    async def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+
+    def _take(self) -> bytes:
+        parts = self._parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        return body
 
     async def _catch_up(self, rest: _Rest) -> None:
         try:
             await rest
-            while self._waiting:
-                body = self._waiting.popleft()
-                await self._straight({"type": "http.response.body", "body": body, "more_body": True})
-        except _BROKEN as error:
-            raise ClientGone from error
+            while self._parts:
+                await self._straight({"type": "http.response.body", "body": self._take(), "more_body": True})
+        except _BROKEN:
+            self._broken = True
+        finally:
+            self._task = None
+
+
+class _Turn:
+    """The outlets that have something to send at the end of this turn of an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.due: list[Outlet] = []
+
+    def flush(self) -> None:
+        due, self.due = self.due, []
+        for outlet in due:
+            outlet.flush()
+
+
+_turn: _Turn | None = None  # of the loop that runs; a process has one
+
+
+def _at_the_end_of_this_turn(outlet: Outlet) -> None:
+    global _turn
+    loop = asyncio.get_running_loop()
+    if _turn is None or _turn.loop is not loop:
+        _turn = _Turn(loop)
+    _turn.due.append(outlet)
+    if len(_turn.due) == 1:
+        loop.call_soon(_turn.flush)
 
 
 class _Rest:

@@ -61,21 +61,35 @@ def describe(tool: Tool) -> dict[str, Any]:
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a function's arguments without parameters that it does not declare.
+    """The schema without properties that it does not declare.
 
     A schema that is silent on them allows any, and a model would make them up. Whatever fits the result fits `schema`.
     """
+    text = json.dumps(schema)
+    # Parts that hold together with others must not be closed one by one: nothing could fit them all, or too much.
+    alone = not any(f'"{word}"' in text for word in ("allOf", "oneOf", "not", "if"))
+    result: dict[str, Any] = _closed(schema, alone)
+    return result
+
+
+def _closed(schema: Any, alone: bool) -> Any:
+    if not isinstance(schema, dict):
+        return schema
     result = dict(schema)
+    if alone:
+        for key in ("$defs", "definitions"):
+            if isinstance(schema.get(key), dict):
+                result[key] = {name: _closed(value, alone) for name, value in schema[key].items()}
+        if isinstance(schema.get("anyOf"), list) and "properties" not in schema:
+            result["anyOf"] = [_closed(value, alone) for value in schema["anyOf"]]
     if _OPEN & schema.keys():
         return result
     properties = schema.get("properties")
     if isinstance(properties, dict):
-        result["properties"] = {
-            name: closed(value) if isinstance(value, dict) else value for name, value in properties.items()
-        }
+        result["properties"] = {name: _closed(value, alone) for name, value in properties.items()}
         required = schema.get("required", [])
         if isinstance(required, list) and all(name in properties for name in map(str, required)):
             result.setdefault("additionalProperties", False)
     if isinstance(schema.get("items"), dict):
-        result["items"] = closed(schema["items"])
+        result["items"] = _closed(schema["items"], alone)
     return result

@@ -1,10 +1,16 @@
-"""How the client scripts report. Runs in the packages' environments, so it needs nothing but Python."""
+"""What the client scripts share: how they report, and how they look at errors.
+
+Runs in the packages' environments, so it needs nothing but Python.
+"""
 
 from __future__ import annotations
 
 import json
 import traceback
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind", bound=Exception)
 
 
 def run_checks(module: dict[str, Any]) -> None:
@@ -16,3 +22,12 @@ def run_checks(module: dict[str, Any]) -> None:
         except Exception:
             wrong = traceback.format_exc()
         print(json.dumps({"name": name, "wrong": wrong}), flush=True)
+
+
+def refused(kind: type[Kind], call: Callable[..., Any], *arguments: Any, **fields: Any) -> Kind:
+    """The error that a call has to end with."""
+    try:
+        call(*arguments, **fields)
+    except kind as error:
+        return error
+    raise AssertionError(f"not refused: {arguments} {fields}")

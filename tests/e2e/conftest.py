@@ -14,5 +14,5 @@ KEY, MODEL = "a-key-for-tests", "smollm2"
 @pytest.fixture(scope="package")
 def shared_server() -> Iterator[Server]:
     """With a context in which an answer that finds no end of its own ends soon."""
-    with serve("--api-key", KEY, "--served-model-name", MODEL, "--max-model-len", "2048") as server:
+    with serve("--api-key", KEY, "--served-model-name", MODEL, "--max-model-len", "1280") as server:
         yield server

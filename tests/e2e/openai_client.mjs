@@ -27,7 +27,7 @@ assert.deepEqual(usage.completion_tokens, 12);
 assert.ok(chunks > 6);
 
 // a stream that is left early
-for await (const chunk of await client.completions.create({ ...body, max_tokens: 2000, stream: true })) {
+for await (const chunk of await client.completions.create({ ...body, max_tokens: 1000, stream: true })) {
   assert.equal(chunk.object, "text_completion");
   break;
 }

@@ -20,45 +20,37 @@ from tests.e2e.server import Server
 pytestmark = pytest.mark.model
 
 HERE = Path(__file__).parent
-SCRIPTS = {
+PYTHON = {
     "openai_chat_client.py": OPENAI_PYTHON,
     "openai_tools_client.py": OPENAI_PYTHON,
     "langchain_client.py": LANGCHAIN,
     "instructor_client.py": INSTRUCTOR,
-    "openai_chat_client.mjs": OPENAI_JS,
-    "ai_sdk_client.mjs": AI_SDK,
 }
-CHECK = {".py": r"^def (check_\w+)", ".mjs": r'^check\("([^"]+)"'}
+NODE = {"openai_chat_client.mjs": OPENAI_JS, "ai_sdk_client.mjs": AI_SDK}
 
 
-def checks() -> list[tuple[str, str]]:
-    """Each check's script and name."""
-    paths = [HERE / script for script in SCRIPTS]
-    return [
-        (path.name, name) for path in paths for name in re.findall(CHECK[path.suffix], path.read_text(), re.MULTILINE)
-    ]
+@pytest.mark.parametrize("script", PYTHON)
+def test_python(shared_server: Server, script: str) -> None:
+    command = [str(python_with(*PYTHON[script])), str(HERE / script), shared_server.url, KEY, MODEL]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    check(result, re.findall(r"^def (check_\w+)", (HERE / script).read_text(), re.MULTILINE))
 
 
-@pytest.fixture(scope="module")
-def report(request: pytest.FixtureRequest, shared_server: Server) -> dict[str, str | None]:
-    """What went wrong in each check of one script: all in one process, since importing a package takes a while."""
-    path = HERE / request.param
-    arguments = [shared_server.url, KEY, MODEL]
-    with path.open() as script:
-        if path.suffix == ".py":
-            command, folder = [str(python_with(*SCRIPTS[path.name])), str(path)], None
-        else:
-            # By way of standard input: packages are looked for beside a script, or where there is none, here.
-            node, folder = node_with(*SCRIPTS[path.name])
-            command = [node, "--input-type=module", "-"]
-        result = subprocess.run(
-            command + arguments, stdin=script, cwd=folder, capture_output=True, text=True, timeout=180
-        )
+@pytest.mark.parametrize("script", NODE)
+def test_node(shared_server: Server, script: str) -> None:
+    node, folder = node_with(*NODE[script])
+    text = (HERE / script).read_text()
+    # By way of standard input: packages are looked for beside a script, or in the working folder if there is none.
+    command = [node, "--input-type=module", "-", shared_server.url, KEY, MODEL]
+    result = subprocess.run(command, input=text, cwd=folder, capture_output=True, text=True, timeout=180)
+    check(result, re.findall(r'^check\("([^"]+)"', text, re.MULTILINE))
+
+
+def check(result: subprocess.CompletedProcess[str], names: list[str]) -> None:
+    """Every check has reported, and nothing went wrong in any."""
     assert result.returncode == 0, result.stderr
-    return {line["name"]: line["wrong"] for line in map(json.loads, result.stdout.splitlines())}
-
-
-@pytest.mark.parametrize(("report", "check"), checks(), indirect=["report"])
-def test_the_client(report: dict[str, str | None], check: str) -> None:
-    if wrong := report[check]:
-        pytest.fail(wrong, pytrace=False)
+    reports = {line["name"]: line["wrong"] for line in map(json.loads, result.stdout.splitlines())}
+    assert list(reports) == names
+    if failed := {name: wrong for name, wrong in reports.items() if wrong}:
+        told = "\n".join(f"{name}:\n{wrong}" for name, wrong in failed.items())
+        pytest.fail(f"{len(failed)} of {len(names)} checks failed\n{told}", pytrace=False)

@@ -35,15 +35,30 @@ def outlet(connection: Connection) -> Outlet:
     return Outlet(connection.send, connection.send, [])
 
 
-async def test_parts_are_sent_on_the_spot() -> None:
-    connection = Connection()
-    out = outlet(connection)
-    for part in (b"a", b"b", b"c"):
-        out.put(part)
-        assert connection.got[-1] == part
-    await out.end(b"d")
-    assert connection.got == [b"a", b"b", b"c", b"d"]
+async def turn() -> None:
+    """Lets the event loop come round."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_parts_of_one_turn_are_one_write() -> None:
+    connection, other = Connection(), Connection()
+    out, beside = outlet(connection), outlet(other)
+    out.put(b"a")
+    out.put(b"b")
+    beside.put(b"x")
+    assert not connection.got
+    await turn()
+    assert connection.got == [b"ab"]
+    assert other.got == [b"x"]
+    out.put(b"c")
+    await turn()
+    out.put(b"d")
+    await out.end(b"e")
+    assert connection.got == [b"ab", b"c", b"de"]
     assert connection.ended
+    await beside.end(b"y")
+    assert b"".join(other.got) == b"xy"
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
@@ -53,17 +68,19 @@ async def test_a_slow_client_gets_every_part_in_order(before: int) -> None:
     parts = [bytes([97 + each]) for each in range(9)]
     for part in parts[:before]:
         out.put(part)
+        await turn()
     connection.room.clear()
     for part in parts[before:6]:
         out.put(part)
-    assert len(connection.got) == before
+        await turn()
+    assert connection.got == parts[:before]
     connection.room.set()
     await asyncio.sleep(0.01)
-    assert connection.got == parts[:6]
+    assert b"".join(connection.got) == b"".join(parts[:6])
     for part in parts[6:]:
         out.put(part)
     await out.end(b"!")
-    assert connection.got == [*parts, b"!"]
+    assert b"".join(connection.got) == b"".join(parts) + b"!"
 
 
 async def test_the_end_waits_for_what_waits() -> None:
@@ -71,24 +88,28 @@ async def test_the_end_waits_for_what_waits() -> None:
     out = outlet(connection)
     connection.room.clear()
     out.put(b"a")
+    await turn()
     out.put(b"b")
     end = asyncio.create_task(out.end(b"c"))
     await asyncio.sleep(0.01)
     assert not end.done()
     connection.room.set()
     await end
-    assert connection.got == [b"a", b"b", b"c"]
+    assert b"".join(connection.got) == b"abc"
 
 
 async def test_a_broken_connection_is_told() -> None:
     connection = Connection()
     out = outlet(connection)
     out.put(b"a")
+    await turn()
     connection.broken = True
+    out.put(b"b")
+    await turn()
     with pytest.raises(ClientGone):
-        out.put(b"b")
+        out.put(b"c")
     with pytest.raises(ClientGone):
-        await out.end(b"c")
+        await out.end(b"d")
 
 
 async def test_a_connection_that_breaks_while_parts_wait() -> None:
@@ -96,6 +117,7 @@ async def test_a_connection_that_breaks_while_parts_wait() -> None:
     out = outlet(connection)
     connection.room.clear()
     out.put(b"a")
+    await turn()
     connection.broken = True
     connection.room.set()
     await asyncio.sleep(0.01)
@@ -108,8 +130,10 @@ async def test_closing_gives_up_what_waits() -> None:
     out = outlet(connection)
     connection.room.clear()
     out.put(b"a")
+    await turn()
+    out.put(b"b")
     out.close()
-    await asyncio.sleep(0)
+    await turn()
     connection.room.set()
     await asyncio.sleep(0.01)
     assert not connection.got

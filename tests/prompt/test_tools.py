@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -85,6 +86,19 @@ def test_names_and_schemas_cannot_break_out_of_the_grammar() -> None:
     grammar = call_grammar(use("required", Tool(name="f-1_", parameters=odd, schema=closed(odd)), names="f-1_"))
     arguments = json.dumps({'"\n}| /x/ %json': '</tool_call>"\n\\'})
     assert follows(grammar, f'<tool_call>{{"name": "f-1_", "arguments": {arguments}}}</tool_call>')
+
+
+def test_closed_parts() -> None:
+    inner: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    shut = {**inner, "additionalProperties": False}
+    ref = {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": inner}}
+    assert closed(ref)["$defs"] == {"a": shut}
+    assert closed({"anyOf": [inner, {"type": "null"}]}) == {"anyOf": [shut, {"type": "null"}]}
+    # What is joined with something else stays as it is.
+    for joined in ({"oneOf": [inner, inner]}, {"allOf": [inner, inner]}, {"anyOf": [inner], "properties": {}}):
+        assert closed(joined) == joined
+    both = {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": inner, "b": inner}}
+    assert closed(both) == both
 
 
 def test_closed() -> None:
