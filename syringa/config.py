@@ -55,6 +55,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         _says("Where responses are kept: a file, or postgresql://user@host/name; empty: a file in your data folder."),
     ] = ""
 
+    response_days: Annotated[_Count, _says("Days that a stored response is kept; 0: for ever.")] = 30
+    responses_mode: Annotated[
+        Literal["openai", "open-responses"],
+        _says("Whose names a response's stream uses where a request does not say (x-syringa-responses-mode)."),
+    ] = "openai"
+    max_background: Annotated[
+        _Positive, _says("Background responses that one API process runs at the same time; one more gets 503.")
+    ] = 64
+    websocket_idle: Annotated[
+        _Seconds, _says("Seconds after which a WebSocket that asks for nothing is closed; 0: never.")
+    ] = 3600.0
+
     chat_template: Annotated[str, _says("A file with a chat template; empty: the model's own.")] = ""
     tool_format: Annotated[
         Literal["auto", CallFormat], _says("How the model writes calls of tools; auto: read off its chat template.")

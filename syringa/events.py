@@ -23,6 +23,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
     thought: ThoughtFormat | None = None
     thinking: bool = False  # the prompt has opened the thought already
     calls: CallFormat | None = None
+    only_calls: bool = False  # nothing else may be written, so what is not whole is no text either
     parameters: dict[str, dict[str, Any]] = {}  # each function's schema: some formats leave types to it
 
 
@@ -40,6 +41,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     images: tuple[Image, ...] = ()  # in the order of their places in the one prompt
     output: OutputFormat = OutputFormat()
+    constraint: str = "grammar"  # the field that the grammar came from, to be named where it fails
     tenant: str = ""
     user: str | None = None
 

@@ -30,18 +30,22 @@ Emit = Callable[[Batch], None]
 
 async def generate(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, emit: Emit) -> None:
     """Runs a request. The events of a choice are in order, the choices interleaved; `Usage` comes last."""
+    emit([await produce(engine, vocabulary, request, emit)])
+
+
+async def produce(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, emit: Emit) -> Usage:
+    """The same, with `Usage` as the result, for who has something to do before the last event is told."""
     runs = [_PromptRun(engine, vocabulary, request, index) for index in range(len(request.prompts))]
     if len(runs) == 1:
         await runs[0].run(emit)
     else:
         await _together([run.run(emit) for run in runs])
-    usage = Usage(
+    return Usage(
         prompt_tokens=sum(run.prompt_tokens for run in runs),
         completion_tokens=sum(run.completion_tokens for run in runs),
         cached_tokens=sum(run.cached_tokens for run in runs),
         reasoning_tokens=sum(run.reasoning_tokens for run in runs),
     )
-    emit([usage])
 
 
 async def stream(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest) -> AsyncGenerator[Event]:
@@ -80,6 +84,7 @@ class _PromptRun:
         self._prompt = prompt
         self._choices = request.choices
         self._running = request.candidates
+        self._constraint = request.constraint
         self._held: list[EngineDelta] = []
         self._told: list[Event] = []
         ranked = request.candidates > request.choices
@@ -183,7 +188,7 @@ class _PromptRun:
             message = delta.error or "The engine failed on this request."
             match delta.fault:
                 case "grammar":
-                    raise InvalidRequest(message, param="grammar")
+                    raise InvalidRequest(message, param=self._constraint, code="invalid_grammar")
                 case "overload":
                     raise EngineOverloaded(message)
             raise EngineError(message)

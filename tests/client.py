@@ -25,12 +25,14 @@ def client(
 
 
 @contextlib.asynccontextmanager
-async def server(engine: FakeEngine, config: Config | None = None) -> AsyncIterator[httpx.AsyncClient]:
+async def server(
+    engine: FakeEngine, config: Config | None = None, model: ServedModel | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
     """A server on a free port, in this loop."""
     config = config or Config(port=0, drain_timeout=1.0)
     listener = listen(config)
     port = listener.getsockname()[1]
-    task = asyncio.create_task(serve_api(config, engine, listener, model=fake_model()))
+    task = asyncio.create_task(serve_api(config, engine, listener, model=model or fake_model()))
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             while True:

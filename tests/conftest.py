@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from tests.store.postgres import Postgres, why_not
 
 # A person's run looks for new examples; CI must give the same answer to the same tree.
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+# Whatever a test stores without saying where goes to a folder of the tests' own, not to the user's.
+_data = tempfile.TemporaryDirectory(prefix="syringa-tests-")
+os.environ["XDG_DATA_HOME"] = _data.name
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The setting for an empty database, of either kind."""
+    if request.param == "sqlite":
+        return str(tmp_path / "data" / "syringa.db")
+    url: str = request.getfixturevalue("postgres").new_database()
+    return url

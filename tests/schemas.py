@@ -1,4 +1,4 @@
-"""OpenAI's schemas, and a stream put together again with every chunk checked on the way."""
+"""OpenAI's schemas and those of Open Responses, and a stream put together again with every chunk checked."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 
 SPEC = Path(__file__).parent / "data" / "specs" / "openai-openapi-subset.json"
+OPEN_SPEC = SPEC.with_name("openresponses-openapi.json")
 
 
 @functools.cache
@@ -49,6 +50,20 @@ def _validator(name: str) -> jsonschema.Draft202012Validator:
 def validate(body: dict[str, Any], name: str = "CreateCompletionResponse") -> None:
     """Against OpenAI's schema of that name."""
     _validator(name).validate(body)
+
+
+@functools.cache
+def _open_validator(name: str) -> jsonschema.Draft202012Validator:
+    schemas = json.loads(OPEN_SPEC.read_text())["components"]["schemas"]
+    events = [each for each in schemas if each.endswith("StreamingEvent")]
+    # The file lists the events of a stream in its path alone.
+    schemas["StreamingEvent"] = {"oneOf": [{"$ref": f"#/components/schemas/{each}"} for each in events]}
+    return jsonschema.Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}})
+
+
+def validate_open(body: dict[str, Any], name: str = "ResponseResource") -> None:
+    """Against the schema of Open Responses of that name; `StreamingEvent` is any of them."""
+    _open_validator(name).validate(body)
 
 
 def reassemble(seen: list[Any]) -> dict[str, Any]:

@@ -32,9 +32,9 @@ def settings_table() -> str:
 def parameters_tables() -> str:
     """Every field of every body, by endpoint. Endpoints that take the same body share a table."""
     paths: dict[type[msgspec.Struct], list[str]] = {}
-    for path, operation in OPERATIONS.items():
+    for operation in OPERATIONS:
         if operation.request is not None:
-            paths.setdefault(operation.request, []).append(f"`{operation.method.upper()} {path}`")
+            paths.setdefault(operation.request, []).append(f"`{operation.method.upper()} {operation.path}`")
     parts = []
     for wire, where in paths.items():
         rows = ["| parameter | | type | default | |", "| --- | --- | --- | --- | --- |"]

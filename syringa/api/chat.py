@@ -15,8 +15,9 @@ from syringa.api.common import Call
 from syringa.api.describe import refused, says, unheeded
 from syringa.api.formats import compose
 from syringa.api.messages import MessagesField, read_messages
+from syringa.api.metadata import MetadataField, check_metadata
 from syringa.api.model import Models, ServedModel
-from syringa.api.sampling import MAX_COUNT, Count, SamplingFields, to_sampling, to_stop, to_stopping
+from syringa.api.sampling import MAX_COUNT, Count, SamplingFields, constraint_field, to_sampling, to_stop, to_stopping
 from syringa.api.stream_options import StreamOptionsField, read_stream_options
 from syringa.api.thinking import Effort, ThinkingRequest, read_thinking
 from syringa.api.tools import ToolChoiceField, ToolRequest, ToolsField, read_tools
@@ -33,12 +34,6 @@ _REFUSED = {
     "moderation": "This server does not moderate.",
     "functions": "OpenAI has replaced it: use `tools`.",
     "function_call": "OpenAI has replaced it: use `tool_choice`.",
-}
-MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
-_METADATA_SCHEMA = {
-    "propertyNames": {"maxLength": MAX_KEY},
-    "maxProperties": MAX_METADATA,
-    "additionalProperties": {"type": "string", "maxLength": MAX_VALUE},
 }
 
 
@@ -85,7 +80,7 @@ class ChatRequest(SamplingFields, kw_only=True):
         Annotated[str, Meta(max_length=64)] | None, says("Kept with the usage record, where `user` is absent.")
     ] = None
     metadata: Annotated[
-        Annotated[dict[str, Any], Meta(extra_json_schema=_METADATA_SCHEMA)] | None,
+        MetadataField,
         says("Up to 16 pairs, sent back in the body; ignored in a stream."),
     ] = None
     store: Annotated[
@@ -156,8 +151,10 @@ async def to_generation(body: ChatRequest, models: Models, ignored: list[str], t
             thought=model.dialect.thought,
             thinking=thinking is not None and thinking.opened,
             calls=calls,
+            only_calls=use is not None and use.mode == "required",
             parameters=tools.parameters if tools is not None else {},
         ),
+        constraint=constraint_field(body, tools),
         tenant=tenant,
         user=body.safety_identifier if body.user is None else body.user,
     )
@@ -213,17 +210,7 @@ def _refuse(body: ChatRequest) -> None:
         raise InvalidRequest("store: only /v1/responses stores what it answers.", param="store")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
-    _check_metadata(body.metadata or {})
-
-
-def _check_metadata(given: dict[str, Any]) -> None:
-    if len(given) > MAX_METADATA:
-        raise InvalidRequest(f"metadata: at most {MAX_METADATA} pairs, got {len(given)}.", param="metadata")
-    for key, value in given.items():
-        param = f"metadata.{key}"
-        if len(key) > MAX_KEY or not isinstance(value, str) or len(value) > MAX_VALUE:
-            said = f"a key of at most {MAX_KEY} characters with a string of at most {MAX_VALUE}"
-            raise InvalidRequest(f"{param}: expected {said}.", param=param)
+    check_metadata(body.metadata or {})
 
 
 def _name_unheeded(body: ChatRequest, ignored: list[str]) -> None:

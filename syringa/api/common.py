@@ -22,6 +22,8 @@ from syringa.output.collect import Generation
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+MOST_NAMED = 100  # of the fields that are not known; a header has no room for more
+
 _decoder = msgspec.json.Decoder()
 _AT = re.compile(r"(?s)^(?P<said>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?$")
 _MISSING = re.compile("missing required field `(?P<name>.*)`")
@@ -116,7 +118,7 @@ def convert(fields: Any, wire: type[T], *, path: str = "", ignored: list[str] | 
         if value is None:
             continue
         if name not in known:
-            if ignored is not None:
+            if ignored is not None and len(ignored) < MOST_NAMED:
                 ignored.append(f"{path}.{name}" if path else name)
             continue
         if type(value) is float and name in whole:
@@ -173,5 +175,6 @@ def _invalid(error: msgspec.ValidationError, path: str) -> InvalidRequest:
 
 def header_value(names: list[str]) -> str:
     """Field names fit for a response header: what is not plain ASCII is escaped, and the list is cut at 1 KiB."""
-    text = ", ".join(name.encode("unicode_escape").decode("ascii").replace(",", "\\x2c") for name in names)
+    shown = (name[:1024].encode("unicode_escape").decode("ascii").replace(",", "\\x2c") for name in names[:MOST_NAMED])
+    text = ", ".join(shown)
     return text if len(text) <= 1024 else text[:1021] + "..."

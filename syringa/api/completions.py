@@ -15,7 +15,15 @@ from syringa.api.completions_writer import CompletionWriter, Echo
 from syringa.api.describe import nullable, says
 from syringa.api.formats import compose
 from syringa.api.model import Models, ServedModel
-from syringa.api.sampling import Count, SamplingFields, check_tokens, to_sampling, to_stop, to_stopping
+from syringa.api.sampling import (
+    Count,
+    SamplingFields,
+    check_tokens,
+    constraint_field,
+    to_sampling,
+    to_stop,
+    to_stopping,
+)
 from syringa.api.stream_options import StreamOptionsField, read_stream_options
 from syringa.api.tools import ToolChoiceField, ToolsField, read_tools
 from syringa.errors import ContextLengthExceeded, InvalidRequest
@@ -122,7 +130,10 @@ async def to_generation(body: CompletionRequest, models: Models, ignored: list[s
         stop=stop,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
-        output=OutputFormat(calls="plain", parameters=tools.parameters) if tools is not None else OutputFormat(),
+        output=OutputFormat(calls="plain", parameters=tools.parameters, only_calls=tools.use.mode == "required")
+        if tools is not None
+        else OutputFormat(),
+        constraint=constraint_field(body, tools),
         tenant=tenant,
         user=body.user,
     )

@@ -107,9 +107,18 @@ class Said(msgspec.Struct):
 
 async def read_messages(given: Any, *, sees_images: bool, ignored: list[str]) -> list[Said]:
     """Checks every message. What is not known in one is added to `ignored` by its path."""
-    if isinstance(given, list) and len(given) > _INLINE_MESSAGES:
+    if isinstance(given, list) and _size(given) > _INLINE_MESSAGES:
         return await asyncio.to_thread(_read, given, sees_images, ignored)
     return _read(given, sees_images, ignored)
+
+
+def _size(given: list[Any]) -> int:
+    """Messages and their parts; counting stops where it is plain that there are many."""
+    size = len(given)
+    for message in given[:_INLINE_MESSAGES]:
+        content = message.get("content") if isinstance(message, dict) else None
+        size += len(content) if isinstance(content, list) else 0
+    return size
 
 
 def _read(given: Any, sees_images: bool, ignored: list[str]) -> list[Said]:
@@ -187,16 +196,18 @@ class _Reader:
         path += ".function"
         called = convert(shape.function, CalledField, path=path, ignored=self._ignored)
         self._called[shape.id] = called.name
-        arguments = _arguments(called.arguments, f"{path}.arguments")
+        arguments = read_arguments(called.arguments, f"{path}.arguments")
         return {"id": shape.id, "type": "function", "function": {"name": called.name, "arguments": arguments}}
 
 
-def _arguments(text: str, path: str) -> dict[str, Any]:
+def read_arguments(text: str, path: str) -> dict[str, Any]:
     """The object that templates write out in their own way. A call without arguments may have none at all."""
     try:
         found = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         raise InvalidRequest(f"{path}: not valid JSON: {error}.", param=path) from None
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"{path}: JSON with a number too long, or nested too deeply.", param=path) from None
     if not isinstance(found, dict):
         raise InvalidRequest(f"{path}: expected the JSON text of an object.", param=path)
     return found

@@ -124,6 +124,13 @@ def _checked_grammar(fields: SamplingFields, ignored: list[str]) -> Grammar | No
     return grammar
 
 
+def constraint_field(fields: SamplingFields, tools: object | None) -> str:
+    """The field that a request's grammar comes from."""
+    if fields.grammar is not None:
+        return "grammar"
+    return "tools" if tools is not None else "response_format.json_schema.schema"
+
+
 def to_stopping(fields: SamplingFields, model: ServedModel, max_tokens: int) -> Stopping:
     min_tokens = _or(fields.min_tokens, 0)
     if min_tokens > max_tokens:

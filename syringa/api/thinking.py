@@ -12,7 +12,7 @@ from syringa.errors import InvalidRequest
 from syringa.prompt.answer import Thinking
 from syringa.prompt.template import opens_thought
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # What an effort comes to where the template has no word for it; the others leave the thought free.
 _BUDGETS: dict[Effort, int] = {"minimal": 256, "low": 1024, "medium": 4096}
@@ -44,13 +44,19 @@ class ThinkingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_thinking(
-    kwargs: dict[str, Any] | None, effort: Effort | None, budget: int | None, model: ServedModel, ignored: list[str]
+    kwargs: dict[str, Any] | None,
+    effort: Effort | None,
+    budget: int | None,
+    model: ServedModel,
+    ignored: list[str],
+    *,
+    asked: str = "reasoning_effort",
 ) -> ThinkingRequest:
-    """Three fields as one. What this model cannot do of them is added to `ignored`."""
+    """Three fields as one. What this model cannot do of them is added to `ignored`. `asked`: where the effort stood."""
     reads = model.template.variables if model.template is not None else frozenset()
     given = dict(kwargs or {})
     ignored += [f"chat_template_kwargs.{name}" for name in given if name not in reads and name not in _SWITCHES]
-    allowed = _switch(given, effort, model, ignored)
+    allowed = _switch(given, effort, model, ignored, asked)
     if effort is not None and effort != "none":
         if "reasoning_effort" in reads:
             heeded = given.setdefault("reasoning_effort", effort) == effort
@@ -59,7 +65,7 @@ def read_thinking(
             heeded = model.dialect.thought is not None and (wanted is None or budget is not None or _can_hold(model))
             budget = wanted if heeded and budget is None else budget
         if not heeded:
-            ignored.append("reasoning_effort")
+            ignored.append(asked)
     if budget is not None and model.dialect.thought is None:
         ignored.append("thinking_token_budget")
     unheard = not reads.intersection((*_SWITCHES, "reasoning_effort"))
@@ -72,7 +78,7 @@ def _can_hold(model: ServedModel) -> bool:
     return thought is not None and model.tokenizer.spelling.begins_special(THOUGHTS[thought].end)
 
 
-def _switch(given: dict[str, Any], effort: Effort | None, model: ServedModel, ignored: list[str]) -> bool:
+def _switch(given: dict[str, Any], effort: Effort | None, model: ServedModel, ignored: list[str], asked: str) -> bool:
     """Sets the switch under all its names, and says whether the model may think."""
     set_ = {name: given.pop(name) for name in _SWITCHES if name in given}
     set_ = {name: value for name, value in set_.items() if value is not None}
@@ -81,7 +87,7 @@ def _switch(given: dict[str, Any], effort: Effort | None, model: ServedModel, ig
         if not isinstance(value, bool):
             raise InvalidRequest(f"{param}: expected true or false.", param=param)
         if value and effort == "none":
-            raise InvalidRequest(f"reasoning_effort is none, and {param} turns thinking on.", param="reasoning_effort")
+            raise InvalidRequest(f"{asked} is none, and {param} turns thinking on.", param=asked)
         if value and model.dialect.thought is None:
             ignored.append(param)
     if effort == "none":

@@ -87,6 +87,7 @@ async def tokenize(body: TokenizeRequest, models: Models, ignored: list[str]) ->
         tokens = await _tokenize_messages(body, model, ignored)
     else:
         given = {"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
+        await read_tools(body.tools, None, ignored=[])  # ignored, and checked all the same
         ignored += sorted(name for name in given if getattr(body, name) is not None)
         (tokens,) = await model.encode_all([body.prompt], special=body.add_special_tokens is not False)
     texts = [model.token_text(token) for token in tokens] if body.return_token_strs else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -80,6 +81,14 @@ class AllowedField(msgspec.Struct, kw_only=True):
     tools: list[Any]
 
 
+class Choice(msgspec.Struct, frozen=True):
+    """What `tool_choice` asks for, the tools that it leaves, and whether it names one."""
+
+    mode: Literal["none", "auto", "required"]
+    names: frozenset[str]
+    named: bool = False
+
+
 class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request's tools for the model, and whether the client named the one to call."""
 
@@ -123,41 +132,46 @@ def _read(tools: list[Any], choice: Any, ignored: list[str], parallel: bool, hol
             param = f"tools[{index}].function.name"
             raise InvalidRequest(f"{param}: there are two functions named {tool.name!r}.", param=param)
         found[tool.name] = tool
-    mode, names, named = _read_choice(choice, found, ignored)
-    if mode == "none":
+    chosen = _read_choice(choice, found, ignored)
+    return offer(found.values(), chosen, ignored, parallel=parallel, hold=hold, path="function.parameters")
+
+
+def offer(
+    tools: Iterable[Tool], choice: Choice, ignored: list[str], *, parallel: bool, hold: bool, path: str
+) -> ToolRequest | None:
+    """The tools with the schemas that their calls are held to. `path`: where in a tool its parameters stand."""
+    if choice.mode == "none":
         return None
     known = []
-    for index, tool in enumerate(found.values()):
-        if tool.parameters is not None and tool.name in names:
-            path = f"tools[{index}].function.parameters"
-            if tool.strict or mode == "required":
-                schema = _arguments_schema(tool.parameters, path, strict=tool.strict, ignored=ignored)
+    for index, tool in enumerate(tools):
+        if tool.parameters is not None and tool.name in choice.names:
+            where = f"tools[{index}].{path}"
+            if tool.strict or choice.mode == "required":
+                schema = arguments_schema(tool.parameters, where, strict=tool.strict, ignored=ignored)
             else:
-                schema = _wanted_schema(tool.parameters, path) if hold else ANY_ARGUMENTS
+                schema = _wanted_schema(tool.parameters, where) if hold else ANY_ARGUMENTS
             tool = msgspec.structs.replace(tool, schema=schema)
         known.append(tool)
-    use = ToolUse(tools=known, mode=mode, callable=names, parallel=parallel and not named, held=hold)
-    return ToolRequest(use=use, named=named)
+    several = parallel and not choice.named
+    use = ToolUse(tools=known, mode=choice.mode, callable=choice.names, parallel=several, held=hold)
+    return ToolRequest(use=use, named=choice.named)
 
 
-def _read_choice(
-    choice: Any, tools: dict[str, Tool], ignored: list[str]
-) -> tuple[Literal["none", "auto", "required"], frozenset[str], bool]:
-    """What `tool_choice` asks for, the tools that it leaves, and whether it names one."""
+def _read_choice(choice: Any, tools: dict[str, Tool], ignored: list[str]) -> Choice:
     match choice:
         case None:
-            return "auto", frozenset(tools), False
+            return Choice("auto", frozenset(tools))
         case "none" | "auto" | "required":
-            return choice, frozenset(tools), False
+            return Choice(choice, frozenset(tools))
         case str():
             raise InvalidRequest("tool_choice: expected none, auto, required or an object.", param="tool_choice")
     shape = convert(choice, TypedField, path="tool_choice", ignored=ignored)
     if shape.type == "function":
-        return "required", frozenset({_named(shape.function, "tool_choice.function", tools)}), True
+        return Choice("required", frozenset({_named(shape.function, "tool_choice.function", tools)}), named=True)
     if shape.type == "allowed_tools":
         path = "tool_choice.allowed_tools"
         allowed = convert(shape.allowed_tools, AllowedField, path=path, ignored=ignored)
-        return allowed.mode, _allowed(allowed.tools, f"{path}.tools", tools), False
+        return Choice(allowed.mode, _allowed(allowed.tools, f"{path}.tools", tools))
     raise InvalidRequest("tool_choice.type: expected function or allowed_tools.", param="tool_choice.type")
 
 
@@ -168,7 +182,13 @@ def _read_tool(given: Any, path: str, ignored: list[str]) -> Tool:
             f"{path}.type: only tools of type function are served here, not {shape.type!r}.", param=f"{path}.type"
         )
     path += ".function"
-    function = convert(shape.function, FunctionField, path=path, ignored=ignored)
+    return read_function(convert(shape.function, FunctionField, path=path, ignored=ignored), path)
+
+
+def read_function(function: FunctionField, path: str) -> Tool:
+    """A function whose arguments are an object, as they have to be."""
+    if function.name.endswith("\n"):  # which the pattern lets pass
+        raise InvalidRequest(f"{path}.name: a name has no line break.", param=f"{path}.name")
     kind = "object" if function.parameters is None else function.parameters.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         path += ".parameters.type"
@@ -181,7 +201,8 @@ def _read_tool(given: Any, path: str, ignored: list[str]) -> Tool:
     )
 
 
-def _arguments_schema(given: dict[str, Any], path: str, *, strict: bool, ignored: list[str]) -> dict[str, Any]:
+def arguments_schema(given: dict[str, Any], path: str, *, strict: bool, ignored: list[str]) -> dict[str, Any]:
+    """What arguments can be held to. Under `strict` it is refused if that is less than the schema says."""
     grammar = schema_grammar({**given, "type": "object"}, path, strict=strict, ignored=ignored)
     schema = closed(json.loads(grammar.value))
     try:
@@ -194,7 +215,7 @@ def _arguments_schema(given: dict[str, Any], path: str, *, strict: bool, ignored
 def _wanted_schema(given: dict[str, Any], path: str) -> dict[str, Any]:
     """The schema as far as it can be enforced, since nobody insists."""
     try:
-        return _arguments_schema(given, path, strict=False, ignored=[])
+        return arguments_schema(given, path, strict=False, ignored=[])
     except InvalidRequest:
         return ANY_ARGUMENTS
 

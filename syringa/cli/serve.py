@@ -22,10 +22,11 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
     config = settings.load(flags, file=file)
 
     from syringa import modelfiles
-    from syringa.http.server import listen
+    from syringa.http.server import check, listen
 
     # What can be wrong is found before anything slow starts.
     name = modelfiles.describe(modelfiles.locate(config.model)).name
+    check(config)
     with listen(config) as listener:
         from syringa.engine import supervisor
 

@@ -10,11 +10,14 @@ from syringa.config import Config
 from syringa.engine.interface import Engine
 from syringa.http.middleware import middleware
 from syringa.http.routes import Api
+from syringa.service.work import Work
 
 
-def create_app(config: Config, engine: Engine, models: Models) -> ASGIApp:
-    """An ASGI app that answers for `models` with `engine`. Neither is started or closed here."""
-    app: ASGIApp = Router(Api(config, engine, models).routes(), redirect_slashes=False)
+def create_app(config: Config, engine: Engine, models: Models, work: Work | None = None) -> ASGIApp:
+    """An ASGI app that answers for `models` with `engine`. Neither is started or closed here, nor is `work`, where
+    responses are kept and run in the background."""
+    api = Api(config, engine, models, Work(config) if work is None else work)
+    app: ASGIApp = Router(api.routes(), redirect_slashes=False)
     for layer in reversed(middleware(config)):
         app = layer.cls(app, *layer.args, **layer.kwargs)
     return app

@@ -30,6 +30,8 @@ from syringa.errors import PayloadTooLarge, SyringaError, Unauthorized
 logger = logging.getLogger("syringa.http")
 
 PUBLIC_PATHS = frozenset({"/health", "/openapi.json", "/docs"})
+# What begins an answer: to a request, to a handshake that is refused, to one that is not.
+_STARTS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -73,7 +75,7 @@ def _refusal(error: HTTPException, scope: Scope) -> Response:
     """Starlette's own refusals, an unknown path or method, in our envelope."""
     said = {
         404: f"There is nothing at {scope['path']}.",
-        405: f"{scope['path']} does not answer {scope['method']}.",
+        405: f"{scope['path']} does not answer {scope.get('method')}.",
     }.get(error.status_code, error.detail)
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     body = ErrorEnvelope(ErrorBody(said, kind, None, None))
@@ -94,7 +96,7 @@ class Edge:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
@@ -106,8 +108,9 @@ class Edge:
 
         async def named(message: Message) -> None:
             nonlocal started
-            if message["type"] == "http.response.start":
+            if message["type"] in _STARTS:
                 started = True
+                message.setdefault("headers", [])
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
@@ -118,6 +121,7 @@ class Edge:
                 raise
             if isinstance(error, ClientDisconnect):
                 return  # in the middle of its own body: there is nobody to answer
+            # To a WebSocket, this is the answer to its handshake.
             await _rendered(error, scope)(scope, receive, named)
 
 
@@ -126,7 +130,8 @@ def _rendered(error: Exception, scope: Scope) -> Response:
         return _refusal(error, scope)
     if not isinstance(error, SyringaError):
         name = scope["state"]["request_id"]
-        logger.error("%s %s failed (request %s)", scope["method"], scope["path"], name, exc_info=error)
+        how = scope.get("method", "WebSocket")
+        logger.error("%s %s failed (request %s)", how, scope["path"], name, exc_info=error)
     return error_response(error)
 
 
@@ -138,7 +143,7 @@ class Auth:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and scope["path"] not in PUBLIC_PATHS:
+        if scope["type"] in ("http", "websocket") and self._digests and scope["path"] not in PUBLIC_PATHS:
             scope.setdefault("state", {})["tenant"] = self._tenant(Headers(scope=scope).get("authorization", ""))
         await self._app(scope, receive, send)
 
@@ -158,7 +163,8 @@ def _digest(key: bytes) -> bytes:
 
 
 class BodyLimit:
-    """Refuses a body over the limit: by its stated length, or as soon as it has grown past it."""
+    """Refuses a body over the limit: by its stated length, or as soon as it has grown past it. A WebSocket has no body;
+    its frames are measured where they are read."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app

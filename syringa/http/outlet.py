@@ -11,6 +11,8 @@ from starlette.types import Send
 # What a write to a connection that is gone raises; uvloop has the latter for a transport that has closed.
 _BROKEN = (OSError, RuntimeError)
 
+MOST_WAITING = 8 << 20  # bytes for one client that does not read
+
 
 class ClientGone(Exception):
     """The connection broke while we were writing to it."""
@@ -35,6 +37,7 @@ class Outlet:
         self._parts: list[bytes] = []
         self._started = False
         self._broken = False
+        self._waiting = 0  # bytes that came since the client stopped reading
         self._task: asyncio.Task[None] | None = None
 
     def put(self, body: bytes) -> None:
@@ -42,8 +45,18 @@ class Outlet:
             raise ClientGone
         self.begun = True
         self._parts.append(body)
-        if len(self._parts) == 1 and self._task is None:
+        if self._task is not None:
+            self._waiting += len(body)
+            if self._waiting > MOST_WAITING:
+                self._broken = True  # it may be alive, but it does not read
+                raise ClientGone
+        elif len(self._parts) == 1:
             _at_the_end_of_this_turn(self)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the client has yet to read what was sent."""
+        return self._task is not None
 
     async def end(self, body: bytes) -> None:
         """Sends the last part, with what is left."""
@@ -106,7 +119,7 @@ class Outlet:
         except _BROKEN:
             self._broken = True
         finally:
-            self._task = None
+            self._task, self._waiting = None, 0
 
 
 class _Turn:

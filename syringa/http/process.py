@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -9,6 +11,7 @@ import sys
 
 import uvloop
 
+from syringa.api.model import load_model
 from syringa.engine import child
 from syringa.engine.client import WorkerClient
 from syringa.engine.supervisor import ApiOptions
@@ -20,7 +23,9 @@ async def answer(options: ApiOptions) -> None:
     client = WorkerClient(options.worker_socket)
     client.start()
     try:
-        await serve_api(options.config, client, socket.socket(fileno=options.listener))
+        model = await asyncio.to_thread(load_model, options.config)
+        gc.freeze()
+        await serve_api(options.config, client, socket.socket(fileno=options.listener), model=model)
     finally:
         await client.close()
 
@@ -31,6 +36,9 @@ def main() -> None:
     logging.basicConfig(
         level=options.config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    # What a token makes is gone before the next one comes, without the collector's help; what was loaded, it would go
+    # through again and again for nothing.
+    gc.set_threshold(50_000, 20, 50)
     try:
         uvloop.run(answer(options))
     except StartupError as error:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import math
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 
@@ -19,8 +20,15 @@ from syringa.config import Config
 from syringa.engine.interface import Engine
 from syringa.errors import StartupError, SyringaError
 from syringa.http.app import create_app
+from syringa.service.work import Work
+from syringa.store.location import locate
 
 logger = logging.getLogger("syringa.http")
+
+
+def check(config: Config) -> None:
+    """Raises `StartupError` for settings that would fail later, when a client is there to see it."""
+    locate(config.database)
 
 
 def listen(config: Config) -> socket.socket:
@@ -58,27 +66,36 @@ async def serve_api(
     """
     logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     served = await asyncio.to_thread(load_model, config) if model is None else model
-    app = create_app(config, engine, Models([served]))
+    work = Work(config)
+    app = create_app(config, engine, Models([served]), work)
     server = _Server(
         uvicorn.Config(
             app,
             http="httptools",
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=config.max_body_bytes,
+            ws_per_message_deflate=False,  # events are small and many: packing them costs more than it saves
             lifespan="off",
             loop="none",
             log_config=None,
             log_level="debug" if config.log_level == "debug" else "warning",  # its start and end are not news
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nobody asks where a client is
             timeout_graceful_shutdown=math.ceil(config.drain_timeout),
-        )
+        ),
+        functools.partial(work.drain, config.drain_timeout),
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     learning = asyncio.create_task(_learn_limits(engine, served))
     try:
         await server.serve(sockets=[listener])
     finally:
+        for each in getattr(server, "servers", ()):
+            each.close()  # uvicorn does so too, unless it was cancelled
         learning.cancel()
         await asyncio.gather(learning, return_exceptions=True)
+        await work.close()
 
 
 async def _learn_limits(engine: Engine, model: ServedModel) -> None:
@@ -88,7 +105,20 @@ async def _learn_limits(engine: Engine, model: ServedModel) -> None:
         model.max_model_len = min(model.max_model_len, info.max_model_len)
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """uvicorn takes a WebSocket's handshake that we answer with a refusal for one that we forgot."""
+    return not record.getMessage().startswith("ASGI callable returned without completing handshake")
+
+
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._drain = drain
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What has no client gets its time to end while those that have one get theirs."""
+        await asyncio.gather(super().shutdown(sockets), self._drain())
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Ends on the usual signals, but does not raise them again after: a clean end exits with 0."""

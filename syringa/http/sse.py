@@ -12,7 +12,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,38 +19,52 @@ from syringa.api.common import Writer
 from syringa.errors import EngineUnavailable, SyringaError
 from syringa.events import Event
 from syringa.generation import Emit
-from syringa.http.middleware import envelope, unwrapped
+from syringa.http.framing import Framing, encode
+from syringa.http.middleware import unwrapped
 from syringa.http.outlet import ClientGone, Outlet
 from syringa.output.collect import collect
 
 logger = logging.getLogger("syringa.http")
 
-_DONE = b"data: [DONE]\n\n"
 _WAITING = b": waiting\n\n"
 # How long a refusal may still have a status of its own before the stream is opened for comments.
 _GRACE = 1.0
 
-Run = Callable[[Emit], Awaitable[None]]
-"""A generation that waits for somebody to take its events."""
+Run = Callable[[Emit], Awaitable[Sequence[Any] | None]]
+"""A generation that waits for somebody to take its events. The result, if any, are the chunks that close the stream."""
 
-_encode = msgspec.json.Encoder().encode
+Write = Callable[[Any], Sequence[Any]]
+"""The chunks that one event becomes."""
 
 
 class StreamedAnswer(Response):
-    """Sends each event as it comes, then `[DONE]`. An error in the middle is the last event."""
+    """Sends each event as it comes, then what `framing` ends a stream with. An error in the middle comes last."""
 
     def __init__(
-        self, run: Run, writer: Writer, *, headers: Mapping[str, str], keep_alive: float, timeout: float
+        self,
+        run: Run,
+        write: Write,
+        framing: Framing,
+        *,
+        headers: Mapping[str, str],
+        keep_alive: float,
+        timeout: float = 0.0,
+        opening: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
+        """`opening`: the chunks that a stream begins with, sent with the first others, or when it has to wait."""
         super().__init__(
             headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}, media_type="text/event-stream"
         )
         # A stream's length is not known; Response counts the empty body.
         del self.headers["content-length"]
         self._run = run
-        self._write = writer.write
+        self._write = write if opening is None else self._write_first
+        self._write_rest = write
+        self._framing = framing
+        self._frame = framing.frame
         self._keep_alive = keep_alive
         self._timeout = timeout or None
+        self._opening = opening
         self._quiet = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,8 +75,8 @@ class StreamedAnswer(Response):
     async def _stream(self) -> None:
         try:
             async with deadline(self._timeout):
-                await self._run(self._emit)
-            last = _DONE
+                closing = await self._run(self._emit)
+            last = self._join([*self._open(), *(closing or ())]) + self._framing.done
         except ClientGone:
             return
         except Exception as error:
@@ -71,7 +84,7 @@ class StreamedAnswer(Response):
                 raise
             if not isinstance(error, SyringaError):
                 logger.exception("a stream failed")
-            last = b"data: " + _encode(envelope(error)) + b"\n\n"
+            last = self._framing.fail(error)
         await self._outlet.end(last)
 
     def _emit(self, events: Sequence[Event]) -> None:
@@ -80,36 +93,47 @@ class StreamedAnswer(Response):
         if chunks:
             self._quiet = False
             if len(chunks) == 1:
-                self._outlet.put(b"data: " + _encode(chunks[0]) + b"\n\n")
+                self._outlet.put(self._frame(chunks[0]))
             else:
-                self._outlet.put(b"".join([b"data: " + _encode(chunk) + b"\n\n" for chunk in chunks]))
+                self._outlet.put(self._join(chunks))
+
+    def _write_first(self, event: Event) -> Sequence[Any]:
+        return [*self._open(), *self._write_rest(event)]
+
+    def _open(self) -> Sequence[Any]:
+        """From now on, what opens the stream has been sent."""
+        opening, self._opening, self._write = self._opening, None, self._write_rest
+        return () if opening is None else opening()
+
+    def _join(self, chunks: Sequence[Any]) -> bytes:
+        return b"".join([self._frame(chunk) for chunk in chunks])
 
     async def _comment(self) -> None:
         if self._quiet:
-            self._outlet.put(_WAITING)
+            self._outlet.put(self._join(self._open()) or _WAITING)
         self._quiet = True
 
 
 class WholeAnswer(Response):
-    """Collects the events and sends the body that they make."""
+    """One body, once there is all of it."""
 
-    def __init__(self, run: Run, writer: Writer, *, headers: Mapping[str, str], timeout: float) -> None:
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, bytes]], *, headers: Mapping[str, str]) -> None:
         super().__init__(headers=headers, media_type="application/json")
-        self._run = run
-        self._writer = writer
-        self._timeout = timeout or None
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await attend(self._collect(), receive)
+        body = await attend(self._work(), receive)
         if body is not None:
             headers = dict(self.headers) | {"content-length": str(len(body))}
             await Response(body, headers=headers)(scope, receive, send)
 
-    async def _collect(self) -> bytes:
-        events: list[Event] = []
-        async with deadline(self._timeout):
-            await self._run(events.extend)
-        return _encode(self._writer.render(collect(events)))
+
+async def collected(run: Run, writer: Writer, seconds: float) -> bytes:
+    """The body that the events of a generation make."""
+    events: list[Event] = []
+    async with deadline(seconds or None):
+        await run(events.extend)
+    return encode(writer.render(collect(events)))
 
 
 @contextlib.asynccontextmanager

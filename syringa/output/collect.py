@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from syringa.events import (
+    ChoiceEvent,
     EndReason,
     Event,
-    Finished,
     PromptScored,
     ReasoningDelta,
     ScoredToken,
@@ -34,6 +34,7 @@ class CollectedChoice:
     tokens: list[ScoredToken] = field(default_factory=list)
     calls: list[CollectedCall] = field(default_factory=list)
     reason: EndReason = "stop"
+    events: list[ChoiceEvent] = field(default_factory=list)  # for who needs to know in which order it all came
 
 
 @dataclass
@@ -49,29 +50,35 @@ def collect(events: Iterable[Event]) -> Generation:
     """What the events of a generation say in all."""
     generation = Generation()
     choices: dict[int, CollectedChoice] = {}
-    texts: dict[int, list[str]] = {}
-    thoughts: dict[int, list[str]] = {}
     for event in events:
-        if isinstance(event, TextDelta):
-            texts.setdefault(event.choice, []).append(event.text)
-            choice = choices.setdefault(event.choice, CollectedChoice(event.choice))
-            choice.tokens += event.tokens
-        elif isinstance(event, Finished):
-            choices.setdefault(event.choice, CollectedChoice(event.choice)).reason = event.reason
-        elif isinstance(event, ToolCallDelta):
-            choices[event.choice].calls[event.call].arguments += event.arguments
-        elif isinstance(event, ToolCallStart):
-            choice = choices.setdefault(event.choice, CollectedChoice(event.choice))
-            choice.calls.append(CollectedCall(event.id, event.name))
-        elif isinstance(event, ReasoningDelta):
-            thoughts.setdefault(event.choice, []).append(event.text)
-            choices.setdefault(event.choice, CollectedChoice(event.choice))
+        if isinstance(event, ChoiceEvent):
+            choice = choices.get(event.choice)
+            if choice is None:
+                choice = choices[event.choice] = CollectedChoice(event.choice)
+            choice.events.append(event)
         elif isinstance(event, PromptScored):
             generation.prompts.append(event)
         else:
             generation.usage = event
-    for index, choice in sorted(choices.items()):
-        choice.text = "".join(texts.get(index, ()))
-        choice.reasoning = "".join(thoughts.get(index, ()))
+    for _, choice in sorted(choices.items()):
+        _fold(choice)
         generation.choices.append(choice)
     return generation
+
+
+def _fold(choice: CollectedChoice) -> None:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for event in choice.events:
+        if isinstance(event, TextDelta):
+            texts.append(event.text)
+            choice.tokens += event.tokens
+        elif isinstance(event, ReasoningDelta):
+            thoughts.append(event.text)
+        elif isinstance(event, ToolCallDelta):
+            choice.calls[event.call].arguments += event.arguments
+        elif isinstance(event, ToolCallStart):
+            choice.calls.append(CollectedCall(event.id, event.name))
+        else:
+            choice.reason = event.reason
+    choice.text, choice.reasoning = "".join(texts), "".join(thoughts)

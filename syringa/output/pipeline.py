@@ -51,6 +51,7 @@ class Pipeline:
         self._stop = StopStrings(stop) if stop else None
         self._exempt = min_tokens if stop else 0  # tokens to come in whose text no stop string is looked for
         self._passed = 0  # tokens that went by the stop strings
+        self._only_calls = output.only_calls
         self._show_tokens = show_tokens
         self._plain = not (show_tokens or stop or self._thoughts or self._calls)
         self._unshown: deque[TokenLogprobs] = deque()
@@ -175,7 +176,7 @@ class Pipeline:
                 if thoughts:
                     settle()
                 self._score(part, scored)
-                if not part.special and part.text:
+                if part.text and not part.special and not self._only_calls:
                     texts.append(part.text)
             elif isinstance(part, Thought):
                 if texts or scored:

@@ -57,7 +57,10 @@ async def _follow(given: str, limits: FetchLimits, tls: ssl.SSLContext) -> bytes
             url = url.join(given)
         except (httpx.InvalidURL, ValueError):
             raise InvalidRequest("this is not a URL.", code=_BAD_URL) from None
-        _check(url)
+        try:
+            _check(url)
+        except ValueError:  # a host that is no name in any language is found out when it is read
+            raise InvalidRequest("this is not a URL.", code=_BAD_URL) from None
         try:
             answer = await _get(url, limits, tls)
         except httpx.HTTPError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from syringa.errors import InvalidRequest
@@ -18,9 +19,10 @@ _BEGINNINGS = {
 }
 
 
-def check_image(data: bytes, max_pixels: int) -> None:
+def check_image(data: bytes, max_pixels: int, spend: Callable[[int], None] | None = None) -> None:
     """Refuses, with `InvalidRequest`, what is not a whole PNG, JPEG, WebP or GIF file of at most so many pixels.
 
+    `spend` is told how many there are before any is decoded, and may refuse too.
     Of an animation the first picture counts, which is the one that a model gets to see.
     """
     if not data:
@@ -41,6 +43,8 @@ def check_image(data: bytes, max_pixels: int) -> None:
     except Exception:
         raise _broken() from None
     _check_size(image.size, max_pixels)
+    if spend is not None:
+        spend(image.size[0] * image.size[1])
     _load(image)
 
 

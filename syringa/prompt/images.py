@@ -17,6 +17,7 @@ from syringa.prompt.fetch import FetchLimits, fetch, too_large
 from syringa.prompt.image_file import check_image
 from syringa.types import Image
 
+_FULL_IMAGES = 4  # a request's images may have as many pixels as this many of the largest
 _AT_ONCE = 8  # fetched at the same time for one request
 
 # Few, because each decoded picture may take a hundred megabytes for a moment; apart from other requests' tokenizing.
@@ -52,9 +53,10 @@ async def fetch_images(sources: Sequence[ImageSource], policy: ImagePolicy) -> l
             param=sources[policy.max_images].param,
         )
     slots = asyncio.Semaphore(_AT_ONCE)
+    budget = _Pixels(policy.max_pixels * _FULL_IMAGES)
     # The same URL is fetched once, for the first that has it.
     wanted = {source.url: source for source in reversed(sources)}
-    tasks = {url: asyncio.create_task(_read(source, policy, slots)) for url, source in reversed(wanted.items())}
+    tasks = {url: asyncio.create_task(_read(source, policy, slots, budget)) for url, source in reversed(wanted.items())}
     try:
         await asyncio.gather(*tasks.values())
     finally:
@@ -65,20 +67,34 @@ async def fetch_images(sources: Sequence[ImageSource], policy: ImagePolicy) -> l
     return [msgspec.structs.replace(images[source.url], detail=source.detail) for source in sources]
 
 
-async def _read(source: ImageSource, policy: ImagePolicy, slots: asyncio.Semaphore) -> Image:
+class _Pixels:
+    """What all images of one request may come to, however small their files."""
+
+    def __init__(self, left: int) -> None:
+        self._left = self._most = left
+
+    def spend(self, pixels: int) -> None:
+        self._left -= pixels
+        if self._left < 0:
+            raise InvalidRequest(
+                f"the images of this request have more than {self._most} pixels in all.", code="image_too_large"
+            )
+
+
+async def _read(source: ImageSource, policy: ImagePolicy, slots: asyncio.Semaphore, budget: _Pixels) -> Image:
     loop = asyncio.get_running_loop()
     try:
         if source.url[:5].lower() == "data:":
-            return await loop.run_in_executor(_DECODERS, _decoded, source.url, policy)
+            return await loop.run_in_executor(_DECODERS, _decoded, source.url, policy, budget)
         limits = FetchLimits(private=policy.private, max_bytes=policy.max_bytes, timeout=policy.timeout)
         async with slots:
             data = await fetch(source.url, limits)
-        return await loop.run_in_executor(_DECODERS, _checked, data, policy)
+        return await loop.run_in_executor(_DECODERS, _checked, data, policy, budget)
     except InvalidRequest as error:
         raise InvalidRequest(f"{source.param}: {error.message}", param=source.param, code=error.code) from None
 
 
-def _decoded(uri: str, policy: ImagePolicy) -> Image:
+def _decoded(uri: str, policy: ImagePolicy, budget: _Pixels) -> Image:
     begun = _DATA_URI.match(uri)
     if begun is None:
         raise InvalidRequest("expected data:image/…;base64, and the image in base64.", code="invalid_image_url")
@@ -93,9 +109,9 @@ def _decoded(uri: str, policy: ImagePolicy) -> Image:
         raise InvalidRequest("the data URI is not proper base64.", code="invalid_base64_image") from None
     if len(data) > policy.max_bytes:
         raise too_large(policy.max_bytes)
-    return _checked(data, policy)
+    return _checked(data, policy, budget)
 
 
-def _checked(data: bytes, policy: ImagePolicy) -> Image:
-    check_image(data, policy.max_pixels)
+def _checked(data: bytes, policy: ImagePolicy, budget: _Pixels) -> Image:
+    check_image(data, policy.max_pixels, budget.spend)
     return Image(data=data, digest=hashlib.sha256(data).digest())

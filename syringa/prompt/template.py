@@ -108,7 +108,8 @@ class _Source:
 
     def render(self, messages: list[Message], given: dict[str, Any], extra: dict[str, Any]) -> str:
         try:
-            return self._template.render(**{**self._special_tokens, **extra}, **given, messages=messages)
+            # As one dictionary: a client may use any name, `self` too.
+            return self._template.render({**self._special_tokens, **extra, **given, "messages": messages})
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses this: {error}", param="messages") from error
         except Exception as error:

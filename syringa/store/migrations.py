@@ -95,6 +95,18 @@ MIGRATIONS: tuple[Migration, ...] = (
             """,
         ),
     ),
+    Migration(
+        "secrets",
+        (
+            """
+            CREATE TABLE secrets (
+                name TEXT NOT NULL PRIMARY KEY,
+                created_at BIGINT NOT NULL,
+                value TEXT NOT NULL
+            )
+            """,
+        ),
+    ),
 )
 
 

@@ -1,7 +1,8 @@
 """The tables as queries see them.
 
 What creates them is the list in `migrations`; a test holds the two together. Every key begins with `organisation`, so a
-query that forgets it finds no index, and one organisation's ids mean nothing in another.
+query that forgets it finds no index, and one organisation's ids mean nothing in another; `secrets` alone are the
+server's.
 
 `previous_id` and `conversation_id` are no foreign keys: what they name may be deleted, and the response stays.
 """
@@ -86,4 +87,12 @@ conversation_items = Table(
     Column("position", Integer, primary_key=True),
     Column("id", Name, nullable=False),
     Column("item", Text, nullable=False),
+)
+
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("created_at", BigInteger, nullable=False),
+    Column("value", Text, nullable=False),
 )

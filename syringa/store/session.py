@@ -8,6 +8,7 @@ from syringa.store.chains import Chains
 from syringa.store.conversations import Conversations
 from syringa.store.events import Events
 from syringa.store.responses import Responses
+from syringa.store.secrets import Secrets
 from syringa.store.upkeep import Upkeep
 
 
@@ -20,3 +21,4 @@ class Session:
         self.events = Events(connection, now)
         self.conversations = Conversations(connection, now)
         self.upkeep = Upkeep(connection, now)
+        self.secrets = Secrets(connection, now)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READERS = 4
+_ENDING = "the store is closed: the server is ending"
 LOST = "The process that ran this response ended before the response was finished."
 
 
@@ -227,12 +228,24 @@ class Store:
             failed += some
         return failed
 
+    async def secret(self, name: str, fresh: Callable[[], str]) -> str:
+        """A value that is drawn once and is the same for every process from then on."""
+        found = await self.read(lambda session: session.secrets.get(name))
+        if found is not None:
+            return found
+        value = fresh()
+        return await self.write(lambda session: session.secrets.keep(name, value))
+
     # How it is run
 
     async def _submit(self, threads: ThreadPoolExecutor, job: Callable[[], T]) -> T:
         if self._closed:
-            raise StoreUnavailable("the store is closed: the server is ending")
-        return await asyncio.get_running_loop().run_in_executor(threads, job)
+            raise StoreUnavailable(_ENDING)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(threads, job)
+        except RuntimeError:  # the interpreter ends, and has ended its threads
+            raise StoreUnavailable(_ENDING) from None
+        return await running
 
     def _work(self, work: Callable[[Session], T], *, writes: bool) -> T:
         """Runs in a thread, where importing SQLAlchemy for the first time holds up nobody."""

@@ -26,7 +26,26 @@ def test_running_choices_come_before_prompts() -> None:
     for _ in range(10):
         plan = engine.step()
         assert [item.sequence for item in plan.items[:3]] == short
-        assert [item.count for item in plan.items] == [1, 1, 1, 13]
+        assert [item.count for item in plan.items[:3]] == [1, 1, 1]
+        assert 10 <= plan.items[3].count <= 13
+
+
+def test_what_others_wait_for_stays_short_to_the_end_of_a_long_prompt() -> None:
+    engine = DryEngine(1000, Limits(step_tokens=512, max_running=8))
+    stream = engine.submit(sequence([1] * 3, max_tokens=200))
+    engine.step()
+    long = engine.submit(sequence([9] * 6000))
+    counts = []
+    while long.needed > 1 or not counts:
+        plan = engine.step()
+        assert plan.items[0].sequence is stream
+        counts += [item.count for item in plan.items if item.sequence is long]
+    assert counts[0] > 500
+    assert 64 < counts[-2] < 512 * 1536 / (1536 + 5000)
+    # Nobody waits: the whole budget is its own.
+    engine = DryEngine(1000, Limits(step_tokens=512, max_running=8))
+    engine.submit(sequence([9] * 6000))
+    assert [engine.step().items[0].count for _ in range(10)] == [512] * 10
 
 
 @pytest.mark.parametrize("choices", [1, 3])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from syringa.http.outlet import ClientGone, Outlet
+from syringa.http.outlet import MOST_WAITING, ClientGone, Outlet
 
 
 class Connection:
@@ -137,3 +137,17 @@ async def test_closing_gives_up_what_waits() -> None:
     connection.room.set()
     await asyncio.sleep(0.01)
     assert not connection.got
+
+
+async def test_a_client_that_does_not_read_is_given_up() -> None:
+    connection = Connection()
+    out = outlet(connection)
+    connection.room.clear()
+    out.put(b"a")
+    await turn()
+    assert out.behind
+    for _ in range(4):
+        out.put(bytes(MOST_WAITING // 4))
+    with pytest.raises(ClientGone):
+        out.put(b"b")
+    out.close()

@@ -6,7 +6,7 @@ import pytest
 
 from syringa.config import Config
 from syringa.errors import StartupError
-from syringa.http.server import listen
+from syringa.http.server import check, listen
 
 
 def test_a_port_in_use_is_one_line() -> None:
@@ -25,3 +25,11 @@ def test_a_host_that_does_not_exist() -> None:
 def test_a_free_port() -> None:
     with listen(Config(port=0)) as listener:
         assert listener.getsockname()[1] > 0
+
+
+@pytest.mark.parametrize("database", ["mysql://a:secret@b/c", "sqlite://", "/"])
+def test_a_database_that_cannot_be_is_one_line(database: str) -> None:
+    with pytest.raises(StartupError, match="database") as caught:
+        check(Config(database=database))
+    assert "\n" not in caught.value.message
+    assert "secret" not in caught.value.message

@@ -103,3 +103,11 @@ def test_chunks_do_not_matter(text: str, at_once: int, scored: bool) -> None:
     many, second, _ = run(text + "x", output=BOTH, stop=("EN",), show_tokens=scored, at_once=at_once)
     assert (one.reasoning, one.text, calls(one), one.tokens) == (many.reasoning, many.text, calls(many), many.tokens)
     assert (first.tokens, first.reasoning_tokens) == (second.tokens, second.reasoning_tokens)
+
+
+def test_where_only_calls_may_be_written_a_mark_that_is_cut_is_no_text() -> None:
+    output = OutputFormat(calls="hermes", only_calls=True)
+    for cut in ("<", "<tool_c", "<tool_call>", CALL[:20]):
+        choice, _, _ = run(cut, "length", output=output)
+        assert choice.text == ""
+    assert calls(run(CALL, output=output)[0]) == [("f", '{"a": "END"}')]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from syringa.errors import InvalidRequest
 from syringa.prompt import fetch as module
 from syringa.prompt.fetch import FetchLimits, fetch, may_reach
 from tests.prompt.web import Web, redirect, refused, response, serving
@@ -245,3 +246,8 @@ async def test_other_answers_are_named(web: Web, status: str) -> None:
 async def test_a_redirect_to_nowhere(web: Web) -> None:
     web.pages["/a"] = response(b"", "302 Found")
     assert "status 302" in (await refused(fetch(web.url("/a"), HERE))).message
+
+
+async def test_a_host_that_is_no_name() -> None:
+    with pytest.raises(InvalidRequest, match="not a URL"):
+        await fetch("http://xn--/", FetchLimits(private=True, max_bytes=10, timeout=1))

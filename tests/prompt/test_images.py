@@ -159,7 +159,7 @@ async def test_a_large_data_uri_is_refused_before_it_is_decoded(monkeypatch: pyt
 
 async def test_decoding_does_not_hold_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    monkeypatch.setattr(module, "check_image", lambda data, most: threads.append(threading.get_ident()))
+    monkeypatch.setattr(module, "check_image", lambda data, most, spend: threads.append(threading.get_ident()))
     await fetch_images(sources(data_uri(b"x")), HERE)
     assert threads != [threading.get_ident()]
 
@@ -241,3 +241,11 @@ def test_bombs_are_refused_before_they_are_decoded(bomb: bytes, monkeypatch: pyt
     with pytest.raises(InvalidRequest, match="more than 40000000 pixels") as caught:
         check_image(bomb, 40_000_000)
     assert caught.value.code == "image_too_large"
+
+
+async def test_many_small_files_with_many_pixels() -> None:
+    policy = ImagePolicy(max_pixels=1200)
+    few, many = ([data_uri(picture("PNG") + bytes([each])) for each in range(count)] for count in (4, 5))
+    assert len(await fetch_images(sources(*few), policy)) == 4
+    with pytest.raises(InvalidRequest, match="4800 pixels in all"):
+        await fetch_images(sources(*many), policy)

@@ -1,0 +1,140 @@
+"""The endpoints as they are published: what each takes, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from syringa.api import chat, chat_writer, completions, completions_writer, tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One method on one path. `errors` are the statuses that it can give, beside 401 where keys are set."""
+
+    path: str
+    id: str
+    tag: str
+    summary: str
+    method: str = "get"
+    description: str = ""
+    request: type[msgspec.Struct] | None = None
+    example: dict[str, Any] = field(default_factory=dict)
+    answer: type[msgspec.Struct] | dict[str, Any] | None = None
+    media: str = "application/json"
+    chunks: tuple[type[msgspec.Struct], ...] = ()  # what a stream sends
+    done: bool = True  # a stream ends with `[DONE]`
+    parameters: dict[str, str] = field(default_factory=dict)
+    query: dict[str, dict[str, Any]] = field(default_factory=dict)
+    errors: tuple[int, ...] = ()
+    public: bool = False
+
+
+POST_ERRORS = (400, 404, 413, 415, 500)
+
+
+def _completions(path: str, id: str) -> Operation:
+    return Operation(
+        path=path,
+        id=id,
+        tag="Completions",
+        summary="Continue a text",
+        method="post",
+        description="Continues each prompt `n` times. With `stream`, as server-sent events: chunks of the same shape,"
+        " then `[DONE]`; an error in the middle is the last event.",
+        request=completions.CompletionRequest,
+        example={"prompt": "The lilac is in bloom and", "max_tokens": 16, "temperature": 0.7, "seed": 1},
+        answer=completions_writer.Completion,
+        chunks=(completions_writer.Completion,),
+        errors=(*POST_ERRORS, 503),
+    )
+
+
+def _chat(path: str, id: str) -> Operation:
+    return Operation(
+        path=path,
+        id=id,
+        tag="Chat",
+        summary="Answer a conversation",
+        method="post",
+        description="Answers the messages `n` times, through the model's chat template. With `stream`, as server-sent"
+        " events: chunks with what is new, then `[DONE]`; an error in the middle is the last event.",
+        request=chat.ChatRequest,
+        example={"messages": [{"role": "user", "content": "Which shrub is in bloom?"}], "max_completion_tokens": 64},
+        answer=chat_writer.ChatCompletion,
+        chunks=(chat_writer.ChatChunk,),
+        errors=(*POST_ERRORS, 503),
+    )
+
+
+def _models(path: str, id: str) -> Operation:
+    return Operation(path=path, id=id, tag="Models", summary="List the models", answer=tokens.ModelList)
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    _chat("/v1/chat/completions", "createChatCompletion"),
+    _chat("/api/v2/chat/completions", "createChatCompletionV2"),
+    _completions("/v1/completions", "createCompletion"),
+    _completions("/api/v2/completions", "createCompletionV2"),
+    _models("/v1/models", "listModels"),
+    _models("/api/v2/models", "listModelsV2"),
+    Operation(
+        path="/v1/models/{id}",
+        id="showModel",
+        tag="Models",
+        summary="Show a model",
+        answer=tokens.ModelEntry,
+        parameters={"id": "An id, an alias, or `default`. May contain slashes."},
+        errors=(404,),
+    ),
+    Operation(
+        path="/tokenize",
+        id="tokenize",
+        tag="Tokens",
+        summary="Text or messages to tokens",
+        method="post",
+        request=tokens.TokenizeRequest,
+        example={"prompt": "Hello, world", "return_token_strs": True},
+        answer=tokens.TokenizeResponse,
+        errors=POST_ERRORS,
+    ),
+    Operation(
+        path="/detokenize",
+        id="detokenize",
+        tag="Tokens",
+        summary="Tokens to text",
+        method="post",
+        request=tokens.DetokenizeRequest,
+        example={"tokens": [72, 105]},
+        answer=tokens.DetokenizeResponse,
+        errors=POST_ERRORS,
+    ),
+    Operation(
+        path="/health",
+        id="health",
+        tag="Service",
+        summary="Whether the server can answer",
+        answer={"type": "object", "required": ["status"], "properties": {"status": {"const": "ok"}}},
+        errors=(503,),
+        public=True,
+    ),
+    Operation(
+        path="/openapi.json",
+        id="openapi",
+        tag="Service",
+        summary="This document",
+        answer={"type": "object"},
+        public=True,
+    ),
+    Operation(
+        path="/docs",
+        id="docs",
+        tag="Service",
+        summary="A page to read it",
+        answer={"type": "string"},
+        media="text/html",
+        public=True,
+    ),
+)

@@ -1,0 +1,91 @@
+"""What handlers share: who asks, what was sent, and how an answer without a stream looks."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, get_args
+
+import msgspec
+from starlette.datastructures import QueryParams
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+
+from syringa.api.common import decode, header_value
+from syringa.config import Config
+from syringa.errors import InvalidRequest, UnsupportedMediaType
+from syringa.store import Order
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+MODE_HEADER = "x-syringa-responses-mode"
+_MODES = ("openai", "open-responses")
+MAX_PAGE = 100
+
+
+async def read_body(request: Request, wire: type[T]) -> tuple[T, list[str]]:
+    """The body, and the names in it that are not known."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMediaType(f"The body must be application/json, and is {kind}.")
+    return decode(await request.body(), wire)
+
+
+def heed(config: Config, ignored: list[str]) -> dict[str, str]:
+    """The header that names unknown fields, or the refusal that the administrator asked for instead."""
+    if ignored and config.unknown_fields == "refuse":
+        raise InvalidRequest(
+            f"{ignored[0]!r} is not honoured here, and this server refuses what it would ignore.", param=ignored[0]
+        )
+    return {"x-syringa-ignored": header_value(ignored)} if ignored else {}
+
+
+def organisation(connection: HTTPConnection) -> str:
+    """Whose data a request may see; without keys there is only one organisation."""
+    tenant: str = getattr(connection.state, "tenant", "")
+    return tenant
+
+
+def open_mode(connection: HTTPConnection, config: Config) -> bool:
+    """Whether the client speaks Open Responses, which names some events differently from OpenAI."""
+    mode = connection.headers.get(MODE_HEADER, config.responses_mode).strip().lower()
+    if mode not in _MODES:
+        raise InvalidRequest(f"{MODE_HEADER}: expected {' or '.join(_MODES)}, not {mode!r}.", param=MODE_HEADER)
+    return mode == "open-responses"
+
+
+def json(value: object, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
+
+
+class PageQuery(msgspec.Struct, kw_only=True):
+    """Which part of a list is wanted."""
+
+    after: str | None
+    before: str | None
+    limit: int
+    order: Order
+
+
+def page_query(query: QueryParams) -> PageQuery:
+    order: Any = query.get("order") or "desc"
+    if order not in get_args(Order):
+        raise InvalidRequest(f"order: expected {' or '.join(get_args(Order))}, not {order!r}.", param="order")
+    limit = whole_number(query, "limit", 20, low=1, high=MAX_PAGE)
+    return PageQuery(after=query.get("after") or None, before=query.get("before") or None, limit=limit, order=order)
+
+
+def whole_number(query: QueryParams, name: str, default: int, *, low: int, high: int) -> int:
+    text = query.get(name)
+    if text is None or text == "":
+        return default
+    plain = text.isascii() and text.removeprefix("-").isdigit() and len(text) < 20
+    if not plain or not low <= int(text) <= high:
+        raise InvalidRequest(f"{name}: expected a whole number from {low} to {high}, not {text!r}.", param=name)
+    return int(text)
+
+
+def truth(query: QueryParams, name: str) -> bool:
+    text = query.get(name, "").lower()
+    values = {"true": True, "1": True, "false": False, "0": False, "": False}
+    if text not in values:
+        raise InvalidRequest(f"{name}: expected true or false, not {text!r}.", param=name)
+    return values[text]

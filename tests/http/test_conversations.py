@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.http.responding import Client, app
+from tests.schemas import validate
+
+PATH = "/v1/conversations"
+SAID = [{"role": "user", "content": "one"}, {"type": "message", "role": "assistant", "content": "two"}]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "syringa.db")
+
+
+async def created(http: Client, **body: Any) -> dict[str, Any]:
+    answer = await http.post(PATH, json=body)
+    assert answer.status_code == 200, answer.text
+    validate(answer.json(), "ConversationResource")
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def items(http: Client, id: str, **query: Any) -> dict[str, Any]:
+    answer = await http.get(f"{PATH}/{id}/items", params=query)
+    assert answer.status_code == 200, answer.text
+    validate(answer.json(), "ConversationItemList")
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def texts(page: dict[str, Any]) -> list[str]:
+    return [part["text"] for item in page["data"] for part in item["content"]]
+
+
+async def test_the_life_of_a_conversation(database: str) -> None:
+    async with app(database) as http:
+        conversation = await created(http, items=SAID, metadata={"a": "b"})
+        id = conversation["id"]
+        assert (conversation["object"], conversation["metadata"]) == ("conversation", {"a": "b"})
+        assert (await http.get(f"{PATH}/{id}")).json() == conversation
+        changed = (await http.post(f"{PATH}/{id}", json={"metadata": {"c": "d"}})).json()
+        assert changed == conversation | {"metadata": {"c": "d"}}
+        assert texts(await items(http, id)) == ["two", "one"]
+    async with app(database) as http:
+        assert (await http.get(f"{PATH}/{id}")).json() == changed
+        gone = (await http.delete(f"{PATH}/{id}")).json()
+        validate(gone, "DeletedConversationResource")
+        for method, path, body in [
+            ("GET", "", None),
+            ("POST", "", {"metadata": {}}),
+            ("DELETE", "", None),
+            ("GET", "/items", None),
+            ("POST", "/items", {"items": SAID}),
+            ("GET", "/items/x", None),
+            ("DELETE", "/items/x", None),
+        ]:
+            answer = await http.request(method, f"{PATH}/{id}{path}", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "conversation_not_found")
+
+
+async def test_one_without_anything(file: str) -> None:
+    async with app(file) as http:
+        conversation = await created(http)
+        assert conversation["metadata"] == {}
+        assert (await items(http, conversation["id"]))["data"] == []
+
+
+async def test_items(database: str) -> None:
+    async with app(database) as http:
+        id = (await created(http, items=SAID))["id"]
+        more = [{"role": "user", "content": [{"type": "input_text", "text": str(number)}]} for number in range(20)]
+        added = (await http.post(f"{PATH}/{id}/items", json={"items": more})).json()
+        validate(added, "ConversationItemList")
+        assert len(added["data"]) == 20
+        first = await items(http, id, order="asc", limit=3)
+        assert (texts(first), first["has_more"]) == (["one", "two", "0"], True)
+        rest = await items(http, id, order="asc", limit=100, after=first["last_id"])
+        assert (len(rest["data"]), rest["has_more"]) == (19, False)
+        path = f"{PATH}/{id}/items/{first['first_id']}"
+        one = (await http.get(path)).json()
+        validate(one, "ConversationItem")
+        assert one == first["data"][0]
+        validate((await http.delete(path)).json(), "ConversationResource")
+        for answer in (await http.get(path), await http.delete(path)):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "item_not_found")
+        assert texts(await items(http, id, order="asc", limit=2)) == ["two", "0"]
+
+
+async def test_calls_and_their_outputs(file: str) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "42"}
+    async with app(file) as http:
+        id = (await created(http, items=[call]))["id"]
+        answer = await http.post(f"{PATH}/{id}/items", json={"items": [output]})
+        assert answer.status_code == 200, answer.text
+        validate(await items(http, id), "ConversationItemList")
+        stray = await http.post(PATH, json={"items": [output]})
+        assert (stray.status_code, stray.json()["error"]["param"]) == (400, "items[0].call_id")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"items": "x"}, "items"),
+        ({"items": [1]}, "items[0]"),
+        ({"items": [{"role": "user"}]}, "items[0].content"),
+        ({"items": [{"role": "user", "content": "x"}] * 21}, "items"),
+        ({"items": [{"id": "a", "role": "user", "content": "x"}] * 2}, "items[1].id"),
+        ({"items": [{"type": "item_reference", "id": "nowhere"}]}, "items[0].id"),
+        ({"items": [{"type": "web_search_call"}]}, "items[0].type"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
+    ],
+)
+async def test_what_is_refused(file: str, body: dict[str, Any], param: str) -> None:
+    async with app(file) as http:
+        answer = await http.post(PATH, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_an_item_that_is_there_already(file: str) -> None:
+    mine = [{"id": "mine", "role": "user", "content": "x"}]
+    async with app(file) as http:
+        id = (await created(http, items=mine))["id"]
+        answer = await http.post(f"{PATH}/{id}/items", json={"items": mine})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "items")
+        assert (await http.post(f"{PATH}/{id}/items", json={})).status_code == 400
+        assert (await http.post(f"{PATH}/{id}", json={})).status_code == 200
+
+
+async def test_fields_that_are_not_known(file: str) -> None:
+    async with app(file) as http:
+        item = {"role": "user", "content": "x", "mood": "blue"}
+        answer = await http.post(PATH, json={"items": [item], "what": 1})
+        assert answer.headers["x-syringa-ignored"] == "what, items[0].mood"

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from syringa.config import Config
+from syringa.errors import EngineOverloaded, EngineUnavailable, StoreUnavailable
+from syringa.store import Store
+from tests.chat_models import plain_model, thinking_model
+from tests.client import eventually, server
+from tests.fake_engine import FakeEngine
+from tests.http.responding import PATH, Client, app, stream_events, text_of
+from tests.schemas import validate
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "syringa.db")
+
+
+async def stored(http: Client, id: str) -> dict[str, Any]:
+    answer = await http.get(f"{PATH}/{id}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_a_response_is_kept(database: str) -> None:
+    async with app(database) as http:
+        response = await http.respond(metadata={"a": "b"})
+        validate(response, "Response")
+        assert (response["status"], text_of(response)) == ("completed", "hello")
+        assert await stored(http, response["id"]) == response
+    async with app(database) as http:  # another process, after a restart
+        assert await stored(http, response["id"]) == response
+
+
+async def test_a_stream_ends_with_what_is_kept(database: str) -> None:
+    async with app(database) as http:
+        seen = await http.stream()
+        for number, event in enumerate(seen):
+            validate(event, "ResponseStreamEvent")
+            assert event["sequence_number"] == number
+        assert [event["type"] for event in seen[:2]] == ["response.created", "response.in_progress"]
+        assert "".join(e["delta"] for e in seen if e["type"] == "response.output_text.delta") == "hello"
+        assert seen[-1]["type"] == "response.completed"
+        assert await stored(http, seen[0]["response"]["id"]) == seen[-1]["response"]
+
+
+async def test_the_end_is_kept_before_it_is_told(file: str) -> None:
+    """A client that goes on at once from what it was just told finds it there."""
+    async with app(file) as http:
+        for _ in range(5):
+            seen = await http.stream()
+            await http.respond(previous_response_id=seen[-1]["response"]["id"])
+
+
+async def test_what_is_not_to_be_kept_is_not(file: str) -> None:
+    async with app(file) as http:
+        response = await http.respond(store=False)
+        assert not response["store"]
+        await http.stream(store=False)
+        assert http.work.state._store._database is None, "nobody needed the store"
+        assert (await http.get(f"{PATH}/{response['id']}")).status_code == 404
+
+
+@pytest.mark.parametrize(("mode", "setting"), [("open-responses", "openai"), (None, "open-responses")])
+async def test_open_responses(file: str, mode: str | None, setting: Any) -> None:
+    engine = FakeEngine(b"<think>hm</think>hello")
+    headers = {"x-syringa-responses-mode": mode} if mode else {}
+    async with app(file, engine, model=thinking_model(), responses_mode=setting) as http:
+        answer = await http.post(PATH, json={"input": "hi", "stream": True}, headers=headers)
+        seen = stream_events(answer.text, done=True)
+        assert "response.reasoning.delta" in [event["type"] for event in seen]
+        theirs = await http.post(
+            PATH, json={"input": "hi", "stream": True}, headers={"x-syringa-responses-mode": "openai"}
+        )
+        seen = stream_events(theirs.text)
+        assert "response.reasoning_text.delta" in [event["type"] for event in seen]
+        wrong = await http.post(PATH, json={"input": "hi"}, headers={"x-syringa-responses-mode": "other"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "x-syringa-responses-mode")
+
+
+async def test_delete(database: str) -> None:
+    async with app(database) as http:
+        id = (await http.respond())["id"]
+        assert (await http.delete(f"{PATH}/{id}")).json() == {"id": id, "object": "response", "deleted": True}
+        for answer in (await http.get(f"{PATH}/{id}"), await http.delete(f"{PATH}/{id}")):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
+
+
+async def test_input_items(database: str) -> None:
+    items = [{"role": "user", "content": f"{number}"} for number in range(5)]
+    async with app(database) as http:
+        id = (await http.respond(items))["id"]
+
+        async def page(**query: Any) -> dict[str, Any]:
+            answer = await http.get(f"{PATH}/{id}/input_items", params=query)
+            assert answer.status_code == 200, answer.text
+            body: dict[str, Any] = answer.json()
+            validate(body, "ResponseItemList")
+            return body
+
+        def texts(body: dict[str, Any]) -> str:
+            return "".join(each["content"][0]["text"] for each in body["data"])
+
+        whole = await page()
+        assert (texts(whole), whole["has_more"]) == ("43210", False)
+        first = await page(order="asc", limit=2)
+        assert (texts(first), first["has_more"]) == ("01", True)
+        assert [first["first_id"], first["last_id"]] == [each["id"] for each in first["data"]]
+        rest = await page(order="asc", limit=100, after=first["last_id"])
+        assert (texts(rest), rest["has_more"]) == ("234", False)
+        assert texts(await page(order="asc", before=rest["first_id"])) == "01"
+        empty = await page(order="asc", after=rest["last_id"])
+        assert (empty["data"], empty["first_id"]) == ([], "")
+        for query in ({"limit": 0}, {"limit": 101}, {"limit": "x"}, {"order": "up"}, {"include": "x"}):
+            answer = await http.get(f"{PATH}/{id}/input_items", params=query)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))
+        assert (await http.get(f"{PATH}/{id}/input_items", params={"after": "x"})).status_code == 404
+        assert (await http.get(f"{PATH}/other/input_items")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"stream": "maybe"}, "stream"),
+        ({"stream": "true"}, "stream"),
+        ({"starting_after": "1"}, "starting_after"),
+        ({"stream": "true", "starting_after": "-1"}, "starting_after"),
+        ({"stream": "true", "starting_after": "9" * 30}, "starting_after"),
+        ({"include_obfuscation": "true"}, "include_obfuscation"),
+        ({"include": "nonsense"}, "include"),
+    ],
+)
+async def test_queries_of_a_stored_response(file: str, query: dict[str, str], param: str) -> None:
+    async with app(file) as http:
+        id = (await http.respond())["id"]
+        answer = await http.get(f"{PATH}/{id}", params=query)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        good = {"include[]": "message.output_text.logprobs", "stream": "false"}
+        assert (await http.get(f"{PATH}/{id}", params=good)).status_code == 200
+
+
+async def test_tokens_of_an_input(database: str) -> None:
+    async with app(database) as http:
+        answer = await http.post(f"{PATH}/input_tokens", json={"input": "hi", "instructions": "be"})
+        validate(answer.json(), "TokenCountsResource")
+        assert answer.json() == {"object": "response.input_tokens", "input_tokens": len("[s]be[u]hi[a]")}
+        before = (await http.respond())["id"]
+        more = await http.post(f"{PATH}/input_tokens", json={"input": "x", "previous_response_id": before})
+        assert more.json()["input_tokens"] == len("[u]hi[a]hello[u]x[a]")
+
+
+async def test_a_compacted_conversation_goes_on(database: str) -> None:
+    async with app(database) as http:
+        before = (await http.respond())["id"]
+        answer = await http.post(f"{PATH}/compact", json={"model": "fake", "previous_response_id": before})
+        assert answer.status_code == 200, answer.text
+        validate(answer.json(), "CompactResource")
+    async with app(database) as http:
+        output = answer.json()["output"]
+        await http.respond([*output, {"role": "user", "content": "more"}])
+        assert http.prompt() == "[u]hi[a]hello[u]more[a]", "the fake summary is what the fake engine says"
+
+
+async def test_a_sealed_thought_comes_back(database: str) -> None:
+    engine = FakeEngine(b"<think>a plan</think>hello")
+    body: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"]}
+    async with app(database, engine, model=thinking_model()) as http:
+        output = (await http.respond(**body))["output"]
+        thought = next(item for item in output if item["type"] == "reasoning")
+        assert "plan" not in thought["encrypted_content"]
+        thought.pop("content")
+    async with app(database, FakeEngine("x"), model=thinking_model()) as http:
+        await http.respond([*output, {"role": "user", "content": "go on"}], **body)
+        assert "<think>a plan</think>" in http.prompt()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_refuses_has_its_status(file: str, stream: bool) -> None:
+    engine = FakeEngine("hello")
+    engine.fail, engine.fail_first = EngineOverloaded("full"), True
+    async with app(file, engine) as http:
+        error = await http.refuse(503, stream=stream)
+        assert error["code"] == "engine_overloaded"
+
+
+async def test_a_stream_that_fails_says_so_and_is_kept(database: str) -> None:
+    engine = FakeEngine("hello")
+    engine.fail = EngineUnavailable("it died")
+    async with app(database, engine) as http:
+        seen = await http.stream()
+        for event in seen:
+            validate(event, "ResponseStreamEvent")
+        assert seen[-1]["type"] == "response.failed"
+        failed = await stored(http, seen[0]["response"]["id"])
+        assert (failed["status"], failed["error"]) == ("failed", {"code": "server_error", "message": "it died"})
+        error = await http.refuse(400, previous_response_id=failed["id"])
+        assert "has failed" in error["message"]
+        open_ = await http.post(
+            PATH, json={"input": "x", "stream": True}, headers={"x-syringa-responses-mode": "open-responses"}
+        )
+        assert stream_events(open_.text, done=True)[-1]["type"] == "response.failed"
+
+
+async def test_a_timeout(file: str) -> None:
+    async with app(file, FakeEngine("hello", delay=0.2), request_timeout=0.3) as http:
+        seen = await http.stream()
+        assert seen[-1]["response"]["error"]["message"] == "The request took longer than 0.3 seconds."
+        assert (await http.refuse(503))["code"] == "timeout"
+        assert not http.engine.running
+
+
+async def test_without_a_store_nothing_is_generated(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    async with app(str(tmp_path / "file" / "below.db")) as http:
+        for stream in (True, False):
+            error = await http.refuse(503, stream=stream)
+            assert error["code"] == "store_unavailable"
+            assert "cannot be stored" in error["message"]
+        assert not http.engine.requests
+        assert text_of(await http.respond(store=False)) == "hello"
+
+
+async def test_a_store_that_fails_at_the_end_costs_no_answer(
+    file: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def away(self: Store, work: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    async with app(file, FakeEngine("hello", delay=0.02)) as http:
+        await http.respond()
+        for stream in (False, True):
+            with monkeypatch.context() as patch:
+                task = asyncio.create_task(http.stream() if stream else http.respond())  # type: ignore[arg-type]
+                assert await eventually(lambda: http.engine.running)
+                patch.setattr(Store, "write", away)
+                answer = await task
+            response = answer[-1]["response"] if isinstance(answer, list) else answer
+            assert (response["status"], text_of(response)) == ("completed", "hello")
+            assert "not stored yet" in caplog.text
+            # It is written as soon as that works.
+            assert await eventually_stored(http, response["id"], "completed")
+            assert await stored(http, response["id"]) == response
+
+
+async def eventually_stored(http: Client, id: str, status: str) -> bool:
+    for _ in range(300):
+        if (await stored(http, id))["status"] == status:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_cancels_its_response(database: str, stream: bool) -> None:
+    engine = FakeEngine("hello", delay=0.01)
+    config = Config(port=0, drain_timeout=1.0, database=database)
+    body = {"input": "hi", "stream": stream, "ignore_eos": True, "max_output_tokens": 3000}
+    async with server(engine, config, model=plain_model()) as http:
+        if stream:
+            async with http.stream("POST", PATH, json=body) as answer:
+                lines = answer.aiter_lines()
+                while "delta" not in await anext(lines):
+                    pass
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                await http.post(PATH, json=body, timeout=0.3)
+        assert await eventually(lambda: not engine.running)
+        id = engine.requests[0].id
+        for _ in range(200):
+            found = (await http.get(f"{PATH}/{id}")).json()
+            if found["status"] != "in_progress":
+                break
+            await asyncio.sleep(0.01)
+    assert found["status"] == "cancelled"
+    assert text_of(found).startswith("h")
+    validate(found, "Response")
+
+
+async def test_comments_come_after_the_opening(file: str) -> None:
+    async with app(file, FakeEngine("ab", delay=0.2), keep_alive=0.05) as http:
+        answer = await http.post(PATH, json={"input": "x", "stream": True})
+    assert answer.text.startswith("event: response.created\ndata: {")
+    assert ": waiting\n\n" in answer.text
+    assert stream_events(answer.text)[-1]["type"] == "response.completed"
+
+
+async def test_unknown_fields(file: str) -> None:
+    async with app(file) as http:
+        answer = await http.post(PATH, json={"input": "x", "what": 1})
+        assert answer.headers["x-syringa-ignored"] == "what"
+    async with app(file, unknown_fields="refuse") as http:
+        assert (await http.refuse(400, what=1))["param"] == "what"
+        assert not http.engine.requests

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syringa.errors import EngineUnavailable
+from syringa.service import background, owner
+from syringa.store import StoredResponse
+from tests.client import eventually
+from tests.fake_engine import FakeEngine
+from tests.http.responding import PATH, Client, app, stream_events, text_of
+from tests.schemas import validate
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "syringa.db")
+
+
+async def stored(http: Client, id: str) -> dict[str, Any]:
+    answer = await http.get(f"{PATH}/{id}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def ended(http: Client, id: str, seconds: float = 5.0) -> dict[str, Any]:
+    end = time.monotonic() + seconds
+    while (found := await stored(http, id))["status"] in ("queued", "in_progress"):
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)
+    return found
+
+
+async def resumed(http: Client, id: str, after: int | None = None, **kwargs: Any) -> list[dict[str, Any]]:
+    query: dict[str, Any] = {"stream": "true"} | ({} if after is None else {"starting_after": after})
+    answer = await http.get(f"{PATH}/{id}", params=query)
+    assert answer.status_code == 200, answer.text
+    return stream_events(answer.text, **kwargs)
+
+
+async def test_it_answers_at_once_and_goes_on(database: str) -> None:
+    async with app(database, FakeEngine("hello", delay=0.02)) as http:
+        response = await http.respond(background=True)
+        validate(response, "Response")
+        assert (response["status"], response["output"]) == ("queued", [])
+        assert (await stored(http, response["id"]))["status"] in ("queued", "in_progress")
+        final = await ended(http, response["id"])
+        assert (final["status"], text_of(final)) == ("completed", "hello")
+        validate(final, "Response")
+
+
+async def test_it_can_be_followed_from_anywhere(database: str) -> None:
+    async with app(database, FakeEngine("hello", delay=0.02)) as http, app(database) as other:
+        response = await http.respond(background=True)
+        here = asyncio.create_task(resumed(http, response["id"]))
+        there = asyncio.create_task(resumed(other, response["id"]))  # from the store: it runs in another process
+        whole = await here
+        assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
+        for event in whole:
+            validate(event, "ResponseStreamEvent")
+        assert [event["type"] for event in whole[:3]] == [
+            "response.created",
+            "response.queued",
+            "response.in_progress",
+        ]
+        assert whole[-1]["type"] == "response.completed"
+        assert whole[-1]["response"] == await stored(other, response["id"])
+        assert await there == whole
+        for after in (0, 4, len(whole) - 2):
+            assert await resumed(http, response["id"], after) == whole[after + 1 :]
+            assert await resumed(other, response["id"], after) == whole[after + 1 :]
+        assert await resumed(http, response["id"], 10_000) == []
+        assert await resumed(http, response["id"], len(whole) - 1) == []
+
+
+async def test_a_stream_of_it(database: str) -> None:
+    async with app(database) as http:
+        seen = await http.stream(background=True)
+        assert seen[-1]["type"] == "response.completed"
+        assert await resumed(http, seen[0]["response"]["id"]) == seen
+        answer = await http.get(
+            f"{PATH}/{seen[0]['response']['id']}?stream=true", headers={"x-syringa-responses-mode": "open-responses"}
+        )
+        assert stream_events(answer.text, done=True) == seen
+
+
+async def test_events_are_stored_while_it_runs(file: str) -> None:
+    engine = FakeEngine("x", delay=0.005)
+    async with app(file, engine) as http:
+        body: dict[str, Any] = {"ignore_eos": True, "max_output_tokens": 1000}
+        response = await http.respond(background=True, **body)
+        begun = time.monotonic()
+        await asyncio.sleep(1.2)
+        there = await http.work.state.store.events_after("", response["id"])
+        late = background.FLUSH_SECONDS + 0.5
+        assert len(there) > 20 * (time.monotonic() - begun - late)
+        assert (await stored(http, response["id"]))["status"] == "in_progress"
+
+
+async def test_old_events_leave_the_memory(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "RECENT", 10)
+    monkeypatch.setattr(background, "FLUSH_SECONDS", 0.02)
+    engine = FakeEngine("x", delay=0.001)
+    async with app(file, engine) as http:
+        response = await http.respond(background=True, ignore_eos=True, max_output_tokens=500)
+        await asyncio.sleep(0.5)
+        run = http.work.background.find("", response["id"])
+        assert run is not None
+        assert len(run._events) < 200
+        whole = await resumed(http, response["id"])
+        assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
+        assert len(whole) > 500
+
+
+async def test_cancel(database: str) -> None:
+    engine = FakeEngine("hello", delay=0.02)
+    async with app(database, engine) as http:
+        response = await http.respond(background=True, ignore_eos=True, max_output_tokens=1000)
+        follower = asyncio.create_task(resumed(http, response["id"]))
+        await asyncio.sleep(0.2)
+        cancelled = (await http.post(f"{PATH}/{response['id']}/cancel")).json()
+        validate(cancelled, "Response")
+        assert cancelled["status"] == "cancelled"
+        assert text_of(cancelled).startswith("h")
+        assert not engine.running
+        assert await stored(http, response["id"]) == cancelled
+        assert (await http.post(f"{PATH}/{response['id']}/cancel")).json() == cancelled
+        assert (await follower)[-1]["type"] == "response.output_text.delta"
+        await http.respond("on", previous_response_id=response["id"], max_output_tokens=1)
+
+
+async def test_cancel_by_another_process(database: str) -> None:
+    engine = FakeEngine("hello", delay=0.02)
+    async with app(database, engine) as http, app(database) as other:
+        response = await http.respond(background=True, ignore_eos=True, max_output_tokens=1000)
+        await asyncio.sleep(0.1)
+        cancelled = (await other.post(f"{PATH}/{response['id']}/cancel")).json()
+        assert cancelled["status"] == "cancelled"
+        assert await eventually(lambda: not engine.running, 3.0)
+        assert (await stored(http, response["id"]))["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_deleting_it_ends_it(database: str, elsewhere: bool) -> None:
+    engine = FakeEngine("hello", delay=0.02)
+    async with app(database, engine) as http, app(database) as other:
+        response = await http.respond(background=True, ignore_eos=True, max_output_tokens=1000)
+        await (other if elsewhere else http).delete(f"{PATH}/{response['id']}")
+        assert await eventually(lambda: not engine.running, 3.0)
+        assert (await http.get(f"{PATH}/{response['id']}")).status_code == 404
+
+
+async def test_only_background_responses_are_cancelled(file: str) -> None:
+    async with app(file) as http:
+        response = await http.respond()
+        answer = await http.post(f"{PATH}/{response['id']}/cancel")
+        assert answer.status_code == 400
+        assert "background" in answer.json()["error"]["message"]
+        assert (await http.post(f"{PATH}/resp_x/cancel")).status_code == 404
+
+
+async def test_it_needs_the_store(file: str) -> None:
+    async with app(file) as http:
+        assert (await http.refuse(400, background=True, store=False))["param"] == "background"
+
+
+async def test_there_is_a_limit(file: str) -> None:
+    engine = FakeEngine("hello", delay=0.05)
+    async with app(file, engine, max_background=2) as http:
+        running = [await http.respond(background=True) for _ in range(2)]
+        error = await http.refuse(503, background=True)
+        assert error["code"] == "too_many_background_responses"
+        await http.respond()
+        for each in running:
+            await ended(http, each["id"])
+        assert await eventually(lambda: not http.work.background._runs)
+        await http.respond(background=True)
+
+
+async def test_an_engine_that_fails(database: str) -> None:
+    engine = FakeEngine("hello", delay=0.01)
+    engine.fail = EngineUnavailable("it died")
+    async with app(database, engine) as http:
+        seen = await http.stream(background=True)
+        assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+        assert seen[-1]["type"] == "response.failed"
+        failed = await stored(http, seen[0]["response"]["id"])
+        assert (failed["status"], failed["error"]["message"]) == ("failed", "it died")
+        engine.fail_first = True
+        refused = await http.respond(background=True)
+        assert (await ended(http, refused["id"]))["status"] == "failed"
+
+
+async def test_a_server_that_ends(database: str) -> None:
+    engine = FakeEngine("hello", delay=0.02)
+    async with app(database, engine) as http:
+        quick = await http.respond(background=True)
+        slow = await http.respond(background=True, ignore_eos=True, max_output_tokens=3000)
+        await http.work.drain(0.5)
+        assert not engine.running
+    async with app(database) as http:
+        assert (await stored(http, quick["id"]))["status"] == "completed"
+        failed = await stored(http, slow["id"])
+        assert failed["status"] == "failed"
+        assert "stopped" in failed["error"]["message"]
+        assert (await resumed(http, slow["id"]))[-1]["type"] == "response.failed"
+
+
+async def test_a_server_that_died(database: str) -> None:
+    """Its responses are failed for whoever asks, at once; a follower is told by an event."""
+    machine, _, began, token = owner.name().split("/")
+    dead = "/".join((machine, "1", str(int(began) + 1), token))
+    async with app(database) as http:
+        whole = await http.respond()
+        found = await http.work.state.store.get_response("", whole["id"])
+        assert found is not None
+        body = found.body.replace(whole["id"], "resp_lost").replace('"completed"', '"in_progress"')
+        row = StoredResponse(
+            id="resp_lost", created_at=1, model="fake", status="in_progress", background=True, body=body, owner=dead
+        )
+        await http.work.state.store.create_response(row)
+    async with app(database) as http:
+        lost = await stored(http, "resp_lost")
+        assert (lost["status"], lost["error"]["code"]) == ("failed", "server_error")
+        validate(lost, "Response")
+        events = await resumed(http, "resp_lost")
+        assert [event["type"] for event in events] == ["response.failed"]
+        validate(events[0], "ResponseStreamEvent")
