@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -19,6 +20,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 MODE_HEADER = "x-syringa-responses-mode"
 _MODES = ("openai", "open-responses")
 MAX_PAGE = 100
+_INLINE_BYTES = 1 << 18
 
 
 async def read_body(request: Request, wire: type[T]) -> tuple[T, list[str]]:
@@ -26,7 +28,11 @@ async def read_body(request: Request, wire: type[T]) -> tuple[T, list[str]]:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType(f"The body must be application/json, and is {kind}.")
-    return decode(await request.body(), wire)
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        raise UnsupportedMediaType(f"The body must not be compressed, and is ({coding}).")
+    body = await request.body()
+    # Reading a large one takes a while, in which other requests must not wait.
+    return decode(body, wire) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(decode, body, wire)
 
 
 def heed(config: Config, ignored: list[str]) -> dict[str, str]:

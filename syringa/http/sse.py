@@ -29,6 +29,8 @@ logger = logging.getLogger("syringa.http")
 _WAITING = b": waiting\n\n"
 # How long a refusal may still have a status of its own before the stream is opened for comments.
 _GRACE = 1.0
+# How long a client may take to read what is left when all of it is there.
+_PATIENCE = 600.0
 
 Run = Callable[[Emit], Awaitable[Sequence[Any] | None]]
 """A generation that waits for somebody to take its events. The result, if any, are the chunks that close the stream."""
@@ -85,7 +87,9 @@ class StreamedAnswer(Response):
             if not isinstance(error, SyringaError):
                 logger.exception("a stream failed")
             last = self._framing.fail(error)
-        await self._outlet.end(last)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await self._outlet.end(last)
 
     def _emit(self, events: Sequence[Event]) -> None:
         write = self._write
@@ -109,7 +113,7 @@ class StreamedAnswer(Response):
         return b"".join([self._frame(chunk) for chunk in chunks])
 
     async def _comment(self) -> None:
-        if self._quiet:
+        if self._quiet and not self._outlet.behind:
             self._outlet.put(self._join(self._open()) or _WAITING)
         self._quiet = True
 

@@ -16,6 +16,7 @@ import pytest
 # Environment and pins, the newest. Those for JavaScript are the last that run on Node 20: openai 7 and ai 7 need 22.
 OPENAI_PYTHON = ("openai-python", "openai==3.49.0")
 LANGCHAIN = ("langchain", "langchain-openai==1.7.3")
+OPENAI_AGENTS = ("openai-agents", "openai-agents==0.24.0")
 INSTRUCTOR = ("instructor", "instructor==1.17.0")
 OPENAI_JS = ("openai-js", "openai@6.49.0", "zod@4.6.7")
 AI_SDK = ("ai-sdk", "ai@6.0.326", "@ai-sdk/openai-compatible@2.0.87", "zod@4.6.7")

@@ -114,3 +114,17 @@ async def test_the_tenant_is_the_keys_hash() -> None:
         await http.post("/v1/completions", json={}, headers={"authorization": "Bearer secret"})
     assert len(engine.requests[0].tenant) == 16
     assert "secret" not in engine.requests[0].tenant
+
+
+async def test_a_compressed_body_is_named_as_such() -> None:
+    async with client(FakeEngine("x")) as http:
+        headers = {"content-type": "application/json", "content-encoding": "gzip"}
+        answer = await http.post("/v1/completions", content=b"\x1f\x8b", headers=headers)
+    assert answer.status_code == 415
+    assert "gzip" in answer.json()["error"]["message"]
+
+
+async def test_a_large_body_is_read_beside_the_event_loop() -> None:
+    async with client(FakeEngine("x")) as http:
+        answer = await http.post("/v1/completions", json={"prompt": "x", "unknown": ["y"] * 200_000})
+    assert answer.headers["x-syringa-ignored"] == "unknown"
