@@ -27,6 +27,8 @@ _ENDING = "The server was stopped before the response was finished."
 async def begin(turns: Turns, turn: Turn, work: Work) -> tuple[Run, Response]:
     """Starts a turn that goes on without its client. The result has the response as it stands, which is queued."""
     assert turn.record is not None
+    if not turns.engine.ready:
+        raise EngineUnavailable("The model is still loading: try again shortly.")
     created, queued, started = turn.writer.begin(queued=True)
     response: Response = msgspec.to_builtins(created)["response"]
     with work.background.room():

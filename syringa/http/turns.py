@@ -124,6 +124,8 @@ class Turns:
         """Nothing is stored yet: `begin` does. `memory`: the histories that a connection keeps, by response id."""
         context = await self.context(body, organisation, open_mode=open_mode, memory=memory)
         call = await prepare(body, self.models, ignored, context)
+        if body.conversation_id is not None:
+            _refuse_known(call.input, context.history)
         drive = functools.partial(produce, self.engine, call.model.tokenizer, call.request)
         record: Record | None = None
         if body.store is not False:
@@ -168,6 +170,15 @@ class Turns:
         if conversation is not None:
             return await history.of_conversation(self.state.store, organisation, conversation)
         return []
+
+
+def _refuse_known(input: Items, said: Sequence[Mapping[str, Any]]) -> None:
+    """A conversation has each id once; an item that it has already would be left out of it."""
+    known = {item.get("id") for item in said}
+    for index, item in enumerate(input):
+        if item["id"] in known:
+            param = f"input[{index}].id"
+            raise InvalidRequest(f"{param}: the conversation has an item {item['id']!r} already.", param=param)
 
 
 def _is_sealed(body: ResponseRequest | InputTokensRequest, said: Items, found: Mapping[str, Any]) -> bool:

@@ -36,6 +36,8 @@ class Run:
         self.record = record
         self.cancelled = False
         self.response: Response | None = None  # how it ended
+        self.ended = False
+        self._finishing = False
         self._events: list[Event] = []
         self._first = 0  # the number of the first event in memory; they are numbered without gaps
         self._stored = 0  # the number of the first that is not in the store
@@ -48,10 +50,23 @@ class Run:
         self._add(events)
 
     async def finish(self, response: Response, events: Sequence[Event] = ()) -> None:
-        """The end, in the store before anybody hears of it."""
-        await self.record.finish(response, [*self._unstored(), *events])
-        self.response = response
-        self._add(events)
+        """The end, in the store before anybody hears of it. Once this has begun, nothing cancels it."""
+        self._finishing = True
+        await asyncio.shield(self.record.state.later(self._finish(response, events)))
+
+    async def _finish(self, response: Response, events: Sequence[Event]) -> None:
+        try:
+            await self.record.finish(response, [*self._unstored(), *events])
+            self.response = response
+        finally:
+            self.ended = True
+            self._add(events)
+
+    def give_up(self) -> None:
+        """Whatever became of it: those who follow must not wait for ever."""
+        if not self._finishing:
+            self.ended = True
+            self._add(())
 
     async def cancel(self) -> None:
         """Ends it, and waits until it has."""
@@ -61,7 +76,7 @@ class Run:
 
     def ask_to_cancel(self) -> None:
         """Its work finds out by being cancelled, and tells this from a server that ends by `cancelled`."""
-        if self.task is not None and not self.cancelled:
+        if self.task is not None and not self.cancelled and not self._finishing:
             self.cancelled = True
             self.task.cancel()
 
@@ -78,7 +93,7 @@ class Run:
     async def follow(self, after: int) -> AsyncIterator[Sequence[Event]]:
         """The events with higher numbers than `after`, as they come, until the end."""
         while True:
-            news, ended = self._news, self.response is not None
+            news, ended = self._news, self.ended
             if after + 1 < self._first:
                 store = self.record.state.store
                 events = await store.events_after(self.record.organisation, self.record.id, after, limit=_PAGE)
@@ -148,6 +163,7 @@ class Background:
             logger.exception("background response %s failed", run.record.id)
         finally:
             storing.cancel()
+            run.give_up()
 
     async def drain(self, seconds: float) -> None:
         """Gives what runs some time, then ends it."""
@@ -181,12 +197,14 @@ async def follow_stored(store: Store, organisation: str, id: str, after: int) ->
 async def _untold_end(store: Store, organisation: str, id: str, after: int) -> Event | None:
     """The last event of a response whose process died before it could write one."""
     found = await read(store, organisation, id)
-    told = await store.events_after(organisation, id, after - 1, limit=1)
-    if found is None or (after >= 0 and not told):  # deleted; or the follower began behind the end
+    if found is None:  # deleted
         return None
     response = found[1]
     type_ = _ENDS.get(response["status"])
-    if type_ is None or (told and msgspec.json.decode(told[0].json)["type"] in _ENDS.values()):
+    last = await store.last_event(organisation, id)
+    if type_ is None or (last is not None and msgspec.json.decode(last.json)["type"] in _ENDS.values()):
         return None
-    event = {"type": type_, "sequence_number": after + 1, "response": response}
-    return Event(after + 1, msgspec.json.encode(event).decode())
+    # A follower may have seen more than its process could still store.
+    number = max(after, last.sequence if last is not None else -1) + 1
+    event = {"type": type_, "sequence_number": number, "response": response}
+    return Event(number, msgspec.json.encode(event).decode())

@@ -35,12 +35,17 @@ async def of_response(store: Store, organisation: str, id: str) -> list[dict[str
 
 
 async def _conversation_before(store: Store, organisation: str, chain: Chain) -> list[Item]:
-    """A chain may begin with a response that ran in a conversation, and went on from what that held until then."""
+    """A chain may begin with a response that ran in a conversation, and went on from what that held until then.
+
+    Where all that it left in the conversation was deleted, nothing says what came before it, and nothing is taken.
+    """
     conversation = chain.links[0].conversation_id
     if conversation is None:
         return []
     theirs = {item.id for item in chain.items}
     items = await store.conversation_history(organisation, conversation) or ()
+    if not any(item.id in theirs for item in items):
+        return []
     return list(itertools.takewhile(lambda item: item.id not in theirs, items))
 
 

@@ -70,8 +70,12 @@ class State:
 
     async def end(self, response: Running, write: Write) -> None:
         """Writes a response's last state. Whoever waits for the answer gets it even if this fails: it is tried again
-        until it is written, or this process ends and another one finds it without an owner."""
+        until it is written, or this process ends and another one finds it without an owner. A client that goes away
+        in the middle does not stop it."""
         self._running.pop(response, None)
+        await asyncio.shield(self.later(self._end(response, write)))
+
+    async def _end(self, response: Running, write: Write) -> None:
         try:
             await write()
         except StoreUnavailable as error:
@@ -82,11 +86,12 @@ class State:
         except StoreError as error:
             logger.error("response %s is answered, and not stored: %s", response.id, error.message)
 
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work` without anybody waiting, for whoever is being cancelled. `close` waits for it."""
+    def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs `work` whether or not anybody waits, for whoever may be cancelled. `close` waits for it."""
         task = asyncio.create_task(work)
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
+        return task
 
     async def fail_orphans(self) -> None:
         """Marks as failed what other processes left behind when they died."""

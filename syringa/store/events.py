@@ -40,3 +40,14 @@ class Events(Queries):
             .limit(limit)
         )
         return [Event(number, event) for number, event in self.connection.execute(query)]
+
+    def last(self, organisation: str, id: str) -> Event | None:
+        table = response_events
+        query = (
+            select(table.c.sequence, table.c.event)
+            .where(table.c.organisation == organisation, table.c.response_id == id)
+            .order_by(table.c.sequence.desc())
+            .limit(1)
+        )
+        found = self.connection.execute(query).first()
+        return Event(found[0], found[1]) if found is not None else None

@@ -148,6 +148,9 @@ class Store:
         """The events with higher numbers, in order, and at most `limit` of them."""
         return await self.read(lambda session: session.events.after(organisation, id, sequence, limit))
 
+    async def last_event(self, organisation: str, id: str) -> Event | None:
+        return await self.read(lambda session: session.events.last(organisation, id))
+
     # Conversations
 
     async def create_conversation(self, conversation: Conversation, items: Sequence[Item] = ()) -> bool:

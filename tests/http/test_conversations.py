@@ -138,3 +138,12 @@ async def test_fields_that_are_not_known(file: str) -> None:
         item = {"role": "user", "content": "x", "mood": "blue"}
         answer = await http.post(PATH, json={"items": [item], "what": 1})
         assert answer.headers["x-syringa-ignored"] == "what, items[0].mood"
+
+
+async def test_an_item_that_the_conversation_has_already_is_refused(tmp_path: Path) -> None:
+    async with app(str(tmp_path / "syringa.db")) as http:
+        item = {"type": "message", "role": "user", "content": "one", "id": "msg_mine"}
+        conversation = (await http.post("/v1/conversations", json={"items": [item]})).json()["id"]
+        again = {**item, "content": "another"}
+        error = await http.refuse(400, conversation=conversation, input=[again])
+        assert error["param"] == "input[0].id"

@@ -231,3 +231,48 @@ async def test_a_server_that_died(database: str) -> None:
         events = await resumed(http, "resp_lost")
         assert [event["type"] for event in events] == ["response.failed"]
         validate(events[0], "ResponseStreamEvent")
+
+
+async def test_a_cancel_during_the_last_write_comes_too_late(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    write = background.Record._write
+
+    async def slowly(self: Any, *args: Any) -> None:
+        begun.set()
+        await go_on.wait()
+        await write(self, *args)
+
+    monkeypatch.setattr(background.Record, "_write", slowly)
+    async with app(file, FakeEngine("hello")) as http:
+        response = await http.respond(background=True)
+        follower = asyncio.create_task(resumed(http, response["id"]))
+        await asyncio.wait_for(begun.wait(), 5)
+        cancel = asyncio.create_task(http.post(f"{PATH}/{response['id']}/cancel"))
+        await asyncio.sleep(0.05)
+        assert not cancel.done()
+        go_on.set()
+        assert (await cancel).json()["status"] == "completed"
+        events = await asyncio.wait_for(follower, 5)
+        assert events[-1]["type"] == "response.completed"
+        assert (await stored(http, response["id"]))["status"] == "completed"
+
+
+async def test_a_follower_ahead_of_what_was_stored_hears_of_the_end(file: str) -> None:
+    async with app(file, FakeEngine("hello")) as http:
+        row = StoredResponse(
+            id="resp_lost", created_at=1, model="m", status="failed", background=True, body='{"status": "failed"}'
+        )
+        await http.work.state.store.create_response(row)
+        for after in (None, 0, 7):
+            answer = await http.get(
+                f"{PATH}/resp_lost", params={"stream": "true"} | ({} if after is None else {"starting_after": after})
+            )
+            assert "response.failed" in answer.text, after
+            assert f'"sequence_number":{0 if after is None else after + 1}' in answer.text
+
+
+async def test_while_the_model_loads_none_is_taken(file: str) -> None:
+    engine = FakeEngine("x")
+    engine.ready = False
+    async with app(file, engine) as http:
+        assert (await http.refuse(503, background=True))["code"] == "engine_unavailable"

@@ -96,3 +96,22 @@ async def test_places_are_held_while_runs_begin() -> None:
         pass
     with background.room():
         pass
+
+
+async def test_a_client_that_goes_away_during_the_last_write_does_not_stop_it(tmp_path: Path) -> None:
+    state = State(config(tmp_path))
+    begun, go_on, written = asyncio.Event(), asyncio.Event(), False
+
+    async def write() -> None:
+        nonlocal written
+        begun.set()
+        await go_on.wait()
+        written = True
+
+    waiting = asyncio.create_task(state.end(Running("acme", "r"), write))
+    await begun.wait()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    go_on.set()
+    await state.close()
+    assert written
