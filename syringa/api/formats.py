@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -14,7 +13,9 @@ from syringa.api.model import ServedModel
 from syringa.dialect import CallFormat
 from syringa.errors import InvalidRequest, SyringaError
 from syringa.prompt.answer import Thinking, answer_grammar
+from syringa.prompt.compiling import in_workshop
 from syringa.prompt.grammar import validate
+from syringa.prompt.lark_bounds import check_grammar_text
 from syringa.prompt.schema import enforceable
 from syringa.prompt.tools import ToolUse, closed
 from syringa.types import Grammar
@@ -81,11 +82,11 @@ def to_grammar(grammar: Any, response_format: Any, ignored: list[str] | None = N
         case "regex" | "lark":
             if not isinstance(given.value, str):
                 raise InvalidRequest("grammar.value: expected a string.", param="grammar.value")
-            return Grammar(given.type, given.value)
+            return _own_grammar(Grammar(given.type, given.value))
         case "json_schema":
             return schema_grammar(_json_value(given.value), "grammar.value", strict=False, ignored=ignored)
         case "llguidance":
-            return Grammar(given.type, _encode(_json_value(given.value)))
+            return _own_grammar(Grammar(given.type, _encode(_json_value(given.value))))
     raise InvalidRequest("grammar.type: expected regex, json_schema, lark or llguidance.", param="grammar.type")
 
 
@@ -97,7 +98,8 @@ def schema_grammar(schema: Any, path: str, *, strict: bool, ignored: list[str], 
     try:
         kept, left_out, unknown = enforceable(schema)
     except InvalidRequest as error:
-        raise InvalidRequest(error.message, param=path) from None
+        where = path + (error.param or "")
+        raise InvalidRequest(f"{where}: {error.message}", param=where, code=error.code) from None
     if strict and left_out:
         names = ", ".join(path + each for each in left_out[:20])
         raise InvalidRequest(
@@ -140,8 +142,7 @@ async def compose(
 
     if thinking is None and tools is None:
         return constraint
-    # Compiling can take a while; other requests must not wait for it.
-    return await asyncio.to_thread(compiled)
+    return await in_workshop(compiled, "tools" if tools is not None else asked)
 
 
 def _from_format(given: Any, ignored: list[str]) -> Grammar | None:
@@ -164,6 +165,12 @@ def _from_format(given: Any, ignored: list[str]) -> Grammar | None:
     raise InvalidRequest(
         "response_format.type: expected text, json_object or json_schema.", param="response_format.type"
     )
+
+
+def _own_grammar(grammar: Grammar) -> Grammar:
+    """One that the client wrote, and that is not out of all bounds."""
+    check_grammar_text(grammar, "grammar.value")
+    return grammar
 
 
 def _encode(value: Any) -> str:

@@ -13,6 +13,7 @@ from syringa.api.describe import nullable, says
 from syringa.api.formats import FORMAT_SCHEMA, GRAMMAR_SCHEMA, check_grammar, to_grammar
 from syringa.api.model import ServedModel
 from syringa.errors import InvalidRequest
+from syringa.prompt.compiling import in_workshop
 from syringa.types import Grammar, Sampling, Stopping
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -96,8 +97,8 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
     """
     grammar = None
     if fields.grammar is not None or fields.response_format is not None:
-        # Compiling a hostile grammar can take a while; other requests must not wait for it.
-        grammar = await asyncio.to_thread(_checked_grammar, fields, [] if ignored is None else ignored)
+        found = [] if ignored is None else ignored
+        grammar = await in_workshop(lambda: _checked_grammar(fields, found), _constraint_field(fields))
     seed = secrets.randbits(63) if fields.seed is None else fields.seed & (2**63 - 1)
     return Sampling(
         seed=seed,
@@ -120,8 +121,12 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
 def _checked_grammar(fields: SamplingFields, ignored: list[str]) -> Grammar | None:
     grammar = to_grammar(fields.grammar, fields.response_format, ignored)
     if grammar is not None:
-        check_grammar(grammar, "grammar" if fields.grammar is not None else "response_format")
+        check_grammar(grammar, _constraint_field(fields))
     return grammar
+
+
+def _constraint_field(fields: SamplingFields) -> str:
+    return "grammar" if fields.grammar is not None else "response_format"
 
 
 def constraint_field(fields: SamplingFields, tools: object | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from syringa.api.formats import schema_grammar
 from syringa.errors import InvalidRequest
 from syringa.events import EndReason, ToolCallDelta, ToolCallStart
 from syringa.output.collect import CollectedCall
+from syringa.prompt.compiling import in_workshop
 from syringa.prompt.grammar import validate
 from syringa.prompt.tools import ANY_ARGUMENTS, Tool, ToolUse, closed
 from syringa.types import Grammar
@@ -116,8 +116,8 @@ async def read_tools(
             raise InvalidRequest("tool_choice asks for a tool, and there are no tools.", param="tool_choice")
         return None
     try:
-        # Schemas are compiled to see whether they can be; other requests must not wait for it.
-        return await asyncio.to_thread(_read, tools, choice, ignored, parallel, hold)
+        # Schemas are compiled to see whether they can be.
+        return await in_workshop(lambda: _read(tools, choice, ignored, parallel, hold), "tools")
     except RecursionError:
         raise InvalidRequest("tools: a schema is nested too deeply.", param="tools") from None
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from syringa.errors import InvalidRequest
 from syringa.prompt.grammar import validate
+from syringa.prompt.overlap import check_overlap
+from syringa.prompt.trails import ROOT, Trail, resolve
 from syringa.types import Grammar
 
 # Each keyword with the type of value that it binds; None: any.
@@ -66,12 +68,22 @@ _SUSPECT = re.compile(r"\(\?<?[=!]|\\[bBkG1-9]|.\^|\$.", re.DOTALL)
 _BEYOND_REGEX = ("look-around", "lookarounds", "backreferences")
 # Compiling takes some 0.1 ms. Past this many, a suspect is taken for what it looks like.
 _MOST_TRIES = 64
+_MOST_TRIED = 50_000  # parts, in all tries of a whole schema
+MOST_NODES = 5_000  # schemas in one
+MOST_OPTIONAL = 400  # properties of one object; llguidance keeps them all in mind, and gives up near 500
+_MOST_UNKNOWN = 1_000
+_DEEPEST = 128  # as deep as llguidance reads JSON
+_OPTIONS = "x-guidance"  # llguidance's own options, which could loosen the schema
 
 
 def enforceable(schema: Any) -> tuple[Any, list[str], list[str]]:
-    """A copy without what cannot be enforced; the paths of that; and the paths of keywords that nobody knows."""
+    """A copy without what cannot be enforced; the paths of that; and the paths of keywords that nobody knows.
+
+    Raises `InvalidRequest`, with a path in the schema as `param`, for one that would be too much to compile.
+    """
     walk = _Walk(schema)
     walk.run()
+    check_overlap(walk.root)
     walk.loosen()
     return walk.root, walk.left_out, walk.unknown
 
@@ -83,57 +95,78 @@ class _Walk:
         try:
             self.root = json.loads(json.dumps(schema, allow_nan=False))
         except (ValueError, RecursionError):
-            raise InvalidRequest("The schema is nested too deeply, or has a number that is too large.") from None
+            raise InvalidRequest(
+                "the schema is nested too deeply, or has a number that is too large.", param=""
+            ) from None
         self.left_out: list[str] = []
         self.unknown: list[str] = []
-        self._one_ofs: list[tuple[dict[str, Any], str]] = []
-        self._queue: deque[tuple[Any, str]] = deque([(self.root, "")])
+        self._one_ofs: list[tuple[dict[str, Any], Trail]] = []
+        self._queue: deque[tuple[Any, Trail]] = deque([(self.root, ROOT)])
         self._seen: set[int] = set()
         self._tries = 0
 
     def run(self) -> None:
         while self._queue:
-            node, path = self._queue.popleft()
+            node, trail = self._queue.popleft()
             if isinstance(node, dict) and id(node) not in self._seen:
                 self._seen.add(id(node))
-                self._leave_out(node, path)
-                self._follow(node, path)
+                self._bound(node, trail)
+                self._leave_out(node, trail)
+                self._follow(node, trail)
 
-    def _leave_out(self, node: dict[str, Any], path: str) -> None:
+    def _bound(self, node: dict[str, Any], trail: Trail) -> None:
+        if len(self._seen) > MOST_NODES:
+            raise InvalidRequest(f"the schema has more than {MOST_NODES} parts.", param="")
+        if trail.depth > _DEEPEST:
+            raise InvalidRequest("the schema is nested too deeply.", param="")
+        optional = len(_keys(node, "properties") - _keys(node, "required"))
+        if optional > MOST_OPTIONAL:
+            raise InvalidRequest(
+                f"at most {MOST_OPTIONAL} properties can be optional, got {optional}.", param=f"{trail}.properties"
+            )
+
+    def _leave_out(self, node: dict[str, Any], trail: Trail) -> None:
         gone = [key for key in node if key in UNENFORCED]
-        self.left_out += [f"{path}.{key}" for key in gone if _binds(node, key)]
-        self.unknown += [f"{path}.{key}" for key in node if key not in _WORDS and key[:2] != "x-"]
+        self.left_out += [str(trail.to(f".{key}")) for key in gone if _binds(node, key)]
+        unknown = [key for key in node if key not in _WORDS and key[:2] != "x-"]
+        if len(self.unknown) + len(unknown) > _MOST_UNKNOWN:
+            raise InvalidRequest(f"the schema has more than {_MOST_UNKNOWN} keywords that nobody knows.", param="")
+        self.unknown += [str(trail.to(f".{key}")) for key in unknown]
+        if _OPTIONS in node:
+            gone.append(_OPTIONS)
+            self.left_out.append(f"{trail}.{_OPTIONS}")
         form = node.get("format")
         if isinstance(form, str) and form not in FORMATS:
             gone.append("format")
-            self.left_out += [f"{path}.format"] if _applies(node, "string") else []
+            self.left_out += [f"{trail}.format"] if _applies(node, "string") else []
         if isinstance(node.get("pattern"), str) and self._is_beyond_regex(node["pattern"]):
             gone.append("pattern")
-            self.left_out += [f"{path}.pattern"] if _applies(node, "string") else []
+            self.left_out += [f"{trail}.pattern"] if _applies(node, "string") else []
         by_pattern = node.get("patternProperties")
         for pattern in list(by_pattern) if isinstance(by_pattern, dict) else []:
             if self._is_beyond_regex(pattern):
                 del node["patternProperties"][pattern]
-                self.left_out.append(f"{path}.patternProperties.{pattern}")
+                self.left_out.append(str(trail.to(".patternProperties").to(f".{pattern}")))
         # llguidance counts properties only where none of the named ones is optional.
         if not _keys(node, "properties") <= _keys(node, "required"):
             for key in ("minProperties", "maxProperties"):
                 if key in node:
                     gone.append(key)
-                    self.left_out.append(f"{path}.{key}")
+                    self.left_out.append(f"{trail}.{key}")
         for key in gone:
             del node[key]
 
-    def _follow(self, node: dict[str, Any], path: str) -> None:
+    def _follow(self, node: dict[str, Any], trail: Trail) -> None:
         for key in _NAMED:
             if isinstance(node.get(key), dict):
-                self._queue += [(each, f"{path}.{key}.{name}") for name, each in node[key].items()]
+                inner = trail.to(f".{key}")
+                self._queue += [(each, inner.to(f".{name}")) for name, each in node[key].items()]
         for key in (*_LISTED, "items"):
             if isinstance(node.get(key), list):
-                self._queue += [(each, f"{path}.{key}[{index}]") for index, each in enumerate(node[key])]
-        self._queue += [(node[key], f"{path}.{key}") for key in _SINGLE if key in node]
+                self._queue += [(each, trail.to(f".{key}[{index}]")) for index, each in enumerate(node[key])]
+        self._queue += [(node[key], trail.to(f".{key}")) for key in _SINGLE if key in node]
         if isinstance(node.get("oneOf"), list) and len(node["oneOf"]) > 1:
-            self._one_ofs.append((node, path))
+            self._one_ofs.append((node, trail))
         if isinstance(node.get("$ref"), str):
             self._follow_reference(node["$ref"])
 
@@ -141,12 +174,12 @@ class _Walk:
         if reference == "#":
             return
         if reference.startswith("#/"):
-            self._queue.append(_resolve(self.root, reference))
+            self._queue.append(resolve(self.root, reference))
             return
         # By an anchor or an address: it could be any of the definitions.
         for key in _DEFINED:
             if isinstance(self.root, dict) and isinstance(self.root.get(key), dict):
-                self._queue += [(each, f".{key}.{name}") for name, each in self.root[key].items()]
+                self._queue += [(each, ROOT.to(f".{key}.{name}")) for name, each in self.root[key].items()]
 
     def _is_beyond_regex(self, pattern: str) -> bool:
         if not _SUSPECT.search(pattern):
@@ -161,10 +194,11 @@ class _Walk:
         """A `oneOf` whose alternatives may overlap becomes an `anyOf`."""
         if not self._one_ofs or "oneOf" not in _complaint(self.root):
             return
-        few = self._one_ofs if len(self._one_ofs) <= _MOST_TRIES else []
-        for node, path in [each for each in few if self._overlaps(each[0])] or self._one_ofs:
+        tries = len(self._one_ofs)
+        few = self._one_ofs if tries <= _MOST_TRIES and tries * len(self._seen) <= _MOST_TRIED else []
+        for node, trail in [each for each in few if self._overlaps(each[0])] or self._one_ofs:
             _to_any_of(node)
-            self.left_out.append(f"{path}.oneOf")
+            self.left_out.append(f"{trail}.oneOf")
 
     def _overlaps(self, node: dict[str, Any]) -> bool:
         """Whether llguidance refuses this `oneOf` when it is the only one."""
@@ -207,20 +241,6 @@ def _applies(node: dict[str, Any], kind: str) -> bool:
 def _keys(node: dict[str, Any], key: str) -> set[str]:
     found = node.get(key)
     return {each for each in found if isinstance(each, str)} if isinstance(found, dict | list) else set()
-
-
-def _resolve(root: Any, reference: str) -> tuple[Any, str]:
-    """What a JSON pointer points to, and its path. What is not there is for llguidance to refuse."""
-    node, path = root, ""
-    for part in reference[2:].split("/"):
-        part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, dict) and part in node:
-            node, path = node[part], f"{path}.{part}"
-        elif isinstance(node, list) and part.isascii() and part.isdigit() and int(part[:9]) < len(node):
-            node, path = node[int(part[:9])], f"{path}[{part}]"
-        else:
-            return None, path
-    return node, path
 
 
 def _to_any_of(node: dict[str, Any]) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
 
+from syringa.api import formats
+from syringa.prompt import compiling
+from syringa.prompt.compiling import Workshop
 from syringa.prompt.tools import closed
 from tests.client import client
 from tests.fake_engine import FakeEngine
@@ -73,6 +79,71 @@ async def test_unknown_fields_inside_are_named(body: dict[str, Any], named: str)
         answer = await http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-syringa-ignored"] == named
+
+
+MANY: dict[str, Any] = {"allOf": [{"type": "string", "pattern": f".*a{{{each}}}.*b"} for each in range(20)]}
+LARK = "start: A\nA: " + " & ".join(f"/(.|\\n)*a{{{each}}}(.|\\n)*b/" for each in range(20))
+OPTIONAL = {"type": "object", "properties": {str(each): {} for each in range(10_000)}}
+AT = "response_format.json_schema.schema"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (shaped(MANY), AT),
+        (shaped({"type": "object", "properties": {"x": MANY}}), f"{AT}.properties.x"),
+        (shaped(OPTIONAL), f"{AT}.properties"),
+        (shaped({"$ref": "#"}), AT),
+        (shaped({"x-guidance": {"lenient": True}, "not": {}}, strict=True), f"{AT}.not"),
+        (shaped({"x-guidance": {"lenient": True}}, strict=True), f"{AT}.x-guidance"),
+        ({"grammar": {"type": "json_schema", "value": MANY}}, "grammar.value"),
+        ({"grammar": {"type": "lark", "value": LARK}}, "grammar.value"),
+        ({"grammar": {"type": "lark", "value": "start: start"}}, "grammar.value"),
+        (
+            {"grammar": {"type": "llguidance", "value": {"grammars": [{"lark_grammar": LARK}]}}},
+            "grammar.value.grammars[0].lark_grammar",
+        ),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": MANY}}}}],
+                "tool_choice": "required",
+            },
+            "tools[0].function.parameters.properties.x",
+        ),
+    ],
+    ids=lambda value: str(value)[:70],
+)
+async def test_what_would_take_too_long_is_refused_at_once(body: dict[str, Any], param: str) -> None:
+    async with client() as http:
+        started = time.perf_counter()
+        answer = await http.post("/v1/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert param in answer.json()["error"]["message"]
+    assert time.perf_counter() - started < 1
+
+
+async def test_options_of_llguidance_are_named() -> None:
+    async with client() as http:
+        answer = await http.post("/v1/completions", json=shaped({"type": "string", "x-guidance": {"lenient": True}}))
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-syringa-ignored"] == f"{AT}.x-guidance"
+
+
+async def test_a_grammar_that_compiles_for_ever_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(compiling, "_workshop", Workshop(threads=1, waiting=1, seconds=0.3))
+    monkeypatch.setattr(formats, "validate", lambda grammar: release.wait(10))
+    async with client() as http:
+        tasks = [asyncio.create_task(http.post("/v1/completions", json=shaped({}))) for _ in range(3)]
+        plain = await http.post("/v1/completions", json={})
+        answers = [await task for task in tasks]
+    release.set()
+    assert plain.status_code == 200
+    assert sorted(answer.status_code for answer in answers) == [400, 503, 503]
+    slow = next(answer for answer in answers if answer.status_code == 400).json()["error"]
+    assert slow["param"] == "response_format"
+    assert "too long to compile" in slow["message"]
 
 
 @pytest.mark.parametrize(

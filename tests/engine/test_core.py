@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -222,6 +223,27 @@ def test_grammars_and_their_failures_are_a_requests_own(engine: Make, encode: An
     assert answers["stuck", 0].finish == "error"
     assert answers["stuck", 0].deltas[-1].error
     assert len(answers["free", 0].tokens) == 5
+    assert everything_is_free(core)
+
+
+def test_a_costly_grammar_ends_alone_and_stalls_nobody(engine: Make, encode: Any) -> None:
+    core = engine(kv_cache_tokens=32_768)
+    driver = Driver(core)
+    costly = Grammar("lark", 'start: e\ne: e e e | e e | /[a-z]/ | " "')
+    ends = {"end_tokens": core.loaded.description.end_tokens}
+    driver.submit(request("steady", encode("Hello"), max_tokens=60, stopping={"ignore_eos": True}))
+    driver.submit(request("costly", encode("Hello"), grammar=costly, choices=64, max_tokens=40, stopping=ends))
+    longest = 0.0
+    while core.busy or core.stats().waiting:
+        started = time.perf_counter()
+        driver.step()
+        longest = max(longest, time.perf_counter() - started)
+    answers = driver.answers
+    assert len(answers["steady", 0].tokens) == 60
+    last = [answers["costly", choice].deltas[-1] for choice in range(64)]
+    assert {delta.finish for delta in last} == {"error"}
+    assert all("too" in (delta.error or "") and delta.fault == "grammar" for delta in last)
+    assert longest < 3, "it was 8 s"
     assert everything_is_free(core)
 
 

@@ -138,6 +138,30 @@ def test_padding_ids_are_never_allowed(compiler: GrammarCompiler, tokenizer: Tok
     assert max(allowed(compiler, state)) < tokenizer.get_vocab_size()
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("json_schema", '{"const": "a<turn>b"}', '"a<turn>b"'),
+        ("json_schema", '{"enum": ["<end>"]}', '"<end>"'),
+        ("json_schema", '{"type":"object","properties":{"<turn>":{"const":1}},"required":["<turn>"]}', '{"<turn>":1'),
+        ("regex", "ab<turn>cd", "ab<turn>cd"),
+        ("lark", 'start: "x" y\ny: "<turn><end>"', "x<turn><end>"),
+        ("llguidance", '{"grammars": [{"lark_grammar": "start: \\"<turn>\\""}]}', "<turn>"),
+    ],
+)
+def test_a_text_that_looks_like_a_special_token_is_text(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, kind: GrammarKind, value: str, text: str
+) -> None:
+    assert generate(compiler, tokenizer, compiled(compiler, kind, value), 1).startswith(text)
+
+
+@pytest.mark.parametrize("value", ["start: <turn>", "start: <[1]>", 'start: "a"? <turn> | <[1-1]>'])
+def test_special_tokens_go_by_name_and_by_id(compiler: GrammarCompiler, value: str) -> None:
+    assert TURN in allowed(compiler, compiled(compiler, "lark", value))
+    inside = json.dumps({"grammars": [{"lark_grammar": "start: @inner"}, {"name": "inner", "lark_grammar": value}]})
+    assert TURN in allowed(compiler, compiled(compiler, "llguidance", inside))
+
+
 def test_a_failure_stays_with_its_sequence(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     good, bad = compiled(compiler, "regex", "(yes|no)"), compiled(compiler, "regex", "(yes|no)")
     wrong = tokenizer.token_to_id("z")
@@ -161,6 +185,17 @@ def test_a_grammar_that_grows_too_large_fails_alone_and_late(compiler: GrammarCo
         compiler.fill_masks([state])
     assert state.error is not None
     assert "too many" in state.error
+    assert not allowed(compiler, state), "an end token would look like an end"
+
+
+def test_a_state_can_be_failed_from_outside(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    state, other = compiled(compiler, "regex", "a"), compiled(compiler, "regex", "a")
+    state.fail("No more.")
+    assert state.error == "No more."
+    assert not state.accept(tokenizer.token_to_id("a"))
+    assert not state.finished
+    assert other.accept(tokenizer.token_to_id("a"))
+    assert other.finished
 
 
 @pytest.mark.parametrize(

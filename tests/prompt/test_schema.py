@@ -188,6 +188,13 @@ def test_only_the_one_of_that_overlaps_is_loosened() -> None:
     assert kept["properties"]["b"] == {"anyOf": over["oneOf"]}
 
 
+def test_options_of_llguidance_are_left_out_and_named() -> None:
+    inner = {"type": "object", "x-guidance": {"lenient": True}, "x-order": 1}
+    kept, left_out, unknown = enforceable({"properties": {"a": inner}, "x-guidance": {"lenient": True}})
+    assert kept == {"properties": {"a": {"type": "object", "x-order": 1}}}
+    assert (left_out, unknown) == ([".x-guidance", ".properties.a.x-guidance"], [])
+
+
 def test_unknown_words_are_named() -> None:
     assert enforceable({"type": "object", "properties": {"a": {"nullable": True}}, "requried": []})[2] == [
         ".requried",
@@ -209,7 +216,8 @@ def test_a_deep_schema_is_refused() -> None:
 
 
 def test_many_suspects_cost_little() -> None:
-    schema = {"properties": {str(each): {"type": "string", "pattern": f"^(?!{each})"} for each in range(5000)}}
-    assert len(enforceable(schema)[1]) == 5000
-    many = {"properties": {str(each): {"oneOf": [{"type": "integer"}, {"type": "number"}]} for each in range(500)}}
-    assert len(enforceable(many)[1]) == 500
+    names = [str(each) for each in range(4000)]
+    schema = {"properties": {each: {"type": "string", "pattern": f"^(?!{each})"} for each in names}, "required": names}
+    assert len(enforceable(schema)[1]) == 4000
+    many = {"properties": {str(each): {"oneOf": [{"type": "integer"}, {"type": "number"}]} for each in range(400)}}
+    assert len(enforceable(many)[1]) == 400

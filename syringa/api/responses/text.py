@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,6 +11,7 @@ from syringa.api.common import convert
 from syringa.api.formats import ANY_OBJECT, check_grammar, schema_grammar
 from syringa.api.responses.schemas import NAME
 from syringa.errors import InvalidRequest
+from syringa.prompt.compiling import in_workshop
 from syringa.types import Grammar
 
 _PATH = "text.format"
@@ -58,7 +58,7 @@ async def read_text(given: dict[str, Any] | None, ignored: list[str], *, open_mo
             field = convert(form, SchemaField, path=_PATH, ignored=ignored)
             echo = _echo(field, open_mode)
             # Compiling a hostile schema can take a while; other requests must not wait for it.
-            grammar = await asyncio.to_thread(_checked, field, ignored)
+            grammar = await in_workshop(lambda: _checked(field, ignored), "text.format")
         case _:
             raise InvalidRequest(
                 f"{_PATH}.type: expected text, json_object or json_schema, not {kind!r}.", param=f"{_PATH}.type"

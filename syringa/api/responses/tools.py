@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Annotated, Any, Literal
 
@@ -16,6 +15,7 @@ from syringa.api.responses.lark_pattern import lark_pattern
 from syringa.api.responses.schemas import NAME
 from syringa.api.tools import MAX_TOOLS, Choice, FunctionField, ToolRequest, arguments_schema, offer, read_function
 from syringa.errors import InvalidRequest
+from syringa.prompt.compiling import in_workshop
 from syringa.prompt.schema import enforceable
 from syringa.prompt.tools import Tool, ToolUse
 from syringa.types import Grammar
@@ -77,7 +77,8 @@ async def read_tools(
         raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(tools)}.", param="tools")
     try:
         # Schemas are compiled to see whether they can be; other requests must not wait for it.
-        return await asyncio.to_thread(_Reader(ignored, open_mode).read, tools, choice, parallel, hold)
+        reader = _Reader(ignored, open_mode)
+        return await in_workshop(lambda: reader.read(tools, choice, parallel, hold), "tools")
     except RecursionError:
         raise InvalidRequest("tools: a schema is nested too deeply.", param="tools") from None
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from llguidance import LLMatcher, LLParserLimits
 
 from syringa.errors import InvalidRequest
+from syringa.grammar.words import plain
 from syringa.types import Grammar
 
 _LONGEST_MESSAGE = 400
@@ -26,12 +27,16 @@ def lower(grammar: Grammar) -> str:
 
 
 def parser_limits() -> LLParserLimits:
-    """What one grammar may cost. A step's fuel is some 14,000 a millisecond, a lexer state up to 2 kB."""
+    """What one grammar may cost. A step's fuel is some 14,000 a millisecond, a lexer state up to 2 kB.
+
+    Items of a step are the widest bound: ordinary grammars need under 5,000 for 49,000 tokens, and an ambiguous one
+    takes 200 ms for 50,000.
+    """
     return LLParserLimits(
         max_items_in_row=2_000,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=100_000,
-        step_max_items=50_000,
+        step_max_items=20_000,
         max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,  # otherwise an error carries the parser's state and the whole grammar
@@ -43,8 +48,8 @@ def invalid_grammar(reason: str) -> InvalidRequest:
 
 
 def brief(message: str) -> str:
-    """One of llguidance's messages, without its markers; some quote the whole grammar, more than once."""
-    message = message.replace("<non-verbose/>", "").strip()
+    """One of llguidance's messages, in plain words where we have some; a few quote the whole grammar."""
+    message = plain(message.replace("<non-verbose/>", "").strip())
     return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + " …"
 
 
