@@ -8,6 +8,8 @@ import pytest
 
 from tests.api.chatting import refused
 from tests.chat_models import NO_SYSTEM, plain_model
+from tests.client import client
+from tests.fake_engine import FakeEngine
 
 CALLING = {
     "role": "assistant",
@@ -155,3 +157,13 @@ async def test_an_order_that_the_template_refuses() -> None:
     error = await refused({"messages": messages}, model=plain_model(NO_SYSTEM))
     assert error["param"] == "messages"
     assert "no system" in error["message"]
+
+
+async def test_names_that_are_pythons_own_and_names_with_a_line_break() -> None:
+    async with client(FakeEngine("x"), model=plain_model()) as http:
+        hi = [{"role": "user", "content": "hi"}]
+        body = {"messages": hi, "chat_template_kwargs": {"self": 1}}
+        assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+        tool = {"type": "function", "function": {"name": "ab\n"}}
+        answer = await http.post("/v1/chat/completions", json={"messages": hi, "tools": [tool]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0].function.name")

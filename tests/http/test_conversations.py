@@ -147,3 +147,18 @@ async def test_an_item_that_the_conversation_has_already_is_refused(tmp_path: Pa
         again = {**item, "content": "another"}
         error = await http.refuse(400, conversation=conversation, input=[again])
         assert error["param"] == "input[0].id"
+
+
+async def test_what_came_after_a_response_is_no_part_of_its_history(tmp_path: Path) -> None:
+    async with app(str(tmp_path / "syringa.db")) as http:
+        conversation = (await http.post(PATH, json={"items": SAID[:1]})).json()["id"]
+        first = await http.respond("first", conversation=conversation)
+        await http.respond("LATER", conversation=conversation)
+        await http.respond("x", previous_response_id=first["id"])
+        assert "LATER" not in http.prompt()
+        listed = (await http.get(f"{PATH}/{conversation}/items", params={"order": "asc"})).json()["data"]
+        for item in listed[1:3]:  # what the first response left
+            assert (await http.delete(f"{PATH}/{conversation}/items/{item['id']}")).status_code == 200
+        await http.respond("y", previous_response_id=first["id"])
+        assert "LATER" not in http.prompt()
+        assert "first" in http.prompt()
