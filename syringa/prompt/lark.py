@@ -48,11 +48,6 @@ class Spelling:
         return text[: found.start()], self.literal(text[found.start() :])
 
 
-def without(*marks: str) -> str:
-    """The body of a Lark terminal: any text in which none of `marks` occurs."""
-    return rf"{ANY} & ~/(.|\n)*({'|'.join(map(quoted, marks))})(.|\n)*/"
-
-
 def not_starting(pattern: str) -> str:
     """The body of a Lark terminal: any text that does not begin with what a regular expression matches."""
     return rf"{ANY} & ~/({pattern})(.|\n)*/"
