@@ -10,8 +10,11 @@ from collections.abc import AsyncGenerator
 
 import uvloop
 
+from syringa.api.model import FixedModels
 from syringa.config import Config
+from syringa.engine.interface import Sole
 from syringa.http.server import listen, serve_api
+from syringa.service.work import Work
 from syringa.types import EngineDelta, EngineRequest
 from tests.fake_engine import FakeEngine, fake_model
 
@@ -46,7 +49,8 @@ class EagerEngine(FakeEngine):
 async def measure() -> float:
     config = Config(port=0, drain_timeout=1)
     listener = listen(config)
-    server = asyncio.create_task(serve_api(config, EagerEngine(), listener, model=fake_model()))
+    models = FixedModels([fake_model()])
+    server = asyncio.create_task(serve_api(config, Sole(EagerEngine()), models, listener, Work(config)))
     arguments = [str(each) for each in (listener.getsockname()[1], STREAMS, TOKENS)]
     before = time.process_time()
     client = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, *arguments, stdout=subprocess.PIPE)

@@ -49,6 +49,25 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     workers: Annotated[_Positive, _says("API processes.")] = 1
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _says("How much is logged.")] = "info"
+    log_format: Annotated[Literal["text", "json"], _says("Log lines for people, or one JSON object a line.")] = "text"
+    log_prompts: Annotated[
+        bool, _says("Log what clients send and are sent, too. Never keys; never without this setting.")
+    ] = False
+
+    requests_per_minute: Annotated[
+        _Count, _says("Requests a minute of an organisation that has no limit of its own; 0: no limit.")
+    ] = 200
+    tokens_per_minute: Annotated[
+        _Count, _says("Tokens a minute, read and written, of an organisation without a limit of its own; 0: no limit.")
+    ] = 0
+    concurrent_requests: Annotated[
+        _Count, _says("Requests at the same time of an organisation without a limit of its own; 0: no limit.")
+    ] = 0
+    usage_days: Annotated[_Count, _says("Days that the records of requests are kept; 0: for ever.")] = 400
+    public_metrics: Annotated[bool, _says("Answer /metrics without a key, where keys are needed.")] = False
+    metrics_prefix: Annotated[
+        str, _says("What the names at /metrics begin with; vllm: makes dashboards for vLLM work.")
+    ] = "syringa_"
 
     database: Annotated[
         str,
@@ -84,6 +103,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: Annotated[bool, _says("Reuse computed prompt prefixes across requests.")] = True
     max_running: Annotated[_Positive, _says("Sequences computed at the same time.")] = 256
     max_queue: Annotated[_Positive, _says("Requests that may wait; one more is refused with 503.")] = 1024
+    queue_timeout: Annotated[
+        _Seconds, _says("Seconds that a request may wait to be begun; then it is refused with 503. 0: no limit.")
+    ] = 0.0
     step_tokens: Annotated[_Positive, _says("Tokens computed in one step at most.")] = 512
 
     max_body_bytes: Annotated[_Positive, _says("Largest request body; a larger one gets 413.")] = 32 * 1024 * 1024
@@ -91,6 +113,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Literal["ignore", "refuse"], _says("What happens to request fields that are not known.")
     ] = "ignore"
     request_timeout: Annotated[_Seconds, _says("Seconds one request may take; 0: no limit.")] = 0.0
+    read_timeout: Annotated[
+        _Seconds, _says("Seconds that a client may take to send a request, from its first byte; 0: no limit.")
+    ] = 60.0
     keep_alive: Annotated[_Seconds, _says("Seconds between comments on a stream that waits.")] = 10.0
     drain_timeout: Annotated[_Seconds, _says("Seconds that running requests get when the server ends.")] = 10.0
 

@@ -79,10 +79,18 @@ class UnsupportedMediaType(RequestError):
 
 
 class RateLimited(RequestError):
+    """`headers` say what is left of the limits; they belong in the answer."""
+
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
-    retry_after = 1.0
+
+    def __init__(
+        self, message: str, *, retry_after: float = 1.0, headers: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.headers = headers or []
 
 
 class EngineError(SyringaError):

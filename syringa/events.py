@@ -110,5 +110,16 @@ class Usage(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
+class Trace:
+    """What a generation leaves behind for the books, however it ends."""
+
+    __slots__ = ("cached_tokens", "completion_tokens", "first_at", "prompt_tokens", "queued", "reasoning_tokens")
+
+    def __init__(self) -> None:
+        self.prompt_tokens = self.completion_tokens = self.cached_tokens = self.reasoning_tokens = 0
+        self.queued = 0.0  # seconds in the engine's queue
+        self.first_at: float | None = None  # when the first token came, by `time.perf_counter`
+
+
 ChoiceEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | Finished
 Event = ChoiceEvent | PromptScored | Usage

@@ -6,6 +6,7 @@ Each prompt is one engine request. Whatever way a generation ends, what still ru
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 
 from syringa.engine.interface import Engine
 from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest
-from syringa.events import ChoiceEvent, Event, Finished, GenerationRequest, PromptScored, Usage
+from syringa.events import ChoiceEvent, Event, Finished, GenerationRequest, PromptScored, Trace, Usage
 from syringa.output.detokenizer import Vocabulary
 from syringa.output.pipeline import Pipeline
 from syringa.types import EngineDelta, EngineRequest
@@ -30,22 +31,23 @@ Emit = Callable[[Batch], None]
 
 async def generate(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, emit: Emit) -> None:
     """Runs a request. The events of a choice are in order, the choices interleaved; `Usage` comes last."""
-    emit([await produce(engine, vocabulary, request, emit)])
+    emit([await produce(engine, vocabulary, request, emit, Trace())])
 
 
-async def produce(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, emit: Emit) -> Usage:
+async def produce(
+    engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, emit: Emit, trace: Trace
+) -> Usage:
     """The same, with `Usage` as the result, for who has something to do before the last event is told."""
     runs = [_PromptRun(engine, vocabulary, request, index) for index in range(len(request.prompts))]
-    if len(runs) == 1:
-        await runs[0].run(emit)
-    else:
-        await _together([run.run(emit) for run in runs])
-    return Usage(
-        prompt_tokens=sum(run.prompt_tokens for run in runs),
-        completion_tokens=sum(run.completion_tokens for run in runs),
-        cached_tokens=sum(run.cached_tokens for run in runs),
-        reasoning_tokens=sum(run.reasoning_tokens for run in runs),
-    )
+    try:
+        if len(runs) == 1:
+            await runs[0].run(emit)
+        else:
+            await _together([run.run(emit) for run in runs])
+    finally:
+        for run in runs:
+            run.leave(trace)
+    return Usage(trace.prompt_tokens, trace.completion_tokens, trace.cached_tokens, trace.reasoning_tokens)
 
 
 async def stream(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest) -> AsyncGenerator[Event]:
@@ -80,6 +82,8 @@ class _PromptRun:
     def __init__(self, engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, prompt: int) -> None:
         self.cached_tokens = 0
         self.prompt_tokens = len(request.prompts[prompt])
+        self._queued = 0
+        self._first_at: float | None = None
         self._engine = engine
         self._prompt = prompt
         self._choices = request.choices
@@ -115,13 +119,16 @@ class _PromptRun:
             tenant=request.tenant,
         )
 
-    @property
-    def completion_tokens(self) -> int:
-        return sum(pipeline.tokens for pipeline in self._pipelines)
-
-    @property
-    def reasoning_tokens(self) -> int:
-        return sum(pipeline.reasoning_tokens for pipeline in self._pipelines)
+    def leave(self, trace: Trace) -> None:
+        """Adds what was done for this prompt. One that the engine never began on cost nothing."""
+        if self._first_at is None:
+            return
+        trace.prompt_tokens += self.prompt_tokens
+        trace.cached_tokens += self.cached_tokens
+        trace.completion_tokens += sum([pipeline.tokens for pipeline in self._pipelines])
+        trace.reasoning_tokens += sum([pipeline.reasoning_tokens for pipeline in self._pipelines])
+        trace.queued = max(trace.queued, self._queued / 1000)
+        trace.first_at = self._first_at if trace.first_at is None else min(trace.first_at, self._first_at)
 
     async def run(self, emit: Emit) -> None:
         ranked = len(self._pipelines) > self._choices
@@ -144,6 +151,9 @@ class _PromptRun:
 
     def _take(self, delta: EngineDelta) -> bool:
         """Passes on what a delta makes. A choice that ends before the engine knows is aborted."""
+        if self._first_at is None and delta.finish not in _FAILURES:
+            self._first_at = time.perf_counter()
+            self._queued = delta.queued_ms
         if self._scored:
             return self._score(delta)
         pipeline = self._pipelines[delta.choice]

@@ -39,6 +39,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     dry_allowed_length: int = 2
     dry_breakers: frozenset[int] = frozenset()  # ids of tokens that end a repeated run
     grammar: Grammar | None = None
+    # Where an answer begins with the first of these tokens, or with several, each is taken whenever it is the likeliest,
+    # and not left to the draw: whether a function is called is a decision, and no matter of style.
+    opening: tuple[int, ...] = ()
 
 
 class Stopping(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +100,7 @@ class EngineDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str | None = None
     fault: Fault = "engine"  # whose, where there is an error
     prompt_tokens: int = 0  # with images in their places; on the first delta of the first choice, if there are any
+    queued_ms: int = 0  # between its arrival and the first step for it; on the first delta of the first choice
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +108,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     running: int = 0
     waiting: int = 0
+    queue_tenants: int = 0  # how many tenants those who wait belong to
+    idle_seconds: float = 0.0  # since the last step or request; 0 while there is anything to do
     blocks_total: int = 0
     blocks_free: int = 0  # neither in use nor holding a cached prefix
     blocks_cached: int = 0  # reusable prefixes that nobody uses at the moment
@@ -114,6 +120,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    started: int = 0  # requests of which some token was computed
+    queue_seconds: float = 0.0  # that these had waited by then, in all
+    refused: int = 0  # requests turned away because too much was waiting, or for too long
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

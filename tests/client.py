@@ -10,29 +10,39 @@ from typing import Any
 
 import httpx
 
-from syringa.api.model import Models, ServedModel
+from syringa.api.model import FixedModels, ServedModel
 from syringa.config import Config
+from syringa.engine.interface import Sole
 from syringa.http.app import create_app
 from syringa.http.server import listen, serve_api
+from syringa.service.account import Observer
+from syringa.service.work import Work
 from tests.fake_engine import FakeEngine, fake_model
 
 
 def client(
     engine: FakeEngine | None = None, config: Config | None = None, model: ServedModel | None = None
 ) -> httpx.AsyncClient:
-    app = create_app(config or Config(), engine or FakeEngine("hello"), Models([model or fake_model()]))
+    app = create_app(config or Config(), Sole(engine or FakeEngine("hello")), FixedModels([model or fake_model()]))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test")
 
 
 @contextlib.asynccontextmanager
 async def server(
-    engine: FakeEngine, config: Config | None = None, model: ServedModel | None = None
+    engine: FakeEngine,
+    config: Config | None = None,
+    model: ServedModel | None = None,
+    observe: Observer | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A server on a free port, in this loop."""
+    """A server on a free port, in this loop. `observe` is told of each request's end."""
     config = config or Config(port=0, drain_timeout=1.0)
     listener = listen(config)
     port = listener.getsockname()[1]
-    task = asyncio.create_task(serve_api(config, engine, listener, model=model or fake_model()))
+    work = Work(config)
+    if observe is not None:
+        work.books.observers.append(observe)
+    models = FixedModels([model or fake_model()])
+    task = asyncio.create_task(serve_api(config, Sole(engine), models, listener, work))
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             while True:

@@ -114,7 +114,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 
 async def to_generation(body: ChatRequest, models: Models, ignored: list[str], tenant: str = "") -> Call:
     """Checks what types alone cannot say, renders, tokenizes and fetches images. Nothing has run when this raises."""
-    model = models.find(body.model)
+    model = await models.find(body.model)
     _refuse(body)
     _name_unheeded(body, ignored)
     options = read_stream_options(body.stream_options, stream=bool(body.stream), ignored=ignored)
@@ -140,7 +140,7 @@ async def to_generation(body: ChatRequest, models: Models, ignored: list[str], t
     request = GenerationRequest(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         prompts=[prompt.tokens],
-        sampling=msgspec.structs.replace(sampling, grammar=grammar),
+        sampling=msgspec.structs.replace(sampling, grammar=grammar, opening=model.opening(use)),
         stopping=stopping,
         choices=body.n or 1,
         candidates=body.n or 1,

@@ -96,7 +96,7 @@ class Prompt(msgspec.Struct):
 
 async def to_generation(body: CompletionRequest, models: Models, ignored: list[str], tenant: str = "") -> Call:
     """Checks what types alone cannot say, and tokenizes. Nothing has run when this raises."""
-    model = models.find(body.model)
+    model = await models.find(body.model)
     choices = body.n or 1
     candidates = choices if body.best_of is None else body.best_of
     max_tokens = 16 if body.max_tokens is None else body.max_tokens

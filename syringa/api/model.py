@@ -7,16 +7,17 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from syringa import modelfiles
 from syringa.config import Config
 from syringa.dialect import Dialect
-from syringa.errors import ConfigError, ContextLengthExceeded, ModelError, NotFound
+from syringa.errors import ConfigError, ContextLengthExceeded, Forbidden, ModelError, NotFound
 from syringa.prompt.dialect import choose
 from syringa.prompt.images import ImagePolicy
 from syringa.prompt.template import ChatTemplate
 from syringa.prompt.tokenizer import Tokenizer
+from syringa.prompt.tools import BEGIN, ToolUse
 
 # Below this many characters tokenizing is cheaper than the hop to a thread.
 _INLINE_CHARS = 4096
@@ -41,6 +42,7 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         self._token_texts: dict[int, str] = {}
+        self._opening: tuple[int, ...] | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -73,6 +75,18 @@ class ServedModel:
 
         return encode() if sum(map(len, texts)) <= _INLINE_CHARS else await asyncio.to_thread(encode)
 
+    def opening(self, tools: ToolUse | None) -> tuple[int, ...]:
+        """The tokens that begin a call where the model may call or answer, and was never taught to choose.
+
+        It decides by what it holds most likely, and not by a draw: a small model that thinks a call likelier than any
+        other beginning would, drawn from, answer every second time with whatever the rest of the distribution holds.
+        """
+        if tools is None or tools.mode != "auto" or self.dialect.calls != "plain":
+            return ()
+        if self._opening is None:
+            self._opening = tuple(self.tokenizer.encode(BEGIN, add_special=False))
+        return self._opening
+
     def spell(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`, special ones spelt out."""
         return self.tokenizer.decode(tokens, skip_special=False)
@@ -90,25 +104,63 @@ class ServedModel:
         return text
 
 
-class Models:
-    """The models that this server answers for. The first is the default."""
+class Models(Protocol):
+    """The models that a server answers for, as one key sees them."""
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
-        self.all = list(models)
-        self._by_name = {name: model for model in reversed(self.all) for name in (model.id, *model.aliases)}
-        self._by_name.setdefault("default", self.all[0])
+    @property
+    def default(self) -> str:
+        """The id of the default model."""
+        ...
 
-    def find(self, name: str | None) -> ServedModel:
-        """The model of that id or alias; None and `default` are the default model."""
-        if name is None:
-            return self.all[0]
+    async def find(self, name: str | None) -> ServedModel:
+        """The model of that id or alias; None and `default` are the default model. It is read first if it has to be.
+        Raises `NotFound`, or `Forbidden` where the key may not use it."""
+        ...
+
+    async def all(self) -> list[ServedModel]: ...
+
+    def for_key(self, allowed: frozenset[str] | None) -> Models:
+        """The same, for a key that may use these alone; None: all."""
+        ...
+
+
+class FixedModels:
+    """Models that were read when the server began. The first is the default."""
+
+    def __init__(self, models: Iterable[ServedModel], allowed: frozenset[str] | None = None) -> None:
+        self._all = list(models)
+        self._allowed = allowed
+        self._by_name = {name: model for model in reversed(self._all) for name in (model.id, *model.aliases)}
+        self._by_name.setdefault("default", self._all[0])
+
+    @property
+    def default(self) -> str:
+        return self._all[0].id
+
+    async def find(self, name: str | None) -> ServedModel:
         try:
-            return self._by_name[name]
+            model = self._all[0] if name is None else self._by_name[name]
         except KeyError:
-            known = ", ".join(model.id for model in self.all)
-            raise NotFound(
-                f"The model {name!r} does not exist. Available: {known}.", param="model", code="model_not_found"
-            ) from None
+            raise unknown_model(name, [each.id for each in await self.all()]) from None
+        if self._allowed is not None and model.id not in self._allowed:
+            raise forbidden_model(model.id)
+        return model
+
+    async def all(self) -> list[ServedModel]:
+        return [each for each in self._all if self._allowed is None or each.id in self._allowed]
+
+    def for_key(self, allowed: frozenset[str] | None) -> Models:
+        return self if allowed is None else FixedModels(self._all, allowed)
+
+
+def unknown_model(name: str | None, known: Iterable[str]) -> NotFound:
+    return NotFound(
+        f"The model {name!r} does not exist. Available: {', '.join(known)}.", param="model", code="model_not_found"
+    )
+
+
+def forbidden_model(name: str) -> Forbidden:
+    return Forbidden(f"This key may not use the model {name!r}.", param="model", code="model_not_allowed")
 
 
 def load_model(config: Config) -> ServedModel:

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from syringa.api import operations, responses_operations
+from syringa.api import admin_operations, operations, responses_operations
 from syringa.api.common import ErrorEnvelope
 from syringa.api.describe import DEFAULT
 from syringa.api.operations import Operation
 
-OPERATIONS = (*operations.OPERATIONS, *responses_operations.OPERATIONS)
+OPERATIONS = (*operations.OPERATIONS, *responses_operations.OPERATIONS, *admin_operations.OPERATIONS)
 
 _REFERENCE = "#/components/schemas/{name}"
 _DESCRIPTION = """\
@@ -26,9 +26,11 @@ fault in `param`."""
 _ERRORS = {
     400: "A field is of the wrong type, out of range, or asks for what cannot be done; or the body is not JSON.",
     401: "The key is missing or not valid.",
+    403: "The key may not do this, or may not use this model.",
     404: "There is no such model, and the message lists those that there are; or nothing has such an id.",
     413: "The body is larger than the server allows.",
     415: "The body is not `application/json`.",
+    429: "The key or its organisation is over a limit: try again after `Retry-After` seconds.",
     500: "The fault is ours.",
     503: "The model is loading, the queue is full, or the server is ending: try again after `Retry-After` seconds.",
 }
@@ -104,7 +106,8 @@ def _operation(operation: Operation, secured: bool) -> dict[str, Any]:
         content = {"schema": _ref(operation.request), "example": operation.example}
         body["requestBody"] = {"required": True, "content": {"application/json": content}}
     locked = secured and not operation.public
-    statuses = sorted({*operation.errors, 401} if locked else operation.errors)
+    of_keys = {401, *({403, 429} if operation.method == "post" else ())} if locked else set()
+    statuses = sorted({*operation.errors, *of_keys})
     body["responses"] = {"200": _success(operation)} | {str(status): _error(status) for status in statuses}
     if secured and operation.public:
         body["security"] = []
@@ -139,7 +142,7 @@ def _event(operation: Operation) -> dict[str, Any]:
 
 
 def _error(status: int) -> dict[str, Any]:
-    headers = {"x-request-id": _REQUEST_ID} | ({"retry-after": _RETRY_AFTER} if status == 503 else {})
+    headers = {"x-request-id": _REQUEST_ID} | ({"retry-after": _RETRY_AFTER} if status in (429, 503) else {})
     content = {"application/json": {"schema": _ref(ErrorEnvelope)}}
     return {"description": _ERRORS[status], "headers": headers, "content": content}
 

@@ -73,6 +73,32 @@ def _models(path: str, id: str) -> Operation:
     return Operation(path=path, id=id, tag="Models", summary="List the models", answer=tokens.ModelList)
 
 
+def _object(**properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties, "additionalProperties": False}
+
+
+def _says(word: str) -> dict[str, Any]:
+    return _object(status={"const": word})
+
+
+WINDOWS = ["5m", "1h", "24h", "30d"]
+_STATUS = _object(
+    updated_at={"type": "string", "format": "date-time", "description": "When the figures were read."},
+    window={"enum": WINDOWS},
+    window_secs={"type": "integer"},
+    stale={"type": "boolean", "description": "The database does not answer: these are the last known figures."},
+    models={
+        "type": "array",
+        "items": _object(
+            id={"type": "string"},
+            name={"type": "string"},
+            tps={"type": ["number", "null"], "description": "Tokens a second of one answer, after its first token."},
+            ttfb_seconds={"type": ["number", "null"], "description": "Mean seconds to the first token."},
+            uptime_pct={"type": ["number", "null"], "description": "Of what went well or failed, how much went well."},
+        ),
+    },
+)
+
 OPERATIONS: tuple[Operation, ...] = (
     _chat("/v1/chat/completions", "createChatCompletion"),
     _chat("/api/v2/chat/completions", "createChatCompletionV2"),
@@ -115,10 +141,39 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/health",
         id="health",
         tag="Service",
-        summary="Whether the server can answer",
-        answer={"type": "object", "required": ["status"], "properties": {"status": {"const": "ok"}}},
+        summary="Whether the server lives",
+        description="Says nothing of its models: see `/ready`.",
+        answer=_says("ok"),
+        public=True,
+    ),
+    Operation(
+        path="/ready",
+        id="ready",
+        tag="Service",
+        summary="Whether the default model can answer now",
+        answer=_says("ready"),
         errors=(503,),
         public=True,
+    ),
+    Operation(
+        path="/status",
+        id="status",
+        tag="Service",
+        summary="How the models did lately",
+        description="A figure is null where no request tells it. Requests that were refused or cancelled do not count.",
+        query={"window": {"description": "How far back.", "schema": {"enum": WINDOWS, "default": "5m"}}},
+        answer=_STATUS,
+        errors=(400,),
+        public=True,
+    ),
+    Operation(
+        path="/metrics",
+        id="metrics",
+        tag="Service",
+        summary="Metrics for Prometheus",
+        description="Needs a key where keys are needed, unless the administrator has made it public.",
+        answer={"type": "string"},
+        media="text/plain",
     ),
     Operation(
         path="/openapi.json",

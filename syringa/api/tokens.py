@@ -80,7 +80,7 @@ class ModelList(msgspec.Struct):
 
 
 async def tokenize(body: TokenizeRequest, models: Models, ignored: list[str]) -> TokenizeResponse:
-    model = models.find(body.model)
+    model = await models.find(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Give a prompt or messages, one of the two.", param="prompt")
     if body.prompt is None:
@@ -114,7 +114,7 @@ async def _tokenize_messages(body: TokenizeRequest, model: ServedModel, ignored:
 
 
 async def detokenize(body: DetokenizeRequest, models: Models, ignored: list[str]) -> DetokenizeResponse:
-    model = models.find(body.model)
+    model = await models.find(body.model)
     check_tokens(body.tokens, model.vocab_size, "tokens")
     return DetokenizeResponse(await asyncio.to_thread(model.spell, body.tokens))
 

@@ -88,22 +88,22 @@ class LocalSource:
     async def complete(self, fields: Fields) -> AsyncGenerator[Part]:
         from syringa.api.common import convert
         from syringa.api.completions import CompletionRequest, to_generation
-        from syringa.api.model import Models
+        from syringa.api.model import FixedModels
 
-        call = await to_generation(convert(fields, CompletionRequest), Models([self._model]), [])
+        call = await to_generation(convert(fields, CompletionRequest), FixedModels([self._model]), [])
         async for part in self._parts(call):
             yield part
 
     async def chat(self, messages: Messages, fields: Fields) -> AsyncGenerator[Part]:
         from syringa.api.chat import ChatRequest, to_generation
         from syringa.api.common import convert
-        from syringa.api.model import Models
+        from syringa.api.model import FixedModels
 
         if self._model.template is None:
             raise ModelError(f"{self.name} has no chat template: use `syringa complete`")
         body = convert({"messages": list(messages), **fields}, ChatRequest)
         try:
-            call = await to_generation(body, Models([self._model]), [])
+            call = await to_generation(body, FixedModels([self._model]), [])
         except ContextLengthExceeded as error:
             if error.param != "messages":
                 raise

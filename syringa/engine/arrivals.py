@@ -6,11 +6,13 @@ alone, so nothing needs a lock.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from syringa.engine.fair_queue import most_in_line
 from syringa.engine.guidance import GrammarCompiler, GrammarState
 from syringa.errors import EngineOverloaded, InvalidRequest
 from syringa.types import EngineRequest
@@ -21,12 +23,14 @@ if TYPE_CHECKING:
     from syringa.engine.vision.studio import Preparation, Studio
 
 MOST_IMAGE_BYTES = 512 << 20  # of files that wait; more is refused
+PREPARING = "Too many requests are being prepared: try again shortly."
 
 
 @dataclass(frozen=True)
 class Arrival:
     request: EngineRequest
     origin: int
+    submitted: float = 0.0
     grammar: Future[GrammarState] | None = None
     images: Preparation | None = None
 
@@ -47,6 +51,15 @@ class Arrival:
     @property
     def done(self) -> bool:
         return all(future.done() for future in self.futures) or self.failure is not None
+
+    @property
+    def untouched(self) -> bool:
+        """Whether everything that is to be done for it waits for its turn."""
+        return not any(future.running() or future.done() for future in self.futures)
+
+    @property
+    def image_bytes(self) -> int:
+        return sum(len(image.data) for image in self.request.images)
 
     @property
     def images_failed(self) -> bool:
@@ -80,6 +93,10 @@ class Arrivals:
         return len(self._waiting)
 
     @property
+    def tenants(self) -> set[str]:
+        return {arrival.request.tenant for arrival in self._waiting}
+
+    @property
     def any_done(self) -> bool:
         return any(arrival.done for arrival in self._waiting)
 
@@ -91,16 +108,21 @@ class Arrivals:
             raise InvalidRequest("This model reads text only: it cannot take images.", param="messages")
         return bool(request.images) or request.sampling.grammar is not None
 
-    def add(self, request: EngineRequest, origin: int) -> None:
-        """Raises `EngineOverloaded` or `InvalidRequest`."""
-        if len(self._waiting) >= self._most or self._image_bytes() > MOST_IMAGE_BYTES:
-            raise EngineOverloaded("Too many requests are being prepared: try again shortly.")
-        grammar = self._compiler().compile(request.sampling.grammar) if request.sampling.grammar is not None else None
+    def add(self, request: EngineRequest, origin: int, submitted: float = 0.0) -> Arrival | None:
+        """Raises `EngineOverloaded` or `InvalidRequest`. What comes back has to give up its place to this one."""
+        displaced = self._displaced_by(request.tenant)
+        own = request.sampling.grammar
+        grammar = self._compiler().compile(own, request.tenant) if own is not None else None
         images = self.studio.prepare(request) if self.studio and request.images else None
-        arrival = Arrival(request, origin, grammar, images)
+        arrival = Arrival(request, origin, submitted, grammar, images)
         self._waiting.append(arrival)
         for future in arrival.futures:
             future.add_done_callback(lambda _: self.on_ready())
+        return displaced
+
+    def overdue(self, before: float) -> list[Arrival]:
+        """Those that came before that time and that nothing was done for yet."""
+        return [arrival for arrival in self._waiting if arrival.submitted <= before and arrival.untouched]
 
     def take(self) -> list[Arrival]:
         """Those that are done, in the order they came."""
@@ -129,8 +151,22 @@ class Arrivals:
         if self.studio:
             self.studio.close()
 
-    def _image_bytes(self) -> int:
-        return sum(len(image.data) for arrival in self._waiting for image in arrival.request.images)
+    def _displaced_by(self, tenant: str) -> Arrival | None:
+        """The newest of another tenant where too much waits, in number or in bytes. None: there is room."""
+        if len(self._waiting) >= self._most:
+            most, weights = self._most, [1] * len(self._waiting)
+        else:
+            most, weights = MOST_IMAGE_BYTES, [arrival.image_bytes for arrival in self._waiting]
+            if sum(weights) <= most:
+                return None
+        held: Counter[str] = Counter()
+        for arrival, weight in zip(self._waiting, weights, strict=True):
+            held[arrival.request.tenant] += weight
+        giver = most_in_line(held, tenant, most)
+        if giver is None:
+            raise EngineOverloaded(PREPARING)
+        pairs = zip(reversed(self._waiting), reversed(weights), strict=True)
+        return next(arrival for arrival, weight in pairs if weight and arrival.request.tenant == giver)
 
     def _compiler(self) -> GrammarCompiler:
         if self.compiler is None:

@@ -12,7 +12,7 @@ import torch
 from syringa.engine.kv_cache import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from syringa.engine.scheduler import Plan, Scheduled
+    from syringa.engine.plan import Plan, Scheduled
     from syringa.engine.vision.placing import StepPictures
 
 

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from syringa.engine.arrivals import Arrival, Arrivals
+from syringa.engine.arrivals import PREPARING, Arrival, Arrivals
 from syringa.engine.batch import prepare, wanted_rows
 from syringa.engine.kv_cache import BLOCK_SIZE, BlockPool
 from syringa.engine.layers.native_ops import NativeDraw
 from syringa.engine.loader import LoadedModel, cache_blocks
-from syringa.engine.sampler import NO_TOKEN, Sampler, SamplerState, SamplingRow, prompt_logprobs
-from syringa.engine.scheduler import Limits, Plan, QueueFull, Scheduled, Scheduler
+from syringa.engine.plan import Plan, Scheduled
+from syringa.engine.sampler import NO_TOKEN, Sampler, SamplerState, prompt_logprobs
+from syringa.engine.scheduler import Limits, QueueFull, Scheduler
 from syringa.engine.sequence import Sequence, check_stop
+from syringa.engine.tally import Tally
 from syringa.engine.vision.placing import place
 from syringa.errors import EngineOverloaded, InvalidRequest, RequestError, SyringaError
 from syringa.types import EngineDelta, EngineRequest, EngineStats, Fault, FinishReason, TokenLogprobs
@@ -50,28 +52,45 @@ class EngineCore:
             self.sampler.plain = NativeDraw(loaded.kernels)
         self.arrivals = Arrivals(loaded, self.max_length, self.scheduler.limits.max_queue, tokenizer_json)
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._refused: list[tuple[int, str, RequestError]] = []
+        self._refused: list[tuple[int, str, SyringaError]] = []
         self._sequences: dict[tuple[int, str], list[Sequence]] = defaultdict(list)
         self._failed: list[tuple[int, EngineDelta]] = []
-        self._counters: dict[str, float] = defaultdict(float)
+        self.tally = Tally()
 
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
         return bool(self.scheduler.running or len(self.scheduler.waiting) or self._failed or self.arrivals.any_done)
 
+    @property
+    def patience(self) -> float | None:
+        """How many seconds may pass before the next step, if nothing comes meanwhile. None: any number."""
+        if self.busy:
+            return 0.0
+        limit = self.scheduler.limits.queue_seconds
+        return min(limit, 1.0) if limit and len(self.arrivals) else None
+
     def submit(self, request: EngineRequest, origin: int = 0) -> None:
-        """Queues a request. Raises `EngineOverloaded` or `InvalidRequest`; `origin` comes back with its deltas."""
+        """Queues a request. Raises `EngineOverloaded` or `InvalidRequest`; `origin` comes back with its deltas.
+
+        In a full queue a tenant with less than its share gets a place of the tenant with the most, whose newest
+        request `take_refused` then has: one tenant's overload must not become everybody's.
+        """
+        now = self.tally.active = time.perf_counter()
         if not request.prompt:
             raise InvalidRequest("The prompt has no tokens.", param="prompt")
         if len(request.prompt) > self.max_length:
             raise InvalidRequest(f"The prompt has {len(request.prompt)} tokens; {self.max_length} fit.", param="prompt")
         if min(request.prompt) < 0 or max(request.prompt) >= self.loaded.info.vocab_size:
             raise InvalidRequest("The prompt has a token id outside the vocabulary.", param="prompt")
-        if self.arrivals.delays(request):
-            self.arrivals.add(request, origin)
-        else:
-            self._enqueue(request, origin)
+        try:
+            if not self.arrivals.delays(request):
+                self._enqueue(request, origin, now)
+            elif (displaced := self.arrivals.add(request, origin, now)) is not None:
+                self._turn_away(displaced, EngineOverloaded(PREPARING))
+        except EngineOverloaded:
+            self.tally.counts["refused"] += 1
+            raise
 
     def abort(self, request_id: str, choice: int | None = None, origin: int = 0) -> None:
         """Frees a request's sequences, or one choice's. They get no further delta."""
@@ -93,37 +112,25 @@ class EngineCore:
         started = time.perf_counter()
         for arrival in self.arrivals.take():
             self._admit(arrival)
+        if self.scheduler.limits.queue_seconds:
+            self._end_waiting(started)
         plan = self.scheduler.schedule()
         deltas = self._failed
         self._failed = []
         if plan.items:
+            self.tally.begin(plan, started)
             self.cache.copy_blocks(plan.copies)
             deltas += self._run(plan)
-            self._counters["steps"] += 1
-            self._counters["step_seconds"] += time.perf_counter() - started
+            self.tally.end(started)
         return deltas
 
-    def take_refused(self) -> list[tuple[int, str, RequestError]]:
-        """Requests that turned out impossible after `submit` had taken them: (origin, id, why). Told once."""
+    def take_refused(self) -> list[tuple[int, str, SyringaError]]:
+        """Requests that will not run although `submit` had taken them: (origin, id, why). Told once."""
         refused, self._refused = self._refused, []
         return refused
 
     def stats(self) -> EngineStats:
-        c = self._counters
-        return EngineStats(
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) + len(self.arrivals),
-            blocks_total=self.pool.total,
-            blocks_free=self.pool.free,
-            blocks_cached=self.pool.cached,
-            block_size=BLOCK_SIZE,
-            preemptions=self.scheduler.preemptions,
-            steps=int(c["steps"]),
-            step_seconds=c["step_seconds"],
-            prompt_tokens=int(c["prompt_tokens"]),
-            cached_tokens=int(c["cached_tokens"]),
-            output_tokens=int(c["output_tokens"]),
-        )
+        return self.tally.stats(self.scheduler, self.arrivals, busy=self.busy)
 
     def close(self) -> None:
         self._masks.shutdown(wait=False, cancel_futures=True)
@@ -149,7 +156,7 @@ class EngineCore:
             self.scheduler.complete(item)
         if not draws:
             return []
-        rows = [_sampling_row(sequence) for _, sequence in draws]
+        rows = [sequence.sampling_row() for _, sequence in draws]
         places = [last_rows[id(item)] for item, _ in draws]
         if places != list(range(len(logits))):  # mostly each draws from its own row, in order: no copy
             logits = logits[torch.tensor(places)]
@@ -174,7 +181,7 @@ class EngineCore:
         else:
             sequence.tokens.append(token)
             sequence.state.observe(token)
-            self._counters["output_tokens"] += 1
+            self.tally.counts["output_tokens"] += 1
             finish = check_stop(stopping, token, sequence.generated, self.max_length - len(sequence.tokens))
             if grammar is not None and finish != "stop":
                 grammar.accept(token)
@@ -183,6 +190,7 @@ class EngineCore:
                 elif grammar.finished:
                     finish = "stop"
         ended = finish == "stop" and tokens and token in (stopping.end_tokens | stopping.stop_tokens)
+        first = sequence.choice == 0 and not sequence.started
         delta = EngineDelta(
             sequence.request.id,
             sequence.choice,
@@ -191,27 +199,16 @@ class EngineCore:
             finish,
             token if ended else None,
             0 if sequence.started else sequence.cached,
-            self._take_scores(sequence),
+            sequence.prompt_scores if first else None,
             error,
             "grammar" if grammar is not None else "engine",
-            sequence.prompt_length if sequence.pictures and sequence.choice == 0 and not sequence.started else 0,
+            sequence.prompt_length if first and sequence.pictures else 0,
+            round(1000 * sequence.queued) if first else 0,
         )
-        self._note_start(sequence)
+        self.tally.answer(sequence)
         if finish:
             self._drop(sequence)
         return sequence.origin, delta
-
-    def _note_start(self, sequence: Sequence) -> None:
-        if not sequence.started:
-            sequence.started = True
-            if sequence.choice == 0:
-                self._counters["prompt_tokens"] += sequence.prompt_length
-                self._counters["cached_tokens"] += sequence.cached
-
-    def _take_scores(self, sequence: Sequence) -> list[TokenLogprobs | None] | None:
-        if sequence.started or sequence.choice != 0:
-            return None
-        return sequence.prompt_scores
 
     def _score_prompt(self, item: Scheduled, logits: torch.Tensor) -> None:
         """Row i of the item predicts the prompt's token start + i + 1."""
@@ -229,6 +226,7 @@ class EngineCore:
         self,
         request: EngineRequest,
         origin: int,
+        submitted: float,
         grammar: GrammarState | None = None,
         pictures: Pictures | None = None,
         written: list[int] | None = None,  # the prompt before images took their places: penalties are about text
@@ -242,12 +240,17 @@ class EngineCore:
             list(request.prompt),
             siblings=request.choices - 1,
             prompt_scores=[None] if request.prompt_logprobs is not None else None,
+            submitted=submitted,
             pictures=pictures,
         )
         try:
             self.scheduler.add(sequence)
         except QueueFull:
-            raise EngineOverloaded("The queue is full: try again shortly.") from None
+            full = EngineOverloaded("The queue is full: try again shortly.")
+            if (displaced := self.scheduler.displaced_by(request.tenant)) is None:
+                raise full from None
+            self._turn_away(displaced, full)
+            self.scheduler.add(sequence)
         self._sequences[origin, request.id].append(sequence)
 
     def _admit(self, arrival: Arrival) -> None:
@@ -255,7 +258,7 @@ class EngineCore:
         request, origin = arrival.request, arrival.origin
         try:
             expanded, grammar, pictures = arrival.result()
-            self._enqueue(expanded, origin, grammar, pictures, request.prompt)
+            self._enqueue(expanded, origin, arrival.submitted, grammar, pictures, request.prompt)
         except Exception as error:
             if arrival.images_failed and isinstance(error, RequestError):
                 self._refused.append((origin, request.id, error))
@@ -264,9 +267,26 @@ class EngineCore:
             fault: Fault = "engine" if arrival.images_failed else "grammar"
             if isinstance(error, EngineOverloaded):
                 fault = "overload"
+                self.tally.counts["refused"] += 1
             for choice in range(request.choices):
                 delta = EngineDelta(request.id, choice, finish="error", error=message, fault=fault)
                 self._failed.append((origin, delta))
+
+    def _end_waiting(self, now: float) -> None:
+        """Refuses those that nothing was done for within the time that a request may wait."""
+        before = now - self.scheduler.limits.queue_seconds
+        overdue: list[Sequence | Arrival] = [*self.scheduler.waiting.overdue(before), *self.arrivals.overdue(before)]
+        for late in overdue:
+            text = f"The request waited {now - late.submitted:.1f} s in the queue and was not begun: try again later."
+            self._turn_away(late, EngineOverloaded(text))
+
+    def _turn_away(self, waiting: Sequence | Arrival, error: EngineOverloaded) -> None:
+        if isinstance(waiting, Sequence):
+            self._drop(waiting)
+        else:
+            self.arrivals.forget(waiting.origin, waiting.request.id)
+        self._refused.append((waiting.origin, waiting.request.id, error))
+        self.tally.counts["refused"] += 1
 
     def _drop(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)
@@ -275,7 +295,3 @@ class EngineCore:
         family.remove(sequence)
         if not family:
             del self._sequences[key]
-
-
-def _sampling_row(sequence: Sequence) -> SamplingRow:
-    return SamplingRow(sequence.state, sequence.choice, sequence.generated, sequence.request.logprobs, sequence.banned)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from syringa.engine.masks import MaskFiller
+from syringa.engine.vision.turns import FairPool
 from syringa.engine.vocabulary import hide_special
 from syringa.grammar import brief, invalid_grammar, lower, parser_limits
 from syringa.grammar.lark import by_id
@@ -94,13 +95,16 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._limits = parser_limits()
         self._filler = MaskFiller(threads)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
+        self._pool = FairPool(threads, "grammar")
         # Building the tokenizer's trie takes up to a second: it neither delays the start nor the first request.
-        self._tokenizer = self._pool.submit(_tokenizer, tokenizer_json, vocab_size, sorted(eos_tokens))
+        self._tokenizer = self._pool.submit("", lambda: _tokenizer(tokenizer_json, vocab_size, sorted(eos_tokens)))
 
-    def compile(self, grammar: Grammar) -> Future[GrammarState]:
-        """A new state at the grammar's start, ready to give its first mask at once. Fails with `InvalidRequest`."""
-        return self._pool.submit(self._start, grammar)
+    def compile(self, grammar: Grammar, tenant: str = "") -> Future[GrammarState]:
+        """A new state at the grammar's start, ready to give its first mask at once. Fails with `InvalidRequest`.
+
+        Tenants take turns: one with a thousand grammars does not keep the rest waiting.
+        """
+        return self._pool.submit(tenant, lambda: self._start(grammar))
 
     def fill_masks(self, states: Sequence[GrammarState | None]) -> torch.Tensor:
         """What each row may draw next, as int32 bits on the host; all of it for rows without a grammar.
@@ -120,7 +124,7 @@ class GrammarCompiler:
         return torch.from_numpy(masks)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
         self._filler.close()
 
     def _start(self, grammar: Grammar) -> GrammarState:

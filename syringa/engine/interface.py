@@ -45,3 +45,21 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Ends the engine and frees its memory."""
         ...
+
+
+class Fleet(Protocol):
+    """The engines of a server's models."""
+
+    def engine(self, model: str) -> Engine:
+        """The engine of a configured model, by its id. It may not be `ready`: `wait_ready` then loads the model."""
+        ...
+
+
+class Sole:
+    """The fleet of a server with one engine, whatever its model is called."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def engine(self, model: str) -> Engine:
+        return self._engine

@@ -9,7 +9,8 @@
      7. top-k
      8. top-p, of what top-k left
      9. min-p
-    10. the draw: one uniform number per row, keyed by (seed, choice, position)
+    10. the draw: one uniform number per row, keyed by (seed, choice, position); a row that favours a token takes it
+        instead where it is the best of what the mask left
 
 Log-probabilities are those of the model, before any of it.
 
@@ -109,7 +110,8 @@ class Sampler:
         """Starts drawing. `logits` is float32 [rows, at least the vocabulary] and stays as it is; `masks`, on the host,
         is int32 [rows, ceil(vocabulary / 32)], a bit for each token that a row's grammar allows."""
         raw = logits[:, : self.vocab_size]
-        tokens = self._draw(self._edited(raw, rows, masks), rows)
+        edited = self._edited(raw, rows, masks)
+        tokens = self._favour(edited, rows, self._draw(edited, rows))
         pieces = [tokens.double()]
         wanted = _wanted(rows)
         for group in wanted:
@@ -185,6 +187,17 @@ class Sampler:
         result = torch.empty(len(rows), dtype=torch.int64, device=self.device)
         if tokens:
             result[torch.tensor(greedy + plain + filtered, device=self.device)] = torch.cat(tokens)
+        return result
+
+    def _favour(self, x: torch.Tensor, rows: Sequence[SamplingRow], drawn: torch.Tensor) -> torch.Tensor:
+        places = [i for i, row in enumerate(rows) if row.favoured is not None]
+        if not places:
+            return drawn
+        favoured = torch.tensor([rows[i].favoured for i in places], device=self.device)
+        at = torch.tensor(places, device=self.device)
+        best = self.greedy(self._select(x, places))
+        result = drawn.clone()
+        result[at] = torch.where(best == favoured, best, drawn[at])
         return result
 
     def _parts(self, rows: list[int]) -> list[list[int]]:

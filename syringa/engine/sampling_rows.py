@@ -65,6 +65,7 @@ class SamplingRow:
     position: int = 0  # how many tokens the choice has generated, which keys the noise
     logprobs: int | None = None  # None: not wanted; 0: the token's own; k: also the k best
     banned: Collection[int] = ()  # ids that may not be drawn now
+    favoured: int | None = None  # taken, if it is the likeliest
 
 
 class _TokenCounts:

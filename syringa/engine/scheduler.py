@@ -2,21 +2,32 @@
 
 There are no phases. A sequence has known tokens and computed ones, and a step lets some catch up: one token for a
 choice that is being generated, a chunk for a prompt, everything again for one that was preempted. Torch-free.
+
+Tenants share fairly: the part of the budget that generation leaves goes to the prompt of whoever was given the least,
+be it running or waiting, and a tenant with nothing running gets a place from one that has more than its share.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+import enum
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
 
+from syringa.engine import preemption
+from syringa.engine.fair_queue import FairQueue, Turns
 from syringa.engine.kv_cache import BLOCK_SIZE, ROOT, BlockPool, OutOfBlocks, chain
+from syringa.engine.plan import Plan, Scheduled
 from syringa.engine.sequence import Sequence
 
-# Scoring a prompt keeps one row of logits per token: a chunk of these is as much as memory should hold.
 # So many tokens before it make a prompt's token cost about twice as much (measured on a CPU, in int8). Counting that
 # keeps a step that others wait for as short at the end of a long prompt as at its beginning.
 ATTENTION_SPAN = 1536
+# Scoring a prompt keeps one row of logits per token: a chunk of these is as much as memory should hold.
 SCORING_CHUNK = 128
+# A prompt that has its turn keeps it for so many steps, if it is that long and other tenants ask too.
+TURN_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -24,71 +35,19 @@ class Limits:
     step_tokens: int = 512
     max_running: int = 256
     max_queue: int = 1024
-
-
-@dataclass(slots=True)
-class Scheduled:
-    """`count` tokens of a sequence, from position `start`. `draws`: who draws a token from the last one's logits."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    draws: list[Sequence] = field(default_factory=list)
-
-
-@dataclass
-class Plan:
-    items: list[Scheduled] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks to copy first: (source, target)
-    forks: list[Sequence] = field(default_factory=list)  # sequences that came to be in this step
+    queue_seconds: float = 0.0  # a request that waits longer and was never begun is refused; 0: no limit
 
 
 class QueueFull(Exception):
     pass
 
 
-class FairQueue:
-    """First come first served inside a tenant; between tenants, whoever has been given the fewest tokens."""
+class Entry(enum.Enum):
+    """Who may be let in for the rest of a step."""
 
-    def __init__(self) -> None:
-        self._queues: dict[str, deque[Sequence]] = {}
-        self._served: dict[str, float] = {}
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def add(self, sequence: Sequence, *, first: bool = False) -> None:
-        tenant = sequence.request.tenant
-        if not self._queues:
-            # While nobody waits, nobody is wronged: what was given until now counts against no one.
-            self._served.clear()
-        if tenant not in self._queues:
-            # One that was away starts level with the rest: idle time is not saved up.
-            floor = min((self._served[other] for other in self._queues), default=0.0)
-            self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
-            self._queues[tenant] = deque()
-        queue = self._queues[tenant]
-        queue.appendleft(sequence) if first else queue.append(sequence)
-        self._length += 1
-
-    def peek(self) -> Sequence | None:
-        if not self._queues:
-            return None
-        return self._queues[min(self._queues, key=lambda tenant: self._served[tenant])][0]
-
-    def remove(self, sequence: Sequence) -> None:
-        tenant = sequence.request.tenant
-        queue = self._queues[tenant]
-        queue.remove(sequence)
-        self._length -= 1
-        if not queue:
-            del self._queues[tenant]
-
-    def charge(self, tenant: str, tokens: int) -> None:
-        self._served[tenant] = self._served.get(tenant, 0.0) + tokens
-        if len(self._served) > 10_000:  # tenants come and go: forget those with nothing waiting
-            self._served = {t: v for t, v in self._served.items() if t in self._queues}
+    OPEN = enum.auto()
+    IDLE = enum.auto()  # tenants with nothing running: one that has something and wants more does not keep them out
+    CLOSED = enum.auto()
 
 
 class Scheduler:
@@ -98,8 +57,10 @@ class Scheduler:
         # Every running choice can take a step, however small the budget was set.
         self.budget = max(limits.step_tokens, limits.max_running)
         self.waiting = FairQueue()
+        self.turns = Turns(TURN_STEPS * self.budget)
         self.running: dict[Sequence, None] = {}  # in the order of admission
         self.preemptions = 0
+        self._counts: Counter[str] = Counter()  # how many each tenant has running; no zeros
 
     def add(self, sequence: Sequence) -> None:
         """Raises `QueueFull` at once rather than let a client wait for nothing."""
@@ -107,17 +68,36 @@ class Scheduler:
             raise QueueFull
         self.waiting.add(sequence)
 
+    def displaced_by(self, tenant: str) -> Sequence | None:
+        """Which waiting sequence has to go when the queue is full and `tenant` has less than its share of it."""
+        return self.waiting.displaced_by(tenant, self.limits.max_queue)
+
     def schedule(self) -> Plan:
         plan = Plan()
         budget = self.budget
+        decoding: list[Sequence] = []
+        prompts: dict[str, deque[Sequence]] = {}
+        for sequence in sorted(self.running, key=attrgetter("arrival")):
+            if sequence.needed > 1:
+                prompts.setdefault(sequence.request.tenant, deque()).append(sequence)
+            elif sequence.needed:
+                decoding.append(sequence)
+        self.turns.begin(prompts.keys() | self.waiting.tenants)
+        entry = self._give_places(plan, prompts)
         # Choices that need one token come first: a long prompt must not stall them.
-        for sequence in sorted(self.running, key=lambda s: (s.needed > 1, s.arrival)):
-            if budget > 0 and sequence.needed and sequence in self.running:
-                budget -= self._take(plan, sequence, budget)
-        while budget > 0 and (admitted := self._admissible()) is not None:
-            self.waiting.remove(admitted)
-            self.running[admitted] = None
-            budget -= self._take(plan, admitted, budget)
+        for sequence in decoding:
+            if budget > 0 and sequence in self.running:
+                taken = self._take(plan, sequence, budget)
+                budget -= taken
+                self.turns.charge(sequence.request.tenant, taken)
+        if budget > 0:
+            for sequence in self._prompts(plan, prompts, entry):
+                taken = self._take(plan, sequence, budget)
+                budget -= taken
+                done = taken > 0 and bool(plan.items[-1].draws)
+                self.turns.charge_prompt(sequence.request.tenant, taken, done=done)
+                if budget <= 0:
+                    break
         return plan
 
     def complete(self, item: Scheduled) -> None:
@@ -126,7 +106,6 @@ class Scheduler:
         sequence.computed = item.start + item.count
         for fork in item.draws:
             fork.computed = sequence.computed
-        self.waiting.charge(sequence.request.tenant, item.count)
         if not sequence.request.use_cache:
             return
         while (len(sequence.names) + 1) * BLOCK_SIZE <= sequence.computed:
@@ -140,7 +119,7 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it is, and gives its blocks back."""
         if sequence in self.running:
-            del self.running[sequence]
+            self._leave(sequence)
         else:
             self.waiting.remove(sequence)
         self._vacate(sequence)
@@ -169,6 +148,9 @@ class Scheduler:
             item.draws = [sequence, *forks]
             plan.forks += forks
         plan.items.append(item)
+        if not sequence.begun:
+            sequence.begun = True
+            plan.begun.append(sequence)
         return -(-count * stretch // ATTENTION_SPAN)
 
     def _reserve(self, plan: Plan, sequence: Sequence, tokens: int) -> None:
@@ -189,59 +171,124 @@ class Scheduler:
         for fork in forks:
             for block in fork.blocks:
                 self.pool.share(block)
-        self.running.update(dict.fromkeys(forks))
+            self._enter(fork)
         return forks
 
     def _preempt(self, plan: Plan, needy: Sequence) -> bool:
-        """Sends the youngest back to the queue to be recomputed. False: that was the needy one itself."""
+        """Sends somebody back to the queue to be recomputed: the youngest, or what fairness between tenants has in its
+        place. False: that was the needy one itself."""
         planned = {s for item in plan.items for s in (item.sequence, *item.draws)}
         idle = [s for s in self.running if s not in planned]
-        victim = max(idle, key=lambda s: (s.arrival, s.choice, s is needy))
-        del self.running[victim]
+        movable = {item.sequence for item in plan.items if item.count == 1 and item.draws == [item.sequence]}
+        victim = preemption.victim(self.running, idle, movable, needy)
+        if victim in planned:
+            plan.items.remove(next(item for item in plan.items if item.sequence is victim))
+            self.turns.charge(victim.request.tenant, -1)
+        self._send_back(plan, victim)
+        return victim is not needy
+
+    def _send_back(self, plan: Plan, victim: Sequence) -> None:
+        self._leave(victim)
         # A copy that was planned for it must not land in a block that somebody else gets.
         plan.copies[:] = [(source, target) for source, target in plan.copies if target not in victim.blocks]
         self._vacate(victim)
         self.waiting.add(victim, first=True)
         self.preemptions += 1
-        return victim is not needy
 
     def _vacate(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks, sequence.names, sequence.computed = [], [], 0
 
-    def _admissible(self) -> Sequence | None:
-        """The next in line, if there is room for all its known tokens; its cached prefix is taken over."""
-        sequence = self.waiting.peek()
-        if sequence is None:
-            return None
-        choices = 1 + sequence.siblings
+    def _enter(self, sequence: Sequence) -> None:
+        self.running[sequence] = None
+        self._counts[sequence.request.tenant] += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self.running[sequence]
+        tenant = sequence.request.tenant
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._counts[tenant]
+
+    def _give_places(self, plan: Plan, prompts: dict[str, deque[Sequence]]) -> Entry:
+        """Lets in the first in line of each tenant that has nothing running and was given the least, if need be at the
+        expense of one that has more than its share. Before anything is planned, so that everybody can be sent back."""
+        asking = [*prompts, *(tenant for tenant in self.waiting.tenants if tenant not in prompts)]
+        if len(asking) + len(self._counts) < 2 or not len(self.waiting):
+            return Entry.OPEN
+        for tenant in self.turns.order(asking, self._counts):
+            if tenant in self._counts:
+                break
+            sequence = self.waiting.head(tenant)
+            if not self._admit(plan, sequence, claim=True):
+                return Entry.CLOSED
+            prompts[tenant] = deque([sequence])
+        return Entry.OPEN
+
+    def _prompts(self, plan: Plan, prompts: dict[str, deque[Sequence]], entry: Entry) -> Iterator[Sequence]:
+        """Prompts in the order in which they are due. Those that wait are let in as their turn comes, until one of them
+        does not fit: others that would must not overtake it for ever."""
+        while True:
+            asking = [*prompts, *(t for t in self.waiting.tenants if t not in prompts and self._may_enter(t, entry))]
+            if not asking:
+                return
+            tenant = asking[0] if len(asking) == 1 else self.turns.order(asking, self._counts)[0]
+            if line := prompts.get(tenant):
+                sequence = line.popleft()
+                if not line:
+                    del prompts[tenant]
+                if sequence in self.running:
+                    yield sequence
+            elif self._admit(plan, sequence := self.waiting.head(tenant)):
+                yield sequence
+            else:
+                entry = Entry.IDLE if tenant in self._counts else Entry.CLOSED
+
+    def _may_enter(self, tenant: str, entry: Entry) -> bool:
+        return entry is Entry.OPEN or (entry is Entry.IDLE and tenant not in self._counts)
+
+    def _admit(self, plan: Plan, sequence: Sequence, *, claim: bool = False) -> bool:
+        """Lets a waiting sequence run if there is room for all its known tokens; its cached prefix is taken over.
+
+        With `claim`, room is made at the expense of tenants that have more than their share.
+        """
         # Choices that are still to fork have their places already.
         taken = sum(1 + running.siblings for running in self.running)
-        if self.running and taken + choices > self.limits.max_running:
-            return None
+        places = taken + 1 + sequence.siblings - self.limits.max_running
+        if self.running and places > 0 and not claim:
+            return False
         blocks: list[int] = []
         names: list[bytes] = []
         if sequence.request.use_cache and not sequence.scoring:
-            blocks, names = self._cached_prefix(sequence)
+            blocks, names = sequence.prefix_in(self.pool)
         for block in blocks:
             self.pool.share(block)
         # One block more than it needs now, so that admitting it does not at once preempt somebody.
-        wanted = -(-len(sequence.tokens) // BLOCK_SIZE) - len(blocks)
-        if self.running and self.pool.available < wanted + 1:
+        wanted = -(-len(sequence.tokens) // BLOCK_SIZE) - len(blocks) + 1 + self._promised(sequence.request.tenant)
+        missing = wanted - self.pool.available
+        if self.running and (places > 0 or missing > 0) and not (claim and self._claim(plan, places, missing)):
             self.pool.release(blocks)
-            return None
+            return False
         sequence.blocks, sequence.names = blocks, names
         sequence.computed = len(blocks) * BLOCK_SIZE
         if sequence.cached < 0:
             sequence.cached = sequence.computed
-        return sequence
+        self.waiting.remove(sequence)
+        self._enter(sequence)
+        return True
 
-    def _cached_prefix(self, sequence: Sequence) -> tuple[list[int], list[bytes]]:
-        pictures = sequence.pictures
-        if pictures is None:
-            return self.pool.find(sequence.tokens)
-        blocks, names = self.pool.find(sequence.tokens, pictures.mark)
-        count = len(blocks)
-        while (begin := pictures.chunk_begin(count * BLOCK_SIZE)) < count * BLOCK_SIZE:
-            count = begin // BLOCK_SIZE
-        return blocks[:count], names[:count]
+    def _promised(self, tenant: str) -> int:
+        """Blocks that prompts of other tenants, which were let in because there was room for them, are still to get."""
+        if not self._counts.keys() - {tenant}:
+            return 0
+        return sum(s.blocks_for(len(s.tokens)) for s in self.running if s.request.tenant != tenant)
+
+    def _claim(self, plan: Plan, places: int, blocks: int) -> bool:
+        """Sends those back that hold what a tenant with nothing running is short of, if that is enough."""
+        tenants = len(self.waiting.tenants | self._counts.keys())
+        shortage = preemption.Shortage(places, blocks, self.limits.max_running / tenants, self.pool.total / tenants)
+        users = Counter({block: self.pool.users(block) for s in self.running for block in s.blocks})
+        givers = preemption.givers(self.running, users, shortage)
+        for giver in givers:
+            self._send_back(plan, giver)
+        return bool(givers)

@@ -6,8 +6,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from syringa.engine.kv_cache import BLOCK_SIZE
-from syringa.engine.sampling_rows import SamplerState
+from syringa.engine.kv_cache import BLOCK_SIZE, BlockPool
+from syringa.engine.sampling_rows import SamplerState, SamplingRow
 from syringa.types import EngineRequest, FinishReason, Stopping, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ class Sequence:
     siblings: int = 0  # choices that fork from this one once the prompt is computed
     prompt_scores: list[TokenLogprobs | None] | None = None  # collected as the prompt is computed
     arrival: int = field(default_factory=lambda: next(_arrivals))
+    begun: bool = False  # whether a step has computed any of it, be it lost since
+    submitted: float = 0.0  # when its request came
+    queued: float = 0.0  # seconds from then to the first step for it
     started: bool = False  # whether a delta was sent
     pictures: Pictures | None = None  # the images in the prompt
 
@@ -60,9 +63,31 @@ class Sequence:
             return frozenset()
         return stopping.end_tokens | stopping.stop_tokens
 
+    @property
+    def favoured(self) -> int | None:
+        """The next token of the request's opening, as long as nothing else was written."""
+        opening, count = self.request.sampling.opening, self.generated
+        if count >= len(opening) or tuple(self.tokens[self.prompt_length :]) != opening[:count]:
+            return None
+        return opening[count]
+
+    def sampling_row(self) -> SamplingRow:
+        """What the sampler has to know to draw the next token."""
+        return SamplingRow(self.state, self.choice, self.generated, self.request.logprobs, self.banned, self.favoured)
+
     def blocks_for(self, tokens: int) -> int:
         """How many more blocks `tokens` computed tokens would need."""
         return -(-tokens // BLOCK_SIZE) - len(self.blocks)
+
+    def prefix_in(self, pool: BlockPool) -> tuple[list[int], list[bytes]]:
+        """The blocks that hold its longest known prefix, and their names. An image is in it whole or not at all."""
+        if self.pictures is None:
+            return pool.find(self.tokens)
+        blocks, names = pool.find(self.tokens, self.pictures.mark)
+        count = len(blocks)
+        while (begin := self.pictures.chunk_begin(count * BLOCK_SIZE)) < count * BLOCK_SIZE:
+            count = begin // BLOCK_SIZE
+        return blocks[:count], names[:count]
 
     def fork(self, choice: int) -> Sequence:
         """A sibling with the same tokens and blocks. The caller counts the blocks' users."""
@@ -78,6 +103,7 @@ class Sequence:
             names=list(self.names),
             cached=self.cached,
             arrival=self.arrival,
+            begun=self.begun,
             pictures=self.pictures,
         )
 

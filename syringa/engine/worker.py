@@ -46,6 +46,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     max_running: int = 256
     max_queue: int = 1024
+    queue_timeout: float = 0.0
     step_tokens: int = 512
     log_level: str = "info"
 
@@ -97,7 +98,7 @@ class Worker:
 
     def receive(self) -> None:
         """Takes what has come; waits for something if there is nothing to compute."""
-        for key, _ in self._selector.select(0 if self.core.busy else None):
+        for key, _ in self._selector.select(self.core.patience):
             if key.fileobj is self.listener:
                 self._accept()
             elif key.fileobj is self._bell:
@@ -116,7 +117,7 @@ class Worker:
             self._flush(client)
 
     def refuse(self) -> None:
-        """Tells of requests that turned out impossible only when their images were looked at."""
+        """Tells of requests that were taken and will not run: their images are at fault, or they waited in vain."""
         for number, request_id, error in self.core.take_refused():
             if client := self.clients.get(number):
                 self._write(client, _refusal(request_id, error))

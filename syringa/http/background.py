@@ -27,14 +27,13 @@ _ENDING = "The server was stopped before the response was finished."
 async def begin(turns: Turns, turn: Turn, work: Work) -> tuple[Run, Response]:
     """Starts a turn that goes on without its client. The result has the response as it stands, which is queued."""
     assert turn.record is not None
-    if not turns.engine.ready:
-        raise EngineUnavailable("The model is still loading: try again shortly.")
     created, queued, started = turn.writer.begin(queued=True)
     response: Response = msgspec.to_builtins(created)["response"]
     with work.background.room():
         await turns.begin(turn, response)
         run = Run(turn.record)
         run.publish(_stored([created, queued]))
+        turn.account.later = True
         work.background.start(run, _carry_out(turn, run, [started]))
     return run, response
 
@@ -61,6 +60,8 @@ async def _carry_out(turn: Turn, run: Run, opening: list[StreamEvent]) -> None:
             closing = writer.fail(EngineUnavailable(_ENDING))
     except Exception as error:
         closing = writer.fail(error)
+    finally:
+        turn.account.close()
     # Its numbers were given before those of what closes it.
     await run.finish(turn.response, _stored([*opening, *closing]))
 

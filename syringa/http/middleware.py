@@ -1,4 +1,4 @@
-"""What happens around every request: CORS, an id, errors in one envelope, the key, and a limit on bodies.
+"""What happens around every request: CORS, an id, errors in one envelope, the gate, and a limit on bodies.
 
 Plain ASGI throughout. A layer that wraps `send` costs every token of a stream a call, so only one does, and a stream
 goes round it once it has begun (`unwrapped`).
@@ -6,16 +6,12 @@ goes round it once it has begun (`unwrapped`).
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import math
 import re
 import uuid
-from collections.abc import Iterable
 
 import msgspec
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -25,17 +21,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from syringa.api.common import ErrorBody, ErrorEnvelope
 from syringa.config import Config
-from syringa.errors import PayloadTooLarge, SyringaError, Unauthorized
+from syringa.errors import PayloadTooLarge, RateLimited, SyringaError
+from syringa.http.gate import Gate
+from syringa.service.work import Work
 
 logger = logging.getLogger("syringa.http")
 
-PUBLIC_PATHS = frozenset({"/health", "/openapi.json", "/docs"})
 # What begins an answer: to a request, to a handshake that is refused, to one that is not.
 _STARTS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
-_SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_SHOWN = [
+    "x-request-id",
+    "x-syringa-ignored",
+    "retry-after",
+    *(f"x-ratelimit-{each}-{of}" for each in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
+]
 
 
-def middleware(config: Config) -> list[Middleware]:
+def middleware(config: Config, work: Work) -> list[Middleware]:
     """The layers of the app, from the outside in."""
     layers = []
     if config.cors_origins:
@@ -45,12 +48,10 @@ def middleware(config: Config) -> list[Middleware]:
                 allow_origins=list(config.cors_origins),
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "x-syringa-ignored", "retry-after"],
+                expose_headers=_SHOWN,
             )
         )
-    layers += [Middleware(Edge), Middleware(Auth, keys=config.api_key)]
-    layers.append(Middleware(BodyLimit, limit=config.max_body_bytes))
-    return layers
+    return [*layers, Middleware(Edge), Middleware(Gate, work=work), Middleware(BodyLimit, limit=config.max_body_bytes)]
 
 
 def envelope(error: Exception) -> ErrorEnvelope:
@@ -68,7 +69,10 @@ def error_response(error: Exception) -> Response:
         if error.status == 401:
             headers["www-authenticate"] = "Bearer"
     status = error.status if isinstance(error, SyringaError) else 500
-    return Response(msgspec.json.encode(envelope(error)), status, headers, media_type="application/json")
+    response = Response(msgspec.json.encode(envelope(error)), status, headers, media_type="application/json")
+    if isinstance(error, RateLimited):
+        response.raw_headers += error.headers
+    return response
 
 
 def _refusal(error: HTTPException, scope: Scope) -> Response:
@@ -99,19 +103,22 @@ class Edge:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        given = dict(scope["headers"])
+        request_id = given.get(b"x-request-id", b"")
+        if not _SANE_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex.encode()
         # The router raises its refusals where an app is named, and answers in plain text otherwise.
         scope["app"] = self
-        scope.setdefault("state", {}).update(request_id=request_id, send=send)
+        state = scope.setdefault("state", {})
+        state.update(request_id=request_id.decode(), send=send, given=given, added=[], status=0)
         started = False
 
         async def named(message: Message) -> None:
             nonlocal started
             if message["type"] in _STARTS:
                 started = True
-                message.setdefault("headers", [])
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                state["status"] = message.get("status", 101)
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id), *state["added"]]
             await send(message)
 
         try:
@@ -135,33 +142,6 @@ def _rendered(error: Exception, scope: Scope) -> Response:
     return error_response(error)
 
 
-class Auth:
-    """Asks for a Bearer key where keys are configured, and names the tenant by the key's hash."""
-
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
-        self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and self._digests and scope["path"] not in PUBLIC_PATHS:
-            scope.setdefault("state", {})["tenant"] = self._tenant(Headers(scope=scope).get("authorization", ""))
-        await self._app(scope, receive, send)
-
-    def _tenant(self, header: str) -> str:
-        scheme, _, key = header.partition(" ")
-        if scheme.lower() != "bearer" or not key:
-            raise Unauthorized("An API key is needed: send it as `Authorization: Bearer <key>`.")
-        given = _digest(key.strip().encode("latin-1"))
-        # Hashes of equal length, every one compared: the time says nothing about any key.
-        if not any([hmac.compare_digest(given, digest) for digest in self._digests]):  # noqa: C419
-            raise Unauthorized("The API key is not valid.")
-        return given.hex()[:16]
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
 class BodyLimit:
     """Refuses a body over the limit: by its stated length, or as soon as it has grown past it. A WebSocket has no body;
     its frames are measured where they are read."""
@@ -174,7 +154,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        stated = Headers(scope=scope).get("content-length", "")
+        stated = scope["state"]["given"].get(b"content-length", b"")
         if stated.isdigit() and int(stated) > self._limit:
             raise self._too_large()
         seen = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -11,12 +12,14 @@ import sys
 
 import uvloop
 
-from syringa.api.model import load_model
+from syringa.api.model import FixedModels, ServedModel, load_model
 from syringa.engine import child
 from syringa.engine.client import WorkerClient
+from syringa.engine.interface import Engine, Sole
 from syringa.engine.supervisor import ApiOptions
-from syringa.errors import StartupError
+from syringa.errors import StartupError, SyringaError
 from syringa.http.server import serve_api
+from syringa.service.work import Work
 
 
 async def answer(options: ApiOptions) -> None:
@@ -25,9 +28,19 @@ async def answer(options: ApiOptions) -> None:
     try:
         model = await asyncio.to_thread(load_model, options.config)
         gc.freeze()
-        await serve_api(options.config, client, socket.socket(fileno=options.listener), model=model)
+        learning = asyncio.create_task(_learn_limits(client, model))
+        listener = socket.socket(fileno=options.listener)
+        await serve_api(options.config, Sole(client), FixedModels([model]), listener, Work(options.config))
+        learning.cancel()
     finally:
         await client.close()
+
+
+async def _learn_limits(engine: Engine, model: ServedModel) -> None:
+    """The worker knows how long a sequence its cache can hold; the files only what the model was made for."""
+    with contextlib.suppress(SyringaError):
+        info = await engine.wait_ready()
+        model.max_model_len = min(model.max_model_len, info.max_model_len)
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ from starlette.responses import Response
 from syringa.api.common import decode, header_value
 from syringa.config import Config
 from syringa.errors import InvalidRequest, UnsupportedMediaType
+from syringa.service.account import Account
+from syringa.service.caller import Caller
 from syringa.store import Order
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -44,10 +46,21 @@ def heed(config: Config, ignored: list[str]) -> dict[str, str]:
     return {"x-syringa-ignored": header_value(ignored)} if ignored else {}
 
 
+def caller(connection: HTTPConnection) -> Caller:
+    """Who asks."""
+    found: Caller = connection.scope["state"]["caller"]
+    return found
+
+
+def account(connection: HTTPConnection) -> Account:
+    """The request's entry in the books; only what generates something has one."""
+    found: Account = connection.scope["state"]["account"]
+    return found
+
+
 def organisation(connection: HTTPConnection) -> str:
     """Whose data a request may see; without keys there is only one organisation."""
-    tenant: str = getattr(connection.state, "tenant", "")
-    return tenant
+    return caller(connection).organisation
 
 
 def open_mode(connection: HTTPConnection, config: Config) -> bool:

@@ -19,7 +19,6 @@ from syringa.api.responses import (
 )
 from syringa.api.responses.schemas import EMPTY_INCLUDES, HONOURED_INCLUDES
 from syringa.errors import InvalidRequest, NotFound
-from syringa.generation import generate
 from syringa.http import background, reading
 from syringa.http.framing import DONE, Framing, named
 from syringa.http.route import Route
@@ -53,7 +52,7 @@ class Responses:
     async def create(self, request: Request) -> Response:
         body, ignored = await reading.read_body(request, ResponseRequest)
         open_mode = reading.open_mode(request, self._config)
-        turn = await self._turns.prepare(body, ignored, reading.organisation(request), open_mode=open_mode)
+        turn = await self._turns.prepare(body, ignored, reading.account(request), open_mode=open_mode)
         headers = reading.heed(self._config, ignored)
         if body.background:
             run, response = await background.begin(self._turns, turn, self._work)
@@ -141,17 +140,19 @@ class Responses:
     async def count(self, request: Request) -> Response:
         body, ignored = await reading.read_body(request, InputTokensRequest)
         context = await self._turns.context(body, reading.organisation(request))
-        counted = await count_input(body, self._turns.models, ignored, context)
+        models = self._turns.models.for_key(reading.caller(request).models)
+        counted = await count_input(body, models, ignored, context)
         return reading.json(counted, reading.heed(self._config, ignored))
 
     async def compact(self, request: Request) -> Response:
         body, ignored = await reading.read_body(request, CompactRequest)
-        context = await self._turns.context(body, reading.organisation(request))
-        call = await prepare_compaction(body, self._turns.models, ignored, context)
+        account = reading.account(request)
+        context = await self._turns.context(body, account.caller.organisation)
+        models = self._turns.models.for_key(account.caller.models)
+        call = await prepare_compaction(body, models, ignored, context)
         headers = reading.heed(self._config, ignored)
-        run = functools.partial(generate, self._turns.engine, call.model.tokenizer, call.request)
-        timeout = self._config.request_timeout
-        return WholeAnswer(functools.partial(collected, run, call.writer, timeout), headers=headers)
+        run = self._turns.desk.run(call, account)
+        return WholeAnswer(functools.partial(collected, run, call.writer), headers=headers)
 
     async def _read(self, organisation: str, id: str) -> tuple[StoredResponse, records.Response]:
         store = self._state.store

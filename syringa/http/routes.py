@@ -17,17 +17,18 @@ from syringa.api.common import Call
 from syringa.api.model import Models
 from syringa.api.openapi import document
 from syringa.config import Config
-from syringa.engine.interface import Engine
 from syringa.errors import EngineUnavailable
-from syringa.generation import generate
 from syringa.http import reading
+from syringa.http.admin import Admin
 from syringa.http.conversations import Conversations
+from syringa.http.desk import Desk
 from syringa.http.framing import PLAIN
 from syringa.http.responses import Responses
 from syringa.http.route import Route
 from syringa.http.sse import StreamedAnswer, WholeAnswer, collected
 from syringa.http.turns import Turns
 from syringa.http.websocket import ResponseSocket
+from syringa.service.account import Account
 from syringa.service.work import Work
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -43,13 +44,14 @@ _PAGE_POLICY = (
 class Api:
     """The handlers, and what they share."""
 
-    def __init__(self, config: Config, engine: Engine, models: Models, work: Work) -> None:
-        self.config, self.engine, self.models, self.work = config, engine, models, work
+    def __init__(self, config: Config, desk: Desk, models: Models, work: Work) -> None:
+        self.config, self.desk, self.models, self.work = config, desk, models, work
 
     def routes(self) -> list[BaseRoute]:
-        turns = Turns(self.config, self.engine, self.models, self.work.state)
+        turns = Turns(self.config, self.desk, self.models, self.work.state)
         return [
             Route("/health", self.health),
+            Route("/ready", self.ready),
             Route("/openapi.json", self.openapi),
             Route("/docs", self.docs),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
@@ -57,8 +59,9 @@ class Api:
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/api/v2/completions", self.completions, methods=["POST"]),
             *Responses(turns, self.work).routes(),
-            WebSocketRoute("/v1/responses", ResponseSocket(turns)),
+            WebSocketRoute("/v1/responses", ResponseSocket(turns, self.work)),
             *Conversations(self.config, self.work.state).routes(),
+            *Admin(self.config, self.work).routes(),
             Route("/v1/models", self.list_models),
             Route("/api/v2/models", self.list_models),
             Route("/v1/models/{id:path}", self.show_model),
@@ -67,9 +70,16 @@ class Api:
         ]
 
     async def health(self, request: Request) -> Response:
-        if not self.engine.ready:
-            raise EngineUnavailable("The model is loading.")
+        """This process lives, whatever the models do."""
         return reading.json({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """A request for the default model would be answered without waiting for it."""
+        if self.work.draining:
+            raise EngineUnavailable("The server is being stopped.", code="server_ending")
+        if not self.desk.fleet.engine(self.models.default).ready:
+            raise EngineUnavailable("The model is loading.")
+        return reading.json({"status": "ready"})
 
     async def openapi(self, request: Request) -> Response:
         return Response(self._document, media_type="application/json")
@@ -83,19 +93,25 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         body, ignored = await reading.read_body(request, chat.ChatRequest)
-        call = await chat.to_generation(body, self.models, ignored, reading.organisation(request))
-        return self._answer(call, reading.heed(self.config, ignored))
+        account = reading.account(request)
+        models = self.models.for_key(account.caller.models)
+        call = await chat.to_generation(body, models, ignored, account.caller.organisation)
+        return self._answer(call, account, reading.heed(self.config, ignored))
 
     async def completions(self, request: Request) -> Response:
         body, ignored = await reading.read_body(request, completions.CompletionRequest)
-        call = await completions.to_generation(body, self.models, ignored, reading.organisation(request))
-        return self._answer(call, reading.heed(self.config, ignored))
+        account = reading.account(request)
+        models = self.models.for_key(account.caller.models)
+        call = await completions.to_generation(body, models, ignored, account.caller.organisation)
+        return self._answer(call, account, reading.heed(self.config, ignored))
 
     async def list_models(self, request: Request) -> Response:
-        return reading.json(tokens.ModelList("list", [tokens.entry(model) for model in self.models.all]))
+        models = await self.models.for_key(reading.caller(request).models).all()
+        return reading.json(tokens.ModelList("list", [tokens.entry(model) for model in models]))
 
     async def show_model(self, request: Request) -> Response:
-        return reading.json(tokens.entry(self.models.find(request.path_params["id"])))
+        models = self.models.for_key(reading.caller(request).models)
+        return reading.json(tokens.entry(await models.find(request.path_params["id"])))
 
     async def tokenize(self, request: Request) -> Response:
         return await self._small(request, tokens.TokenizeRequest, tokens.tokenize)
@@ -107,15 +123,12 @@ class Api:
         self, request: Request, wire: type[T], handle: Callable[[T, Models, list[str]], Awaitable[msgspec.Struct]]
     ) -> Response:
         body, ignored = await reading.read_body(request, wire)
-        answer = await handle(body, self.models, ignored)
+        answer = await handle(body, self.models.for_key(reading.caller(request).models), ignored)
         return reading.json(answer, reading.heed(self.config, ignored))
 
-    def _answer(self, call: Call, headers: dict[str, str]) -> Response:
-        run = functools.partial(generate, self.engine, call.model.tokenizer, call.request)
-        timeout = self.config.request_timeout
+    def _answer(self, call: Call, account: Account, headers: dict[str, str]) -> Response:
+        run = self.desk.run(call, account)
         if call.stream:
             keep_alive = self.config.keep_alive
-            return StreamedAnswer(
-                run, call.writer.write, PLAIN, headers=headers, keep_alive=keep_alive, timeout=timeout
-            )
-        return WholeAnswer(functools.partial(collected, run, call.writer, timeout), headers=headers)
+            return StreamedAnswer(run, call.writer.write, PLAIN, headers=headers, keep_alive=keep_alive)
+        return WholeAnswer(functools.partial(collected, run, call.writer), headers=headers)

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 
-from syringa.api.model import Models, ServedModel, load_model
+from syringa.api.model import Models
 from syringa.config import Config
-from syringa.engine.interface import Engine
-from syringa.errors import StartupError, SyringaError
+from syringa.engine.interface import Fleet
+from syringa.errors import StartupError
 from syringa.http.app import create_app
 from syringa.service.work import Work
 from syringa.store.location import locate
@@ -57,17 +57,11 @@ def listen(config: Config) -> socket.socket:
     return listener
 
 
-async def serve_api(
-    config: Config, engine: Engine, listener: socket.socket, *, model: ServedModel | None = None
-) -> None:
-    """Answers on `listener` until SIGTERM or SIGINT, then gives running requests `drain_timeout` seconds.
-
-    The engine may still be loading; until it is ready, `/health` and generations answer 503.
-    """
-    logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    served = await asyncio.to_thread(load_model, config) if model is None else model
-    work = Work(config)
-    app = create_app(config, engine, Models([served]), work)
+async def serve_api(config: Config, fleet: Fleet, models: Models, listener: socket.socket, work: Work) -> None:
+    """Answers on `listener` until SIGTERM or SIGINT, then gives running requests `drain_timeout` seconds. Starts and
+    closes `work`; engines may still be loading, and requests for them wait."""
+    await work.start()
+    app = create_app(config, fleet, models, work)
     server = _Server(
         uvicorn.Config(
             app,
@@ -87,22 +81,12 @@ async def serve_api(
         functools.partial(work.drain, config.drain_timeout),
     )
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    learning = asyncio.create_task(_learn_limits(engine, served))
     try:
         await server.serve(sockets=[listener])
     finally:
         for each in getattr(server, "servers", ()):
             each.close()  # uvicorn does so too, unless it was cancelled
-        learning.cancel()
-        await asyncio.gather(learning, return_exceptions=True)
         await work.close()
-
-
-async def _learn_limits(engine: Engine, model: ServedModel) -> None:
-    """The worker knows how long a sequence its cache can hold; the files only what the model was made for."""
-    with contextlib.suppress(SyringaError):
-        info = await engine.wait_ready()
-        model.max_model_len = min(model.max_model_len, info.max_model_len)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from syringa.api.common import Writer
-from syringa.errors import EngineUnavailable, SyringaError
+from syringa.errors import SyringaError
 from syringa.events import Event
 from syringa.generation import Emit
 from syringa.http.framing import Framing, encode
@@ -50,7 +50,6 @@ class StreamedAnswer(Response):
         *,
         headers: Mapping[str, str],
         keep_alive: float,
-        timeout: float = 0.0,
         opening: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
         """`opening`: the chunks that a stream begins with, sent with the first others, or when it has to wait."""
@@ -65,7 +64,6 @@ class StreamedAnswer(Response):
         self._framing = framing
         self._frame = framing.frame
         self._keep_alive = keep_alive
-        self._timeout = timeout or None
         self._opening = opening
         self._quiet = True
 
@@ -76,8 +74,7 @@ class StreamedAnswer(Response):
 
     async def _stream(self) -> None:
         try:
-            async with deadline(self._timeout):
-                closing = await self._run(self._emit)
+            closing = await self._run(self._emit)
             last = self._join([*self._open(), *(closing or ())]) + self._framing.done
         except ClientGone:
             return
@@ -132,21 +129,11 @@ class WholeAnswer(Response):
             await Response(body, headers=headers)(scope, receive, send)
 
 
-async def collected(run: Run, writer: Writer, seconds: float) -> bytes:
+async def collected(run: Run, writer: Writer) -> bytes:
     """The body that the events of a generation make."""
     events: list[Event] = []
-    async with deadline(seconds or None):
-        await run(events.extend)
+    await run(events.extend)
     return encode(writer.render(collect(events)))
-
-
-@contextlib.asynccontextmanager
-async def deadline(seconds: float | None) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise EngineUnavailable(f"The request took longer than {seconds:g} seconds.", code="timeout") from None
 
 
 async def attend(

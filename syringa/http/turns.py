@@ -6,8 +6,7 @@ HTTP, background runs and WebSockets all go this way; they differ in where the e
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,35 +23,35 @@ from syringa.api.responses import (
     referenced,
 )
 from syringa.config import Config
-from syringa.engine.interface import Engine
 from syringa.errors import InvalidRequest, StoreUnavailable
-from syringa.events import Event, Usage
-from syringa.generation import Emit, produce
+from syringa.events import Event
+from syringa.generation import Emit
+from syringa.http.desk import Desk, Drive
 from syringa.http.framing import encode
 from syringa.http.outlet import ClientGone
-from syringa.http.sse import deadline
 from syringa.output.collect import collect
 from syringa.service import history
+from syringa.service.account import Account
 from syringa.service.record import Appendix, Record, Response
 from syringa.service.seal import NoSeal
 from syringa.service.state import State
 
 Body = ResponseRequest | InputTokensRequest | CompactRequest
 Items = list[dict[str, Any]]
-Drive = Callable[[Emit], Awaitable[Usage]]
 
 
 class Turn:
     """One response of one client."""
 
-    def __init__(self, call: ResponseCall, drive: Drive, record: Record | None, history: Items, timeout: float) -> None:
+    def __init__(
+        self, call: ResponseCall, drive: Drive, record: Record | None, history: Items, account: Account
+    ) -> None:
         assert isinstance(call.writer, ResponseWriter)
         self.writer = call.writer
         self.input, self.history = call.input, history
         self.record = record
         self.failure: Sequence[Any] = ()  # the events that tell a client of it
-        self._drive = drive
-        self._timeout = timeout or None
+        self.drive, self.account = drive, account
 
     @property
     def response(self) -> Response:
@@ -91,10 +90,6 @@ class Turn:
         await self._keep()
         return body
 
-    async def drive(self, emit: Emit) -> Usage:
-        async with deadline(self._timeout):
-            return await self._drive(emit)
-
     async def _keep(self) -> None:
         if self.record is not None:
             await self.record.finish(self.response)
@@ -109,30 +104,30 @@ class Turn:
 class Turns:
     """Begins turns."""
 
-    def __init__(self, config: Config, engine: Engine, models: Models, state: State) -> None:
-        self.config, self.engine, self.models, self.state = config, engine, models, state
+    def __init__(self, config: Config, desk: Desk, models: Models, state: State) -> None:
+        self.config, self.desk, self.models, self.state = config, desk, models, state
 
     async def prepare(
         self,
         body: ResponseRequest,
         ignored: list[str],
-        organisation: str,
+        account: Account,
         *,
         open_mode: bool,
         memory: Mapping[str, Items] | None = None,
     ) -> Turn:
         """Nothing is stored yet: `begin` does. `memory`: the histories that a connection keeps, by response id."""
+        organisation = account.caller.organisation
         context = await self.context(body, organisation, open_mode=open_mode, memory=memory)
-        call = await prepare(body, self.models, ignored, context)
+        call = await prepare(body, self.models.for_key(account.caller.models), ignored, context)
         if body.conversation_id is not None:
             _refuse_known(call.input, context.history)
-        drive = functools.partial(produce, self.engine, call.model.tokenizer, call.request)
         record: Record | None = None
         if body.store is not False:
             record = Record(self.state, organisation, call.request.id)
         elif body.conversation_id is not None:
             record = Appendix(self.state, organisation, call.request.id, body.conversation_id)
-        return Turn(call, drive, record, list(context.history), self.config.request_timeout)
+        return Turn(call, self.desk.drive(call, account), record, list(context.history), account)
 
     async def begin(self, turn: Turn, response: Response | None = None) -> None:
         """Stores that it has begun. Raises `StoreUnavailable`: then nothing is generated."""

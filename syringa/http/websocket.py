@@ -25,6 +25,8 @@ from syringa.http import reading
 from syringa.http.framing import encode
 from syringa.http.middleware import envelope
 from syringa.http.turns import Items, Turn, Turns
+from syringa.service.account import Account
+from syringa.service.work import Work
 
 logger = logging.getLogger("syringa.http")
 
@@ -38,15 +40,15 @@ _GRACE = 1.0  # the seconds after which a response that waits for the engine is 
 class ResponseSocket:
     """The ASGI app of the path: accepts connections and serves each until it ends."""
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, turns: Turns, work: Work) -> None:
+        self._turns, self._work = turns, work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         socket = WebSocket(scope, receive, send)
         _check_origin(socket, self._turns.config)
         open_mode = reading.open_mode(socket, self._turns.config)
         await socket.accept()
-        connection = _Connection(socket, self._turns, open_mode)
+        connection = _Connection(socket, self._turns, self._work, open_mode)
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):  # what sending to who is gone raises
             await connection.serve()
 
@@ -62,10 +64,10 @@ def _check_origin(socket: WebSocket, config: Config) -> None:
 
 
 class _Connection:
-    def __init__(self, socket: WebSocket, turns: Turns, open_mode: bool) -> None:
-        self._socket, self._turns, self._open_mode = socket, turns, open_mode
+    def __init__(self, socket: WebSocket, turns: Turns, work: Work, open_mode: bool) -> None:
+        self._socket, self._turns, self._work, self._open_mode = socket, turns, work, open_mode
         self._config = turns.config
-        self._organisation = reading.organisation(socket)
+        self._asked = 0
         self._memory: dict[str, Items] = {}  # of the last response alone: each has all that came before
         self._turn: asyncio.Task[None] | None = None
         self._out: asyncio.Queue[str | None] = asyncio.Queue()
@@ -128,17 +130,33 @@ class _Connection:
         return self._turn is not None and not self._turn.done()
 
     async def _answer(self, body: ResponseRequest, ignored: list[str]) -> None:
+        account = self._account()
+        admission = None
         try:
-            turn = await self._turns.prepare(
-                body, ignored, self._organisation, open_mode=self._open_mode, memory=self._memory
-            )
+            admission = self._work.limiter.enter(account.caller)
+            turn = await self._turns.prepare(body, ignored, account, open_mode=self._open_mode, memory=self._memory)
             reading.heed(self._config, ignored)
             await self._turns.begin(turn)
             await self._stream(turn)
+        except asyncio.CancelledError:
+            account.cancel()
+            raise
         except Exception as error:
+            account.fail(error)
             if not isinstance(error, SyringaError):
                 logger.error("a WebSocket's response failed", exc_info=error)
             self._refuse(error)
+        finally:
+            if admission is not None:
+                admission.leave()
+            account.close()
+
+    def _account(self) -> Account:
+        """Each message is a request of its own, by whoever the key belongs to now."""
+        state = self._socket.scope["state"]
+        caller = self._work.keys.find(state["given"].get(b"authorization"))
+        self._asked += 1
+        return self._work.books.open(caller, self._socket.url.path, f"{state['request_id']}-{self._asked}")
 
     async def _stream(self, turn: Turn) -> None:
         """Errors before the first event are raised, later ones told in the stream."""

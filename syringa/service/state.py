@@ -58,6 +58,11 @@ class State:
             ]
         return self._store
 
+    @property
+    def database(self) -> Store:
+        """The same, for who keeps no responses in it: it is not looked after for that."""
+        return self._store
+
     async def seal(self, organisation: str) -> Seal:
         return await self._seals.of(organisation, self.store)
 

@@ -1,4 +1,4 @@
-"""What has to outlive a process: responses, their items and events, and conversations.
+"""What has to outlive a process: responses, conversations, keys, and what was used.
 
 The store knows rows, transactions and organisations. It must not know what an item means, how a request is answered, or
 that HTTP exists: an item, an event and a response's body are JSON text to it.
@@ -12,31 +12,53 @@ from __future__ import annotations
 from syringa.store.store import Store
 from syringa.store.values import (
     ACTIVE,
+    ApiKey,
     BrokenChain,
     Chain,
     ChainLink,
     Conversation,
     Event,
+    Grouping,
     Item,
+    KeySnapshot,
+    ModelRow,
+    ModelUsage,
     Order,
+    Organisation,
+    Outcome,
     Page,
+    Revised,
     Running,
     Status,
     StoredResponse,
+    UsageFilter,
+    UsageRow,
+    UsageSum,
 )
 
 __all__ = [
     "ACTIVE",
+    "ApiKey",
     "BrokenChain",
     "Chain",
     "ChainLink",
     "Conversation",
     "Event",
+    "Grouping",
     "Item",
+    "KeySnapshot",
+    "ModelRow",
+    "ModelUsage",
     "Order",
+    "Organisation",
+    "Outcome",
     "Page",
+    "Revised",
     "Running",
     "Status",
     "Store",
     "StoredResponse",
+    "UsageFilter",
+    "UsageRow",
+    "UsageSum",
 ]

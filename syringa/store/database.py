@@ -59,6 +59,7 @@ class Database:
             self._readers, self._writers = self.engine.execution_options(**still), self.engine
         self._current = threading.Event()  # set once the tables are known to be up to date
         self._opening = threading.Lock()
+        self._complaint = ""  # what is the matter with the database, as far as it was logged
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Runs `work` in a transaction that sees one moment of the database."""
@@ -74,12 +75,14 @@ class Database:
     def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
         try:
             self._bring_up_to_date()
-            return _transact(engine, work)
+            result = _transact(engine, work)
         except SyringaError:
             raise
         except (SQLAlchemyError, OSError) as error:
             self._current.clear()  # what comes back may be another file, or an older copy
-            raise _named(error, self.location.shown) from error
+            raise self._named(error) from error
+        self._complaint = ""
+        return result
 
     def _bring_up_to_date(self) -> None:
         if self._current.is_set():
@@ -92,6 +95,18 @@ class Database:
                 _transact(self._writers, lambda connection: migrations.migrate(connection, shown))
             self._current.set()
 
+    def _named(self, error: SQLAlchemyError | OSError) -> StoreError:
+        shown = self.location.shown
+        said = hide_password(str(getattr(error, "orig", None) or error)).strip()
+        ours = isinstance(error, IntegrityError | DataError | ArgumentError | CompileError)
+        if ours or (isinstance(error, StatementError) and not isinstance(error, DBAPIError)):
+            logger.error("%s refused what Syringa sent: %s", shown, said, exc_info=error)
+            return StoreError("the store refused what was to be kept")
+        if said != self._complaint:  # some ask twice a second: a database that stays away is told once
+            self._complaint = said
+            logger.warning("%s is unavailable: %s", shown, said)
+        return StoreUnavailable("nothing can be stored or looked up at the moment; try again in a few seconds")
+
 
 def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
     for attempt in range(1, _TRIES + 1):
@@ -102,16 +117,6 @@ def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
             if attempt == _TRIES or getattr(error.orig, "sqlstate", None) not in _RETRIED:
                 raise
     raise AssertionError("unreachable")
-
-
-def _named(error: SQLAlchemyError | OSError, shown: str) -> StoreError:
-    said = hide_password(str(getattr(error, "orig", None) or error)).strip()
-    ours = isinstance(error, IntegrityError | DataError | ArgumentError | CompileError)
-    if ours or (isinstance(error, StatementError) and not isinstance(error, DBAPIError)):
-        logger.error("%s refused what Syringa sent: %s", shown, said, exc_info=error)
-        return StoreError("the store refused what was to be kept")
-    logger.warning("%s is unavailable: %s", shown, said)
-    return StoreUnavailable("responses cannot be stored or read at the moment; try again in a few seconds")
 
 
 def _make_file(path: Path) -> None:

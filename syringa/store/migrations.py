@@ -107,6 +107,82 @@ MIGRATIONS: tuple[Migration, ...] = (
             """,
         ),
     ),
+    Migration(
+        "organisations, keys and usage",
+        (
+            """
+            CREATE TABLE organisations (
+                id TEXT NOT NULL PRIMARY KEY,
+                created_at BIGINT NOT NULL,
+                requests_per_minute BIGINT,
+                tokens_per_minute BIGINT,
+                concurrent BIGINT
+            )
+            """,
+            """
+            CREATE TABLE api_keys (
+                id TEXT NOT NULL PRIMARY KEY,
+                organisation TEXT NOT NULL REFERENCES organisations (id),
+                name TEXT NOT NULL,
+                digest TEXT NOT NULL UNIQUE,
+                hint TEXT NOT NULL,
+                admin BOOLEAN NOT NULL,
+                models TEXT,
+                requests_per_minute BIGINT,
+                tokens_per_minute BIGINT,
+                concurrent BIGINT,
+                created_at BIGINT NOT NULL,
+                expires_at BIGINT,
+                revoked_at BIGINT,
+                last_used_at BIGINT
+            )
+            """,
+            """
+            CREATE TABLE usage (
+                id TEXT NOT NULL PRIMARY KEY,
+                at DOUBLE PRECISION NOT NULL,
+                organisation TEXT NOT NULL,
+                key TEXT NOT NULL,
+                model TEXT NOT NULL,
+                endpoint TEXT NOT NULL,
+                "user" TEXT,
+                request_id TEXT NOT NULL,
+                outcome TEXT NOT NULL,
+                status INTEGER NOT NULL,
+                requests BIGINT NOT NULL,
+                input_tokens BIGINT NOT NULL,
+                cached_tokens BIGINT NOT NULL,
+                output_tokens BIGINT NOT NULL,
+                reasoning_tokens BIGINT NOT NULL,
+                queue_seconds DOUBLE PRECISION NOT NULL,
+                load_seconds DOUBLE PRECISION NOT NULL,
+                first_token_seconds DOUBLE PRECISION,
+                total_seconds DOUBLE PRECISION NOT NULL,
+                cost DOUBLE PRECISION NOT NULL
+            )
+            """,
+            "CREATE INDEX usage_by_time ON usage (at, id)",
+            "CREATE INDEX usage_by_organisation ON usage (organisation, at, id)",
+        ),
+    ),
+    Migration(
+        "models and revisions",
+        (
+            """
+            CREATE TABLE models (
+                id TEXT NOT NULL PRIMARY KEY,
+                definition TEXT NOT NULL,
+                updated_at BIGINT NOT NULL
+            )
+            """,
+            """
+            CREATE TABLE revisions (
+                name TEXT NOT NULL PRIMARY KEY,
+                number BIGINT NOT NULL
+            )
+            """,
+        ),
+    ),
 )
 
 

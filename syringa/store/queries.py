@@ -38,10 +38,18 @@ class Queries:
         if rows:
             self.connection.execute(self._insert(table), rows)
 
+    def upsert(self, table: Table, row: dict[str, Any], changes: dict[str, Any]) -> None:
+        """Adds a row, or makes the changes to the one that has its key."""
+        statement = self._dialect.insert(table).values(row)
+        self.connection.execute(statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changes))
+
     def _insert(self, table: Table) -> Insert:
-        kind = postgresql if self.connection.dialect.name == "postgresql" else sqlite
-        statement: Insert = kind.insert(table).on_conflict_do_nothing()
+        statement: Insert = self._dialect.insert(table).on_conflict_do_nothing()
         return statement
+
+    @property
+    def _dialect(self) -> Any:
+        return postgresql if self.connection.dialect.name == "postgresql" else sqlite
 
 
 def batches(values: Iterable[T]) -> Iterator[list[T]]:

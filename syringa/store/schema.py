@@ -1,10 +1,11 @@
 """The tables as queries see them.
 
-What creates them is the list in `migrations`; a test holds the two together. Every key begins with `organisation`, so a
-query that forgets it finds no index, and one organisation's ids mean nothing in another; `secrets` alone are the
-server's.
+What creates them is the list in `migrations`; a test holds the two together. Whatever a client stores has a key that
+begins with `organisation`, so a query that forgets it finds no index, and one organisation's ids mean nothing in
+another. From `secrets` on, the tables are the server's own.
 
-`previous_id` and `conversation_id` are no foreign keys: what they name may be deleted, and the response stays.
+`previous_id` and `conversation_id` are no foreign keys: what they name may be deleted, and the response stays. Nor is
+anything in `usage`: what was used was used, whatever becomes of the key.
 """
 
 from __future__ import annotations
@@ -95,4 +96,73 @@ secrets = Table(
     Column("name", Text, primary_key=True),
     Column("created_at", BigInteger, nullable=False),
     Column("value", Text, nullable=False),
+)
+
+organisations = Table(
+    "organisations",
+    metadata,
+    Column("id", Name, primary_key=True),
+    Column("created_at", BigInteger, nullable=False),
+    Column("requests_per_minute", BigInteger),  # null: the server's default; 0: no limit
+    Column("tokens_per_minute", BigInteger),
+    Column("concurrent", BigInteger),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Name, primary_key=True),
+    Column("organisation", Name, nullable=False),
+    Column("name", Name, nullable=False),
+    Column("digest", Text, nullable=False),  # unique; the key itself is nowhere
+    Column("hint", Text, nullable=False),
+    Column("admin", Boolean, nullable=False),
+    Column("models", Text),  # a JSON list; null: all
+    Column("requests_per_minute", BigInteger),  # null and 0: none of its own
+    Column("tokens_per_minute", BigInteger),
+    Column("concurrent", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("revoked_at", BigInteger),
+    Column("last_used_at", BigInteger),
+)
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("organisation", Name, nullable=False),
+    Column("key", Name, nullable=False),
+    Column("model", Name, nullable=False),
+    Column("endpoint", Name, nullable=False),
+    Column("user", Name),
+    Column("request_id", Name, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("requests", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("queue_seconds", Double, nullable=False),
+    Column("load_seconds", Double, nullable=False),
+    Column("first_token_seconds", Double),
+    Column("total_seconds", Double, nullable=False),
+    Column("cost", Double, nullable=False),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("id", Name, primary_key=True),
+    Column("definition", Text, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+)
+
+revisions = Table(
+    "revisions",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("number", BigInteger, nullable=False),
 )

@@ -7,9 +7,13 @@ from sqlalchemy import Connection
 from syringa.store.chains import Chains
 from syringa.store.conversations import Conversations
 from syringa.store.events import Events
+from syringa.store.keys import Keys, Organisations
+from syringa.store.models import Models
 from syringa.store.responses import Responses
+from syringa.store.revisions import Revisions
 from syringa.store.secrets import Secrets
 from syringa.store.upkeep import Upkeep
+from syringa.store.usage import Usage
 
 
 class Session:
@@ -22,3 +26,8 @@ class Session:
         self.conversations = Conversations(connection, now)
         self.upkeep = Upkeep(connection, now)
         self.secrets = Secrets(connection, now)
+        self.keys = Keys(connection, now)
+        self.organisations = Organisations(connection, now)
+        self.usage = Usage(connection, now)
+        self.models = Models(connection, now)
+        self.revisions = Revisions(connection, now)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from syringa.errors import StoreUnavailable
 from syringa.store.location import locate
+from syringa.store.parts import KeyPart, ModelPart, OrganisationPart, UsagePart
 from syringa.store.values import (
     BrokenChain,
     Chain,
@@ -19,6 +20,7 @@ from syringa.store.values import (
     Item,
     Order,
     Page,
+    Revised,
     Running,
     Status,
     StoredResponse,
@@ -54,10 +56,15 @@ class Store:
         self._database: Database | None = None
         self._making = threading.Lock()
         self._closed = False
+        self.keys = KeyPart(self)
+        self.organisations = OrganisationPart(self)
+        self.usage = UsagePart(self)
+        self.models = ModelPart(self)
         # SQLite has one writer at a time. Its writers queue here, where they hold up no reader, and not at its lock.
         writers = 1 if self.location.kind == "sqlite" else READERS
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="syringa-store-read")
         self._writers = ThreadPoolExecutor(writers, thread_name_prefix="syringa-store-write")
+        self._watchers = ThreadPoolExecutor(1, thread_name_prefix="syringa-store-watch")
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,6 +84,10 @@ class Store:
     async def read(self, work: Callable[[Session], T]) -> T:
         """Runs several queries on one moment of the database."""
         return await self._submit(self._readers, lambda: self._work(work, writes=False))
+
+    async def watch(self, work: Callable[[Session], T]) -> T:
+        """Like `read`, for what has to be noticed soon: it does not wait for those who read much."""
+        return await self._submit(self._watchers, lambda: self._work(work, writes=False))
 
     async def write(self, work: Callable[[Session], T]) -> T:
         """Runs several queries in one transaction: all of it is kept, or nothing. `work` may be run more than once."""
@@ -239,6 +250,10 @@ class Store:
         value = fresh()
         return await self.write(lambda session: session.secrets.keep(name, value))
 
+    async def revision(self, name: Revised) -> int:
+        """A number that grows with every change to keys and organisations, or to models."""
+        return await self.watch(lambda session: session.revisions.get(name))
+
     # How it is run
 
     async def _submit(self, threads: ThreadPoolExecutor, job: Callable[[], T]) -> T:
@@ -263,11 +278,12 @@ class Store:
 
         with self._making:
             if self._database is None:
-                self._database = Database(self.location, patience=self._patience, readers=READERS)
+                self._database = Database(self.location, patience=self._patience, readers=READERS + 1)
             return self._database
 
     def _shut(self) -> None:
         self._writers.shutdown()
         self._readers.shutdown()
+        self._watchers.shutdown()
         if self._database is not None:
             self._database.close()

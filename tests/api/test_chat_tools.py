@@ -57,6 +57,16 @@ async def test_choice_none_offers_no_tools(model: Any) -> None:
     assert engine.requests[0].sampling.grammar is None
 
 
+async def test_a_model_that_was_not_taught_decides_before_it_draws() -> None:
+    cases = [({}, plain_model()), ({"tool_choice": "required"}, plain_model()), ({}, tool_model())]
+    openings = []
+    for body, model in cases:
+        engine = FakeEngine(CALL)
+        await post({"tools": TOOLS} | body, engine, model=model)
+        openings.append(bytes(engine.requests[0].sampling.opening))
+    assert openings == [b"<tool_call>", b"", b""]
+
+
 async def test_one_call_at_a_time() -> None:
     engine = FakeEngine(CALL)
     for parallel in (None, True, False):

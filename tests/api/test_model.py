@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from syringa.api.model import Models, image_policy, load_model
+from syringa.api.model import FixedModels, image_policy, load_model
 from syringa.config import Config
 from syringa.dialect import Dialect
-from syringa.errors import ConfigError, ModelError, NotFound
+from syringa.errors import ConfigError, Forbidden, ModelError, NotFound
 from syringa.prompt.images import ImagePolicy
 from tests.fake_engine import END, fake_model
 
@@ -99,13 +99,25 @@ def test_the_settings_of_images() -> None:
     assert image_policy(config) == ImagePolicy(private=True, max_bytes=1, timeout=2.0, max_pixels=3, max_images=4)
 
 
-def test_names() -> None:
+async def test_names() -> None:
     first, second = fake_model(id="a", aliases=("x",)), fake_model(id="b", aliases=("x", "y"))
-    models = Models([first, second])
-    assert [models.find(name) for name in (None, "default", "a", "x")] == [first] * 4
-    assert [models.find(name) for name in ("b", "y")] == [second] * 2
+    models = FixedModels([first, second])
+    assert [await models.find(name) for name in (None, "default", "a", "x")] == [first] * 4
+    assert [await models.find(name) for name in ("b", "y")] == [second] * 2
     with pytest.raises(NotFound, match="Available: a, b"):
-        models.find("c")
+        await models.find("c")
+
+
+async def test_models_that_a_key_may_use() -> None:
+    first, second = fake_model(id="a"), fake_model(id="b", aliases=("y",))
+    models = FixedModels([first, second]).for_key(frozenset({"b"}))
+    assert await models.all() == [second]
+    assert await models.find("y") == second
+    for name in ("a", None):
+        with pytest.raises(Forbidden, match="may not use the model 'a'"):
+            await models.find(name)
+    with pytest.raises(NotFound, match="Available: b"):
+        await models.find("c")
 
 
 def test_a_document_starts_somewhere() -> None:

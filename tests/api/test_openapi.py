@@ -9,10 +9,12 @@ from starlette.routing import Route
 
 from syringa.api.chat import ChatRequest
 from syringa.api.completions import CompletionRequest
-from syringa.api.model import Models
+from syringa.api.model import FixedModels
 from syringa.api.openapi import OPERATIONS, document, fields
 from syringa.config import Config
-from syringa.http.middleware import PUBLIC_PATHS
+from syringa.engine.interface import Sole
+from syringa.http.desk import Desk
+from syringa.http.gate import PUBLIC_PATHS
 from syringa.http.routes import Api
 from syringa.service.work import Work
 from tests.api.chatting import HI
@@ -31,7 +33,7 @@ def test_it_is_openapi(secured: bool) -> None:
 
 
 def test_every_route_is_in_it_and_nothing_else() -> None:
-    api = Api(Config(), FakeEngine(), Models([fake_model()]), Work(Config()))
+    api = Api(Config(), Desk(Sole(FakeEngine())), FixedModels([fake_model()]), Work(Config()))
     routes = {
         (route.path.replace(":path", ""), method.lower())
         for route in api.routes()

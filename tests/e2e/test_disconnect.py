@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from syringa.api.model import FixedModels, load_model
 from syringa.config import Config
 from syringa.engine.client import WorkerClient
+from syringa.engine.interface import Sole
 from syringa.engine.local import start_local
 from syringa.http.server import listen, serve_api
+from syringa.service.work import Work
 
 pytestmark = pytest.mark.model
 
@@ -22,7 +25,8 @@ async def served() -> AsyncIterator[tuple[WorkerClient, str]]:
     config = Config(port=0, drain_timeout=1)
     listener = listen(config)
     async with start_local(config) as engine:
-        task = asyncio.create_task(serve_api(config, engine, listener))
+        models = FixedModels([load_model(config)])
+        task = asyncio.create_task(serve_api(config, Sole(engine), models, listener, Work(config)))
         try:
             yield engine, f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:

@@ -80,17 +80,13 @@ def test_vision(python: Path, shared_server: Server) -> None:
 
 
 def test_tool_calling(python: Path, shared_server: Server) -> None:
-    """Left to itself this model hardly ever calls, and then the example finds no first call; made to, it runs whole."""
-    asked, _, _ = lilac_chat.TOOL_CALLING.partition("tool_call = ")
-    message = answer(python, shared_server, asked)["message"]
-    assert isinstance(message, dict)
-    assert message["tool_calls"] or message["content"]
-    made = lilac_chat.TOOL_CALLING.replace("tools=[", "tool_choice='required', seed=1, tools=[", 1)
-    result = run(python, shared_server, made)
-    assert result.returncode == 0, result.stderr
-    name, arguments = result.stdout.splitlines()
-    assert name == "get_weather"
-    assert json.loads(arguments).keys() == {"location"}
+    """Nobody makes it call, and it draws at temperature 1: it decides to, each time."""
+    for _ in range(3):
+        result = run(python, shared_server, lilac_chat.TOOL_CALLING)
+        assert result.returncode == 0, result.stderr
+        name, arguments = result.stdout.splitlines()
+        assert name == "get_weather"
+        assert json.loads(arguments).keys() == {"location"}
 
 
 def test_structured_output(python: Path, shared_server: Server) -> None:

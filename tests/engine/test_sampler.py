@@ -433,3 +433,30 @@ def test_prompt_logprobs() -> None:
         assert [token for token, _ in scored[i].top] == scores[i].topk(3).indices.tolist()
     assert prompt_logprobs(logits[:1], following[:1], 0)[0].top == []
     assert prompt_logprobs(logits[70:71], following[70:71], 3) == scored[70:71]
+
+
+# --- a decision that is not left to the draw
+
+
+def test_a_favoured_token_is_taken_where_it_is_the_best() -> None:
+    logits = torch.zeros(64, VOCAB)
+    logits[:, 7] = 1.0  # the likeliest, and yet seldom drawn
+    rows = [row(seed=seed) for seed in range(64)]
+    drawn = Sampler(VOCAB).sample(logits, rows).tokens
+    assert drawn.count(7) < 16
+    for each in rows[::2]:
+        each.favoured = 7
+    for each in rows[1::2]:
+        each.favoured = 8  # is not the best: the draw counts
+    favoured = Sampler(VOCAB).sample(logits, rows).tokens
+    assert favoured[::2] == [7] * 32
+    assert favoured[1::2] == drawn[1::2]
+
+
+def test_a_mask_comes_before_a_favoured_token() -> None:
+    logits = random_logits(1)
+    best = int(logits.argmax())
+    each = row(temperature=1.0)
+    each.favoured = best
+    others = [token for token in range(VOCAB) if token != best]
+    assert Sampler(VOCAB).sample(logits, [each], bits([others])).tokens != [best]

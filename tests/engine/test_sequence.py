@@ -114,3 +114,17 @@ def test_a_fork_shares_nothing_that_changes() -> None:
     assert (one.tokens, one.blocks, one.names) == ([5, 6, 7], [4], [b"x"])
     assert one.state.counts is not None
     assert one.state.counts.generated()[0].tolist() == []
+
+
+def test_an_opening_is_favoured_as_long_as_it_is_followed() -> None:
+    request = EngineRequest(
+        id="r", prompt=[5], sampling=Sampling(seed=0, opening=(7, 8)), stopping=Stopping(max_tokens=9)
+    )
+    written = Sequence(request, 0, SamplerState(request.sampling, [5]), tokens=[5])
+    found = []
+    for token in (7, 8, 7):
+        found.append(written.favoured)
+        written.tokens.append(token)
+    assert found == [7, 8, None]
+    elsewhere = Sequence(request, 0, SamplerState(request.sampling, [5]), tokens=[5, 9])
+    assert elsewhere.favoured is None

@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 
-from syringa.api.model import Models, ServedModel
+from syringa.api.model import FixedModels, ServedModel
 from syringa.config import Config
+from syringa.engine.interface import Sole
 from syringa.http.app import create_app
 from syringa.service.work import Work
 from tests.chat_models import plain_model
@@ -60,7 +61,7 @@ async def app(
     config = Config(database=database, **settings)
     engine = engine or FakeEngine("hello")
     work = Work(config)
-    asgi = create_app(config, engine, Models([model or plain_model()]), work)
+    asgi = create_app(config, Sole(engine), FixedModels([model or plain_model()]), work)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     transport = httpx.ASGITransport(asgi, raise_app_exceptions=False)
     async with Client(transport=transport, base_url="http://test", headers=headers) as http:

@@ -271,8 +271,10 @@ async def test_a_follower_ahead_of_what_was_stored_hears_of_the_end(file: str) -
             assert f'"sequence_number":{0 if after is None else after + 1}' in answer.text
 
 
-async def test_while_the_model_loads_none_is_taken(file: str) -> None:
+async def test_a_model_that_cannot_be_loaded_is_told_of(file: str) -> None:
     engine = FakeEngine("x")
     engine.ready = False
     async with app(file, engine) as http:
-        assert (await http.refuse(503, background=True))["code"] == "engine_unavailable"
+        begun = await http.respond(background=True)
+        found = await ended(http, begun["id"])
+    assert (found["status"], found["error"]["message"]) == ("failed", "The model is loading.")

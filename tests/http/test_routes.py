@@ -8,12 +8,13 @@ from tests.client import client
 from tests.fake_engine import END, FakeEngine, fake_model
 
 
-async def test_health_follows_the_engine() -> None:
+async def test_health_is_the_process_and_ready_is_the_engine() -> None:
     engine = FakeEngine()
     async with client(engine) as http:
-        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/ready")).json() == {"status": "ready"}
         engine.ready = False
-        answer = await http.get("/health")
+        assert (await http.get("/health")).json() == {"status": "ok"}
+        answer = await http.get("/ready")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert answer.json()["error"]["code"] == "engine_unavailable"
 

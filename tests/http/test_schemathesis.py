@@ -22,9 +22,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from syringa.api.model import Models
+from syringa.api.model import FixedModels
 from syringa.api.openapi import OPERATIONS, fields
 from syringa.config import Config
+from syringa.engine.interface import Sole
 from syringa.http.app import create_app
 from tests.chat_models import plain_model
 from tests.client import events
@@ -57,7 +58,7 @@ _ASKED = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 ENDS = ("response.completed", "response.incomplete", "response.failed")
 KEY = {"authorization": "Bearer secret"}
 
-app = create_app(Config(api_key=("secret",)), FakeEngine("hi", at_once=8), Models([plain_model()]))
+app = create_app(Config(api_key=("secret",)), Sole(FakeEngine("hi", at_once=8)), FixedModels([plain_model()]))
 schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 schema.config.max_stream_events = 100_000  # otherwise it stops reading before the end
 bounded = hypothesis.settings(

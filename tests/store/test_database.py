@@ -82,6 +82,21 @@ async def test_a_full_disk(filed: Store) -> None:
     assert await filed.create_response(response("r2"), [big])
 
 
+async def test_a_database_that_stays_away_is_told_once(
+    filed: Store, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = sqlite3.connect(file, isolation_level=None)
+    for _ in range(2):
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(3):
+            await assert_unavailable(filed.create_response(response("r2")))
+        other.execute("ROLLBACK")
+        await filed.create_response(response("r2"))
+    other.close()
+    assert len(caplog.records) == 2
+    assert str(file) in caplog.text
+
+
 async def test_a_read_only_file(filed: Store) -> None:
     with pragma(filed, "query_only = 1", "query_only = 0"):
         await assert_unavailable(filed.create_response(response("r2")))

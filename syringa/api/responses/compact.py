@@ -69,7 +69,7 @@ class CompactionWriter:
 async def prepare_compaction(body: CompactRequest, models: Models, ignored: list[str], context: Context) -> Call:
     """A pass of the model over the conversation, which ends in the wish for a summary. The oldest turns go where it
     would not fit: it is the long conversations that are compacted."""
-    model = models.find(body.model)
+    model = await models.find(body.model)
     _name_unheeded(body, ignored)
     if body.input is None and not context.history:
         raise InvalidRequest("input: expected items, or a previous_response_id.", param="input")

@@ -16,7 +16,7 @@ from syringa.api.responses.tools import read_tools
 async def count_input(body: InputTokensRequest, models: Models, ignored: list[str], context: Context) -> dict[str, Any]:
     """The tokens of the prompt, which is rendered as for a response. An image counts as its placeholder alone: how
     many tokens it takes is known to the engine, which has not seen it."""
-    model = models.find(body.model)
+    model = await models.find(body.model)
     check_conversation(body)
     if body.personality is not None:
         ignored.append("personality")

@@ -66,7 +66,7 @@ class _Asked:
 
 async def prepare(body: ResponseRequest, models: Models, ignored: list[str], context: Context) -> ResponseCall:
     """Checks what types alone cannot say, renders, tokenizes and fetches images. Nothing has run when this raises."""
-    model = models.find(body.model)
+    model = await models.find(body.model)
     _refuse(body)
     asked = await _read(body, model, ignored, context)
     lowered = await lower(
@@ -141,7 +141,7 @@ async def _generation(
     return GenerationRequest(
         id=new_id("resp"),
         prompts=[prompt.tokens],
-        sampling=msgspec.structs.replace(asked.sampling, grammar=grammar),
+        sampling=msgspec.structs.replace(asked.sampling, grammar=grammar, opening=model.opening(asked.use)),
         stopping=stopping,
         stop=to_stop(body.stop),
         logprobs=body.top_logprobs or 0 if scored else None,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from syringa.api.common import convert
-from syringa.api.model import Models, ServedModel
+from syringa.api.model import FixedModels, ServedModel
 from syringa.api.responses import Context, ResponseCall, ResponseRequest, StreamEvent, prepare
 from syringa.errors import SyringaError
 from syringa.events import Event
@@ -48,7 +48,7 @@ async def prepared(
 ) -> ResponseCall:
     ignored = [] if ignored is None else ignored
     request = convert({"input": "hi"} | body, ResponseRequest, ignored=ignored)
-    return await prepare(request, Models([model or plain_model()]), ignored, around or context())
+    return await prepare(request, FixedModels([model or plain_model()]), ignored, around or context())
 
 
 async def ran(call: ResponseCall, engine: FakeEngine | str = "hello") -> list[Event]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from syringa.api.common import Call, convert
-from syringa.api.model import Models, ServedModel
+from syringa.api.model import FixedModels, ServedModel
 from syringa.api.responses import CompactRequest, Context, prepare_compaction
 from syringa.api.responses.sealing import open_summary
 from syringa.generation import generate
@@ -26,7 +26,7 @@ async def prepared(
     around: Context | None = None,
     ignored: list[str] | None = None,
 ) -> Call:
-    models = Models([model or plain_model()])
+    models = FixedModels([model or plain_model()])
     names = [] if ignored is None else ignored
     return await prepare_compaction(convert(body, CompactRequest), models, names, around or context())
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from syringa.api.common import convert
-from syringa.api.model import Models
+from syringa.api.model import FixedModels
 from syringa.api.responses import InputTokensRequest, count_input
 from syringa.errors import InvalidRequest
 from tests.api.responses.responding import context, prepared
@@ -17,7 +17,7 @@ TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 
 async def counted(body: dict[str, Any], ignored: list[str] | None = None) -> dict[str, Any]:
     names = [] if ignored is None else ignored
-    return await count_input(convert(body, InputTokensRequest), Models([tool_model()]), names, context())
+    return await count_input(convert(body, InputTokensRequest), FixedModels([tool_model()]), names, context())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,116 @@
+"""What administrators send and see: keys, organisations, and what was used."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from syringa.api.describe import says
+
+Limit = Annotated[int, Meta(ge=0, le=10**12)]
+
+
+class KeyRequest(msgspec.Struct, kw_only=True):
+    """The body of `POST /admin/keys`."""
+
+    organisation: Annotated[
+        str, says("Whose key it is; made if it is new. Letters, digits, `.`, `_`, `-`; at most 64.")
+    ]
+    name: Annotated[str | None, says("What it is for, at most 100 characters.")] = None
+    admin: Annotated[bool | None, says("May manage keys, organisations and models.", False)] = None
+    models: Annotated[list[str] | None, says("Ids of the models that it may use; absent: all.")] = None
+    expires_at: Annotated[int | None, says("Unix time, in seconds; absent: never.")] = None
+    requests_per_minute: Annotated[Limit | None, says("A limit of its own; absent or 0: none.")] = None
+    tokens_per_minute: Annotated[Limit | None, says("A limit of its own; absent or 0: none.")] = None
+    concurrent: Annotated[Limit | None, says("Requests at the same time; absent or 0: no limit of its own.")] = None
+
+
+class KeyEntry(msgspec.Struct, kw_only=True):
+    """What is known of a key, which is not the key."""
+
+    object: Annotated[str, says("`api_key`.", const="api_key")] = "api_key"
+    id: str
+    organisation: str
+    name: str
+    hint: Annotated[str, says("How the key begins.")]
+    admin: bool
+    models: Annotated[list[str] | None, says("Null: all.")]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent: int | None
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None
+    last_used_at: int | None
+
+
+class NewKey(KeyEntry, kw_only=True):
+    """A key that was just made."""
+
+    key: Annotated[str, says("The key itself. It is shown this once, and cannot be had again.")]
+
+
+class KeyList(msgspec.Struct, kw_only=True):
+    object: Annotated[str, says("`list`.", const="list")] = "list"
+    data: list[KeyEntry]
+
+
+class OrganisationRequest(msgspec.Struct, kw_only=True):
+    """The body of `PUT /admin/organisations/{id}`. What is absent stays as it is."""
+
+    requests_per_minute: Annotated[Limit | Literal["default"] | None, says("0: no limit.")] = None
+    tokens_per_minute: Annotated[Limit | Literal["default"] | None, says("0: no limit.")] = None
+    concurrent: Annotated[Limit | Literal["default"] | None, says("Requests at the same time; 0: no limit.")] = None
+
+
+class OrganisationEntry(msgspec.Struct, kw_only=True):
+    """An organisation. A limit that is null is the server's default; 0: no limit."""
+
+    object: Annotated[str, says("`organisation`.", const="organisation")] = "organisation"
+    id: str
+    created_at: int
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent: int | None
+
+
+class OrganisationList(msgspec.Struct, kw_only=True):
+    object: Annotated[str, says("`list`.", const="list")] = "list"
+    data: list[OrganisationEntry]
+
+
+class UsageEntry(msgspec.Struct, kw_only=True):
+    """Requests added up. What they were not grouped by is null."""
+
+    day: Annotated[str | None, says("In UTC.")]
+    organisation: str | None
+    key: str | None
+    model: str | None
+    endpoint: str | None
+    user: str | None
+    requests: int
+    ok: int
+    cancelled: Annotated[int, says("The client went away.")]
+    refused: Annotated[int, says("The client's fault, or over a limit.")]
+    failed: Annotated[int, says("The server's fault.")]
+    input_tokens: int
+    cached_tokens: Annotated[int, says("Of the input tokens.")]
+    output_tokens: int
+    reasoning_tokens: Annotated[int, says("Of the output tokens.")]
+    cost: Annotated[float, says("In the currency of the models' prices.")]
+
+
+class UsageList(msgspec.Struct, kw_only=True):
+    object: Annotated[str, says("`list`.", const="list")] = "list"
+    data: list[UsageEntry]
+
+
+def shown(value: msgspec.Struct, wire: type[Any], **more: Any) -> Any:
+    """A stored value as its wire type shows it."""
+    known = msgspec.structs.asdict(value)
+    given = {name: each for name, each in known.items() if name in wire.__struct_fields__}
+    if isinstance(given.get("models"), tuple):
+        given["models"] = list(given["models"])
+    return wire(**given, **more)

@@ -1,0 +1,121 @@
+"""The endpoints of administrators, and of usage, as they are published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from syringa.api import admin
+from syringa.api.operations import POST_ERRORS, Operation
+
+_GROUPS = ["day", "organisation", "key", "model", "endpoint", "user"]
+_STORED = (403, 500, 503)
+_WRITTEN = (*POST_ERRORS, 403, 503)
+
+
+def _query(description: str, **schema: Any) -> dict[str, Any]:
+    return {"description": description, "schema": schema}
+
+
+_USAGE = {
+    "by": _query(f"What to group by: some of {', '.join(_GROUPS)}, with commas.", type="string", default="day"),
+    "since": _query("From then on: a date, a time (RFC 3339), Unix seconds, or a span such as `7d`.", type="string"),
+    "until": _query("Before then.", type="string"),
+    "key": _query("The id of a key.", type="string"),
+    "model": _query("The id of a model.", type="string"),
+    "format": _query("`csv` for a spreadsheet.", enum=["json", "csv"], default="json"),
+}
+_ORGANISATION = {"organisation": _query("One organisation alone.", type="string")}
+_KEY_ID = {"key_id": "The id of a key, which is not the key."}
+_ORGANISATION_ID = {"organisation_id": "The id of an organisation."}
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        path="/admin/keys",
+        id="listKeys",
+        tag="Administration",
+        summary="List the keys",
+        answer=admin.KeyList,
+        query=_ORGANISATION | {"revoked": _query("Those that were revoked, too.", type="boolean", default=False)},
+        errors=(400, *_STORED),
+    ),
+    Operation(
+        path="/admin/keys",
+        id="createKey",
+        tag="Administration",
+        summary="Make a key",
+        method="post",
+        description="The key itself is in the answer, this once.",
+        request=admin.KeyRequest,
+        example={"organisation": "acme", "name": "the website"},
+        answer=admin.NewKey,
+        errors=_WRITTEN,
+    ),
+    Operation(
+        path="/admin/keys/{key_id}",
+        id="showKey",
+        tag="Administration",
+        summary="Show a key",
+        answer=admin.KeyEntry,
+        parameters=_KEY_ID,
+        errors=(404, *_STORED),
+    ),
+    Operation(
+        path="/admin/keys/{key_id}",
+        id="revokeKey",
+        tag="Administration",
+        summary="Revoke a key",
+        method="delete",
+        description="Within a second it is refused by every process. Doing it again changes nothing.",
+        answer=admin.KeyEntry,
+        parameters=_KEY_ID,
+        errors=(404, *_STORED),
+    ),
+    Operation(
+        path="/admin/organisations",
+        id="listOrganisations",
+        tag="Administration",
+        summary="List the organisations",
+        answer=admin.OrganisationList,
+        errors=_STORED,
+    ),
+    Operation(
+        path="/admin/organisations/{organisation_id}",
+        id="showOrganisation",
+        tag="Administration",
+        summary="Show an organisation",
+        answer=admin.OrganisationEntry,
+        parameters=_ORGANISATION_ID,
+        errors=(404, *_STORED),
+    ),
+    Operation(
+        path="/admin/organisations/{organisation_id}",
+        id="setOrganisation",
+        tag="Administration",
+        summary="Set an organisation's limits",
+        method="put",
+        description="Makes it if it is new. `default`: the server's own limit from now on.",
+        request=admin.OrganisationRequest,
+        example={"requests_per_minute": 600, "tokens_per_minute": "default"},
+        answer=admin.OrganisationEntry,
+        parameters=_ORGANISATION_ID,
+        errors=_WRITTEN,
+    ),
+    Operation(
+        path="/admin/usage",
+        id="usage",
+        tag="Administration",
+        summary="What was used",
+        answer=admin.UsageList,
+        query=_USAGE | _ORGANISATION,
+        errors=(400, *_STORED),
+    ),
+    Operation(
+        path="/v1/usage",
+        id="ownUsage",
+        tag="Usage",
+        summary="What your organisation used",
+        answer=admin.UsageList,
+        query=_USAGE,
+        errors=(400, 500, 503),
+    ),
+)
