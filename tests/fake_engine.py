@@ -59,6 +59,7 @@ class FakeEngine:
         self.script = script.encode() if isinstance(script, str) else script
         self.fail: Exception | None = None  # raised after the first delta, or at once where `fail_first`
         self.fail_first = False
+        self.queued_ms = 0  # what it says a request has waited
         self.requests: list[EngineRequest] = []
         self.aborted: list[tuple[str, int | None]] = []
         self.running: set[tuple[str, int]] = set()
@@ -114,7 +115,7 @@ class FakeEngine:
         self.running -= {key for key in self.running if key[0] == request_id and choice in (None, key[1])}
 
     async def stats(self) -> EngineStats:
-        return EngineStats(running=len(self.running))
+        return EngineStats(running=len(self.running), started=len(self.requests))
 
     async def close(self) -> None:
         self.running.clear()
@@ -137,8 +138,9 @@ class FakeEngine:
             prompt = [None, *(score(each, request.prompt_logprobs) for each in request.prompt[1:])]
         scores = [] if request.logprobs is None else [score(each, request.logprobs) for each in taken]
         return EngineDelta(
-            request.id, choice, taken, scores, finish, END if ended else None, len(request.prompt) // 2, prompt
-        )
+            request.id, choice, taken, scores, finish, END if ended else None, len(request.prompt) // 2, prompt,
+            queued_ms=self.queued_ms if first else 0,
+        )  # fmt: skip
 
 
 def score(token: int, top: int) -> TokenLogprobs:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-import syringa.api.model
+import syringa.api.loading
 from syringa.api.completions import CompletionRequest
 from syringa.api.sampling import SamplingFields
 from syringa.cli import main
@@ -58,7 +58,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     template = ChatTemplate("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
     module = types.SimpleNamespace(start_local=start_local)
     monkeypatch.setitem(sys.modules, "syringa.engine.local", module)
-    monkeypatch.setattr(syringa.api.model, "load_model", lambda config: fake_model(template=template))
+    monkeypatch.setattr(syringa.api.loading, "load_model", lambda config: fake_model(template=template))
     return fake
 
 
@@ -97,7 +97,7 @@ def test_the_option_table_has_every_sampling_field() -> None:
     ("arguments", "said"),
     [
         (("serve", "--port", "x"), "--port 'x': expected a whole number"),
-        (("serve", "--host", "0.0.0.0"), "set a key"),
+        (("serve", "--host", "0.0.0.0"), "make one with `syringa keys create ORGANISATION`"),
         (("serve", "--dtype", "int3"), "expected one of auto, int8, bf16, fp32"),
         (("serve", "--config", "missing.toml"), "missing.toml: there is no such file"),
         (("serve", "--model", "/no/such/file.gguf"), "no such file or folder"),
@@ -267,7 +267,7 @@ def test_chat_shows_thoughts_and_leaves_them_out_of_the_conversation(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = thinking_model("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
-    monkeypatch.setattr(syringa.api.model, "load_model", lambda config: model)
+    monkeypatch.setattr(syringa.api.loading, "load_model", lambda config: model)
     engine.script = b"<think>let me see</think>\n\nhello"
     assert chat(monkeypatch, "one", "two") == 0
     assert bytes(engine.requests[1].prompt) == b"u:one;a:hello;u:two;"

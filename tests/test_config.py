@@ -52,13 +52,14 @@ def test_named_file(tmp_path: Path) -> None:
             "SYRINGA_REASONING_FORMAT 'on': expected one of auto, none, think",
         ),
         ({}, {"SYRINGA_IMAGE_HOSTS_PRIVATE": "some"}, "", "SYRINGA_IMAGE_HOSTS_PRIVATE 'some': expected true or false"),
-        ({}, {}, "image_max_bytes = 0", "syringa.toml: image_max_bytes 0: expected a whole number, at least 1"),
-        ({}, {}, 'port = "80"', "syringa.toml: port '80': expected a whole number"),
-        ({}, {}, "prot = 80", "unknown setting 'prot'; did you mean 'port'?"),
-        ({}, {}, "[server]\nport = 80", "unknown setting 'server'"),
-        ({}, {}, "port = ", "cannot be read"),
-        ({"host": "0.0.0.0"}, {}, "", "set a key with --api-key, SYRINGA_API_KEY"),
-        ({"host": "example.org"}, {}, "", "set a key"),
+        ({}, {}, "image_max_bytes = 0", "syringa.toml, line 1: image_max_bytes 0: expected a whole number, at least 1"),
+        ({}, {}, '\n\nport = "80"', 'syringa.toml, line 3: port "80": expected a whole number'),
+        ({}, {}, "port = 1\nhost = [1]", "syringa.toml, line 2: host [1]: expected text"),
+        ({}, {}, "prot = 80", "syringa.toml, line 1: unknown setting 'prot'; did you mean 'port'?"),
+        ({}, {}, "\n[server]\nport = 80", "syringa.toml, line 2: unknown setting 'server'"),
+        ({}, {}, "\nport = \n", "syringa.toml, line 2: cannot be read: Invalid value"),
+        ({}, {}, "load_timeout = inf", "syringa.toml, line 1: load_timeout Infinity: expected a finite number"),
+        ({}, {}, "cors_origins = 5", "cors_origins 5: expected a list of texts"),
         ({"api_key": ["a b", "ü"]}, {}, "", "ASCII"),
     ],
 )
@@ -72,19 +73,30 @@ def test_a_bad_value_is_one_line_that_says_where_it_came_from(
     assert "\n" not in caught.value.message
 
 
-def test_a_bad_key_is_not_shown() -> None:
+def test_a_bad_key_is_not_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read({"api_key": [5]})
     assert "5" not in caught.value.message.split(":")[0]
+    (tmp_path / "syringa.toml").write_text('port = 1\napi_key = ["secret", 77]')
+    with pytest.raises(ConfigError) as caught:
+        read(folder=tmp_path)
+    assert caught.value.message == "syringa.toml, line 2: api_key: expected a list of texts"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.3.2.1"])
-def test_loopback_needs_no_key(host: str) -> None:
-    assert read({"host": host}).host == host
+def test_what_only_this_machine_reaches(host: str) -> None:
+    assert config.is_loopback(read({"host": host}).host)
 
 
-def test_beyond_loopback_with_a_key() -> None:
-    assert read({"host": "0.0.0.0", "api_key": ["k"]}).host == "0.0.0.0"
+@pytest.mark.parametrize("host", ["0.0.0.0", "example.org", "::"])
+def test_what_lies_beyond_loopback(host: str) -> None:
+    assert not config.is_loopback(read({"host": host}).host)
+
+
+def test_the_models_are_no_flag() -> None:
+    assert "models" not in config.FIELDS
+    with pytest.raises(ConfigError, match="SYRINGA_MODELS: unknown variable"):
+        load(environ={"SYRINGA_MODELS": "x"})
 
 
 def test_every_setting_explains_itself() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from syringa import config
 from syringa.api.describe import IGNORED, REFUSED
 from syringa.api.openapi import OPERATIONS, fields
+from syringa.config.specs import INHERITED
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -26,6 +27,23 @@ def settings_table() -> str:
         shown = "none" if default in ((), "") else f"`{str(default).lower() if isinstance(default, bool) else default}`"
         flag = f"`--{name.replace('_', '-')}` `{config.variable(name)}`"
         lines.append(f"| `{name}` | {flag} | {shown} | {config.describe(name)} {choices} |".replace("  |", " |"))
+    return "\n".join(lines)
+
+
+def models_table() -> str:
+    """What may be said of each of several models."""
+    lines = ["| key | default | what it is |", "| --- | --- | --- |"]
+    hints = get_type_hints(config.ModelSpec, include_extras=True)
+    for field in msgspec.structs.fields(config.ModelSpec):
+        told = next(text for each in hints[field.name].__metadata__ if (text := each.description))
+        default = field.default
+        if field.name in INHERITED:
+            shown = f"the setting `{field.name}`"
+        else:
+            shown = (
+                "required" if field.required else "none" if default in (None, (), msgspec.NODEFAULT) else f"`{default}`"
+            )
+        lines.append(f"| `{field.name}` | {shown} | {told} |")
     return "\n".join(lines)
 
 
@@ -71,7 +89,11 @@ def type_text(schema: dict[str, Any]) -> str:
     return ", ".join([text, *filter(None, bounds), *([f"at most {most}"] if most is not None else [])])
 
 
-TABLES: dict[str, Callable[[], str]] = {"configuration.md": settings_table, "parameters.md": parameters_tables}
+TABLES: dict[str, Callable[[], str]] = {
+    "configuration.md": settings_table,
+    "models.md": models_table,
+    "parameters.md": parameters_tables,
+}
 
 
 def with_table(text: str, table: str) -> str:

@@ -21,24 +21,25 @@ LAYERS: dict[str, set[str]] = {
     "schema_types": set(),
     "events": {"types", "dialect"},
     "config": {"errors", "dialect"},
+    "logs": set(),
     "grammar": {"types", "errors"},
     "modelfiles": {"types", "errors"},
     "prompt": {"types", "errors", "dialect", "schema_types", "modelfiles", "grammar"},
     "output": VALUES | {"schema_types", "modelfiles", "grammar"},
-    "engine": {"types", "errors", "config", "modelfiles", "grammar"},
+    "engine": {"types", "errors", "config", "logs", "modelfiles", "grammar"},
     "generation": VALUES | {"engine", "output"},
     "api": BASE | {"prompt", "output"},
     "store": VALUES | {"config"},
     "service": VALUES | {"config", "store"},
-    "http": BASE | {"api", "prompt", "output", "generation", "engine", "service", "store"},
+    "http": BASE | {"logs", "api", "prompt", "output", "generation", "engine", "service", "store"},
     "bench": {"errors"},
-    "cli": BASE | {"http", "api", "prompt", "output", "generation", "engine", "bench"},
+    "cli": BASE | {"http", "api", "prompt", "output", "generation", "engine", "bench", "service", "store"},
     "__main__": {"cli"},
 }
 # Above the engine, only what it promises may be known, and how to start one.
 ENGINE_DOORS = {
     "generation": {"syringa.engine.interface"},
-    "http": {"syringa.engine.interface", "syringa.engine.client", "syringa.engine.child", "syringa.engine.supervisor"},
+    "http": {"syringa.engine.interface", "syringa.engine.child", "syringa.engine.fleet", "syringa.engine.supervisor"},
     "cli": {"syringa.engine.interface", "syringa.engine.local", "syringa.engine.supervisor"},
 }
 HEAVY = {"torch", "transformers", "torchvision"}

@@ -81,6 +81,25 @@ class OrganisationList(msgspec.Struct, kw_only=True):
     data: list[OrganisationEntry]
 
 
+class ModelRequest(msgspec.Struct, kw_only=True):
+    """The body of `PUT /admin/models/{id}`. What is absent is as the server's setting of the same name."""
+
+    path: Annotated[str, says("A known model's name, a GGUF file, or a Hugging Face folder, on the server.")]
+    aliases: Annotated[list[str] | None, says("Other names that it answers to.")] = None
+    max_model_len: Annotated[Limit | None, says("Longest prompt plus answer, in tokens.")] = None
+    dtype: Annotated[str | None, says("Precision of the weights.")] = None
+    threads: Annotated[Limit | None, says("CPU threads.")] = None
+    kv_cache_tokens: Annotated[Limit | None, says("Tokens that the cache holds.")] = None
+    kv_cache_gb: Annotated[float | None, says("Memory for the cache in GiB.")] = None
+    chat_template: Annotated[str | None, says("A file with a chat template, on the server.")] = None
+    tool_format: Annotated[str | None, says("How the model writes calls of tools.")] = None
+    reasoning_format: Annotated[str | None, says("How the model marks its thoughts.")] = None
+    prices: Annotated[dict[str, float] | None, says("Of a million tokens: `input`, `cached_input`, `output`.")] = None
+    defaults: Annotated[dict[str, Any] | None, says("Fields of a request, for requests that do not say.")] = None
+    preload: Annotated[bool | None, says("Load it when the server starts.")] = None
+    idle_seconds: Annotated[float | None, says("Seconds without use after which it is unloaded; 0: never.")] = None
+
+
 class UsageEntry(msgspec.Struct, kw_only=True):
     """Requests added up. What they were not grouped by is null."""
 

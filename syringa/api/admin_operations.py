@@ -28,6 +28,15 @@ _ORGANISATION = {"organisation": _query("One organisation alone.", type="string"
 _KEY_ID = {"key_id": "The id of a key, which is not the key."}
 _ORGANISATION_ID = {"organisation_id": "The id of an organisation."}
 
+_MODEL_ID = {"model_id": "The id of a model. May contain slashes."}
+_MODEL = {
+    "type": "object",
+    "description": "The configuration, with `status`: `loaded`, `loading`, `cold` or `failed`.",
+    "required": ["object", "id", "path", "status"],
+    "properties": {"object": {"const": "model_configuration"}},
+}
+_MODELS = {"type": "array", "items": _MODEL}
+
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         path="/admin/keys",
@@ -99,6 +108,47 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=admin.OrganisationEntry,
         parameters=_ORGANISATION_ID,
         errors=_WRITTEN,
+    ),
+    Operation(
+        path="/admin/models",
+        id="listModelConfigurations",
+        tag="Administration",
+        summary="List the models as they are configured",
+        answer={"type": "object", "properties": {"object": {"const": "list"}, "data": _MODELS}},
+        errors=(403, 500),
+    ),
+    Operation(
+        path="/admin/models/{model_id}",
+        id="showModelConfiguration",
+        tag="Administration",
+        summary="Show a model as it is configured",
+        answer=_MODEL,
+        parameters=_MODEL_ID,
+        errors=(400, 403, 404, 500),
+    ),
+    Operation(
+        path="/admin/models/{model_id}",
+        id="configureModel",
+        tag="Administration",
+        summary="Configure a model",
+        method="put",
+        description="Adds it, or puts this description in the place of the one before. It is loaded by the first"
+        " request for it. Models of the settings are changed there.",
+        request=admin.ModelRequest,
+        example={"path": "default", "prices": {"input": 0.1, "output": 0.4}, "defaults": {"temperature": 0.7}},
+        answer=_MODEL,
+        parameters=_MODEL_ID,
+        errors=_WRITTEN,
+    ),
+    Operation(
+        path="/admin/models/{model_id}",
+        id="removeModel",
+        tag="Administration",
+        summary="Remove a model that was added",
+        method="delete",
+        answer={"type": "object", "required": ["id", "deleted"], "properties": {"deleted": {"const": True}}},
+        parameters=_MODEL_ID,
+        errors=(400, 404, *_STORED),
     ),
     Operation(
         path="/admin/usage",

@@ -12,6 +12,7 @@ from msgspec import Meta
 from syringa.api.chat_prompt import ChatPrompt, Rendering, fit, name_unread, template_of
 from syringa.api.chat_writer import ChatWriter
 from syringa.api.common import Call
+from syringa.api.defaults import with_defaults
 from syringa.api.describe import refused, says, unheeded
 from syringa.api.formats import compose
 from syringa.api.messages import MessagesField, read_messages
@@ -115,6 +116,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 async def to_generation(body: ChatRequest, models: Models, ignored: list[str], tenant: str = "") -> Call:
     """Checks what types alone cannot say, renders, tokenizes and fetches images. Nothing has run when this raises."""
     model = await models.find(body.model)
+    body = with_defaults(body, model)
     _refuse(body)
     _name_unheeded(body, ignored)
     options = read_stream_options(body.stream_options, stream=bool(body.stream), ignored=ignored)

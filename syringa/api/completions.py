@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from syringa.api.common import Call
 from syringa.api.completions_writer import CompletionWriter, Echo
+from syringa.api.defaults import with_defaults
 from syringa.api.describe import nullable, says
 from syringa.api.formats import compose
 from syringa.api.model import Models, ServedModel
@@ -97,6 +98,7 @@ class Prompt(msgspec.Struct):
 async def to_generation(body: CompletionRequest, models: Models, ignored: list[str], tenant: str = "") -> Call:
     """Checks what types alone cannot say, and tokenizes. Nothing has run when this raises."""
     model = await models.find(body.model)
+    body = with_defaults(body, model)
     choices = body.n or 1
     candidates = choices if body.best_of is None else body.best_of
     max_tokens = 16 if body.max_tokens is None else body.max_tokens

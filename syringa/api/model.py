@@ -6,18 +6,20 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from syringa import modelfiles
-from syringa.config import Config
+import msgspec
+
+from syringa.config import Prices
 from syringa.dialect import Dialect
-from syringa.errors import ConfigError, ContextLengthExceeded, Forbidden, ModelError, NotFound
-from syringa.prompt.dialect import choose
+from syringa.errors import ContextLengthExceeded, Forbidden, NotFound
 from syringa.prompt.images import ImagePolicy
 from syringa.prompt.template import ChatTemplate
 from syringa.prompt.tokenizer import Tokenizer
 from syringa.prompt.tools import BEGIN, ToolUse
+
+Status = Literal["loaded", "loading", "cold", "failed"]
+"""Whether a model is in memory. A cold one is loaded by the first request for it."""
 
 # Below this many characters tokenizing is cheaper than the hop to a thread.
 _INLINE_CHARS = 4096
@@ -38,6 +40,8 @@ class ServedModel:
     dialect: Dialect = field(default_factory=Dialect)
     sees_images: bool = False
     image_policy: ImagePolicy = field(default_factory=ImagePolicy)
+    prices: Prices | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)  # of requests' fields, see `defaults.py`
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -103,6 +107,37 @@ class ServedModel:
             self._token_texts[token] = text
         return text
 
+    def card(self, status: Status = "loaded") -> ModelCard:
+        return ModelCard(
+            id=self.id,
+            aliases=self.aliases,
+            created=self.created,
+            max_model_len=self.max_model_len,
+            capabilities=capabilities(
+                chat=self.template is not None, vision=self.sees_images, reasoning=self.dialect.thought is not None
+            ),
+            prices=self.prices,
+            status=status,
+        )
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What the world is told of a model, whether or not it is loaded. None is what only its files could tell, where
+    they cannot be read."""
+
+    id: str
+    created: int
+    aliases: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    capabilities: tuple[str, ...] | None = None
+    prices: Prices | None = None
+    status: Status = "loaded"
+
+
+def capabilities(*, chat: bool, vision: bool, reasoning: bool) -> tuple[str, ...]:
+    able = {"completion": True, "chat": chat, "vision": vision, "reasoning": reasoning}
+    return tuple(name for name, can in able.items() if can)
+
 
 class Models(Protocol):
     """The models that a server answers for, as one key sees them."""
@@ -112,12 +147,23 @@ class Models(Protocol):
         """The id of the default model."""
         ...
 
+    @property
+    def ids(self) -> Sequence[str]:
+        """Of all models, the default one first."""
+        ...
+
     async def find(self, name: str | None) -> ServedModel:
         """The model of that id or alias; None and `default` are the default model. It is read first if it has to be.
         Raises `NotFound`, or `Forbidden` where the key may not use it."""
         ...
 
-    async def all(self) -> list[ServedModel]: ...
+    async def all(self) -> list[ModelCard]:
+        """What there is, at little cost: nothing is loaded for it."""
+        ...
+
+    async def show(self, name: str) -> ModelCard:
+        """The same of one. Raises as `find` does."""
+        ...
 
     def for_key(self, allowed: frozenset[str] | None) -> Models:
         """The same, for a key that may use these alone; None: all."""
@@ -137,6 +183,10 @@ class FixedModels:
     def default(self) -> str:
         return self._all[0].id
 
+    @property
+    def ids(self) -> Sequence[str]:
+        return [each.id for each in self._all if self._allowed is None or each.id in self._allowed]
+
     async def find(self, name: str | None) -> ServedModel:
         try:
             model = self._all[0] if name is None else self._by_name[name]
@@ -146,8 +196,11 @@ class FixedModels:
             raise forbidden_model(model.id)
         return model
 
-    async def all(self) -> list[ServedModel]:
-        return [each for each in self._all if self._allowed is None or each.id in self._allowed]
+    async def all(self) -> list[ModelCard]:
+        return [each.card() for each in self._all if self._allowed is None or each.id in self._allowed]
+
+    async def show(self, name: str) -> ModelCard:
+        return (await self.find(name)).card()
 
     def for_key(self, allowed: frozenset[str] | None) -> Models:
         return self if allowed is None else FixedModels(self._all, allowed)
@@ -161,66 +214,3 @@ def unknown_model(name: str | None, known: Iterable[str]) -> NotFound:
 
 def forbidden_model(name: str) -> Forbidden:
     return Forbidden(f"This key may not use the model {name!r}.", param="model", code="model_not_allowed")
-
-
-def load_model(config: Config) -> ServedModel:
-    """Reads what the API needs of `config.model`: description, tokenizer and template. Raises `StartupError`."""
-    files = modelfiles.locate(config.model)
-    description = modelfiles.describe(files)
-    names = config.served_model_name or (description.name,)
-    limit = description.max_model_len
-    tokenizer = Tokenizer.load(files, description)
-    sources = _sources(config, description)
-    template = _template(config, sources, description.special_tokens)  # first: it says what is wrong with a broken one
-    return ServedModel(
-        id=names[0],
-        aliases=(*names[1:], description.name, config.model),
-        tokenizer=tokenizer,
-        max_model_len=min(config.max_model_len or limit, limit),
-        end_tokens=description.end_tokens,
-        bos_token=description.bos_token,
-        architecture=description.architecture,
-        template=template,
-        dialect=choose(*sources, tokenizer.added_tokens, calls=config.tool_format, thought=config.reasoning_format),
-        sees_images=bool(description.config.get("vision_config")),
-        image_policy=image_policy(config),
-    )
-
-
-def image_policy(config: Config) -> ImagePolicy:
-    """What the settings say of images."""
-    return ImagePolicy(
-        private=config.image_hosts_private,
-        max_bytes=config.image_max_bytes,
-        timeout=config.image_timeout,
-        max_pixels=config.image_max_pixels,
-        max_images=config.images_per_request,
-    )
-
-
-def _sources(config: Config, description: modelfiles.ModelDescription) -> tuple[str | None, str | None]:
-    """The text of the chat template, and of the one for requests with tools where there is another."""
-    if not config.chat_template:
-        return description.chat_template, description.tool_template
-    try:
-        return Path(config.chat_template).read_text(encoding="utf-8"), None
-    except FileNotFoundError:
-        raise ConfigError(f"chat_template: there is no file {config.chat_template}", param="chat_template") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"chat_template: {config.chat_template} cannot be read: {error}", param="chat_template"
-        ) from None
-
-
-def _template(
-    config: Config, sources: tuple[str | None, str | None], special_tokens: dict[str, Any]
-) -> ChatTemplate | None:
-    source, tool_source = sources
-    if not source:
-        return None
-    try:
-        return ChatTemplate(source, special_tokens, tool_source)
-    except ModelError as error:
-        if not config.chat_template:
-            raise
-        raise ConfigError(f"{config.chat_template}: {error.message}", param="chat_template") from None

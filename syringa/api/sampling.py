@@ -109,7 +109,7 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
         frequency_penalty=_or(fields.frequency_penalty, 0.0),
         presence_penalty=_or(fields.presence_penalty, 0.0),
         repetition_penalty=_or(fields.repetition_penalty, 1.0),
-        logit_bias=_logit_bias(fields.logit_bias or {}, model.vocab_size),
+        logit_bias=to_logit_bias(fields.logit_bias or {}, model.vocab_size),
         dry_multiplier=_or(fields.dry_multiplier, 0.0),
         dry_base=_or(fields.dry_base, 1.75),
         dry_allowed_length=_or(fields.dry_allowed_length, 2),
@@ -184,7 +184,8 @@ def check_token(token: int, vocab_size: int, param: str) -> None:
         raise InvalidRequest(f"{param}: {token} is outside the vocabulary of {vocab_size} tokens.", param=param)
 
 
-def _logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
+def to_logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
+    """`logit_bias` by token id, checked."""
     bias = {}
     for key, value in given.items():
         param = f"logit_bias.{key}"

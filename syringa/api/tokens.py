@@ -11,7 +11,7 @@ from msgspec import Meta
 from syringa.api.chat_prompt import Rendering, template_of
 from syringa.api.describe import says
 from syringa.api.messages import MessagesField, read_messages
-from syringa.api.model import Models, ServedModel
+from syringa.api.model import ModelCard, Models, ServedModel, Status
 from syringa.api.sampling import check_tokens
 from syringa.api.thinking import read_thinking
 from syringa.api.tools import ToolsField, read_tools
@@ -61,6 +61,14 @@ class DetokenizeResponse(msgspec.Struct):
     prompt: Annotated[str, says("The text, special tokens spelt out.")]
 
 
+class PriceEntry(msgspec.Struct):
+    """Of a million tokens."""
+
+    input: float
+    cached_input: Annotated[float, says("Of input that was found in the cache.")]
+    output: float
+
+
 class ModelEntry(msgspec.Struct):
     """A line of `/v1/models`."""
 
@@ -68,10 +76,14 @@ class ModelEntry(msgspec.Struct):
     created: Annotated[int, says("Unix time, in seconds.")]
     object: Annotated[str, says("`model`.", const="model")]
     owned_by: str
-    max_model_len: Annotated[int, says("The longest prompt plus answer, in tokens.")]
-    context_length: Annotated[int, says("The same, under the name that other clients read.")]
+    max_model_len: Annotated[int | None, says("The longest prompt plus answer, in tokens; null: its files are broken.")]
+    context_length: Annotated[int | None, says("The same, under the name that other clients read.")]
     aliases: list[str]
-    capabilities: list[str]
+    capabilities: Annotated[list[str], says("`completion`, `chat`, `vision`, `reasoning`.")]
+    prices: Annotated[PriceEntry | None, says("Null where none are set.")]
+    status: Annotated[
+        Status, says("`cold`: the first request for it loads it, and waits; `failed`: it could not be loaded.")
+    ]
 
 
 class ModelList(msgspec.Struct):
@@ -119,13 +131,22 @@ async def detokenize(body: DetokenizeRequest, models: Models, ignored: list[str]
     return DetokenizeResponse(await asyncio.to_thread(model.spell, body.tokens))
 
 
-def entry(model: ServedModel) -> ModelEntry:
-    names = [name for name in dict.fromkeys(model.aliases) if name != model.id]
-    limit = model.max_model_len
-    able = {
-        "chat": model.template is not None,
-        "vision": model.sees_images,
-        "reasoning": model.dialect.thought is not None,
-    }
-    capabilities = ["completion", *(name for name, can in able.items() if can)]
-    return ModelEntry(model.id, model.created, "model", "syringa", limit, limit, names, capabilities)
+def entry(model: ModelCard | ServedModel) -> ModelEntry:
+    card = model if isinstance(model, ModelCard) else model.card()
+    prices = card.prices
+    shown = None
+    if prices is not None:
+        cached = prices.input if prices.cached_input is None else prices.cached_input
+        shown = PriceEntry(prices.input, cached, prices.output)
+    return ModelEntry(
+        id=card.id,
+        created=card.created,
+        object="model",
+        owned_by="syringa",
+        max_model_len=card.max_model_len,
+        context_length=card.max_model_len,
+        aliases=[name for name in dict.fromkeys(card.aliases) if name != card.id],
+        capabilities=list(card.capabilities or ()),
+        prices=shown,
+        status=card.status,
+    )

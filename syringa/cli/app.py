@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from syringa.cli import accounts
+from syringa.cli.accounts import ConfigFile
 from syringa.cli.options import ENGINE_SETTINGS, sampling_options, settings_options, split, takes
 
 app = typer.Typer(
@@ -19,10 +21,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings file; without it, syringa.toml here if there is one."),
-]
 Url = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", help="Use this running server instead of loading the model here."),
@@ -126,3 +124,8 @@ def bench(
     run_syringa_bench(
         url=url, model=model, api_key=api_key, streams=counts, repeats=repeats, quick=quick, output=output
     )
+
+
+app.add_typer(accounts.keys, name="keys")
+app.add_typer(accounts.organisations, name="organisations")
+app.command()(accounts.usage)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from syringa import modelfiles
+from syringa.cli.reading import read_settings
+from syringa.config import FILE_NAME, ModelSpec
 
 
 def show() -> None:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("model", "architecture", "size", "where"):
-        table.add_column(title, no_wrap=True, justify="right" if title == "size" else "left")
+    """What is on this machine, and what the settings say of it."""
+    table = _table("model", "architecture", "size", "where")
     for known in modelfiles.known_models():
         if known.present:
             table.add_row(known.name, known.architecture or "", decimal(known.size), known.path or "")
@@ -21,7 +25,25 @@ def show() -> None:
             where = f"{known.path} is broken" if known.path else f"not here: syringa pull {known.name}"
             table.add_row(known.name, "", "", f"[dim]{where}[/dim]")
     # As wide as it has to be: a path that is broken into lines cannot be copied.
-    Console(width=400).print(table, soft_wrap=True)
+    console = Console(width=400)
+    console.print(table, soft_wrap=True)
+    if specs := read_settings({}, None).models:
+        console.print(f"\n[bold]In {FILE_NAME}[/]")
+        console.print(_configured(specs), soft_wrap=True)
+
+
+def _configured(specs: Sequence[ModelSpec]) -> Table:
+    table = _table("id", "aliases", "model")
+    for spec in specs:
+        table.add_row(*(escape(cell) for cell in (spec.id, ", ".join(spec.aliases), spec.path)))
+    return table
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in titles:
+        table.add_column(title, no_wrap=True, justify="right" if title == "size" else "left")
+    return table
 
 
 def fetch(model: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from syringa import config as settings
-from syringa.config import Config
+from syringa.cli.reading import read_settings
+from syringa.config import Config, ModelSpec
+from syringa.errors import ConfigError, StartupError, StoreError
 from syringa.types import ModelInfo
 
 DTYPES = {"int8": "int8 weights", "bf16": "bf16 weights", "fp32": "fp32 weights"}
@@ -19,43 +23,94 @@ DTYPES = {"int8": "int8 weights", "bf16": "bf16 weights", "fp32": "fp32 weights"
 
 def run(flags: Mapping[str, Any], file: Path | None) -> int:
     """Blocks until the server ends; the result is the exit status."""
-    config = settings.load(flags, file=file)
+    config = read_settings(flags, file)
 
-    from syringa import modelfiles
+    from syringa.api.loading import serving_specs
     from syringa.http.server import check, listen
 
     # What can be wrong is found before anything slow starts.
-    name = modelfiles.describe(modelfiles.locate(config.model)).name
+    specs = serving_specs(config)
+    check_files(specs)
     check(config)
+    check_keys(config)
     with listen(config) as listener:
         from syringa.engine import supervisor
 
         port = listener.getsockname()[1]
         console = Console(highlight=False, soft_wrap=True)
         started = time.monotonic()
-        console.print(f"Loading [bold]{escape(name)}[/] …")
+        if specs[0].preload:
+            console.print(f"Loading [bold]{escape(specs[0].id)}[/] …")
 
-        def greet(info: ModelInfo) -> None:
-            console.print(banner(config, port, name, info, time.monotonic() - started))
+        def greet(info: ModelInfo | None) -> None:
+            console.print(banner(config, port, specs, info, time.monotonic() - started))
 
-        return supervisor.run(config, listener, greet)
+        return supervisor.run(config, specs[0], listener, greet, share_limits)
 
 
-def banner(config: Config, port: int, name: str, info: ModelInfo, seconds: float) -> str:
+def check_files(specs: Sequence[ModelSpec]) -> None:
+    """Without its default model a server does not start; of the others, people are told."""
+    from syringa import modelfiles
+
+    modelfiles.describe(modelfiles.locate(specs[0].path))
+    for spec in specs[1:]:
+        try:
+            modelfiles.locate(spec.path)
+        except StartupError as error:
+            print(f"syringa: model {spec.id}: {error.message} (requests for it get 503)", file=sys.stderr)
+
+
+def check_keys(config: Config) -> None:
+    """Whoever can reach a server beyond this machine needs a key, so there has to be one."""
+    if config.api_key or settings.is_loopback(config.host):
+        return
+    from syringa.service.keyring import usable
+    from syringa.store import Store
+
+    async def has_key() -> bool:
+        async with Store(config.database) as store:
+            try:
+                return await usable(store)
+            except StoreError as error:
+                raise StartupError(f"{store.location.shown}: keys cannot be read: {error.message}") from None
+
+    if not asyncio.run(has_key()):
+        raise ConfigError(
+            f"listening on {config.host} lets others in, and there is no key yet: make one with "
+            "`syringa keys create ORGANISATION`, set one with --api-key or SYRINGA_API_KEY, or listen on 127.0.0.1",
+            param="host",
+        )
+
+
+def share_limits(folder: str) -> str:
+    """The file by which API processes hold everybody to their limits together."""
+    from syringa.service.limits import Limiter
+
+    path = str(Path(folder) / "limits")
+    Limiter.create(path)
+    return path
+
+
+def banner(config: Config, port: int, specs: Sequence[ModelSpec], info: ModelInfo | None, seconds: float) -> str:
     """What a person sees once the server answers: where it is, what it runs, and a line to try it with."""
     host = config.host.strip("[]")
     if host in ("0.0.0.0", "::", ""):
         host = "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
     url = f"http://{host}:{port}"
-    served = (config.served_model_name or (name,))[0]
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key else ""
-    facts = f"{info.parameters / 1e6:,.1f} M parameters, {DTYPES.get(info.dtype, info.dtype)}, {info.threads} threads"
+    key = "" if settings.is_loopback(config.host) and not config.api_key else " -H 'Authorization: Bearer YOUR_KEY'"
+    facts = "loaded on first use"
+    if info is not None:
+        dtype = DTYPES.get(info.dtype, info.dtype)
+        size = f"{info.parameters / 1e6:,.1f} M parameters"
+        facts = f"{size}, {dtype}, {info.threads} threads, context {info.max_model_len:,}"
+    others = ", ".join(spec.id for spec in specs[1:])
     body = '{"prompt": "The capital of France is", "max_tokens": 32, "temperature": 0}'
     return (
         f"[bold green]Syringa is ready[/] after {seconds:.1f} s\n"
         f"  URL     [bold]{url}/v1[/]\n"
-        f"  Model   [bold]{escape(served)}[/] ({facts}, context {info.max_model_len:,})\n"
-        f"  Try     curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{escape(body)}'\n"
+        f"  Model   [bold]{escape(specs[0].id)}[/] ({facts})\n"
+        + (f"  Others  {escape(others)}\n" if others else "")
+        + f"  Try     curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{escape(body)}'\n"
         "Stop with Ctrl-C."
     )

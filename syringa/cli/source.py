@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from syringa import config as settings
+from syringa.cli.reading import read_settings
 from syringa.errors import (
     ContextLengthExceeded,
     EngineError,
@@ -65,9 +65,9 @@ async def open_source(
         ) as http:
             yield RemoteSource(http, model)
         return
-    config = settings.load(flags, file=file)
+    config = read_settings(flags, file)
 
-    from syringa.api.model import load_model
+    from syringa.api.loading import load_model
 
     model_here = load_model(config)
 

@@ -8,16 +8,63 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
-from typing import TypeVar
+import time
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 
 CANNOT_START = 78  # the exit status for what starting again will not mend
+NO_MEMORY = 75  # for what may start when others have left
+SAID = (CANNOT_START, NO_MEMORY)  # a child that ends with one of these has told people why
+
+
+# A child that dies again and again waits this long, twice as long each time, up to the last.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
+HEALTHY_SECONDS = 30.0  # one that lived this long starts again without a pause
+
+
+class Child:
+    """A process that should always be running."""
+
+    def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self.name = name
+        self._start = start
+        self._pause = FIRST_PAUSE
+        self._next = 0.0
+        self._begun = 0.0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def tend(self) -> int | None:
+        """Starts it if it is due. Returns the exit status if it has just ended."""
+        now = time.monotonic()
+        if self.process is None:
+            if now >= self._next:
+                self.process = self._start()
+                self._begun = now
+            return None
+        status = self.process.poll()
+        if status is None:
+            return None
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process = None
+        if now - self._begun > HEALTHY_SECONDS:
+            self._pause = FIRST_PAUSE
+        self._next = now + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        return status
+
+    def stop(self, grace: float) -> None:
+        if self.process is not None:
+            stop(self.process, grace)
+            self.process = None
 
 
 def spawn(module: str, options: msgspec.Struct, *, keep: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
@@ -57,3 +104,21 @@ def stop(child: subprocess.Popen[bytes], grace: float) -> None:
             child.wait()
     if child.stdin is not None:
         child.stdin.close()
+
+
+def give_up(reason: str, status: int, file: str) -> NoReturn:
+    """The child's end when it cannot do its work. People read why on the terminal, and its parent in `file`."""
+    print(f"syringa: {reason}", file=sys.stderr)
+    with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as out:
+        out.write(reason)
+    sys.exit(status)
+
+
+def tell_exit(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"status {status}"
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-status).name
+        return f"signal {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"signal {-status}"

@@ -16,19 +16,29 @@ from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 RETRY_SECONDS = 0.05
 
 
+class WorkerLost(EngineUnavailable):
+    """The connection to a worker ended with requests in it. `begun`: whether this one had got anything back."""
+
+    def __init__(self, message: str, *, begun: bool) -> None:
+        super().__init__(message)
+        self.begun = begun
+
+
 class _Run:
     """A request in the worker, and who takes its deltas."""
 
-    __slots__ = ("ended", "open", "take")
+    __slots__ = ("begun", "ended", "open", "take")
 
     def __init__(self, request: EngineRequest, take: Take) -> None:
         self.take = take
+        self.begun = False
         self.open = set(range(request.choices))
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def push(self, delta: EngineDelta) -> None:
         if self.ended.done():
             return
+        self.begun = True
         if delta.finish is not None:
             self.open.discard(delta.choice)
         try:
@@ -66,8 +76,10 @@ class _Connection(asyncio.Protocol):
 class WorkerClient:
     """Talks to the worker at `path`. Call `start` inside the event loop, `close` at the end."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, changed: Callable[[], None] | None = None) -> None:
+        """With `changed`, which is called when the worker is ready and when it is gone, one that is gone stays so."""
         self.path = path
+        self._changed = changed
         self._info: ModelInfo | None = None
         self._known: ModelInfo | None = None
         self._transport: asyncio.WriteTransport | None = None
@@ -82,6 +94,11 @@ class WorkerClient:
     @property
     def ready(self) -> bool:
         return self._info is not None
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """What the worker says of its model; None: it is not ready."""
+        return self._info
 
     async def wait_ready(self) -> ModelInfo:
         await self._ready.wait()
@@ -142,6 +159,8 @@ class WorkerClient:
                 finally:
                     self._lose("The model worker ended while it was answering. It is being started again.")
                     transport.abort()
+            if self._changed is not None:
+                return
             await asyncio.sleep(RETRY_SECONDS)
 
     def _take(self, message: object, transport: asyncio.WriteTransport) -> None:
@@ -155,6 +174,7 @@ class WorkerClient:
                 self._info = self._known = info
                 self._transport = transport
                 self._ready.set()
+                self._tell()
             case protocol.Refused(request_id, text, param, overloaded, code):
                 if run := self._runs.get(request_id):
                     kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
@@ -170,8 +190,13 @@ class WorkerClient:
         self._transport = None
         self._ready.clear()
         for run in list(self._runs.values()):
-            run.fail(EngineUnavailable(reason))
+            run.fail(WorkerLost(reason, begun=run.begun))
         while self._stats:
             future = self._stats.popleft()
             if not future.done():
                 future.set_exception(EngineUnavailable(reason))
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._changed is not None:
+            self._changed()

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+NO_MEMORY = "no_memory"  # the code of an error that may not come again when others have left
+
 # oneDNN's names for instruction sets, from which the highest without AMX is chosen.
 SAFE_ISA = "AVX512_CORE_BF16"
 AMX_PROBE = """

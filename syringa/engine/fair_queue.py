@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, KeysView, Mapping
+from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
 
 from syringa.engine.sequence import Sequence
 
@@ -37,6 +37,9 @@ class FairQueue:
 
     def head(self, tenant: str) -> Sequence:
         return self._lines[tenant][0]
+
+    def count(self, tenant: str) -> int:
+        return len(self._lines.get(tenant, ()))
 
     def add(self, sequence: Sequence, *, first: bool = False) -> None:
         line = self._lines.setdefault(sequence.request.tenant, deque())
@@ -83,8 +86,8 @@ class Turns:
     - who does not ask and is not ahead of those who do is forgotten too, so there are never more counters than tenants
       that had something lately.
 
-    Of those that are level, whoever has the fewest running comes first: a tenant that asks for little need not wait for
-    the chunk of one that asks for much. What a prompt takes is charged when it is done, so that it is not left in the
+    Of those that are level, whoever has the fewest requests comes first: a tenant that asks for little need not wait
+    for the chunk of one that asks for much. What a prompt takes is charged when it is done, so that it is not left in the
     middle for a prompt that came later; but at the latest when it has taken a whole `turn`.
     """
 
@@ -126,6 +129,6 @@ class Turns:
         else:
             self._owed[tenant] = owed
 
-    def order(self, tenants: Iterable[str], running: Mapping[str, int]) -> list[str]:
-        """Whoever was given the least first, of those that are level whoever has the fewest running."""
-        return sorted(tenants, key=lambda tenant: (self._given.get(tenant, self._floor), running.get(tenant, 0)))
+    def order(self, tenants: Iterable[str], size: Callable[[str], int]) -> list[str]:
+        """Whoever was given the least first, of those that are level the smallest."""
+        return sorted(tenants, key=lambda tenant: (self._given.get(tenant, self._floor), size(tenant)))

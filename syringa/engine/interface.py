@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
@@ -11,6 +11,10 @@ Take = Callable[[EngineDelta], bool]
 """Takes a delta the moment it is there, and says whether it was the last one that is wanted. What it raises ends the
 request. It is called from the event loop, outside of any task: a task that wakes for each token of each stream would
 cost more than what is done with the token."""
+
+
+Status = Literal["loaded", "loading", "cold", "failed"]
+"""Whether a model is in memory. A cold one is loaded when somebody waits for it."""
 
 
 class Engine(Protocol):
@@ -51,7 +55,12 @@ class Fleet(Protocol):
     """The engines of a server's models."""
 
     def engine(self, model: str) -> Engine:
-        """The engine of a configured model, by its id. It may not be `ready`: `wait_ready` then loads the model."""
+        """The engine of a configured model, by its id. It may not be `ready`: `wait_ready` then loads the model.
+        Raises `EngineUnavailable` for a model that is no longer configured."""
+        ...
+
+    def status(self, model: str) -> Status:
+        """How that model is, without waiting for anything."""
         ...
 
 
@@ -63,3 +72,6 @@ class Sole:
 
     def engine(self, model: str) -> Engine:
         return self._engine
+
+    def status(self, model: str) -> Status:
+        return "loaded" if self._engine.ready else "loading"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from syringa.engine.cpu import available_cores, available_memory, cpu_flags
+from syringa.engine.cpu import NO_MEMORY, available_cores, available_memory, cpu_flags
 from syringa.engine.kv_cache import BLOCK_SIZE
 from syringa.engine.layers.cache import CacheTensors
 from syringa.engine.layers.linear import DenseLinear, Int8Linear, Linear, LinearLayer
@@ -128,7 +128,8 @@ def check_memory(parameters: int, dtype: str, name: str) -> None:
     if need > have:
         raise ModelError(
             f"{name} needs about {need / 2**30:.1f} GiB in {dtype} and {have / 2**30:.1f} GiB are free: "
-            "free some memory, choose a smaller model, or a smaller --dtype"
+            "free some memory, choose a smaller model, or a smaller --dtype",
+            code=NO_MEMORY,
         )
 
 
@@ -217,7 +218,8 @@ def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float) -> int:
         if blocks * size > have:
             raise ConfigError(
                 f"a cache of {blocks * BLOCK_SIZE:,} tokens needs {blocks * size / 2**30:,.1f} GiB of memory and "
-                f"{have / 2**30:.1f} GiB are free: choose a smaller --kv-cache-gb or --kv-cache-tokens"
+                f"{have / 2**30:.1f} GiB are free: choose a smaller --kv-cache-gb or --kv-cache-tokens",
+                code=NO_MEMORY,
             )
         return max(1, blocks)
     two_full_contexts = 2 * -(-loaded.info.max_model_len // BLOCK_SIZE) * size

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from syringa.config import Config
+from syringa.config import Config, sole_spec
 from syringa.engine import child
 from syringa.engine.client import WorkerClient
 from syringa.engine.worker import WorkerOptions
@@ -20,7 +20,7 @@ async def start_local(config: Config) -> AsyncIterator[WorkerClient]:
     """Loads the model in a worker process; the worker and its memory are gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="syringa-") as folder:
         path = str(Path(folder) / "worker.sock")
-        process = child.spawn("syringa.engine.worker", WorkerOptions.from_config(config, path))
+        process = child.spawn("syringa.engine.worker", WorkerOptions.of(sole_spec(config), config, path))
         client = WorkerClient(path)
         client.start()
         try:
@@ -29,7 +29,7 @@ async def start_local(config: Config) -> AsyncIterator[WorkerClient]:
                 await asyncio.wait([waiting], timeout=0.1)
                 if process.poll() is not None:
                     waiting.cancel()
-                    said = process.returncode == child.CANNOT_START
+                    said = process.returncode in child.SAID
                     raise StartupError("" if said else f"the model worker ended with status {process.returncode}")
             yield client
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -22,6 +23,14 @@ class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class AskStats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
+
+
+class Retire(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The supervisor wants the memory back: a worker ends if it has had nothing to do for `idle` seconds, and else
+    answers `Stays`. With `drain` it ends as soon as it has nothing to do."""
+
+    idle: float = 0.0
+    drain: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -50,25 +59,30 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     stats: EngineStats
 
 
-ToWorker = Submit | Abort | AskStats
-FromWorker = Ready | Deltas | Refused | Stats
+class Stays(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    stats: EngineStats
+
+
+ToWorker = Submit | Abort | AskStats | Retire
+FromWorker = Ready | Deltas | Refused | Stats | Stays
+M = TypeVar("M")
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: ToWorker | FromWorker) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     body = _encoder.encode(message)
     return len(body).to_bytes(HEADER, "little") + body
 
 
-class Frames:
+class Frames(Generic[M]):
     """Cuts a byte stream back into messages."""
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[ToWorker] | msgspec.msgpack.Decoder[FromWorker]) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[ToWorker | FromWorker]:
+    def feed(self, data: bytes) -> Iterator[M]:
         buffer = self._buffer
         buffer += data
         at = 0
@@ -81,11 +95,11 @@ class Frames:
         del buffer[:at]
 
 
-def worker_frames() -> Frames:
+def worker_frames() -> Frames[ToWorker]:
     """For what a worker receives."""
     return Frames(msgspec.msgpack.Decoder(ToWorker))
 
 
-def client_frames() -> Frames:
+def client_frames() -> Frames[FromWorker]:
     """For what an API process receives."""
     return Frames(msgspec.msgpack.Decoder(FromWorker))

@@ -142,15 +142,15 @@ class Scheduler:
             except OutOfBlocks:
                 if not self._preempt(plan, sequence):
                     return 0
+        if not sequence.begun:
+            sequence.begun = True
+            plan.begun.append(sequence)
         item = Scheduled(sequence, sequence.computed, count)
         if item.start + count == len(sequence.tokens):
             forks = self._fork(sequence)
             item.draws = [sequence, *forks]
             plan.forks += forks
         plan.items.append(item)
-        if not sequence.begun:
-            sequence.begun = True
-            plan.begun.append(sequence)
         return -(-count * stretch // ATTENTION_SPAN)
 
     def _reserve(self, plan: Plan, sequence: Sequence, tokens: int) -> None:
@@ -216,7 +216,7 @@ class Scheduler:
         asking = [*prompts, *(tenant for tenant in self.waiting.tenants if tenant not in prompts)]
         if len(asking) + len(self._counts) < 2 or not len(self.waiting):
             return Entry.OPEN
-        for tenant in self.turns.order(asking, self._counts):
+        for tenant in self.turns.order(asking, self._size):
             if tenant in self._counts:
                 break
             sequence = self.waiting.head(tenant)
@@ -232,7 +232,7 @@ class Scheduler:
             asking = [*prompts, *(t for t in self.waiting.tenants if t not in prompts and self._may_enter(t, entry))]
             if not asking:
                 return
-            tenant = asking[0] if len(asking) == 1 else self.turns.order(asking, self._counts)[0]
+            tenant = asking[0] if len(asking) == 1 else self.turns.order(asking, self._size)[0]
             if line := prompts.get(tenant):
                 sequence = line.popleft()
                 if not line:
@@ -243,6 +243,9 @@ class Scheduler:
                 yield sequence
             else:
                 entry = Entry.IDLE if tenant in self._counts else Entry.CLOSED
+
+    def _size(self, tenant: str) -> int:
+        return self._counts[tenant] + self.waiting.count(tenant)
 
     def _may_enter(self, tenant: str, entry: Entry) -> bool:
         return entry is Entry.OPEN or (entry is Entry.IDLE and tenant not in self._counts)

@@ -1,151 +1,179 @@
-"""`syringa serve`: starts the model worker and the API processes, starts again what dies, ends everything together."""
+"""`syringa serve`: starts API processes, and model workers as they are wanted; starts again what dies, and ends
+everything together."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import selectors
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from syringa.config import Config
-from syringa.engine import child, protocol
+from syringa.config import Config, ModelSpec
+from syringa.engine import child
+from syringa.engine.child import Child
+from syringa.engine.control import Drop, Link, State, ToSupervisor, Want, supervisor_frames
 from syringa.engine.worker import WorkerOptions
+from syringa.engine.workers import ModelWorkers
 from syringa.types import ModelInfo
 
 logger = logging.getLogger("syringa.supervisor")
 
 API_MODULE = "syringa.http.process"
-WORKER_MODULE = "syringa.engine.worker"
-# A child that dies again and again waits this long, twice as long each time, up to the last.
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
-HEALTHY_SECONDS = 30.0  # one that lived this long starts again without a pause
 POLL_SECONDS = 0.05
+DRAIN_MARGIN = 2.0  # for an API process to end, beyond the time that its requests get
+STOP_SECONDS = 5.0  # for workers to end, once nobody needs them
 
 
 class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What an API process needs to know. Travels by pipe, because the settings hold keys."""
 
     config: Config
-    worker_socket: str
+    control: str  # the socket on which it asks for workers
     listener: int  # the descriptor of the socket that it answers on
-
-
-class Child:
-    """A process that should be running."""
-
-    def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]]) -> None:
-        self.name = name
-        self._start = start
-        self._pause = FIRST_PAUSE
-        self._next = 0.0
-        self._begun = 0.0
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def tend(self) -> int | None:
-        """Starts it if it is due. Returns the exit status if it has just ended."""
-        now = time.monotonic()
-        if self.process is None:
-            if now >= self._next:
-                self.process = self._start()
-                self._begun = now
-            return None
-        status = self.process.poll()
-        if status is None:
-            return None
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        self.process = None
-        if now - self._begun > HEALTHY_SECONDS:
-            self._pause = FIRST_PAUSE
-        self._next = now + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        return status
-
-    def stop(self, grace: float) -> None:
-        if self.process is not None:
-            child.stop(self.process, grace)
-            self.process = None
+    index: int = 0  # which of the API processes it is
+    limits: str | None = None  # the file that they share to hold everybody to their limits
 
 
 class Supervisor:
-    def __init__(self, config: Config, listener: socket.socket, folder: str) -> None:
-        path = str(Path(folder) / "worker.sock")
-        options = WorkerOptions.from_config(config, path)
-        api = ApiOptions(config=config, worker_socket=path, listener=listener.fileno())
-        self.config = config
-        self.worker_socket = path
-        self.worker = Child("the model worker", lambda: child.spawn(WORKER_MODULE, options))
+    def __init__(
+        self, config: Config, default: ModelSpec, listener: socket.socket, folder: str, limits: str | None = None
+    ) -> None:
+        """`default`: the model without which the server does not start, if it is to be loaded at the start."""
+        self.config, self.default = config, default
+        self.ending = False
+        self._selector = selectors.DefaultSelector()
+        self._links: list[Link[ToSupervisor]] = []
+        self._door = _listen(str(Path(folder) / "control.sock"))
+        self._selector.register(self._door, selectors.EVENT_READ)
+        self.workers = ModelWorkers(folder, config, self._selector, self._tell_all)
         self.apis = [
-            Child("an API process", lambda: child.spawn(API_MODULE, api, keep=(listener.fileno(),)))
-            for _ in range(config.workers)
-        ]
-        self.ending = threading.Event()
-        self.was_ready = False
+            self._api(ApiOptions(
+                config=config,
+                control=self._door.getsockname(),
+                listener=listener.fileno(),
+                index=index,
+                limits=limits,
+            ))
+            for index in range(config.workers)
+        ]  # fmt: skip
 
-    def run(self, on_ready: Callable[[ModelInfo], None]) -> int:
-        """Until a signal, or until something shows that it can never work."""
-        threading.Thread(target=self._tell_when_ready, args=(on_ready,), daemon=True).start()
+    @staticmethod
+    def _api(options: ApiOptions) -> Child:
+        return Child("an API process", lambda: child.spawn(API_MODULE, options, keep=(options.listener,)))
+
+    def run(self, on_ready: Callable[[ModelInfo | None], None]) -> int:
+        """Until a signal, or until something shows that it can never work. `on_ready` is called once: when the default
+        model is loaded, or at once with None if it is only loaded when somebody wants it."""
+        first = None
+        if self.default.preload:
+            options = WorkerOptions.of(self.default, self.config)
+            first = self.workers.want(Want(options, self.default.idle_seconds or 0.0, keep=True))
+        else:
+            on_ready(None)
         try:
-            while not self.ending.wait(POLL_SECONDS):
-                for each in (self.worker, *self.apis):
+            while not self.ending:
+                self._selector.select(POLL_SECONDS)
+                self._converse()
+                self.workers.tick()
+                if first is not None and first.phase == "failed":
+                    if not first.told:
+                        print(f"syringa: the model could not be loaded: {first.reason}", file=sys.stderr)
+                    return 1
+                if first is not None and first.info is not None:
+                    on_ready(first.info)
+                    first = None
+                for each in self.apis:
                     status = each.tend()
                     if status == child.CANNOT_START:
                         return 1  # it has said why
-                    if status is not None and each is self.worker and not self.was_ready:
-                        print(f"syringa: the model could not be loaded: {_reason(status)}", file=sys.stderr)
-                        return 1
                     if status is not None:
-                        logger.error("%s ended (%s): starting it again", each.name, _reason(status))
+                        logger.error("%s ended (%s): starting it again", each.name, child.tell_exit(status))
         finally:
             self.stop()
         return 0
 
     def stop(self) -> None:
-        """API processes first: they finish what they stream, and need the worker for it."""
+        """API processes first: they finish what they have, and need the workers for it, even some that still load."""
+        running = [each.process for each in self.apis if each.process is not None]
+        for process in running:
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + self.config.drain_timeout + DRAIN_MARGIN
+        while any(process.poll() is None for process in running) and time.monotonic() < deadline:
+            self._selector.select(POLL_SECONDS)
+            if self.ending:
+                self._converse()
+                self.workers.tick()
+            else:
+                time.sleep(POLL_SECONDS)  # a server that could not start starts nothing more
         for each in self.apis:
-            if each.process is not None and each.process.poll() is None:
-                each.process.terminate()
-        for each in self.apis:
-            each.stop(self.config.drain_timeout + 2)
-        self.worker.stop(5.0)
+            each.stop(0.0)
+        self.workers.stop(STOP_SECONDS)
+        for link in self._links:
+            link.close()
+        self._door.close()
+        self._selector.close()
 
-    def _tell_when_ready(self, on_ready: Callable[[ModelInfo], None]) -> None:
-        frames = protocol.client_frames()
-        while not self.ending.is_set():
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(self.worker_socket)
-                while data := connection.recv(65536):
-                    for message in frames.feed(data):
-                        if isinstance(message, protocol.Ready):
-                            self.was_ready = True
-                            on_ready(message.info)
-                            return
-            time.sleep(POLL_SECONDS)
+    def _converse(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection, _ = self._door.accept()
+                link = Link(connection, supervisor_frames(), self._selector)
+                self._links.append(link)
+                for state in self.workers.states():
+                    link.send(state)
+        for link in list(self._links):
+            link.flush()
+            for message in link.receive():
+                match message:
+                    case Want():
+                        link.send(self.workers.want(message).state())
+                    case Drop(key):
+                        self.workers.drop(key)
+            if not link.open:
+                self._links.remove(link)
+
+    def _tell_all(self, state: State) -> None:
+        for link in self._links:
+            link.send(state)
 
 
-def run(config: Config, listener: socket.socket, on_ready: Callable[[ModelInfo], None]) -> int:
-    """Serves until SIGTERM or SIGINT. The result is an exit status."""
+def run(
+    config: Config,
+    default: ModelSpec,
+    listener: socket.socket,
+    on_ready: Callable[[ModelInfo | None], None],
+    prepare: Callable[[str], str] | None = None,
+) -> int:
+    """Serves until SIGTERM or SIGINT. The result is an exit status.
+
+    `prepare` makes what the API processes share, in a folder that lasts as long as they do, and says where it is.
+    """
     logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="syringa-") as folder:
-        supervisor = Supervisor(config, listener, folder)
+        supervisor = Supervisor(config, default, listener, folder, prepare(folder) if prepare else None)
+
+        def end(*_: object) -> None:
+            supervisor.ending = True
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: supervisor.ending.set())
+            signal.signal(number, end)
         return supervisor.run(on_ready)
 
 
-def _reason(status: int) -> str:
-    if status >= 0:
-        return f"status {status}"
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-status).name
-        return f"signal {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
-    return f"signal {-status}"
+def _listen(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener

@@ -12,15 +12,14 @@ import os
 import selectors
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from syringa.config import Config
+from syringa.config import Config, ModelSpec
 from syringa.engine import child, protocol
-from syringa.engine.cpu import guard_against_amx, release_memory
+from syringa.engine.cpu import NO_MEMORY, guard_against_amx, release_memory
 from syringa.errors import EngineOverloaded, StartupError, SyringaError
 from syringa.types import EngineDelta, ModelInfo
 
@@ -51,9 +50,16 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
 
     @classmethod
-    def from_config(cls, config: Config, socket_path: str) -> WorkerOptions:
-        shared = {name: getattr(config, name) for name in cls.__struct_fields__ if name != "socket"}
-        return cls(socket=socket_path, **shared)
+    def of(cls, spec: ModelSpec, config: Config, socket: str = "") -> WorkerOptions:
+        """What is said of the model, and for the rest what is said of all."""
+        names = [name for name in cls.__struct_fields__ if name not in ("socket", "model")]
+        shared = {name: getattr(spec if hasattr(spec, name) else config, name) for name in names}
+        return cls(socket=socket, model=spec.path, **shared)
+
+    @property
+    def reason_file(self) -> str:
+        """Where a worker that cannot load its model leaves the reason."""
+        return self.socket + ".reason"
 
 
 class Client:
@@ -75,6 +81,7 @@ class Worker:
         self.listener = listener
         self.clients: dict[int, Client] = {}
         self.ending = False
+        self._leaving = False
         self._count = 0
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -95,6 +102,8 @@ class Worker:
             self.receive()
             self.send(self.core.step())
             self.refuse()
+            if self._leaving and self._idle_for() is not None:
+                self.ending = True
 
     def receive(self) -> None:
         """Takes what has come; waits for something if there is nothing to compute."""
@@ -151,6 +160,22 @@ class Worker:
                     self.core.abort(request_id, choice, client.number)
                 case protocol.AskStats():
                     self._write(client, protocol.Stats(self.core.stats()))
+                case protocol.Retire(idle, drain):
+                    self._retire(client, idle, drain)
+
+    def _retire(self, client: Client, idle: float, drain: bool) -> None:
+        """What it is asked may be out of date: nobody but this thread knows whether there is nothing to do."""
+        unused = self._idle_for()
+        if drain or (unused is not None and unused >= idle):
+            self._leaving = True
+        else:
+            self._write(client, protocol.Stays(self.core.stats()))
+
+    def _idle_for(self) -> float | None:
+        """Seconds since there was something to do or to send; None: there is."""
+        stats = self.core.stats()
+        busy = stats.running or stats.waiting or any(client.unsent for client in self.clients.values())
+        return None if busy else stats.idle_seconds
 
     def _write(self, client: Client, message: protocol.FromWorker) -> None:
         client.unsent += protocol.frame(message)
@@ -232,6 +257,10 @@ def load(options: WorkerOptions) -> tuple[EngineCore, ModelInfo]:
     return core, msgspec.structs.replace(loaded.info, max_model_len=core.max_length)
 
 
+def _exit_status(error: StartupError) -> int:
+    return child.NO_MEMORY if error.code == NO_MEMORY else child.CANNOT_START
+
+
 def main() -> None:
     options = child.begin(WorkerOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every child; the supervisor decides what ends when
@@ -243,13 +272,11 @@ def main() -> None:
     try:
         core, info = load(options)
     except StartupError as error:
-        print(f"syringa: {error.message}", file=sys.stderr)
-        sys.exit(child.CANNOT_START)
+        child.give_up(error.message, _exit_status(error), options.reason_file)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
-        print(f"syringa: there is too little memory for {options.model}", file=sys.stderr)
-        sys.exit(child.CANNOT_START)
+        child.give_up(f"there is too little memory for {options.model}", child.NO_MEMORY, options.reason_file)
     worker = Worker(core, info, listener)
 
     def end(*_: object) -> None:

@@ -33,12 +33,13 @@ class Gate:
     is counted message by message, where it is read.
     """
 
-    def __init__(self, app: ASGIApp, work: Work) -> None:
+    def __init__(self, app: ASGIApp, work: Work, public_metrics: bool = False) -> None:
         self._app, self._work = app, work
+        self._public = PUBLIC_PATHS | ({"/metrics"} if public_metrics else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] not in ("http", "websocket") or path in PUBLIC_PATHS:
+        if scope["type"] not in ("http", "websocket") or path in self._public:
             await self._app(scope, receive, send)
             return
         state = scope["state"]

@@ -51,7 +51,12 @@ def middleware(config: Config, work: Work) -> list[Middleware]:
                 expose_headers=_SHOWN,
             )
         )
-    return [*layers, Middleware(Edge), Middleware(Gate, work=work), Middleware(BodyLimit, limit=config.max_body_bytes)]
+    return [
+        *layers,
+        Middleware(Edge),
+        Middleware(Gate, work=work, public_metrics=config.public_metrics),
+        Middleware(BodyLimit, limit=config.max_body_bytes),
+    ]
 
 
 def envelope(error: Exception) -> ErrorEnvelope:

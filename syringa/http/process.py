@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gc
 import logging
 import signal
@@ -12,35 +10,33 @@ import sys
 
 import uvloop
 
-from syringa.api.model import FixedModels, ServedModel, load_model
+from syringa.api.defaults import read_defaults
+from syringa.api.registry import Registry
 from syringa.engine import child
-from syringa.engine.client import WorkerClient
-from syringa.engine.interface import Engine, Sole
+from syringa.engine.fleet import LocalFleet
 from syringa.engine.supervisor import ApiOptions
-from syringa.errors import StartupError, SyringaError
+from syringa.errors import StartupError
 from syringa.http.server import serve_api
+from syringa.service.catalogue import Catalogue
 from syringa.service.work import Work
 
 
 async def answer(options: ApiOptions) -> None:
-    client = WorkerClient(options.worker_socket)
-    client.start()
+    config = options.config
+    fleet = LocalFleet(options.control, config)
+    models = Registry(config, status=fleet.status, changed=fleet.set_specs)
+    fleet.loaded = lambda model, info: models.learn(model, info.max_model_len)
+    await fleet.start()
     try:
-        model = await asyncio.to_thread(load_model, options.config)
+        await models.start()
         gc.freeze()
-        learning = asyncio.create_task(_learn_limits(client, model))
         listener = socket.socket(fileno=options.listener)
-        await serve_api(options.config, Sole(client), FixedModels([model]), listener, Work(options.config))
-        learning.cancel()
+        work = Work(config, limits=options.limits, index=options.index)
+        work.price = models.prices
+        work.catalogue = Catalogue(work.state.database, config, models.replace, read_defaults)
+        await serve_api(config, fleet, models, listener, work)
     finally:
-        await client.close()
-
-
-async def _learn_limits(engine: Engine, model: ServedModel) -> None:
-    """The worker knows how long a sequence its cache can hold; the files only what the model was made for."""
-    with contextlib.suppress(SyringaError):
-        info = await engine.wait_ready()
-        model.max_model_len = min(model.max_model_len, info.max_model_len)
+        await fleet.close()
 
 
 def main() -> None:

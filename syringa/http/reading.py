@@ -27,14 +27,19 @@ _INLINE_BYTES = 1 << 18
 
 async def read_body(request: Request, wire: type[T]) -> tuple[T, list[str]]:
     """The body, and the names in it that are not known."""
+    check_json(request)
+    body = await request.body()
+    # Reading a large one takes a while, in which other requests must not wait.
+    return decode(body, wire) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(decode, body, wire)
+
+
+def check_json(request: Request) -> None:
+    """Raises `UnsupportedMediaType` for a body that says it is something else."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType(f"The body must be application/json, and is {kind}.")
     if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
         raise UnsupportedMediaType(f"The body must not be compressed, and is ({coding}).")
-    body = await request.body()
-    # Reading a large one takes a while, in which other requests must not wait.
-    return decode(body, wire) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(decode, body, wire)
 
 
 def heed(config: Config, ignored: list[str]) -> dict[str, str]:

@@ -20,15 +20,18 @@ from syringa.config import Config
 from syringa.errors import EngineUnavailable
 from syringa.http import reading
 from syringa.http.admin import Admin
+from syringa.http.admin_models import AdminModels
 from syringa.http.conversations import Conversations
 from syringa.http.desk import Desk
 from syringa.http.framing import PLAIN
+from syringa.http.observing import Observing
 from syringa.http.responses import Responses
 from syringa.http.route import Route
 from syringa.http.sse import StreamedAnswer, WholeAnswer, collected
 from syringa.http.turns import Turns
 from syringa.http.websocket import ResponseSocket
 from syringa.service.account import Account
+from syringa.service.status import Status
 from syringa.service.work import Work
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -49,6 +52,7 @@ class Api:
 
     def routes(self) -> list[BaseRoute]:
         turns = Turns(self.config, self.desk, self.models, self.work.state)
+        status = Status(self.work.state.database.usage.by_model, self._names)
         return [
             Route("/health", self.health),
             Route("/ready", self.ready),
@@ -62,12 +66,17 @@ class Api:
             WebSocketRoute("/v1/responses", ResponseSocket(turns, self.work)),
             *Conversations(self.config, self.work.state).routes(),
             *Admin(self.config, self.work).routes(),
+            *AdminModels(self.config, self.models, self.work).routes(),
+            *Observing(self.work.metrics, status, self.desk.fleet, self._names).routes(),
             Route("/v1/models", self.list_models),
             Route("/api/v2/models", self.list_models),
             Route("/v1/models/{id:path}", self.show_model),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
         ]
+
+    def _names(self) -> list[tuple[str, str]]:
+        return [(id, id) for id in self.models.ids]
 
     async def health(self, request: Request) -> Response:
         """This process lives, whatever the models do."""
@@ -111,7 +120,7 @@ class Api:
 
     async def show_model(self, request: Request) -> Response:
         models = self.models.for_key(reading.caller(request).models)
-        return reading.json(tokens.entry(await models.find(request.path_params["id"])))
+        return reading.json(tokens.entry(await models.show(request.path_params["id"])))
 
     async def tokenize(self, request: Request) -> Response:
         return await self._small(request, tokens.TokenizeRequest, tokens.tokenize)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import functools
@@ -11,7 +10,10 @@ import math
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 
@@ -20,10 +22,16 @@ from syringa.config import Config
 from syringa.engine.interface import Fleet
 from syringa.errors import StartupError
 from syringa.http.app import create_app
+from syringa.http.bounds import Shared, room
+from syringa.http.connection import Connection, SocketConnection
+from syringa.http.desk import Desk
+from syringa.http.drain import Drain
 from syringa.service.work import Work
 from syringa.store.location import locate
 
-logger = logging.getLogger("syringa.http")
+# A proxy that keeps its connections for a minute must not find one closed in the moment that it uses it.
+_KEEP_ALIVE_SECONDS = 75
+_SAME_SIGNAL_SECONDS = 0.5
 
 
 def check(config: Config) -> None:
@@ -42,6 +50,7 @@ def listen(config: Config) -> socket.socket:
         raise StartupError(f"cannot listen on {where}: {error.strerror or error}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _notice_the_dead(listener)
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:
@@ -57,29 +66,40 @@ def listen(config: Config) -> socket.socket:
     return listener
 
 
+def _notice_the_dead(listener: socket.socket) -> None:
+    """A client whose machine is gone, or that leaves what was sent unread in the kernel, is noticed after a minute or
+    two. Connections inherit this from their listener."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    wanted = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 120_000}
+    for name, value in wanted.items():
+        with contextlib.suppress(AttributeError, OSError):  # not every system has all of them
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 async def serve_api(config: Config, fleet: Fleet, models: Models, listener: socket.socket, work: Work) -> None:
     """Answers on `listener` until SIGTERM or SIGINT, then gives running requests `drain_timeout` seconds. Starts and
     closes `work`; engines may still be loading, and requests for them wait."""
     await work.start()
-    app = create_app(config, fleet, models, work)
+    desk = Desk(fleet, config.request_timeout)
+    shared = Shared(config.read_timeout, room())
     server = _Server(
         uvicorn.Config(
-            app,
-            http="httptools",
-            ws="websockets-sansio",
+            create_app(config, fleet, models, work, desk),
+            http=cast(Any, functools.partial(Connection, shared)),
+            ws=SocketConnection,
             ws_max_size=config.max_body_bytes,
             ws_per_message_deflate=False,  # events are small and many: packing them costs more than it saves
             lifespan="off",
             loop="none",
             log_config=None,
-            log_level="debug" if config.log_level == "debug" else "warning",  # its start and end are not news
+            log_level="warning",  # its start and end are not news, and for debugging it shows headers and frames
             access_log=False,
             server_header=False,
             proxy_headers=False,  # nobody asks where a client is
-            timeout_graceful_shutdown=math.ceil(config.drain_timeout),
-        ),
-        functools.partial(work.drain, config.drain_timeout),
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        )
     )
+    server.drain = Drain(server.server_state, shared, work, desk, config.drain_timeout)
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     try:
         await server.serve(sockets=[listener])
@@ -95,13 +115,22 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(config)
-        self._drain = drain
+    drain: Drain
+    _asked_at = math.inf  # to end
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """What has no client gets its time to end while those that have one get theirs."""
-        await asyncio.gather(super().shutdown(sockets), self._drain())
+        await self.drain.run(self.servers)
+        for each in sockets or ():
+            each.close()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second signal ends it at once. But whoever stops a whole group of processes reaches this one twice: itself,
+        and by way of the supervisor."""
+        now = time.monotonic()
+        if not self.should_exit:
+            self.should_exit, self._asked_at = True, now
+        elif now - self._asked_at > _SAME_SIGNAL_SECONDS:
+            self.drain.hurried = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

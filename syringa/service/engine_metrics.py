@@ -26,6 +26,7 @@ def _cache_usage(stats: EngineStats) -> float:
 _GAUGES: dict[str, tuple[str, Figure]] = {
     "num_requests_running": ("Sequences that are being computed.", lambda stats: stats.running),
     "num_requests_waiting": ("Requests that wait for their first step.", lambda stats: stats.waiting),
+    "queue_tenants": ("Organisations that those who wait belong to.", lambda stats: stats.queue_tenants),
     "kv_cache_usage_perc": ("The share of the cache that is in use; 1 is all of it.", _cache_usage),
 }
 _COUNTERS: dict[str, tuple[str, Figure]] = {
@@ -34,6 +35,7 @@ _COUNTERS: dict[str, tuple[str, Figure]] = {
     "prefix_cache_queries": ("Prompt tokens that were looked for in the cache.", lambda stats: stats.prompt_tokens),
     "prefix_cache_hits": ("Prompt tokens that were found in the cache.", lambda stats: stats.cached_tokens),
     "num_preemptions": ("Sequences that gave up their place in the cache.", lambda stats: stats.preemptions),
+    "queue_refused": ("Requests turned away: too many waited, or it did too long.", lambda stats: stats.refused),
 }
 
 

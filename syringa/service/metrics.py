@@ -14,7 +14,6 @@ import asyncio
 import importlib.metadata
 import os
 import re
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -187,11 +186,10 @@ class Metrics:
     def _counted(self) -> Iterable[Metric]:
         if self._folder is None:
             return self._registry.collect()
-        collector = MultiProcessCollector(None, self._folder)
-        try:
-            return list(collector.collect())
-        except (struct.error, RuntimeError, ValueError):  # a file was half made at that moment, and now is there
-            return list(collector.collect())
+        # One that has just been made is empty for a moment.
+        files = [str(file) for file in Path(self._folder).glob("*.db") if file.stat().st_size]
+        found: Iterable[Metric] = MultiProcessCollector.merge(files)
+        return found
 
     def _processes(self) -> list[int]:
         if self._folder is None:

@@ -12,9 +12,11 @@ from syringa.errors import StoreError
 from syringa.service.account import Account, Books
 from syringa.service.background import Background
 from syringa.service.caller import Rates
+from syringa.service.catalogue import Catalogue
 from syringa.service.keyring import Keyring
 from syringa.service.limits import Limiter
 from syringa.service.meter import Meter
+from syringa.service.metrics import Metrics
 from syringa.service.prices import Prices, cost
 from syringa.service.state import State
 from syringa.store.values import UsageRow
@@ -26,11 +28,15 @@ class Work:
     """Raises `StartupError` for settings that cannot be. Until `start`, there are no keys but those of the settings,
     and nothing is written of requests: that is how parts of a server are tested."""
 
-    def __init__(self, config: Config, *, limits: str | None = None, index: int = 0) -> None:
-        """`limits`: the file that the API processes of a server share, of which this one is number `index`."""
+    def __init__(
+        self, config: Config, *, limits: str | None = None, metrics: str | None = None, index: int = 0
+    ) -> None:
+        """`limits` and `metrics`: the file and the folder that the API processes of a server share, of which this one
+        is number `index`; None: it is the only one."""
         self.state = State(config)
         self.background = Background(config.max_background)
         self.draining = False
+        self.leaving: set[Callable[[], None]] = set()  # called when it begins to drain
         rates = Rates(
             requests_per_minute=config.requests_per_minute,
             tokens_per_minute=config.tokens_per_minute,
@@ -41,6 +47,9 @@ class Work:
         self.limiter = Limiter(limits, index=index)
         self.books = Books()
         self.books.observers.append(self._charge)
+        self.metrics = Metrics(config.metrics_prefix, metrics, index=index)
+        self.books.observers.append(self.metrics)
+        self.catalogue: Catalogue | None = None  # None: the models are those of the settings
         self.meter: Meter | None = None
         self.price: Callable[[str], Prices] = lambda model: Prices()  # of a model, by its id
         self._usage_days = config.usage_days
@@ -52,6 +61,8 @@ class Work:
         await self.keys.start()
         self.meter = Meter(self.state.database.usage.add)
         self.books.observers.append(self._note)
+        if self.catalogue is not None:
+            await self.catalogue.start()
         if self._usage_days:
             self._expiring = asyncio.create_task(self._expire())
 
@@ -64,6 +75,8 @@ class Work:
         if self._expiring is not None:
             self._expiring.cancel()
             await asyncio.gather(self._expiring, return_exceptions=True)
+        if self.catalogue is not None:
+            await self.catalogue.close()
         if self.meter is not None:
             await self.meter.close()
         await self.keys.close()

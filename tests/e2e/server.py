@@ -33,11 +33,11 @@ class Server:
         return found
 
     def wait_ready(self, seconds: float = 60) -> None:
-        wait_for(lambda: self.health() == 200, seconds)
+        wait_for(lambda: self.ready() == 200, seconds)
 
-    def health(self) -> int | None:
+    def ready(self) -> int | None:
         try:
-            return httpx.get(self.url + "/health", timeout=5).status_code
+            return httpx.get(self.url + "/ready", timeout=5).status_code
         except httpx.TransportError:
             return None
 

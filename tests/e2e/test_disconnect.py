@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from syringa.api.model import FixedModels, load_model
+from syringa.api.loading import load_model
+from syringa.api.model import FixedModels
 from syringa.config import Config
 from syringa.engine.client import WorkerClient
 from syringa.engine.interface import Sole

@@ -55,8 +55,10 @@ class DryEngine:
         self.waiting: dict[str, list[Sequence]] = {}  # not yet begun, by tenant, in order of arrival
         self.finished: list[Sequence] = []
         self.steps = 0
+        self.origin: int | None = None  # what arrivals are counted from: a run must not depend on those before it
 
     def submit(self, one: Sequence) -> Sequence:
+        self.origin = one.arrival if self.origin is None else self.origin
         self.scheduler.add(one)
         self.live.append(one)
         self.waiting.setdefault(one.request.tenant, []).append(one)
@@ -179,7 +181,7 @@ class DryEngine:
 
     def _advance(self, one: Sequence) -> None:
         assert not one.scoring
-        one.tokens.append(hash((one.arrival, one.choice, one.generated)) % 3)
+        one.tokens.append(hash((one.arrival - (self.origin or 0), one.choice, one.generated)) % 3)
         one.started = True
         if one.generated >= one.request.stopping.max_tokens:
             self.finished.append(one)

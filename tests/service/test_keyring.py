@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from syringa.errors import StartupError, StoreUnavailable, Unauthorized
+from syringa.errors import StartupError, StoreUnavailable, SyringaError, Unauthorized
 from syringa.service import keyring as module
 from syringa.service.caller import ANYONE, Caller, Rates
 from syringa.service.keyring import Keyring, usable
@@ -62,26 +62,27 @@ async def until(condition: Callable[[], Any]) -> None:
     raise AssertionError("it did not come about")
 
 
-def refused(ring: Keyring, header: str | bytes | None) -> str:
-    """The reason, or nothing."""
+def failure(ring: Keyring, header: str | bytes | None) -> SyringaError | None:
     try:
         ring.find(header)
-    except Unauthorized as error:
-        assert (error.status, error.code) == (401, "invalid_api_key")
-        return error.message
-    return ""
+    except SyringaError as error:
+        return error
+    return None
+
+
+def refused(ring: Keyring, header: str | bytes | None) -> str:
+    """The reason, or nothing."""
+    error = failure(ring, header)
+    if error is None:
+        return ""
+    assert isinstance(error, Unauthorized)
+    assert (error.status, error.code) == (401, "invalid_api_key")
+    return error.message
 
 
 def unavailable(ring: Keyring, header: str | None = "Bearer x") -> bool:
-    try:
-        ring.find(header)
-    except StoreUnavailable as error:
-        assert error.status == 503
-        assert error.retry_after
-        return True
-    except Unauthorized:
-        pass
-    return False
+    error = failure(ring, header)
+    return isinstance(error, StoreUnavailable) and error.status == 503 and bool(error.retry_after)
 
 
 async def test_a_stored_key(store: Store) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -148,13 +149,15 @@ async def test_waiting_for_a_model_is_counted_apart() -> None:
 
 async def test_what_engines_say_is_passed_on() -> None:
     stats = EngineStats(
-        running=3, waiting=5, blocks_total=100, blocks_free=20, blocks_cached=30, preemptions=7, steps=11,
-        step_seconds=2.5, prompt_tokens=1000, cached_tokens=400, output_tokens=77,
+        running=3, waiting=5, queue_tenants=2, refused=6, blocks_total=100, blocks_free=20, blocks_cached=30,
+        preemptions=7, steps=11, step_seconds=2.5, prompt_tokens=1000, cached_tokens=400, output_tokens=77,
     )  # fmt: skip
     found = await scraped(Metrics("vllm:"), {"qwen": stats, "cold": None, "empty": EngineStats()})
     expected = {
         "num_requests_running": 3,
         "num_requests_waiting": 5,
+        "queue_tenants": 2,
+        "queue_refused_total": 6,
         "kv_cache_usage_perc": 0.5,
         "prompt_tokens_total": 1000,
         "generation_tokens_total": 77,
@@ -175,7 +178,7 @@ async def test_what_engines_say_is_passed_on() -> None:
 async def test_the_process_and_the_version() -> None:
     found = await scraped(Metrics(""))
     assert [each["version"] for each in named(found, "build_info")]
-    if Path("/proc/self/stat").exists():
+    if sys.platform == "linux":
         memory = value(found, "process_resident_memory_bytes")
         assert memory is not None
         assert 10e6 < memory < 10e9
@@ -218,13 +221,12 @@ def test_a_prefix_that_cannot_be_is_refused(prefix: str) -> None:
         Metrics(prefix)
 
 
-async def test_the_variable_of_another_program_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_variable_of_another_program_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     metrics = Metrics("syringa_")
     metrics(account())
-    assert value(await scraped(metrics), "syringa_time_to_first_token_seconds_count", model_name="qwen") == 1
+    found = asyncio.run(scraped(metrics))
+    assert value(found, "syringa_time_to_first_token_seconds_count", model_name="qwen") == 1
     assert list(tmp_path.iterdir()) == []
 
 

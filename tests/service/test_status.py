@@ -10,7 +10,8 @@ from syringa.api.operations import OPERATIONS, WINDOWS
 from syringa.errors import InvalidRequest, StoreUnavailable
 from syringa.service import status
 from syringa.service.status import Status
-from syringa.store.values import ModelUsage
+from syringa.store import Store
+from syringa.store.values import ModelUsage, UsageRow
 
 NOON = 1_769_860_800.0  # 2026-01-31T12:00:00Z
 SCHEMA: Any = next(each.answer for each in OPERATIONS if each.path == "/status")
@@ -183,9 +184,7 @@ async def test_without_any_figures_the_models_are_listed_all_the_same() -> None:
     book.fail = StoreUnavailable("away")
     report = await book.report()
     assert (report["stale"], report["updated_at"]) == (True, "2026-01-31T12:00:00Z")
-    assert report["models"] == [
-        {"id": "m", "name": "The model", "tps": None, "ttfb_seconds": None, "uptime_pct": None}
-    ]
+    assert report["models"] == [{"id": "m", "name": "The model", "tps": None, "ttfb_seconds": None, "uptime_pct": None}]
 
 
 async def test_nobody_waits_for_a_database_that_hangs_and_it_is_not_asked_twice() -> None:
@@ -200,3 +199,26 @@ async def test_nobody_waits_for_a_database_that_hangs_and_it_is_not_asked_twice(
     await asyncio.sleep(0.01)
     report = await book.report()
     assert (report["stale"], report["updated_at"]) == (False, "2026-01-31T12:00:00Z")
+
+
+async def test_the_figures_of_real_records(database: str) -> None:
+    common: Any = {"model": "m", "endpoint": "/v1/completions", "status": 200, "outcome": "ok"}
+    quick = common | {"output_tokens": 11, "first_token_seconds": 0.1, "total_seconds": 0.6}
+    slow = common | {"output_tokens": 11, "first_token_seconds": 0.3, "total_seconds": 1.8}
+    rows = [
+        UsageRow(at=NOON - 10, **quick),
+        UsageRow(at=NOON - 20, **slow),
+        UsageRow(at=NOON - 30, **common | {"outcome": "failed", "status": 500}),
+        UsageRow(at=NOON - 40, **common | {"outcome": "refused", "status": 400, "requests": 7}),
+        UsageRow(at=NOON - 50, **quick | {"outcome": "cancelled", "status": 499, "first_token_seconds": 9.0}),
+        UsageRow(at=NOON - 1000, **common | {"outcome": "failed", "status": 503, "requests": 2}),
+    ]
+    async with Store(database) as store:
+        await store.usage.add(rows)
+        status = Status(store.usage.by_model, lambda: [("m", "M"), ("idle", "Idle")], lambda: NOON)
+        short, long = await asyncio.gather(status.report("5m"), status.report("1h"))
+    assert short["models"] == [
+        {"id": "m", "name": "M", "tps": 10.0, "ttfb_seconds": 0.2, "uptime_pct": 66.666},
+        {"id": "idle", "name": "Idle", "tps": None, "ttfb_seconds": None, "uptime_pct": None},
+    ]
+    assert long["models"][0]["uptime_pct"] == 40.0

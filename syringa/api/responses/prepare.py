@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from syringa.api.chat_prompt import ChatPrompt
 from syringa.api.common import convert
+from syringa.api.defaults import with_defaults
 from syringa.api.formats import compose
 from syringa.api.metadata import check_metadata
 from syringa.api.model import Models, ServedModel
@@ -67,6 +68,7 @@ class _Asked:
 async def prepare(body: ResponseRequest, models: Models, ignored: list[str], context: Context) -> ResponseCall:
     """Checks what types alone cannot say, renders, tokenizes and fetches images. Nothing has run when this raises."""
     model = await models.find(body.model)
+    body = with_defaults(body, model)
     _refuse(body)
     asked = await _read(body, model, ignored, context)
     lowered = await lower(

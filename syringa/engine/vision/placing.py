@@ -10,7 +10,7 @@ import torch
 
 if TYPE_CHECKING:
     from syringa.engine.batch import StepTensors
-    from syringa.engine.scheduler import Scheduled
+    from syringa.engine.plan import Scheduled
 
 
 @dataclass

@@ -1,0 +1,228 @@
+"""What each kernel computes, in plain PyTorch: for tests, and for machines without Triton.
+
+Sums and products are made in `dtype` (float32; tests also ask for float64) and rounded once, to the inputs' type.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+NO_TOKEN = -1
+GREEDY_BELOW = 1e-5  # _GREEDY_BELOW in sampling_rows.py
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return _normed(x.to(dtype), weight, eps).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Adds `x` to `residual` in place, and gives the norm of the sum before it was rounded."""
+    total = x.to(dtype) + residual.to(dtype)
+    residual.copy_(total)
+    return _normed(total, weight, eps).to(x.dtype)
+
+
+def silu_mul(gate_up: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    gate, up = gate_up.to(dtype).chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor] | None,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    heads: int,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Norms and turns q and k of `[q | k | v]` rows; q stays in its place, k and v go to their slots of the cache.
+
+    `keys`, `values`: `[blocks, kv_heads, block, size]`. A row with a negative slot is padding: nothing is stored.
+    """
+    _, kv_heads, block, size = keys.shape
+    rows = qkv.view(len(qkv), heads + 2 * kv_heads, size)
+    q, k, v = rows.to(dtype).split([heads, kv_heads, kv_heads], dim=1)
+    if norms is not None:
+        q, k = _normed(q, norms[0], eps), _normed(k, norms[1], eps)
+    if rotary is not None:
+        q, k = _turned(q, positions, rotary), _turned(k, positions, rotary)
+    rows[:, :heads] = q.to(qkv.dtype)
+    real = slots >= 0
+    at = slots[real].long()
+    keys[at // block, :, at % block] = k[real].to(keys.dtype)
+    values[at // block, :, at % block] = v[real].to(values.dtype)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    starts: torch.Tensor,
+    first: torch.Tensor,
+    *,
+    window: int = 0,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """`q`: `[tokens, heads, size]`; the rows of sequence s are `starts[s]` up to `starts[s + 1]`, from position
+    `first[s]` on. The cache already holds their keys and values. Rows of no sequence give zeros."""
+    _, kv_heads, _, size = keys.shape
+    out = torch.zeros_like(q)
+    scale = size**-0.5 if scale is None else scale
+    for s in range(len(first)):
+        begin, end, place = int(starts[s]), int(starts[s + 1]), int(first[s])
+        if begin == end:
+            continue
+        known = place + end - begin
+        k, v = (_gathered(cache, tables[s], known).to(dtype) for cache in (keys, values))
+        rows = q[begin:end].to(dtype).view(end - begin, kv_heads, -1, size).permute(1, 2, 0, 3)
+        at = torch.arange(place, known, device=q.device)[:, None]
+        key = torch.arange(known, device=q.device)[None, :]
+        visible = (key <= at) & (key > at - window) if window else key <= at
+        scores = (rows @ k[:, None].transpose(-1, -2) * scale).masked_fill(~visible, float("-inf"))
+        result = scores.softmax(-1) @ v[:, None]
+        out[begin:end] = result.permute(2, 0, 1, 3).reshape(end - begin, -1, size).to(q.dtype)
+    return out
+
+
+def decode_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    window: int = 0,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """One row of `q` per sequence: that of its last token. `lengths` counts it; a row of length 0 is padding."""
+    starts = F.pad((lengths > 0).cumsum(0), (1, 0))
+    real = lengths > 0
+    out = torch.zeros_like(q)
+    out[real] = paged_attention(
+        q[real],
+        keys,
+        values,
+        tables[real],
+        torch.arange(int(starts[-1]) + 1),
+        lengths[real] - 1,
+        window=window,
+        scale=scale,
+        dtype=dtype,
+    )
+    return out
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gain: torch.Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """`gain` norms the rows first; `gated` gives silu(first half) · second half; `residual` is added at the end."""
+    rows = x.to(dtype)
+    if gain is not None:
+        rows = _normed(rows, gain, eps)
+    y = rows @ weight.to(dtype).T
+    if bias is not None:
+        y = y + bias.to(dtype)
+    if gated:
+        gate, up = y.chunk(2, dim=-1)
+        y = F.silu(gate) * up
+    if residual is not None:
+        y = y + residual.to(dtype)
+    return y.to(out_dtype or x.dtype)
+
+
+def uniforms(seeds: torch.Tensor, choices: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The numbers of `draw.uniforms`, from int64 tensors that hold the words' bits."""
+    state = seeds.clone()
+    for counters, increment in ((choices, 0x9E3779B97F4A7C15), (positions, 0xD1B54A32D192ED03)):
+        state = _mix(_mix(state) + (counters.long() + 1) * _signed(increment))
+    return _shifted(_mix(state), 11).double() * 2.0**-53
+
+
+def sample(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    seeds: torch.Tensor,
+    choices: torch.Tensor,
+    positions: torch.Tensor,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+    min_p: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A token per row: the best one below `GREEDY_BELOW`, else where the row's noise falls in what the rules leave."""
+    best, greedy = logits.max(-1)
+    off = logits.new_zeros(len(logits))
+    rules = (off if top_k is None else top_k, off + 1 if top_p is None else top_p, off if min_p is None else min_p)
+    steady = torch.where(temperatures < GREEDY_BELOW, 1.0, temperatures)
+    weights = ((logits - best[:, None]) / steady[:, None]).softmax(-1)
+    kept = torch.where(weights >= _cutoffs(weights, *rules)[:, None], weights, 0.0)
+    mass = kept.double().cumsum(-1)
+    target = uniforms(seeds, choices, positions)[:, None] * mass[:, -1:]
+    hit = (kept > 0) & (mass > target)
+    last = (kept > 0).long().mul(torch.arange(logits.shape[-1], device=logits.device)).argmax(-1)
+    drawn = torch.where(hit.any(-1), hit.byte().argmax(-1), last)
+    tokens = torch.where(temperatures < GREEDY_BELOW, greedy, drawn)
+    return torch.where(best.isfinite(), tokens, NO_TOKEN)
+
+
+def _cutoffs(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """The least weight that each row keeps; what equals it is kept too."""
+    size = weights.shape[-1]
+    ordered = weights.double().sort(dim=-1, descending=True).values
+    by_k = (top_k > 0) & (top_k < size)
+    kth = torch.where(by_k, ordered.gather(-1, torch.where(by_k, top_k - 1, 0).long()[:, None])[:, 0], 0.0)
+    mass = torch.where(ordered >= kth[:, None], ordered, 0.0).cumsum(-1)
+    short = (mass < top_p.double()[:, None] * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=size - 1)
+    by_p = torch.where(top_p < 1, ordered.gather(-1, short)[:, 0], 0.0)
+    cutoff = torch.maximum(torch.maximum(kth, by_p), min_p.float() * ordered[:, 0])
+    return torch.minimum(cutoff, ordered[:, 0]).float()
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        x = (x ^ _shifted(x, shift)) * _signed(factor)
+    return x
+
+
+def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
+    """To the right without the sign, which int64 would drag along."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
+
+
+def _turned(x: torch.Tensor, positions: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    cosine, sine = (table[positions.long()][:, None].to(x.dtype) for table in rotary)
+    half = cosine.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine, rest], dim=-1)
+
+
+def _gathered(cache: torch.Tensor, table: torch.Tensor, count: int) -> torch.Tensor:
+    """`[kv_heads, count, size]`."""
+    blocks = table[: -(-count // cache.shape[2])].long()
+    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :count]

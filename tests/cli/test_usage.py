@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import csv
+import io
+import time
+from typing import Any
+
+import pytest
+
+from syringa.cli.usage import NUMBERS
+from syringa.service.keys import mint
+from syringa.store import Store, UsageRow
+
+DAY = 86400
+
+
+def row(days_ago: float, **changes: Any) -> UsageRow:
+    at = time.time() - days_ago * DAY
+    given = {"organisation": "acme", "key": "k1", "model": "m", "endpoint": "/v1/completions"}
+    tokens = {"input_tokens": 1000, "cached_tokens": 400, "output_tokens": 20, "reasoning_tokens": 5, "cost": 0.000001}
+    return UsageRow(at=at, **(given | tokens | {"outcome": "ok", "status": 200} | changes))
+
+
+@pytest.fixture
+def used(stored: Any) -> str:
+    """The id of a key that was used; with it, some usage of two organisations over time."""
+    _, key = mint("acme", name="laptop")
+
+    async def fill(store: Store) -> None:
+        await store.keys.create(key)
+        await store.usage.add(
+            [
+                row(0, key=key.id),
+                row(0, model="n", outcome="refused", status=429, requests=40),
+                row(3, organisation="other", outcome="failed", status=500, cost=1.5),
+                row(40),
+            ]
+        )
+
+    stored(fill)
+    return key.id
+
+
+def read(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_a_table_with_a_total(syringa: Any, used: str) -> None:
+    said = syringa("usage", "--by", "organisation")
+    assert said.status == 0
+    lines = [line.split() for line in said.out.splitlines()]
+    assert lines[0] == ["organisation", *(name.removesuffix("_tokens") for name in NUMBERS)]
+    assert lines[1] == ["acme", "41", "1", "0", "40", "0", "2,000", "800", "40", "10", "0.000002"]
+    assert lines[2] == ["other", "1", "0", "0", "0", "1", "1,000", "400", "20", "5", "1.500000"]
+    assert lines[3] == ["total", "42", "1", "0", "40", "1", "3,000", "1,200", "60", "15", "1.500002"]
+    assert len(lines) == 4
+
+
+def test_csv(syringa: Any, used: str) -> None:
+    said = syringa("usage", "--by", "organisation", "--csv")
+    assert said.out.splitlines()[0] == (
+        "organisation,requests,ok,cancelled,refused,failed,"
+        "input_tokens,cached_tokens,output_tokens,reasoning_tokens,cost"
+    )
+    assert said.out.splitlines()[1:] == [
+        "acme,41,1,0,40,0,2000,800,40,10,0.000002",
+        "other,1,0,0,0,1,1000,400,20,5,1.5",
+    ]
+
+
+def test_days(syringa: Any, used: str) -> None:
+    days = [time.strftime("%Y-%m-%d", time.gmtime(time.time() - ago * DAY)) for ago in (40, 3, 0)]
+    assert [each["day"] for each in read(syringa("usage", "--csv", "--since", "all").out)] == days
+    assert [each["day"] for each in read(syringa("usage", "--csv").out)] == days[1:]
+    assert [each["day"] for each in read(syringa("usage", "--csv", "--since", "1d").out)] == days[2:]
+    between = syringa("usage", "--csv", "--since", "7d", "--until", days[2])
+    assert [each["day"] for each in read(between.out)] == days[1:2]
+
+
+def test_keys_have_their_names(syringa: Any, used: str) -> None:
+    assert f"{used} (laptop)" in syringa("usage", "--by", "key").out
+    assert {each["key"] for each in read(syringa("usage", "--by", "key", "--csv").out)} == {used, "k1"}
+
+
+def test_several_groups_and_filters(syringa: Any, used: str) -> None:
+    said = read(syringa("usage", "--by", "model,organisation", "--csv").out)
+    assert [(each["model"], each["organisation"]) for each in said] == [("m", "acme"), ("m", "other"), ("n", "acme")]
+    for option, value, expected in (("--organisation", "other", 1), ("--key", used, 1), ("--model", "n", 40)):
+        [total] = read(syringa("usage", "--by", "endpoint", option, value, "--csv").out)
+        assert int(total["requests"]) == expected
+
+
+def test_what_a_client_wrote_is_harmless(syringa: Any, stored: Any) -> None:
+    users = ("=cmd()", "\x1b[31m[red]x", 'a,"b', None)
+    stored(lambda store: store.usage.add([row(0, user=user) for user in users]))
+    said = syringa("usage", "--by", "user")
+    assert "\x1b" not in said.out
+    assert "�[31m[red]x" in said.out
+    assert {each["user"] for each in read(syringa("usage", "--by", "user", "--csv").out)} == {
+        "'=cmd()",
+        "�[31m[red]x",
+        'a,"b',
+        "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--by", "week"), "--by 'week': expected day, organisation, key"),
+        (("--by", ""), "--by ''"),
+        (("--since", "yesterday"), "--since 'yesterday': expected a span"),
+        (("--since", "1d", "--until", "2d"), "not after --since"),
+        (("--until", "99999-01-01"), "--until '99999-01-01'"),
+    ],
+)
+def test_mistakes(refusal: Any, arguments: tuple[str, ...], said: str) -> None:
+    assert said in refusal("usage", *arguments)

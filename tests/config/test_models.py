@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syringa.config import Config, ModelSpec, Prices, load, model_specs, read_model, sole_spec
+from syringa.errors import ConfigError, InvalidRequest
+
+FILE = """
+dtype = "bf16"
+threads = 3
+[[models]]
+id = "small"
+path = "default"
+aliases = ["s", "tiny"]
+prices = {input = 1, cached-input = 0.1, output = 2.5}
+[[models]]
+id = "org/large"
+path = "large.gguf"
+dtype = "int8"
+preload = true
+idle_seconds = 60
+[models.defaults]
+temperature = 0.7
+stop = ["x"]
+""".replace("cached-input", "cached_input")
+
+
+def read(folder: Path, text: str, flags: dict[str, Any] | None = None, defaults: Any = None) -> Config:
+    (folder / "syringa.toml").write_text(text)
+    return load(flags, environ={}, folder=folder, read_defaults=defaults)
+
+
+def test_tables(tmp_path: Path) -> None:
+    small, large = read(tmp_path, FILE).models
+    assert small == ModelSpec(
+        id="small", path="default", aliases=("s", "tiny"), dtype="bf16", threads=3,
+        prices=Prices(input=1, cached_input=0.1, output=2.5),
+    )  # fmt: skip
+    assert (large.dtype, large.threads, large.preload, large.idle_seconds) == ("int8", 3, True, 60)
+    assert large.defaults == {"temperature": 0.7, "stop": ["x"]}
+
+
+def test_the_first_is_the_default_unless_another_is_named(tmp_path: Path) -> None:
+    assert [each.id for each in model_specs(read(tmp_path, FILE))] == ["small", "org/large"]
+    for name in ("org/large", "default"):
+        ids = [each.id for each in model_specs(read(tmp_path, FILE, {"model": name}))]
+        assert ids == (["org/large", "small"] if name != "default" else ["small", "org/large"])
+    assert model_specs(read(tmp_path, FILE, {"model": "tiny"}))[0].id == "small"
+    with pytest.raises(ConfigError, match=r"expected the id of one of the .*: small, org/large"):
+        model_specs(read(tmp_path, FILE, {"model": "other"}))
+    with pytest.raises(ConfigError, match="served_model_name"):
+        model_specs(read(tmp_path, FILE, {"served_model_name": ["x"]}))
+
+
+def test_a_command_that_runs_one_model(tmp_path: Path) -> None:
+    assert sole_spec(read(tmp_path, FILE)).id == "small"
+    assert sole_spec(read(tmp_path, FILE, {"model": "org/large"})).path == "large.gguf"
+    assert sole_spec(read(tmp_path, FILE, {"model": "other.gguf"})).path == "other.gguf"
+
+
+def test_what_is_loaded_first_and_what_stays(tmp_path: Path) -> None:
+    text = FILE + '[[models]]\nid = "third"\npath = "x"\n'
+    plans = {each.id: (each.preload, each.idle_seconds) for each in model_specs(read(tmp_path, text))}
+    assert plans == {"small": (True, 0), "org/large": (True, 60), "third": (False, 900)}
+    cold = text.replace('"small"', '"small"\npreload = false')
+    assert model_specs(read(tmp_path, "model_idle = 5\n" + cold))[0].idle_seconds == 5
+
+
+def test_the_flat_settings_describe_one() -> None:
+    (spec,) = model_specs(Config(model="x.gguf", served_model_name=("a", "b"), max_model_len=7, tool_format="glm"))
+    assert spec == ModelSpec(
+        id="a", aliases=("b",), path="x.gguf", max_model_len=7, tool_format="glm", preload=True, idle_seconds=0
+    )
+    assert model_specs(Config())[0].id == ""
+
+
+GOOD = '[[models]]\nid = "a"\npath = "p"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            GOOD + '[[models]]\nid = "b"\npath = "q"\n\ndtype = "int9"',
+            'line 8: models[1].dtype "int9": expected one of auto, int8, bf16, fp32',
+        ),
+        (GOOD + "dtpye = 1", "line 4: models[0]: unknown key 'dtpye'; did you mean 'dtype'?"),
+        (GOOD + "colour = 1", "line 4: models[0]: unknown key 'colour'; known are id, path, aliases"),
+        (GOOD + "prices = {inptu = 1}", "line 4: models[0].prices: unknown key 'inptu'; did you mean 'input'?"),
+        (GOOD + "[models.prices]\n\noutput = -1", "line 6: models[0].prices.output -1: expected a number, at least 0"),
+        (GOOD + "prices = 3", "line 4: models[0].prices 3: expected a table with input, cached_input and output"),
+        (GOOD + "prices = {input = nan}", "line 4: models[0].prices.input NaN: expected a finite number"),
+        (GOOD + "idle_seconds = inf", "line 4: models[0].idle_seconds Infinity: expected a finite number"),
+        (GOOD + "defaults = {temperature = inf}", "expected a finite number"),
+        (GOOD + 'preload = "yes"', 'line 4: models[0].preload "yes": expected true or false'),
+        (GOOD + "max_model_len = -1", "line 4: models[0].max_model_len -1: expected a whole number, at least 0"),
+        (GOOD + "defaults = 3", "line 4: models[0].defaults 3: expected a table"),
+        (GOOD + 'aliases = "x"', 'line 4: models[0].aliases "x": expected a list of texts'),
+        ('\n[[models]]\nid = "a"', "line 2: models[0].path is missing"),
+        ('[[models]]\npath = "a"', "line 1: models[0].id is missing"),
+        ('[[models]]\nid = ""\npath = "p"', "line 2: models[0].id cannot be empty"),
+        ('[[models]]\nid = "a"\npath = ""', "line 3: models[0].path cannot be empty"),
+        ('[[models]]\nid = "a b"\npath = "p"', 'line 2: models[0].id "a b": a name has no spaces'),
+        ('[[models]]\nid = "a\\u0007"\npath = "p"', "line 2: models[0].id"),
+        ('[[models]]\nid = "default"\npath = "p"', "means the default model"),
+        (f'[[models]]\nid = "{"x" * 201}"\npath = "p"', "at most 200 characters"),
+        (GOOD + 'aliases = [\n"x",\n""]', 'line 6: models[0].aliases[1] "": a name cannot be empty'),
+        (GOOD + GOOD, 'line 5: models[1].id "a": models[0] has this name already'),
+        (
+            GOOD + '[[models]]\nid = "b"\npath = "p"\naliases = ["c", "a"]',
+            'line 7: models[1].aliases[1] "a": models[0] has this name already',
+        ),
+        (GOOD + 'aliases = ["x", "x"]', 'line 4: models[0].aliases[1] "x": the model has this name already'),
+        (GOOD + 'aliases = ["a"]', 'line 4: models[0].aliases[0] "a": the model has this name already'),
+        ("[models]\nid = 1", "line 1: models: expected tables, each under [[models]]"),
+        ("models = 3", "line 1: models: expected tables, each under [[models]]"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_where(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    assert said in caught.value.message
+    assert caught.value.message.startswith("syringa.toml, line ")
+    assert "\n" not in caught.value.message
+
+
+def test_a_named_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text(GOOD + "threads = -1")
+    with pytest.raises(ConfigError) as caught:
+        load(environ={}, file=file)
+    assert caught.value.message.startswith(f"{file}, line 4: models[0].threads -1: ")
+
+
+def read_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
+    if "temperature" in fields:
+        raise InvalidRequest("temperature: expected less.", param="temperature")
+    if fields:
+        raise InvalidRequest("These are too many.")
+    return {"top_k": 1}
+
+
+def test_defaults_are_checked_by_who_knows_them(tmp_path: Path) -> None:
+    text = GOOD + "[models.defaults]\n\ntemperature = 9"
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text, defaults=read_defaults)
+    assert caught.value.message == "syringa.toml, line 6: models[0].defaults.temperature 9: expected less"
+    with pytest.raises(ConfigError, match=r"line 4: models.0..defaults: These are too many"):
+        read(tmp_path, GOOD + "defaults = {x = 1}", defaults=read_defaults)
+    assert read(tmp_path, GOOD, defaults=read_defaults).models[0].defaults == {"top_k": 1}
+
+
+def test_a_model_that_is_added_later() -> None:
+    spec = read_model({"id": "a", "path": "p", "dtype": "fp32"}, Config(dtype="bf16", threads=2))
+    assert (spec.dtype, spec.threads) == ("fp32", 2)
+    for fields, said, param in (
+        ({"id": "a"}, "path is missing", "path"),
+        ({"id": "a", "path": "p", "prices": {"input": "1"}}, 'prices.input "1": expected a number', "prices.input"),
+        ({"id": "a", "path": "p", "typo": 1}, "unknown key 'typo'", "typo"),
+        ({"id": 5, "path": "p"}, "id 5: expected text", "id"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read_model(fields, Config())
+        assert caught.value.message.startswith(said)
+        assert caught.value.param == param

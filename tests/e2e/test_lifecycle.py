@@ -1,0 +1,83 @@
+"""The end of a real server: signals, streams that run, and what the log says of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.server import Server, alive, serve, wait_for
+
+pytestmark = pytest.mark.model
+
+PROMPT = "Once upon a time there was a purple giraffe"
+BODY = {"prompt": PROMPT, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+class Reader(threading.Thread):
+    """Reads a stream that would take minutes."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self.url = server.url + "/v1/completions"
+        self.lines: list[str] = []
+        self.begun = threading.Event()
+        self.start()
+        assert self.begun.wait(60)
+
+    def run(self) -> None:
+        with httpx.stream("POST", self.url, json=BODY, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data:"):
+                    self.lines.append(line)
+                    self.begun.set()
+
+    def last(self) -> Any:
+        self.join(30)
+        return json.loads(self.lines[-1][5:])
+
+
+def warm(server: Server) -> None:
+    wait_for(lambda: server.complete(prompt="x", max_tokens=1).status_code == 200, 60)
+
+
+def test_a_stream_that_does_not_finish_is_told_and_the_log_is_json() -> None:
+    with serve("--drain-timeout", "2", "--log-format", "json", "--log-level", "debug") as server:
+        warm(server)
+        children = server.children()
+        reader = Reader(server)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: httpx.get(server.url + "/ready").status_code == 503)
+        refused = server.complete(prompt="x")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_ending")
+        assert reader.last()["error"]["code"] == "server_ending"
+        assert server.process.wait(20) == 0
+        assert not any(alive(child) for child in children)
+        assert server.process.stdout is not None
+        output = server.process.stdout.read()
+    assert PROMPT not in output
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    access = [line for line in lines if line["logger"] == "syringa.access" and line.get("outcome") == "failed"]
+    assert [line["status"] for line in access] == [200]  # it had begun
+    assert access[0]["output_tokens"] > 0
+    assert access[0]["request_id"]
+    assert any("the server ends" in line["message"] for line in lines)
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with serve("--drain-timeout", "60", "--workers", "2") as server:
+        warm(server)
+        children = server.children()
+        reader = Reader(server)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(1)
+        assert reader.is_alive()
+        server.process.send_signal(signal.SIGINT)
+        assert reader.last()["error"]["code"] == "server_ending"
+        assert server.process.wait(15) == 0
+        assert not any(alive(child) for child in children)

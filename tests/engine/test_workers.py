@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from syringa.config import Config
+from syringa.engine import child, protocol
+from syringa.engine.control import State, Want, key_of
+from syringa.engine.worker import WorkerOptions
+from syringa.engine.workers import LEAVE_SECONDS, RECENT_SECONDS, ModelWorkers
+from syringa.types import EngineStats
+from tests.engine.stub_worker import INFO
+
+GB = 1 << 30
+
+
+class Process:
+    """A worker's process as the supervisor sees it; the test says what it does."""
+
+    pid = -1
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self.options = options
+        self.stdin = None
+        self.status: int | None = None
+        self.signals: list[str] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(options.socket)
+        self._listener.listen()
+        self._frames = protocol.worker_frames()
+        self._connection: socket.socket | None = None
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def terminate(self) -> None:
+        self.signals.append("TERM")
+
+    def kill(self) -> None:
+        self.signals.append("KILL")
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+    def say(self, message: protocol.FromWorker) -> None:
+        if self._connection is None:
+            self._connection, _ = self._listener.accept()
+            self._connection.setblocking(False)
+        self._connection.sendall(protocol.frame(message))
+
+    def heard(self) -> list[protocol.ToWorker]:
+        assert self._connection is not None
+        try:
+            return list(self._frames.feed(self._connection.recv(1 << 16)))
+        except BlockingIOError:
+            return []
+
+    def end(self, status: int = 0) -> None:
+        self.status = status
+        for each in (self._connection, self._listener):
+            if each is not None:
+                each.close()
+
+
+class House:
+    """Workers whose clock, memory and processes belong to the test."""
+
+    def __init__(self, folder: str, **settings: Any) -> None:
+        self.now, self.free = 1000.0, 100 * GB
+        self.told: list[State] = []
+        self.processes: list[Process] = []
+        self.selector = selectors.DefaultSelector()
+        self.workers = ModelWorkers(
+            folder, Config(**settings), self.selector, self.told.append,
+            spawn=self._spawn, clock=lambda: self.now, free=lambda: self.free,
+        )  # fmt: skip
+
+    def _spawn(self, options: WorkerOptions) -> Any:
+        self.processes.append(Process(options))
+        return self.processes[-1]
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.workers.tick()
+
+    def want(self, name: str, idle: float = 0.0, *, keep: bool = False) -> str:
+        options = WorkerOptions(socket="", model=name)
+        self.workers.want(Want(options, idle, keep))
+        self.workers.tick()
+        self.workers.tick()  # connects
+        return key_of(options)
+
+    def load(self, name: str, idle: float = 0.0, *, keep: bool = False) -> Process:
+        self.want(name, idle, keep=keep)
+        process = self.processes[-1]
+        process.say(protocol.Ready(INFO))
+        self.stats(process, steps=1)
+        return process
+
+    def stats(self, process: Process, **values: Any) -> None:
+        process.say(protocol.Stats(EngineStats(**values)))
+        self.workers.tick()
+
+    def status(self, name: str) -> str:
+        key = key_of(WorkerOptions(socket="", model=name))
+        return next((state.status for state in self.workers.states() if state.key == key), "unknown")
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as path:
+        yield path
+
+
+def retired(process: Process) -> protocol.Retire | None:
+    return next((each for each in process.heard() if isinstance(each, protocol.Retire)), None)
+
+
+def test_from_cold_to_loaded_and_back(folder: str) -> None:
+    house = House(folder)
+    key = house.want("a", idle=60)
+    (process,) = house.processes
+    assert [state.status for state in house.told] == ["loading", "loading"]
+    process.say(protocol.Ready(INFO))
+    house.pass_time(0)
+    assert house.told[-1] == State(key, "loaded", process.options.socket)
+    house.stats(process, running=1)
+    house.pass_time(1000)
+    assert retired(process) is None  # it is in use
+    house.stats(process, idle_seconds=59)
+    house.pass_time(0.9)
+    assert retired(process) is None
+    house.pass_time(0.1)
+    assert house.told[-1] == State(key, "cold", process.options.socket)  # before the worker hears of it
+    assert retired(process) == protocol.Retire(60, False)
+    process.end()
+    house.pass_time(0)
+    assert house.told[-1] == State(key, "cold")
+    assert not house.selector.get_map()
+
+
+def test_a_worker_that_was_just_used_stays(folder: str) -> None:
+    house = House(folder)
+    process = house.load("a", idle=60)
+    house.pass_time(61)
+    assert retired(process)
+    process.say(protocol.Stays(EngineStats(running=1)))
+    house.pass_time(0)
+    assert house.status("a") == "loaded"
+    house.stats(process, idle_seconds=0)
+    house.pass_time(59)
+    assert retired(process) is None
+
+
+def test_one_that_is_wanted_while_it_leaves_comes_back(folder: str) -> None:
+    house = House(folder)
+    process = house.load("a", idle=60)
+    house.pass_time(61)
+    house.now += 0.01
+    house.want("a", idle=60)
+    assert house.status("a") == "loading"
+    process.end()
+    house.pass_time(0)
+    assert len(house.processes) == 2
+
+
+def test_one_that_does_not_leave_is_made_to(folder: str) -> None:
+    house = House(folder)
+    process = house.load("a", idle=60)
+    house.pass_time(61)
+    house.pass_time(LEAVE_SECONDS)
+    assert process.signals == []
+    house.pass_time(0.1)
+    assert process.signals == ["TERM"]
+    house.pass_time(LEAVE_SECONDS)
+    assert process.signals[-1] == "KILL"
+
+
+def test_the_least_recently_used_makes_room(folder: str) -> None:
+    house = House(folder, max_loaded=2)
+    first, second = house.load("a"), house.load("b")
+    house.now += 100
+    house.stats(first, idle_seconds=1, steps=9)
+    house.stats(second, idle_seconds=50, steps=9)
+    house.want("c")
+    assert len(house.processes) == 2
+    assert retired(second)
+    assert retired(first) is None
+    second.end()
+    house.pass_time(0)
+    assert house.processes[-1].options.model == "c"
+
+
+def test_one_that_was_just_loaded_is_left_to_who_waited_for_it(folder: str) -> None:
+    house = House(folder, max_loaded=1)
+    house.want("a")
+    (first,) = house.processes
+    first.say(protocol.Ready(INFO))
+    house.pass_time(0)
+    house.want("b")
+    assert retired(first) is None
+    house.stats(first, idle_seconds=0.1, steps=3)  # it has been of use
+    house.pass_time(0)
+    assert retired(first)
+
+
+def test_a_busy_one_leaves_when_it_is_done_if_another_waits_for_long(folder: str) -> None:
+    house = House(folder, max_loaded=1)
+    process = house.load("a")
+    house.stats(process, running=1)
+    key = house.want("b")
+    assert house.told[-1] == State(
+        key, "loading", reason="1 models are loaded, as many as may be, and all of them are in use"
+    )
+    house.pass_time(9)
+    assert retired(process) is None
+    house.pass_time(2)
+    assert retired(process) == protocol.Retire(0, True)
+    house.pass_time(1000)
+    assert process.signals == []  # however long it takes
+
+
+def test_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("syringa.engine.workers._weights", lambda model: 4 * GB)
+    monkeypatch.setattr("syringa.engine.model_worker.ModelWorker._resident", lambda self: 5 * GB)
+    house = House(folder)
+    house.free = 10 * GB
+    process = house.load("a")
+    house.free = 5 * GB  # 4 * 1.3 + 0.5 are needed
+    house.want("b")
+    assert retired(process)
+    process.end()
+    house.free = 10 * GB
+    house.pass_time(0)
+    assert house.processes[-1].options.model == "b"
+
+
+def test_a_worker_that_found_too_little_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("syringa.engine.model_worker.ModelWorker._resident", lambda self: GB)
+    house = House(folder)
+    first = house.load("a")
+    house.want("b")
+    house.processes[-1].end(child.NO_MEMORY)
+    house.pass_time(0)
+    assert house.status("b") == "loading"
+    house.pass_time(1)
+    assert retired(first)
+    first.end()
+    house.free += GB
+    house.pass_time(1)
+    house.pass_time(0)
+    assert len(house.processes) == 3
+    house.processes[-1].end(child.NO_MEMORY)
+    house.pass_time(0)
+    assert house.status("b") == "failed"
+    # From now on nobody has to leave for it, as long as even that would not be enough.
+    house.free -= GB
+    other = house.load("a")
+    house.pass_time(60)
+    house.want("b")
+    house.pass_time(1)
+    assert house.status("b") == "failed"
+    assert retired(other) is None
+    assert len(house.processes) == 4
+
+
+def test_a_dead_worker_comes_back_if_it_was_in_use(folder: str) -> None:
+    house = House(folder)
+    process = house.load("a")
+    house.stats(process, idle_seconds=RECENT_SECONDS - 1, steps=9)
+    house.now += 0
+    process.end(-signal.SIGKILL)
+    house.pass_time(0)
+    assert house.status("a") == "loading"
+    house.pass_time(0.05)
+    assert len(house.processes) == 1  # not at once
+    house.pass_time(0.1)
+    assert len(house.processes) == 2
+
+
+def test_a_dead_worker_that_nobody_used_goes_cold(folder: str) -> None:
+    house = House(folder)
+    for name, keep in (("a", False), ("b", True)):
+        process = house.load(name, keep=keep)
+        house.now += RECENT_SECONDS + 1
+        house.stats(process, idle_seconds=RECENT_SECONDS + 1)
+        process.end(1)
+        house.pass_time(0)
+    assert [house.status(name) for name in "ab"] == ["cold", "loading"]
+
+
+def test_pauses_grow(folder: str) -> None:
+    house = House(folder)
+    pauses = []
+    for _ in range(12):
+        before = house.now
+        house.want("a")
+        while house.status("a") != "loading" or house.processes[-1].status is not None:
+            house.now += 0.05
+            house.want("a")
+        pauses.append(house.now - before)
+        house.processes[-1].end(1)
+        house.pass_time(0)
+        assert house.status("a") == "failed"
+    assert pauses[0] == 0
+    assert pauses[1] < 0.3
+    assert pauses[4] > 0.7
+    assert 29 < pauses[-1] < 31
+
+
+def test_one_that_cannot_be_loaded_is_not_tried_unasked(folder: str) -> None:
+    house = House(folder)
+    for name, status, again in (("a", child.CANNOT_START, False), ("b", 1, True)):
+        house.want(name, keep=True)
+        count = len(house.processes)
+        house.processes[-1].end(status)
+        house.pass_time(0)
+        assert house.status(name) == "failed"
+        house.pass_time(40)
+        assert (len(house.processes) > count) is again
+
+
+def test_who_waits_in_vain_is_forgotten(folder: str) -> None:
+    house = House(folder, max_loaded=1, load_timeout=50)
+    process = house.load("a")
+    house.stats(process, running=1)
+    house.want("b")
+    for _ in range(5):
+        house.pass_time(9)
+        house.stats(process, running=1)
+    assert house.status("b") == "loading"
+    house.pass_time(10)
+    assert house.status("b") == "cold"
+
+
+def test_a_dropped_model_leaves_and_is_forgotten(folder: str) -> None:
+    house = House(folder)
+    process = house.load("a", keep=True)
+    house.stats(process, running=1)
+    house.workers.drop(key_of(process.options))
+    house.workers.drop("unknown")
+    house.pass_time(1)
+    assert retired(process) is None
+    house.stats(process, steps=5)
+    house.pass_time(0)
+    assert retired(process)
+    process.end()
+    house.pass_time(0)
+    assert house.status("a") == "unknown"

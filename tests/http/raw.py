@@ -1,0 +1,75 @@
+"""Clients that say what they want byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from syringa.config import Config
+from tests.client import server
+from tests.fake_engine import FakeEngine
+
+BODY = json.dumps({"prompt": "x"}).encode()
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+ASK = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """The next response, which has a length."""
+        async with asyncio.timeout(5):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            return int(head[0].split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
+
+    async def refused(self, status: int, code: str) -> dict[str, str]:
+        got, headers, body = await self.answer()
+        assert (got, json.loads(body)["error"]["code"]) == (status, code)
+        assert headers["connection"] == "close"
+        assert headers["content-type"] == "application/json"
+        assert await self.closed()
+        return headers
+
+    async def closed(self, seconds: float = 3) -> bool:
+        """Whether nothing more comes, and the connection ends."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.reader.read() == b""
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+
+
+class Place:
+    def __init__(self, port: int, engine: FakeEngine, accounts: list[Any]) -> None:
+        self.port, self.engine, self.accounts = port, engine, accounts
+
+    @contextlib.asynccontextmanager
+    async def client(self, data: bytes = b"") -> AsyncIterator[Client]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            client = Client(reader, writer)
+            client.send(data)
+            yield client
+        finally:
+            writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def place(engine: FakeEngine | None = None, **settings: Any) -> AsyncIterator[Place]:
+    engine = engine or FakeEngine("hello")
+    accounts: list[Any] = []
+    config = Config(**({"port": 0, "drain_timeout": 1.0, "read_timeout": 0.3} | settings))
+    async with server(engine, config, observe=accounts.append) as http:
+        yield Place(http.base_url.port or 0, engine, accounts)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import httptools
+import pytest
+from uvicorn.config import Config as Settings
+from uvicorn.server import ServerState
+
+from syringa.http.bounds import Shared
+from syringa.http.connection import Connection
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written, one entry a write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        assert not self.closed
+        self.writes.append(bytes(data))
+
+    def write_eof(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(self.writes)
+
+
+def connection(app: Any) -> tuple[Connection, Transport]:
+    settings = Settings(app, lifespan="off", log_config=None, access_log=False, interface="asgi3", ws="none")
+    made = Connection(Shared(0.0, 100), config=settings, server_state=ServerState(), app_state={})
+    transport = Transport()
+    made.connection_made(transport)
+    return made, transport
+
+
+def answering(*parts: bytes, status: int = 200, headers: Any = (), pause: float | None = None) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        if pause is not None:
+            await asyncio.sleep(pause)
+        for number, part in enumerate(parts, 1):
+            await send({"type": "http.response.body", "body": part, "more_body": number < len(parts)})
+
+    return app
+
+
+async def turns() -> None:
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+GET = b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n"
+SIZED = [(b"content-length", b"5")]
+
+
+async def test_head_and_body_are_one_write() -> None:
+    made, transport = connection(answering(b"hello", headers=SIZED))
+    made.data_received(GET)
+    await turns()
+    assert len(transport.writes) == 1
+    assert transport.text.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert transport.text.endswith(b"\r\n\r\nhello")
+    made.data_received(GET)
+    await turns()
+    assert len(transport.writes) == 2
+    assert transport.writes[0] == transport.writes[1]
+    assert not transport.closed
+
+
+async def test_a_stream_begins_with_one_write_and_goes_straight_from_there() -> None:
+    made, transport = connection(answering(b"a", b"b", b"c"))
+    made.data_received(GET)
+    await turns()
+    assert len(transport.writes) == 3
+    assert transport.writes[0].endswith(b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n")
+    assert transport.writes[1:] == [b"1\r\nb\r\n", b"1\r\nc\r\n0\r\n\r\n"]
+    assert made.cycle.transport is transport
+
+
+async def test_a_head_without_a_body_waits_no_longer_than_a_turn() -> None:
+    made, transport = connection(answering(b"hello", headers=SIZED, pause=0.05))
+    made.data_received(GET)
+    await turns()
+    assert len(transport.writes) == 1
+    assert transport.text.endswith(b"\r\n\r\n")
+    await asyncio.sleep(0.1)
+    assert transport.writes[1:] == [b"hello"]
+
+
+@pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"GET", 204), (b"GET", 304)])
+@pytest.mark.parametrize("close", [False, True])
+async def test_answers_that_have_no_body(method: bytes, status: int, close: bool) -> None:
+    headers = SIZED if method == b"HEAD" else []
+    made, transport = connection(answering(b"hello" if headers else b"", status=status, headers=headers))
+    more = b"connection: close\r\n" if close else b""
+    made.data_received(method + b" /x HTTP/1.1\r\nhost: a\r\n" + more + b"\r\n")
+    await turns()
+    assert transport.text.startswith(b"HTTP/1.1 %d" % status)
+    assert transport.text.endswith(b"\r\n\r\n")
+    assert b"transfer-encoding" not in transport.text
+    assert transport.closed is close
+    assert (b"connection: close" in transport.text) is close
+
+
+async def test_a_large_body_is_not_copied() -> None:
+    body = bytes(1 << 20)
+    made, transport = connection(answering(body, headers=[(b"content-length", str(len(body)).encode())]))
+    made.data_received(GET)
+    await turns()
+    assert [len(each) for each in transport.writes][1:] == [1 << 20]
+
+
+async def test_an_app_that_fails_after_the_head_closes() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ValueError("no")
+
+    made, transport = connection(app)
+    made.data_received(GET)
+    await turns()
+    assert transport.text.endswith(b"\r\n\r\n")
+    assert transport.closed
+
+
+async def test_pipelined_answers_come_in_order() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.02 if scope["path"] == "/1" else 0)
+        headers = [] if scope["method"] == "HEAD" else SIZED
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = scope["path"].encode() * 2 + b"!" if headers else b""
+        await send({"type": "http.response.body", "body": body})
+
+    made, transport = connection(app)
+    made.data_received(b"".join(b"%s /%d HTTP/1.1\r\nhost: a\r\n\r\n" % (b"GET", each) for each in (1, 2, 3)))
+    await asyncio.sleep(0.1)
+    bodies = [each.rpartition(b"\r\n\r\n")[2] for each in transport.writes]
+    assert bodies == [b"/1/1!", b"/2/2!", b"/3/3!"]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_expect_100_continue(reads: bool) -> None:
+    """Who is told to go on may use the connection again; who is answered before may not: is what comes next a body?"""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if reads:
+            assert (await receive())["body"] == b"hello"
+        await send({"type": "http.response.start", "status": 200, "headers": SIZED})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    made, transport = connection(app)
+    made.data_received(b"POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
+    await turns()
+    if reads:
+        assert transport.writes == [b"HTTP/1.1 100 Continue\r\n\r\n"]
+        made.data_received(b"hello")
+        await turns()
+    assert len(transport.writes) == 1 + reads
+    assert transport.text.endswith(b"\r\n\r\nhello")
+    assert transport.closed is not reads
+    assert (b"connection: close" in transport.text) is not reads
+
+
+def test_what_the_parser_promises() -> None:
+    """`Connection` finds the error that one of its callbacks raised as the context of the parser's own."""
+
+    def on_url(url: bytes) -> None:
+        raise KeyError("x")
+
+    with pytest.raises(httptools.HttpParserError) as caught:
+        httptools.HttpRequestParser(SimpleNamespace(on_url=on_url)).feed_data(GET)
+    assert isinstance(caught.value.__context__, KeyError)
