@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -72,3 +72,10 @@ async def eventually(condition: Any, seconds: float = 2.0) -> bool:
             return True
         await asyncio.sleep(0.01)
     return False
+
+
+async def until(condition: Callable[[], Awaitable[object]], seconds: float = 1.5) -> None:
+    """What is asked for over and over, until it is so."""
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110  it can only be asked
+            await asyncio.sleep(0.02)

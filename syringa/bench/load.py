@@ -102,6 +102,13 @@ def run_load(
         return runner.run(_drive(target, requests, streams, timeout))
 
 
+async def complete(target: Target, *, patience: float = 600.0, **body: Any) -> Completion:
+    """One streamed completion, for a load whose shape is the caller's. `sent` is 0: times count from there."""
+    fields = {"stream": True, "stream_options": {"include_usage": True}}
+    exchange = await _exchange(target, target.post("/v1/completions", {**fields, **body}), patience)
+    return _completion(exchange, exchange.sent)
+
+
 def fetch_json(url: str, path: str, *, api_key: str | None = None, timeout: float = 30.0) -> Any:
     """The body of a GET."""
     target = Target(url, api_key)

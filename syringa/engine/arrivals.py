@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from syringa.engine.fair_queue import most_in_line
-from syringa.engine.guidance import GrammarCompiler, GrammarState
 from syringa.errors import EngineOverloaded, InvalidRequest
 from syringa.types import EngineRequest
 
 if TYPE_CHECKING:
+    from syringa.engine.guidance import GrammarCompiler, GrammarState
     from syringa.engine.loader import LoadedModel
     from syringa.engine.pictures import Pictures
     from syringa.engine.vision.studio import Preparation, Studio
@@ -174,6 +174,8 @@ class Arrivals:
                 raise InvalidRequest(
                     "This engine was started without a tokenizer, so it has no grammars.", param="grammar"
                 )
+            from syringa.engine.guidance import GrammarCompiler  # not every machine that computes has grammars
+
             ends = sorted(self._loaded.description.end_tokens)
             self.compiler = GrammarCompiler(self._tokenizer_json(), self._loaded.info.vocab_size, ends)
         return self.compiler

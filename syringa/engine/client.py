@@ -83,6 +83,7 @@ class WorkerClient:
         self._info: ModelInfo | None = None
         self._known: ModelInfo | None = None
         self._transport: asyncio.WriteTransport | None = None
+        self._unsent: list[bytes] = []
         self._runs: dict[str, _Run] = {}
         self._stats: deque[asyncio.Future[EngineStats]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -146,8 +147,16 @@ class WorkerClient:
         return "The model is still loading: try again shortly."
 
     def _send(self, message: protocol.ToWorker) -> None:
+        """What is said in one turn of the event loop goes out together: each write wakes the worker."""
         if self._transport is not None:
-            self._transport.write(protocol.frame(message))
+            if not self._unsent:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._unsent.append(protocol.frame(message))
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if self._transport is not None and unsent:
+            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     async def _stay_connected(self) -> None:
         loop = asyncio.get_running_loop()

@@ -24,11 +24,12 @@ MOST_UNSENT = 1 << 20
 
 
 class Want(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Somebody waits for this worker. The answer is its `State`, and so is all that becomes of it."""
+    """Somebody wants this worker. The answer is its `State`, and so is all that becomes of it."""
 
     options: WorkerOptions  # without a socket: that is the supervisor's to choose
     idle: float = 0.0  # seconds without use after which it may go; 0: never
     keep: bool = False  # start it again whenever it dies
+    soft: bool = False  # nobody waits yet: start it only if no other has to leave for it
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,7 @@ from syringa.engine.batch import prepare, wanted_rows
 from syringa.engine.kv_cache import BLOCK_SIZE, BlockPool
 from syringa.engine.layers.native_ops import NativeDraw
 from syringa.engine.loader import LoadedModel, cache_blocks
+from syringa.engine.lookahead import Lookahead, Runner
 from syringa.engine.plan import Plan, Scheduled
 from syringa.engine.sampler import NO_TOKEN, Sampler, SamplerState, prompt_logprobs
 from syringa.engine.scheduler import Limits, QueueFull, Scheduler
@@ -41,13 +42,14 @@ class EngineCore:
         tokenizer_json: Callable[[], str] | None = None,
     ) -> None:
         self.loaded = loaded
-        blocks = cache_blocks(loaded, kv_cache_tokens, kv_cache_gb)
+        limits = limits or Limits()
+        blocks = cache_blocks(loaded, kv_cache_tokens, kv_cache_gb, limits)
         # A sequence must be able to run alone, or it could never finish.
         self.max_length = min(loaded.info.max_model_len, blocks * BLOCK_SIZE)
-        self.cache = loaded.cache.allocate(blocks)
+        self.cache: Any = loaded.cache.allocate(blocks)
         self.pool = BlockPool(blocks, caching=prefix_caching)
-        self.scheduler = Scheduler(self.pool, limits or Limits())
-        self.sampler = Sampler(loaded.info.vocab_size)
+        self.scheduler = Scheduler(self.pool, limits)
+        self.sampler = Sampler(loaded.info.vocab_size, loaded.device)
         if loaded.kernels is not None:
             self.sampler.plain = NativeDraw(loaded.kernels)
         self.arrivals = Arrivals(loaded, self.max_length, self.scheduler.limits.max_queue, tokenizer_json)
@@ -56,11 +58,15 @@ class EngineCore:
         self._sequences: dict[tuple[int, str], list[Sequence]] = defaultdict(list)
         self._failed: list[tuple[int, EngineDelta]] = []
         self.tally = Tally()
+        self.ahead: Lookahead | None = None
+        if loaded.gpu is not None:
+            self.look_ahead(loaded.gpu.runner(self.cache, self.sampler, self.max_length, limits.max_running))
 
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        return bool(self.scheduler.running or len(self.scheduler.waiting) or self._failed or self.arrivals.any_done)
+        queued = self.scheduler.running or len(self.scheduler.waiting) or self._failed or self.arrivals.any_done
+        return bool(queued or (self.ahead and self.ahead.busy))
 
     @property
     def patience(self) -> float | None:
@@ -69,6 +75,12 @@ class EngineCore:
             return 0.0
         limit = self.scheduler.limits.queue_seconds
         return min(limit, 1.0) if limit and len(self.arrivals) else None
+
+    def look_ahead(self, runner: Runner) -> None:
+        """From now on, a step is computed by `runner` while the host deals with the one before."""
+        self.ahead = Lookahead(
+            runner, self.scheduler, self.max_length, advance=self._advance, score=self._score_prompt, masks=self._fill
+        )
 
     def submit(self, request: EngineRequest, origin: int = 0) -> None:
         """Queues a request. Raises `EngineOverloaded` or `InvalidRequest`; `origin` comes back with its deltas.
@@ -117,10 +129,12 @@ class EngineCore:
         plan = self.scheduler.schedule()
         deltas = self._failed
         self._failed = []
-        if plan.items:
+        if plan.items or (self.ahead and self.ahead.busy):
             self.tally.begin(plan, started)
             self.cache.copy_blocks(plan.copies)
-            deltas += self._run(plan)
+            for fork in plan.forks:
+                self._sequences[fork.origin, fork.request.id].append(fork)
+            deltas += self.ahead.step(plan) if self.ahead else self._run(plan)
             self.tally.end(started)
         return deltas
 
@@ -139,8 +153,6 @@ class EngineCore:
     # One step
 
     def _run(self, plan: Plan) -> list[tuple[int, EngineDelta]]:
-        for fork in plan.forks:
-            self._sequences[fork.origin, fork.request.id].append(fork)
         draws = [(item, sequence) for item in plan.items for sequence in item.draws]
         wanted, last_rows, scored = wanted_rows(plan)
         grammars = [sequence.grammar for _, sequence in draws]
@@ -164,6 +176,10 @@ class EngineCore:
         results = zip(draws, drawn.tokens, drawn.logprobs, strict=True)
         return [self._advance(sequence, token, score) for (_, sequence), token, score in results]
 
+    def _fill(self, grammars: list[GrammarState | None]) -> torch.Tensor | None:
+        compiler = self.arrivals.compiler
+        return compiler.fill_masks(grammars) if compiler and any(grammars) else None
+
     def _advance(self, sequence: Sequence, token: int, score: TokenLogprobs | None) -> tuple[int, EngineDelta]:
         """Adds a drawn token to its sequence, ends it if that is due, and tells the client."""
         stopping = sequence.request.stopping
@@ -179,7 +195,7 @@ class EngineCore:
             else:
                 finish, error = "error", (grammar and grammar.error) or "The model gave no usable probabilities."
         else:
-            sequence.tokens.append(token)
+            sequence.add(token)
             sequence.state.observe(token)
             self.tally.counts["output_tokens"] += 1
             finish = check_stop(stopping, token, sequence.generated, self.max_length - len(sequence.tokens))
@@ -289,7 +305,10 @@ class EngineCore:
         self.tally.counts["refused"] += 1
 
     def _drop(self, sequence: Sequence) -> None:
+        sequence.ended = True
         self.scheduler.finish(sequence)
+        if self.ahead:
+            self.ahead.runner.forget(sequence)
         key = (sequence.origin, sequence.request.id)
         family = self._sequences[key]
         family.remove(sequence)

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import msgspec
+
 from syringa.config import Config, ModelSpec
 from syringa.engine import protocol
 from syringa.engine.client import WorkerClient, WorkerLost
@@ -156,7 +158,7 @@ class LocalFleet:
             self._send(Drop(key))
         for key, want in self._wants.values():
             if want.keep and key not in before:
-                self._send(want)
+                self._send(msgspec.structs.replace(want, soft=True))
 
     def engine(self, model: str) -> Engine:
         try:

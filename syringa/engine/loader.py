@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from syringa.engine.cpu import NO_MEMORY, available_cores, available_memory, cpu_flags
+from syringa.engine.gpu.machine import choose_device
 from syringa.engine.kv_cache import BLOCK_SIZE
 from syringa.engine.layers.cache import CacheTensors
 from syringa.engine.layers.linear import DenseLinear, Int8Linear, Linear, LinearLayer
@@ -17,7 +19,7 @@ from syringa.engine.layers.native_ops import NativeOps, runs_natively
 from syringa.engine.layers.ops import TorchOps
 from syringa.engine.layers.rotary import rotary_tables
 from syringa.engine.models.config import DecoderConfig, is_native, read_config
-from syringa.engine.models.decoder import Decoder, Model, load_layers, load_norms
+from syringa.engine.models.decoder import Decoder, Model, Weight, load_layers, load_norms
 from syringa.engine.models.fused import FusedDecoder
 from syringa.engine.native import Kernels, load_kernels
 from syringa.engine.weights import WeightSource, open_weights
@@ -26,6 +28,9 @@ from syringa.modelfiles import ModelDescription, ModelFiles, describe, locate
 from syringa.types import ModelInfo
 
 if TYPE_CHECKING:  # images need what `syringa[models]` brings
+    from syringa.engine.gpu.cache import GpuCacheShape
+    from syringa.engine.gpu.model import GpuModel
+    from syringa.engine.scheduler import Limits
     from syringa.engine.vision.studio import Vision
 
 BYTES = {"int8": 1.0, "bf16": 2.0, "fp32": 4.0}
@@ -51,10 +56,15 @@ class CacheShape:
 class LoadedModel:
     model: Model
     kernels: Kernels | None
-    cache: CacheShape
+    cache: CacheShape | GpuCacheShape
     description: ModelDescription
     info: ModelInfo
     vision: Vision | None = None  # for a model that reads images
+    gpu: GpuModel | None = None  # the model, where it is on a GPU
+
+    @property
+    def device(self) -> torch.device:
+        return self.gpu.decoder.device if self.gpu is not None else torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,7 @@ class LoadOptions:
     threads: int = 0
     max_model_len: int = 0
     native_kernels: bool = True  # False: plain PyTorch, the reference
+    device: str = "auto"
 
 
 def load_model(options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
@@ -71,6 +82,11 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     started = time.perf_counter()
     files = locate(options.model)
     description = describe(files)
+    device = choose_device(
+        options.device, options.dtype, native=is_native(description.config), name=description.architecture
+    )
+    if device.type == "cuda":
+        return _load_on_gpu(options, files, description, device, progress)
     threads = options.threads or available_cores()
     kernels = load_kernels(threads) if options.native_kernels else None
     dtype = choose_dtype(options.dtype, kernels)
@@ -97,6 +113,65 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
         load_seconds=time.perf_counter() - started,
     )
     return LoadedModel(model, kernels, cache, description, info, vision)
+
+
+def _load_on_gpu(
+    options: LoadOptions,
+    files: ModelFiles,
+    description: ModelDescription,
+    device: torch.device,
+    progress: Progress | None,
+) -> LoadedModel:
+    from syringa.engine.gpu import machine
+
+    started = time.perf_counter()
+    config = read_config(description.config)
+    weights = open_weights(files, description.config)
+    dtype = "bf16" if options.dtype == "auto" else options.dtype
+    parameters, name = count_parameters(config), torch.cuda.get_device_name(device)
+    machine.check_weights(parameters, dtype, description.name, machine.free_memory(device), name)
+    _check_shapes(config, weights, files.path)
+    length = _max_model_len(options.max_model_len, description)
+    return assemble(config, description, weights, device, dtype, length, started, options.threads, progress)
+
+
+def assemble(
+    config: DecoderConfig,
+    description: ModelDescription,
+    weights: Weight,
+    device: torch.device,
+    dtype: str,
+    length: int,
+    started: float,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """A model on a GPU, from wherever its weights come. `progress` is told of layers, and then of graphs."""
+    from syringa.engine.gpu.cache import GpuCacheShape
+    from syringa.engine.gpu.loading import load_gpu_decoder
+    from syringa.engine.gpu.model import GpuModel
+
+    done = itertools.count(1)
+
+    def tick() -> None:
+        if progress:
+            progress(next(done), config.layers)
+
+    kind = torch.float32 if dtype == "fp32" else torch.bfloat16
+    decoder = load_gpu_decoder(config, weights, device, length, dtype=kind, fp8=dtype == "fp8", tick=tick)
+    shape = GpuCacheShape(config.layers, config.kv_heads, config.head_size, kind, device)
+    gpu = GpuModel(decoder, shape, length, progress)
+    info = ModelInfo(
+        architecture=description.architecture,
+        dtype=dtype,
+        max_model_len=length,
+        vocab_size=config.vocab,
+        parameters=count_parameters(config),
+        kernels="triton" if device.type == "cuda" else "torch",
+        threads=threads or available_cores(),
+        load_seconds=time.perf_counter() - started,
+    )
+    return LoadedModel(gpu, None, shape, description, info, gpu=gpu)
 
 
 def choose_dtype(wanted: str, kernels: Kernels | None) -> str:
@@ -210,8 +285,10 @@ def _check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
             raise ModelError(f"{path}: {name} is {list(weights.shape(name))}, and its config says {list(shape)}")
 
 
-def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float) -> int:
+def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float, limits: Limits) -> int:
     """How many blocks the cache gets: from a flag, or a share of free memory that suits the model."""
+    if loaded.gpu is not None:
+        return loaded.gpu.blocks(tokens, gigabytes, limits.step_tokens, limits.max_running)
     size, have = loaded.cache.bytes_per_block, available_memory()
     if tokens or gigabytes:
         blocks = -(-tokens // BLOCK_SIZE) if tokens else int(gigabytes * 2**30) // size

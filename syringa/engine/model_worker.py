@@ -28,6 +28,7 @@ class ModelWorker:
         self.phase: Phase = "cold"
         self.reason = ""
         self.idle, self.keep, self.dropped = 0.0, False, False
+        self.soft = False  # nobody waits for it
         self.process: subprocess.Popen[bytes] | None = None
         self.link: Link[protocol.FromWorker] | None = None
         self.socket = ""
@@ -38,6 +39,7 @@ class ModelWorker:
         self.retry_at = 0.0
         self.too_little = self.hopeless = self.free_at_start = 0  # bytes, see `policy.Newcomer`
         self.too_little_said = ""
+        self.deaths = 0  # while it was loading, in a row
         self.may_recover = True  # whether trying again may help without anybody's doing
         self.told = False  # whether people have read why it failed
         self._pause = child.FIRST_PAUSE

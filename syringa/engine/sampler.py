@@ -69,6 +69,10 @@ class PendingTokens:
         self._packed = packed
         self._wanted = wanted
 
+    def bring(self, home: Callable[[torch.Tensor], torch.Tensor]) -> PendingTokens:
+        """The same with its numbers on their way to the host, so that `read` need not wait for what follows them."""
+        return PendingTokens(self.tokens, home(self._packed), self._wanted)
+
     def read(self) -> SampledTokens:
         values = self._packed.cpu().numpy()
         count = len(self.tokens)
@@ -167,7 +171,7 @@ class Sampler:
             return
         chosen = masks[constrained].to(self.device, non_blocking=True)
         allowed = ((chosen[:, :, None] >> self._bits) & 1).bool().flatten(1)[:, : self.vocab_size]
-        at = torch.tensor(constrained, device=self.device)
+        at = self._send(constrained)
         out[at] = torch.where(allowed, x[at], self._never)
 
     # Steps 6 to 10. Which group a row belongs to is its own affair, so its bits are too.
@@ -186,15 +190,15 @@ class Sampler:
             return tokens[0]
         result = torch.empty(len(rows), dtype=torch.int64, device=self.device)
         if tokens:
-            result[torch.tensor(greedy + plain + filtered, device=self.device)] = torch.cat(tokens)
+            result[self._send(greedy + plain + filtered)] = torch.cat(tokens)
         return result
 
     def _favour(self, x: torch.Tensor, rows: Sequence[SamplingRow], drawn: torch.Tensor) -> torch.Tensor:
         places = [i for i, row in enumerate(rows) if row.favoured is not None]
         if not places:
             return drawn
-        favoured = torch.tensor([rows[i].favoured for i in places], device=self.device)
-        at = torch.tensor(places, device=self.device)
+        favoured = self._send([favoured for row in rows if (favoured := row.favoured) is not None])
+        at = self._send(places)
         best = self.greedy(self._select(x, places))
         result = drawn.clone()
         result[at] = torch.where(best == favoured, best, drawn[at])
@@ -214,7 +218,11 @@ class Sampler:
     def _select(self, x: torch.Tensor, rows: list[int]) -> torch.Tensor:
         if rows[-1] - rows[0] == len(rows) - 1:  # ascending and without gaps: no copy
             return x[rows[0] : rows[-1] + 1]
-        return x[torch.tensor(rows, device=self.device)]
+        return x[self._send(rows)]
+
+    def _send(self, numbers: list[int]) -> torch.Tensor:
+        """By a copy that does not wait: `torch.tensor(…, device=…)` would, for all that the device has under way."""
+        return torch.tensor(numbers).to(self.device, non_blocking=True)
 
 
 def prompt_logprobs(logits: torch.Tensor, next_tokens: Sequence[int], top: int) -> list[TokenLogprobs]:

@@ -106,9 +106,14 @@ class Scheduler:
         sequence.computed = item.start + item.count
         for fork in item.draws:
             fork.computed = sequence.computed
+        self.publish(sequence)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Names the blocks that are full, as far as their tokens are known."""
         if not sequence.request.use_cache:
             return
-        while (len(sequence.names) + 1) * BLOCK_SIZE <= sequence.computed:
+        full = min(sequence.computed, sequence.known) // BLOCK_SIZE
+        while len(sequence.names) < full:
             index = len(sequence.names)
             tokens = sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
             mark = sequence.pictures.mark(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE) if sequence.pictures else b""
@@ -255,6 +260,8 @@ class Scheduler:
 
         With `claim`, room is made at the expense of tenants that have more than their share.
         """
+        if sequence.pending:  # it was sent back a moment ago: its last token is still to come
+            return False
         # Choices that are still to fork have their places already.
         taken = sum(1 + running.siblings for running in self.running)
         places = taken + 1 + sequence.siblings - self.limits.max_running

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from syringa.engine.pictures import Pictures
 
 _arrivals = itertools.count()
+PENDING = -1  # stands for a token that the device has drawn and the host has not read
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +38,9 @@ class Sequence:
     queued: float = 0.0  # seconds from then to the first step for it
     started: bool = False  # whether a delta was sent
     pictures: Pictures | None = None  # the images in the prompt
+    pending: bool = False  # whether the last token is `PENDING`
+    spent: bool = False  # whether the choice ends with that token, whatever it will be
+    ended: bool = False  # whether it is gone; a draw may still be under way
 
     @property
     def prompt_length(self) -> int:
@@ -48,7 +52,12 @@ class Sequence:
 
     @property
     def needed(self) -> int:
-        return len(self.tokens) - self.computed
+        return 0 if self.spent else len(self.tokens) - self.computed
+
+    @property
+    def known(self) -> int:
+        """How many of its tokens the host knows."""
+        return len(self.tokens) - self.pending
 
     @property
     def scoring(self) -> bool:
@@ -70,6 +79,22 @@ class Sequence:
         if count >= len(opening) or tuple(self.tokens[self.prompt_length :]) != opening[:count]:
             return None
         return opening[count]
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether drawing the next token takes more than its logits and noise."""
+        request = self.request
+        if self.state.edits or self.grammar is not None or request.logprobs is not None:
+            return True
+        return self.generated < max(request.stopping.min_tokens, len(request.sampling.opening))
+
+    def add(self, token: int) -> None:
+        """The token that was drawn, be it expected or not."""
+        if self.pending:
+            self.tokens[-1] = token
+            self.pending = self.spent = False
+        else:
+            self.tokens.append(token)
 
     def sampling_row(self) -> SamplingRow:
         """What the sampler has to know to draw the next token."""

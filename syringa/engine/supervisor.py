@@ -9,18 +9,20 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from syringa import logs
 from syringa.config import Config, ModelSpec
 from syringa.engine import child
 from syringa.engine.child import Child
 from syringa.engine.control import Drop, Link, State, ToSupervisor, Want, supervisor_frames
+from syringa.engine.scratch import scratch
 from syringa.engine.worker import WorkerOptions
 from syringa.engine.workers import ModelWorkers
 from syringa.types import ModelInfo
@@ -29,7 +31,8 @@ logger = logging.getLogger("syringa.supervisor")
 
 API_MODULE = "syringa.http.process"
 POLL_SECONDS = 0.05
-DRAIN_MARGIN = 2.0  # for an API process to end, beyond the time that its requests get
+DRAIN_MARGIN = 5.0  # for an API process to tell who is left and to end, beyond the time that its requests get
+SAME_SIGNAL_SECONDS = 0.6  # an API process takes two that are nearer for one
 STOP_SECONDS = 5.0  # for workers to end, once nobody needs them
 
 
@@ -49,7 +52,8 @@ class Supervisor:
     ) -> None:
         """`default`: the model without which the server does not start, if it is to be loaded at the start."""
         self.config, self.default = config, default
-        self.ending = False
+        self.ending = self.hurried = False
+        self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._links: list[Link[ToSupervisor]] = []
         self._door = _listen(str(Path(folder) / "control.sock"))
@@ -102,13 +106,15 @@ class Supervisor:
         return 0
 
     def stop(self) -> None:
-        """API processes first: they finish what they have, and need the workers for it, even some that still load."""
+        """API processes first: they finish what they have, and need the workers for it, even some that still load. A
+        second signal hurries them."""
         running = [each.process for each in self.apis if each.process is not None]
-        for process in running:
-            if process.poll() is None:
-                process.terminate()
-        deadline = time.monotonic() + self.config.drain_timeout + DRAIN_MARGIN
-        while any(process.poll() is None for process in running) and time.monotonic() < deadline:
+        asked = _terminate(running)
+        deadline = asked + self.config.drain_timeout + DRAIN_MARGIN
+        while any(process.poll() is None for process in running) and (now := time.monotonic()) < deadline:
+            if self.hurried and now - asked > SAME_SIGNAL_SECONDS:
+                self.hurried = False
+                deadline = min(deadline, _terminate(running) + DRAIN_MARGIN)
             self._selector.select(POLL_SECONDS)
             if self.ending:
                 self._converse()
@@ -117,6 +123,7 @@ class Supervisor:
                 time.sleep(POLL_SECONDS)  # a server that could not start starts nothing more
         for each in self.apis:
             each.stop(0.0)
+        self._listener.close()  # who still waits to be let in finds out now
         self.workers.stop(STOP_SECONDS)
         for link in self._links:
             link.close()
@@ -158,16 +165,23 @@ def run(
 
     `prepare` makes what the API processes share, in a folder that lasts as long as they do, and says where it is.
     """
-    logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="syringa-") as folder:
+    logs.configure(config.log_level, config.log_format, prompts=config.log_prompts)
+    with scratch() as folder:
         supervisor = Supervisor(config, default, listener, folder, prepare(folder) if prepare else None)
 
         def end(*_: object) -> None:
-            supervisor.ending = True
+            supervisor.hurried, supervisor.ending = supervisor.ending, True
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)
         return supervisor.run(on_ready)
+
+
+def _terminate(processes: list[subprocess.Popen[bytes]]) -> float:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    return time.monotonic()
 
 
 def _listen(path: str) -> socket.socket:

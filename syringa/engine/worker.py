@@ -13,10 +13,11 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from syringa import logs
 from syringa.config import Config, ModelSpec
 from syringa.engine import child, protocol
 from syringa.engine.cpu import NO_MEMORY, guard_against_amx, release_memory
@@ -48,6 +49,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout: float = 0.0
     step_tokens: int = 512
     log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
 
     @classmethod
     def of(cls, spec: ModelSpec, config: Config, socket: str = "") -> WorkerOptions:
@@ -264,7 +266,7 @@ def _exit_status(error: StartupError) -> int:
 def main() -> None:
     options = child.begin(WorkerOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every child; the supervisor decides what ends when
-    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    logs.configure(options.log_level, options.log_format)
     guard_against_amx(options.dtype)
     # Threads that wait for the next loop by spinning would take the cores from the API process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

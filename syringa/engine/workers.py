@@ -33,7 +33,10 @@ STATS_SECONDS = 1.0  # between two questions to a worker how it does
 URGENT_SECONDS = 0.1  # the same, while another waits for its place
 PATIENCE = 10.0  # a model for which all others have been too busy for so long gets one of their places
 LEAVE_SECONDS = 10.0  # for a worker that has nothing to do to end
+MOST_DEATHS = 2  # while it loads, in a row, before who waits for it is told
 RECENT_SECONDS = 60.0  # a worker that dies is started again if it was used in this time
+
+AGAIN = "the model worker has ended and is being started again"
 
 Spawn = Callable[[WorkerOptions], subprocess.Popen[bytes]]
 
@@ -57,15 +60,19 @@ class ModelWorkers:
         self._pace = STATS_SECONDS
 
     def want(self, want: Want) -> ModelWorker:
-        """Somebody waits for it. It is started as soon as there is room."""
+        """It is started as soon as there is room."""
         now = self._clock()
         key = key_of(want.options)
         worker = self._all.get(key)
         if worker is None:
             worker = self._all[key] = ModelWorker(key, want.options, _weights(want.options.model))
         worker.idle, worker.keep, worker.dropped = want.idle, want.keep or worker.keep, False
-        worker.wanted_at = now
-        if worker.phase == "cold" or (worker.phase == "failed" and now >= worker.retry_at):
+        begins = worker.phase == "cold" or (worker.phase == "failed" and now >= worker.retry_at)
+        if not want.soft:
+            worker.wanted_at, worker.soft = now, False
+        elif begins:
+            worker.soft = True
+        if begins:
             self._set(worker, "queued")
         return worker
 
@@ -84,7 +91,7 @@ class ModelWorkers:
         for worker in list(self._all.values()):
             self._attend(worker)
         self._unload()
-        for worker in sorted(self._all.values(), key=lambda each: each.wanted_at):
+        for worker in sorted(self._all.values(), key=lambda each: (each.soft, each.wanted_at)):
             if worker.phase == "queued":
                 self._make_room(worker)
         for key, worker in list(self._all.items()):
@@ -106,6 +113,7 @@ class ModelWorkers:
         now = self._clock()
         if worker.process is None:
             if worker.phase == "failed" and worker.keep and worker.may_recover and now >= worker.retry_at:
+                worker.soft = True
                 self._set(worker, "queued")
             return
         if worker.link is None and worker.phase == "loading":
@@ -131,7 +139,7 @@ class ModelWorkers:
             match message:
                 case protocol.Ready(info):
                     worker.info, worker.ready_at, worker.used_at = info, now, now
-                    worker.too_little = worker.hopeless = 0
+                    worker.too_little = worker.hopeless = worker.deaths = 0
                     logger.info("%s is loaded", worker.options.model)
                     self._set(worker, "ready")
                 case protocol.Stats(stats):
@@ -156,8 +164,7 @@ class ModelWorkers:
         if phase == "ready":
             logger.error("the worker of %s ended (%s)", name, child.tell_exit(status))
             again = worker.keep or now - max(worker.wanted_at, worker.used_at) < RECENT_SECONDS
-            said = "The model worker has ended and is being started again."
-            self._set(worker, "queued" if again else "cold", said if again else "")
+            self._set(worker, "queued" if again else "cold", AGAIN if again else "")
             return
         worker.may_recover = status != child.CANNOT_START
         if status == child.NO_MEMORY:
@@ -167,6 +174,11 @@ class ModelWorkers:
             else:
                 self._set(worker, "queued", "memory is short")
                 return
+        worker.deaths += 1
+        begins = worker.keep and worker.info is None  # with the server: people wait to see whether it can
+        if status not in child.SAID and not begins and worker.deaths < MOST_DEATHS:
+            self._set(worker, "queued", AGAIN)
+            return
         worker.told = status in child.SAID
         self._set(worker, "failed", reason or f"its worker ended with {child.tell_exit(status)}")
 
@@ -196,6 +208,8 @@ class ModelWorkers:
         match verdict.action:
             case "start":
                 self._start(worker, free)
+            case "evict" | "wait" if worker.soft:
+                self._set(worker, "cold")
             case "evict":
                 victim = self._all[verdict.key]
                 self._retire(victim, drain=victim.busy)

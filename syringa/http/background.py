@@ -12,6 +12,7 @@ from syringa.api.responses import StreamEvent
 from syringa.errors import EngineUnavailable
 from syringa.events import Event as Generated
 from syringa.generation import Emit
+from syringa.http.access import account_line
 from syringa.http.framing import DONE, Framing, encode
 from syringa.http.middleware import envelope
 from syringa.http.sse import StreamedAnswer
@@ -62,6 +63,7 @@ async def _carry_out(turn: Turn, run: Run, opening: list[StreamEvent]) -> None:
         closing = writer.fail(error)
     finally:
         turn.account.close()
+        account_line(turn.account)
     # Its numbers were given before those of what closes it.
     await run.finish(turn.response, _stored([*opening, *closing]))
 

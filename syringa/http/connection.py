@@ -19,6 +19,7 @@ import math
 from typing import Any, cast
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -71,7 +72,10 @@ class Connection(Watched, HttpToolsProtocol):
         return self.idle or (self._in_head and self._running is None and self.loop.time() - self._made > patience)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        # As uvicorn does, but for the addresses of both ends: nobody asks for them, and finding them out costs as much
+        # as reading the request.
+        self.connections.add(self)
+        self.transport, self.flow, self.scheme = transport, FlowControl(transport), "http"
         shared = self._shared
         if (surplus := len(self.connections) - shared.limit) > 0:
             self._surplus = True

@@ -13,12 +13,12 @@ from syringa.engine.interface import Engine, Fleet
 from syringa.errors import EngineUnavailable
 from syringa.events import Usage
 from syringa.generation import Emit, produce
+from syringa.http.access import heard
+from syringa.http.drain import ENDING
 from syringa.http.outlet import ClientGone
 from syringa.service.account import Account
 
 Drive = Callable[[Emit], Awaitable[Usage]]
-
-_ENDING = "The server is being stopped: send the request again shortly."
 
 
 class Desk:
@@ -66,12 +66,13 @@ class Desk:
             engine = self.fleet.engine(call.model.id)
             if not engine.ready:
                 await _load(engine, account)
-            return await produce(engine, call.model.tokenizer, call.request, emit, account.trace)
+            with heard(emit) as emit:
+                return await produce(engine, call.model.tokenizer, call.request, emit, account.trace)
 
     @contextlib.asynccontextmanager
     async def _deadline(self, seconds: float | None) -> AsyncIterator[None]:
         if self._ending:
-            raise EngineUnavailable(_ENDING, code="server_ending")
+            raise EngineUnavailable(ENDING, code="server_ending")
         try:
             async with asyncio.timeout(seconds) as deadline:
                 self._deadlines.add(deadline)
@@ -81,7 +82,7 @@ class Desk:
                     self._deadlines.discard(deadline)
         except TimeoutError:
             if self._ending:
-                raise EngineUnavailable(_ENDING, code="server_ending") from None
+                raise EngineUnavailable(ENDING, code="server_ending") from None
             raise EngineUnavailable(f"The request took longer than {seconds:g} seconds.", code="timeout") from None
 
 

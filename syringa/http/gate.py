@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from syringa.errors import InvalidRequest
@@ -55,6 +56,9 @@ class Gate:
         try:
             account.timeout = read_timeout(headers.get(TIMEOUT_HEADER.encode()))
             await self._admitted(caller, scope, receive, send)
+        except ClientDisconnect:  # before all of its body was here
+            account.cancel()
+            raise
         except Exception as error:
             account.fail(error)
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import time
 import uuid
 
 import msgspec
@@ -19,9 +20,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from syringa import logs
 from syringa.api.common import ErrorBody, ErrorEnvelope
 from syringa.config import Config
 from syringa.errors import PayloadTooLarge, RateLimited, SyringaError
+from syringa.http.access import access_line
+from syringa.http.drain import Closing
 from syringa.http.gate import Gate
 from syringa.service.work import Work
 
@@ -54,6 +58,7 @@ def middleware(config: Config, work: Work) -> list[Middleware]:
     return [
         *layers,
         Middleware(Edge),
+        Middleware(Closing, work=work),
         Middleware(Gate, work=work, public_metrics=config.public_metrics),
         Middleware(BodyLimit, limit=config.max_body_bytes),
     ]
@@ -108,6 +113,7 @@ class Edge:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        began = time.perf_counter()
         given = dict(scope["headers"])
         request_id = given.get(b"x-request-id", b"")
         if not _SANE_ID.fullmatch(request_id):
@@ -116,6 +122,7 @@ class Edge:
         scope["app"] = self
         state = scope.setdefault("state", {})
         state.update(request_id=request_id.decode(), send=send, given=given, added=[], status=0)
+        logs.request_id.set(state["request_id"])
         started = False
 
         async def named(message: Message) -> None:
@@ -135,6 +142,8 @@ class Edge:
                 return  # in the middle of its own body: there is nobody to answer
             # To a WebSocket, this is the answer to its handshake.
             await _rendered(error, scope)(scope, receive, named)
+        finally:
+            access_line(scope, began)
 
 
 def _rendered(error: Exception, scope: Scope) -> Response:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import logging
 import signal
 import socket
 import sys
 
 import uvloop
 
+from syringa import logs
 from syringa.api.defaults import read_defaults
 from syringa.api.registry import Registry
 from syringa.engine import child
@@ -42,9 +42,8 @@ async def answer(options: ApiOptions) -> None:
 def main() -> None:
     options = child.begin(ApiOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every child; the supervisor decides what ends when
-    logging.basicConfig(
-        level=options.config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    config = options.config
+    logs.configure(config.log_level, config.log_format, prompts=config.log_prompts)
     # What a token makes is gone before the next one comes, without the collector's help; what was loaded, it would go
     # through again and again for nothing.
     gc.set_threshold(50_000, 20, 50)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from syringa.api.common import decode, header_value
 from syringa.config import Config
 from syringa.errors import InvalidRequest, UnsupportedMediaType
+from syringa.http.access import log_body
 from syringa.service.account import Account
 from syringa.service.caller import Caller
 from syringa.store import Order
@@ -29,6 +30,7 @@ async def read_body(request: Request, wire: type[T]) -> tuple[T, list[str]]:
     """The body, and the names in it that are not known."""
     check_json(request)
     body = await request.body()
+    log_body(body)
     # Reading a large one takes a while, in which other requests must not wait.
     return decode(body, wire) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(decode, body, wire)
 

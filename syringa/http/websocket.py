@@ -22,6 +22,7 @@ from syringa.config import Config
 from syringa.errors import Forbidden, InvalidRequest, PayloadTooLarge, SyringaError
 from syringa.events import Event
 from syringa.http import reading
+from syringa.http.access import account_line, log_body
 from syringa.http.framing import encode
 from syringa.http.middleware import envelope
 from syringa.http.turns import Items, Turn, Turns
@@ -74,17 +75,24 @@ class _Connection:
 
     async def serve(self) -> None:
         sending = asyncio.create_task(self._send_all())
+        self._work.leaving.add(self._leave)
         try:
             while (text := await self._receive()) is not None:
                 self._take(text)
                 if self._out.qsize() > _MAX_UNSENT:
                     await self._let_it_read(sending)
         finally:
+            self._work.leaving.discard(self._leave)
             if self._turn is not None:
                 self._turn.cancel()
                 await asyncio.gather(self._turn, return_exceptions=True)
             self._out.put_nowait(None)
             await asyncio.gather(sending, return_exceptions=True)
+
+    def _leave(self) -> None:
+        """The server ends: so does this, when what runs on it has been sent."""
+        if not self._is_busy():
+            self._out.put_nowait(None)
 
     async def _let_it_read(self, sending: asyncio.Task[None]) -> None:
         all_sent = asyncio.create_task(self._out.join())
@@ -150,6 +158,9 @@ class _Connection:
             if admission is not None:
                 admission.leave()
             account.close()
+            account_line(account)
+            if self._work.draining:
+                self._out.put_nowait(None)
 
     def _account(self) -> Account:
         """Each message is a request of its own, by whoever the key belongs to now."""
@@ -206,10 +217,14 @@ class _Connection:
             while (text := await self._out.get()) is not None:
                 await self._socket.send_text(text)
                 self._out.task_done()
+            if self._work.draining:
+                await self._socket.close(_GOING_AWAY, "the server is being stopped")
 
 
 def _read(text: str) -> tuple[ResponseRequest, list[str]]:
-    fields = decode_object(text.encode("utf-8", "replace"))
+    raw = text.encode("utf-8", "replace")
+    log_body(raw)
+    fields = decode_object(raw)
     kind = fields.pop("type", None)
     if kind != CREATE:
         raise InvalidRequest(f"type: expected {CREATE}, not {kind!r}.", param="type", code="unknown_event_type")

@@ -100,7 +100,9 @@ class Database:
         said = hide_password(str(getattr(error, "orig", None) or error)).strip()
         ours = isinstance(error, IntegrityError | DataError | ArgumentError | CompileError)
         if ours or (isinstance(error, StatementError) and not isinstance(error, DBAPIError)):
-            logger.error("%s refused what Syringa sent: %s", shown, said, exc_info=error)
+            # The message may quote the row, which is a client's: its kind and its code have to do.
+            code = getattr(getattr(error, "orig", None), "sqlstate", None)
+            logger.error("%s refused what Syringa sent: %s %s", shown, type(error).__name__, code or "")
             return StoreError("the store refused what was to be kept")
         if said != self._complaint:  # some ask twice a second: a database that stays away is told once
             self._complaint = said
@@ -128,7 +130,9 @@ def _make_file(path: Path) -> None:
 
 def _sqlite(location: Location, patience: float, connections: int) -> Engine:
     url = URL.create("sqlite", database=location.place)
-    engine = create_engine(url, pool_size=connections, max_overflow=0, connect_args={"timeout": patience})
+    engine = create_engine(
+        url, pool_size=connections, max_overflow=0, hide_parameters=True, connect_args={"timeout": patience}
+    )
 
     @event.listens_for(engine, "do_connect")
     def before(*details: Any) -> None:
@@ -183,6 +187,7 @@ def _postgresql(location: Location, patience: float, connections: int) -> Engine
         url,
         pool_size=connections,
         max_overflow=0,
+        hide_parameters=True,  # logs must not show what clients wrote
         pool_pre_ping=True,
         connect_args={name: value for name, value in waits.items() if name not in url.query},
     )

@@ -19,8 +19,8 @@ from tests.e2e.server import Server
 HERE = Path(__file__).parent
 
 
-def run_python(server: Server, script: str, environment: tuple[str, ...]) -> None:
-    command = [str(python_with(*environment)), str(HERE / script), server.url, KEY, MODEL]
+def run_python(server: Server, script: str, environment: tuple[str, ...], key: str = KEY) -> None:
+    command = [str(python_with(*environment)), str(HERE / script), server.url, key, MODEL]
     result = subprocess.run(command, capture_output=True, text=True, timeout=180)
     _check(result, re.findall(r"^def (check_\w+)", (HERE / script).read_text(), re.MULTILINE))
 

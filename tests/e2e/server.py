@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -41,6 +42,11 @@ class Server:
         except httpx.TransportError:
             return None
 
+    def stop(self) -> int:
+        """Ends it as an administrator would. The result is its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
     def complete(self, **body: object) -> httpx.Response:
         return httpx.post(self.url + "/v1/completions", json=body, timeout=60)
 
@@ -51,10 +57,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serve(*arguments: str, ready: bool = True) -> Iterator[Server]:
+def serve(*arguments: str, ready: bool = True, log: IO[str] | None = None) -> Iterator[Server]:
+    """`log`: a file for what it prints. Without one, that goes to a pipe, which a busy server would fill."""
     port = free_port()
     command = [sys.executable, "-m", "syringa", "serve", "--port", str(port), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = subprocess.PIPE if log is None else log
+    process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
     server = Server(process, port)
     try:
         if ready:

@@ -89,9 +89,9 @@ class House:
         self.now += seconds
         self.workers.tick()
 
-    def want(self, name: str, idle: float = 0.0, *, keep: bool = False) -> str:
+    def want(self, name: str, idle: float = 0.0, *, keep: bool = False, soft: bool = False) -> str:
         options = WorkerOptions(socket="", model=name)
-        self.workers.want(Want(options, idle, keep))
+        self.workers.want(Want(options, idle, keep, soft))
         self.workers.tick()
         self.workers.tick()  # connects
         return key_of(options)
@@ -295,6 +295,21 @@ def test_a_dead_worker_that_nobody_used_goes_cold(folder: str) -> None:
     assert [house.status(name) for name in "ab"] == ["cold", "loading"]
 
 
+def test_one_that_dies_while_it_loads_gets_another_chance(folder: str) -> None:
+    house = House(folder)
+    house.want("a")
+    for status in ("loading", "failed"):
+        house.processes[-1].end(-signal.SIGSEGV)
+        house.pass_time(0)
+        assert house.status("a") == status
+        house.pass_time(60)
+    assert len(house.processes) == 2
+    house.want("b", keep=True)  # the default model, at the start
+    house.processes[-1].end(-signal.SIGSEGV)
+    house.pass_time(0)
+    assert house.status("b") == "failed"
+
+
 def test_pauses_grow(folder: str) -> None:
     house = House(folder)
     pauses = []
@@ -305,7 +320,7 @@ def test_pauses_grow(folder: str) -> None:
             house.now += 0.05
             house.want("a")
         pauses.append(house.now - before)
-        house.processes[-1].end(1)
+        house.processes[-1].end(child.CANNOT_START)
         house.pass_time(0)
         assert house.status("a") == "failed"
     assert pauses[0] == 0
@@ -353,3 +368,25 @@ def test_a_dropped_model_leaves_and_is_forgotten(folder: str) -> None:
     process.end()
     house.pass_time(0)
     assert house.status("a") == "unknown"
+
+
+def test_what_is_preloaded_drives_nobody_out(folder: str) -> None:
+    house = House(folder, max_loaded=2)
+    first = house.load("a")
+    house.want("b", keep=True, soft=True)
+    assert [each.options.model for each in house.processes] == ["a", "b"]  # there is room
+    house.want("c", keep=True, soft=True)
+    assert house.status("c") == "cold"
+    house.pass_time(60)
+    assert retired(first) is None
+    house.want("c")
+    assert retired(first)
+
+
+def test_one_that_somebody_waits_for_is_not_taken_for_less(folder: str) -> None:
+    house = House(folder, max_loaded=1)
+    process = house.load("a")
+    house.stats(process, running=1)
+    house.want("b")
+    house.want("b", soft=True)
+    assert house.status("b") == "loading"

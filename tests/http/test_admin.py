@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 from collections.abc import AsyncIterator
@@ -22,6 +21,7 @@ from syringa.service.prices import Prices
 from syringa.service.work import Work
 from syringa.store import Store
 from tests.chat_models import plain_model
+from tests.client import until
 from tests.fake_engine import FakeEngine
 
 COMPLETION = {"prompt": "hi"}
@@ -32,9 +32,11 @@ class Client(httpx.AsyncClient):
 
     async def until(self, status: int, key: str) -> None:
         """Another process would have noticed within a second."""
-        async with asyncio.timeout(1.5):
-            while (await self.get("/v1/models", headers=bearer(key))).status_code != status:
-                await asyncio.sleep(0.02)
+
+        async def answers() -> bool:
+            return (await self.get("/v1/models", headers=bearer(key))).status_code == status
+
+        await until(answers)
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -208,9 +210,7 @@ async def test_the_first_key_closes_an_open_server(file: str) -> None:
     async with server(file) as http:
         assert (await http.get("/v1/models")).status_code == 200
         admin = (await http.post("/admin/keys", json={"organisation": "ops", "admin": True})).json()["key"]
-        async with asyncio.timeout(1.5):
-            while (await http.get("/v1/models")).status_code != 401:
-                await asyncio.sleep(0.02)
+        await http.until(401, "")
         assert (await http.get("/v1/models", headers=bearer(admin))).status_code == 200
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from syringa.engine.interface import Sole
 from syringa.http.app import create_app
 from syringa.service.catalogue import Catalogue
 from syringa.service.work import Work
+from tests.client import until
 from tests.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.model
@@ -66,9 +66,11 @@ async def test_a_model_from_its_adding_to_its_removal(file: str) -> None:
         assert answer.status_code == 200, answer.text
         assert (answer.json()["id"], answer.json()["prices"]["output"]) == ("team/second", 2.0)
         assert await ids(http) == [default, "team/second"]
-        async with asyncio.timeout(1.5):
-            while await ids(other) != [default, "team/second"]:
-                await asyncio.sleep(0.02)
+
+        async def known() -> bool:
+            return await ids(other) == [default, "team/second"]
+
+        await until(known)
         shown = (await other.get("/v1/models/two")).json()
         assert (shown["id"], shown["prices"]["input"]) == ("team/second", 1.0)
         answer = await other.post("/v1/completions", json={"model": "two", "prompt": "hi"})

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from syringa.http import server as serving
 from tests.client import eventually
 from tests.fake_engine import FakeEngine
 from tests.http.raw import ASK, BODY, HEAD, HEALTH, place
@@ -64,6 +65,21 @@ async def test_the_limit_is_for_the_request_and_not_for_its_answer() -> None:
         await asyncio.sleep(0.4)  # kept alive, without a word, for longer than a request may take
         client.send(ASK)
         assert (await client.answer())[0] == 200
+
+
+async def test_a_kept_connection_has_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends when a next request begins, which empty lines do not."""
+    monkeypatch.setattr(serving, "_KEEP_ALIVE_SECONDS", 0.3)
+    engine = FakeEngine("hello", delay=0.1)
+    async with place(engine, read_timeout=30) as here, here.client(HEALTH) as client:
+        for sent in (b"", ASK, ASK):  # each takes longer than that
+            client.send(sent)
+            assert (await client.answer())[0] == 200
+        for _ in range(6):
+            with contextlib.suppress(RuntimeError):  # what uvloop says when it has closed
+                client.send(b"\r\n")
+            await asyncio.sleep(0.1)
+        assert await client.closed(0.1)
 
 
 async def test_a_body_that_stops_is_in_the_books_as_left() -> None:
@@ -132,6 +148,16 @@ async def test_long_heads() -> None:
             await client.refused(414, "target_too_long")
         async with here.client(b"GET /" + b"x" * 700_000) as client:
             await client.refused(431, "headers_too_large")
+
+
+async def test_a_refusal_reaches_a_client_that_first_sends_all_it_has() -> None:
+    """Closing at once would make its kernel forget what came before."""
+    async with place(read_timeout=5) as here, here.client() as client:
+        client.writer.transport.pause_reading()
+        client.send(HEALTH[:-2] + b"a: b\r\n" * 1_000_000)
+        await asyncio.sleep(0.3)
+        client.writer.transport.resume_reading()
+        await client.refused(431, "headers_too_large")
 
 
 UPGRADE = (

@@ -13,6 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from syringa.config import Config
 from syringa.errors import EngineOverloaded, EngineUnavailable
+from syringa.store import Store
 from tests.chat_models import plain_model, thinking_model
 from tests.client import eventually, server
 from tests.fake_engine import FakeEngine
@@ -67,7 +68,9 @@ async def test_responses_one_after_the_other(tmp_path: Path) -> None:
                 validate(event, "ResponseStreamEvent")
                 assert event["sequence_number"] == number
             assert [seen[0]["type"], seen[-1]["type"]] == ["response.created", "response.completed"]
-    assert not (tmp_path / "syringa.db").exists()
+    async with Store(str(tmp_path / "syringa.db")) as store:
+        assert await store.get_response("", seen[0]["response"]["id"]) is None
+        assert len(await store.usage.rows()) == 3
 
 
 async def test_the_connection_remembers(tmp_path: Path) -> None:

@@ -22,16 +22,18 @@ from syringa.engine.gpu.launch import overlap, prefetch, release, scratch, wait
 
 class DecodeConfig(NamedTuple):
     splits: int  # programs that may share a sequence
+    shortest: int = 1  # keys below which none of them goes alone
     keys: int = 64  # per round
     warps: int = 4
-    stages: int = 3  # rounds under way
+    stages: int = 4  # rounds under way
+    registers: int = 128  # per thread at most: four programs of four warps then share a multiprocessor
 
 
 @triton.jit
-def _stretch(length, split, splits, WINDOW: tl.constexpr, KEYS: tl.constexpr):
+def _stretch(length, split, splits, shortest, WINDOW: tl.constexpr, KEYS: tl.constexpr):
     """The keys of a split, and how many splits have any: whole rounds, as even as that allows, by the length alone."""
     begin = tl.maximum(length - WINDOW, 0) // KEYS * KEYS if WINDOW else 0
-    stretch = tl.cdiv(tl.cdiv(length - begin, KEYS), splits) * KEYS
+    stretch = tl.maximum(tl.cdiv(tl.cdiv(length - begin, KEYS), splits), tl.cdiv(shortest, KEYS)) * KEYS
     low = begin + split * stretch
     return low, tl.minimum(low + stretch, length), tl.cdiv(length - begin, tl.maximum(stretch, 1))
 
@@ -70,7 +72,7 @@ def _turned(head_ptr, weight_ptr, cosine_ptr, sine_ptr, d, known, eps, SIZE: tl.
     return x
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits", "shortest"])
 def _decode_kernel(
     q_ptr,  # rows of [q], or of [q | k | v] when the new token is stored here
     keys_ptr,
@@ -94,6 +96,7 @@ def _decode_kernel(
     scale,
     eps,
     splits,
+    shortest,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -116,11 +119,11 @@ def _decode_kernel(
     table = tables_ptr + sequence.to(tl.int64) * table_stride
     release(PDL)
     if PDL:
-        low, high, live = _stretch(tl.load(lengths_ptr + sequence), split, splits, WINDOW, KEYS)
+        low, high, live = _stretch(tl.load(lengths_ptr + sequence), split, splits, shortest, WINDOW, KEYS)
         _fetch_ahead(keys_ptr, values_ptr, table, low, high, block_stride, slot_stride, SIZE, BLOCK_SIZE, KEYS, PDL)
     wait(PDL)
     length = tl.load(lengths_ptr + sequence)
-    low, high, live = _stretch(length, split, splits, WINDOW, KEYS)
+    low, high, live = _stretch(length, split, splits, shortest, WINDOW, KEYS)
     head = tl.arange(0, ROWS)[:, None]
     d = tl.arange(0, SPAN)[None, :]
     heads = (head < group) & (d < SIZE)
@@ -243,7 +246,7 @@ def decode_attention(
     _, kv_heads, block, size = keys.shape
     rows = len(lengths)
     out = q.new_empty(rows, heads * size) if out is None else out
-    config = choose(rows, kv_heads) if config is None else config
+    config = choose(rows, kv_heads, size) if config is None else config
     parts, arrivals = scratch(q.device, rows * config.splits * heads * (size + 2), rows * kv_heads)
     rotary, norms = (new.rotary, new.norms) if new else (None, None)
     _decode_kernel[(rows, kv_heads, config.splits)](
@@ -267,6 +270,7 @@ def decode_attention(
         size**-0.5 if scale is None else scale,
         new.eps if new else 0.0,
         config.splits,
+        config.shortest,
         HEADS=heads,
         KV_HEADS=kv_heads,
         SIZE=size,
@@ -281,12 +285,18 @@ def decode_attention(
         KEYS=config.keys,
         STAGES=config.stages,
         num_warps=config.warps,
+        maxnreg=config.registers,
         **overlap(pdl),
     )
     return out
 
 
-def choose(rows: int, kv_heads: int) -> DecodeConfig:
-    """Enough programs to fill 132 multiprocessors a few times, and no more: each split has to be joined."""
-    splits = triton.next_power_of_2(max(1, triton.cdiv(528, rows * kv_heads)))
-    return DecodeConfig(splits=min(splits, 64))
+def choose(rows: int, kv_heads: int, size: int) -> DecodeConfig:
+    """By what was measured on an H200, whose 132 multiprocessors take four programs each.
+
+    Joining splits costs some microseconds. A small batch gains them back at once, a larger one only in long sequences.
+    """
+    programs = rows * kv_heads
+    splits = min(16, max(1, 512 // programs))
+    shortest = 64 if programs <= 32 else 256
+    return DecodeConfig(splits, shortest) if size <= 128 else DecodeConfig(splits, shortest, keys=32, warps=8)

@@ -1,13 +1,14 @@
 """Rows times a weight matrix, by whatever reads the weights fastest for that many rows.
 
-One or two rows go to `gemv`, a few to `skinny`, more to cuBLAS. The choices were measured on an H200 by
-bench/gpu_kernels.py.
+One or two rows go to `gemv`, up to 64 to `skinny`, more to cuBLAS. The choices are what bench/gpu_kernels.py found best
+on an H200 for the shapes of Qwen3-0.6B and 8B, and a guess between and beyond them.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+import triton
 
 from syringa.engine.gpu.elementwise import rms_norm, silu_mul
 from syringa.engine.gpu.gemv import GemvConfig, gemv
@@ -65,9 +66,26 @@ def choose(rows: int, outputs: int, inputs: int, gated: bool) -> Config | None:
 
 
 def _gemv_config(outputs: int, inputs: int, gated: bool) -> GemvConfig:
-    return GemvConfig(outputs=2 if gated else 4, inputs=1024, warps=4)
+    if inputs > 8192:
+        return GemvConfig(1, 2048, 4)
+    if inputs >= 4096:
+        return GemvConfig(4 if outputs > 4096 and not gated else 2, 2048, 8)
+    if inputs > 1024:
+        return GemvConfig(1 if outputs <= 2048 else 2, 1024, 4)
+    width = triton.next_power_of_2(inputs)
+    return GemvConfig(4, min(256, width), 4) if gated else GemvConfig(4, width, 4)
 
 
 def _skinny_config(rows: int, outputs: int, inputs: int, gated: bool) -> SkinnyConfig:
-    splits = 1 if outputs >= 4096 else 4
-    return SkinnyConfig(outputs=32, inputs=128, warps=4, stages=4, splits=splits)
+    tall = SkinnyConfig(64, 128, 4, 4)
+    if gated:
+        return tall
+    if outputs <= 2048:
+        return tall._replace(splits=4)
+    if rows <= 16:
+        if outputs <= 4096:
+            return SkinnyConfig(16, 256, 2, 6)
+        return SkinnyConfig(32, 256, 2, 4) if outputs < 32768 else tall
+    if outputs >= 32768:
+        return SkinnyConfig(128, 64, 4, 5)
+    return tall._replace(splits=2) if outputs <= 4096 <= inputs else tall

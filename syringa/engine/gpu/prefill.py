@@ -18,12 +18,14 @@ import triton.language as tl
 
 from syringa.engine.gpu.launch import overlap, release, wait
 
+ROWS = 128
+
 
 class PrefillConfig(NamedTuple):
-    rows: int = 128  # queries per program
-    keys: int = 64  # per round
-    warps: int = 8
-    stages: int = 3  # rounds under way
+    rows: int = ROWS  # queries per program
+    keys: int = 32  # per round
+    warps: int = 4
+    stages: int = 5  # rounds under way
 
 
 @triton.jit
@@ -139,7 +141,7 @@ def _prefill_kernel(
     tl.store(out_ptr + row * out_stride + head * SIZE + d, result.to(out_ptr.dtype.element_ty), inside)
 
 
-def query_tiles(starts: Sequence[int], first: Sequence[int], rows: int = PrefillConfig().rows) -> torch.Tensor:
+def query_tiles(starts: Sequence[int], first: Sequence[int], rows: int = ROWS) -> torch.Tensor:
     """`[tiles, 2]` int32, on the host: a sequence and an offset into its rows each, the longest walks first."""
     tiles = [(s, offset) for s, (begin, end) in enumerate(pairwise(starts)) for offset in range(0, end - begin, rows)]
     tiles.sort(key=lambda tile: -(first[tile[0]] + tile[1]))
@@ -169,7 +171,7 @@ def prefill_attention(
     `[blocks, kv_heads, block, size]`, alike in strides.
     """
     _, kv_heads, block, size = keys.shape
-    config = PrefillConfig() if config is None else config
+    config = choose(size) if config is None else config
     out = q.new_empty(len(q), heads * size) if out is None else out
     _prefill_kernel[(heads, len(tiles))](
         q,
@@ -200,3 +202,8 @@ def prefill_attention(
         **overlap(pdl),
     )
     return out
+
+
+def choose(size: int) -> PrefillConfig:
+    """By what was measured on an H200; larger heads need more threads to hold them. The rows are always the same."""
+    return PrefillConfig() if size <= 128 else PrefillConfig(warps=8, stages=3)

@@ -7,8 +7,7 @@ rounding of the border between two tokens.
 
 Two launches. The first reads the logits once, many programs a row, and keeps the best logit and the mass of every block
 of 128. The second has a program per row: it finds the block in which the noise falls, and reads that block alone. A
-filtered row looks for its least logit first, bit by bit, among the few that can be kept; the blocks' best logits say
-where those are. When they are not few, it goes over the whole row.
+filtered row looks for its least logit first, among the few that can be kept; where they are not few, in the whole row.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.cutoff import key_of, least_key
+from syringa.engine.gpu.cutoff import key_of, least_key, list_blocks
 from syringa.engine.gpu.launch import overlap, release, scratch, wait
 from syringa.engine.gpu.reference import GREEDY_BELOW, NO_TOKEN
 
 BLOCK = 128  # _BLOCK in draw.py
-_CHUNK = 16  # blocks that a program of the first launch reads, and the second skips or reads together
-_FEW = 4096  # candidates that are copied together
-_FLOOR = 1 / _FEW  # at most so many tokens are as probable: where the search for a nucleus begins
+_CHUNK = 16  # blocks that a program of the first launch reads
+_TILE = 32  # blocks that the second reads together
+_FEW = 8192  # candidates that are copied together
 
 _GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
 _NO_TOKEN = tl.constexpr(NO_TOKEN)
@@ -53,7 +52,7 @@ def _blocks_kernel(
     broken = tl.max((x != x).to(tl.int32), 1) > 0
     best = tl.max(x, 1)
     mass = tl.sum(tl.exp((x - tl.where(best == float("-inf"), 0.0, best)[:, None]) / temperature), 1)
-    tl.store(maxima_ptr + row * BLOCKS + block, tl.where(broken, float("nan"), best), block < BLOCKS)
+    tl.store(maxima_ptr + row * BLOCKS + block, tl.where(broken, float("inf"), best), block < BLOCKS)
     tl.store(masses_ptr + row * BLOCKS + block, mass, block < BLOCKS)
 
 
@@ -94,7 +93,6 @@ def _draw_kernel(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     FEW: tl.constexpr,
-    FLOOR: tl.constexpr,
     SPAN: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -106,11 +104,10 @@ def _draw_kernel(
     index = tl.arange(0, SPAN)
     within = tl.arange(0, BLOCK)
     maxima = tl.load(maxima_row + index, index < BLOCKS, float("-inf"))
-    broken = tl.max((maxima != maxima).to(tl.int32)) > 0
     best = tl.max(maxima)
     temperature = tl.load(temperatures_ptr + row)
     token = tl.full([], _NO_TOKEN, tl.int64)
-    if broken or best == float("-inf") or best == float("inf"):
+    if best == float("-inf") or best == float("inf"):
         token = tl.full([], _NO_TOKEN, tl.int64)
     elif temperature < _GREEDY_BELOW:
         block = tl.min(tl.where(maxima == best, index, SPAN))
@@ -126,21 +123,24 @@ def _draw_kernel(
             top_p = tl.load(top_p_ptr + row).to(tl.float64)
             share = tl.load(min_p_ptr + row).to(tl.float32)
             searched = ((top_k > 0) & (top_k < SIZE)) | (top_p < 1)
-            if searched:
-                total = tl.sum(masses.to(tl.float64))
-                least = least_key(logits, maxima_row, few_ptr + row * FEW, maxima, best, temperature, total, top_k,
-                                   top_p, SIZE, BLOCKS, CHUNK, BLOCK, FEW, FLOOR, CHUNK * BLOCK)  # fmt: skip
             if searched or share > 0:
-                for first in range(0, BLOCKS, CHUNK):
-                    block = first + tl.arange(0, CHUNK)
-                    kept = tl.zeros([CHUNK], tl.float32)
-                    tops = tl.load(maxima_row + block, block < BLOCKS, float("-inf"))
-                    if tl.max(key_of(tops)) >= least:
-                        at = block[:, None] * BLOCK + within[None, :]
-                        x = tl.load(logits + at, at < SIZE, float("-inf"))
-                        weights = tl.exp((x - best) / temperature)
-                        kept = tl.sum(tl.where((key_of(x) >= least) & (weights >= share), weights, 0.0), 1)
-                    tl.store(masses_row + block, kept, block < BLOCKS)
+                listed = few_ptr + row * (FEW + SPAN)
+                if searched:
+                    total = tl.sum(masses.to(tl.float64))
+                    least, count = least_key(logits, listed, listed + SPAN, maxima, index, best, temperature, total,
+                                             top_k, top_p, SIZE, BLOCKS, BLOCK, FEW, CHUNK * BLOCK)  # fmt: skip
+                else:
+                    count = list_blocks(maxima, index, best + temperature * (tl.log(share) - 0.01), listed)
+                tl.store(masses_row + index, tl.zeros([SPAN], tl.float32), index < BLOCKS)
+                tl.debug_barrier()  # before others of these are written
+                for first in range(0, count, CHUNK):
+                    each = first + tl.arange(0, CHUNK)
+                    block = tl.load(listed + each, each < count, 0.0).to(tl.int32)
+                    at = block[:, None] * BLOCK + within[None, :]
+                    x = tl.load(logits + at, at < SIZE, float("-inf"))
+                    weights = tl.exp((x - best) / temperature)
+                    kept = tl.sum(tl.where((key_of(x) >= least) & (weights >= share), weights, 0.0), 1)
+                    tl.store(masses_row + block, kept, each < count)
                 tl.debug_barrier()  # other threads read them next
                 masses = tl.load(masses_row + index, index < BLOCKS, 0.0)
         number = _uniform(
@@ -152,7 +152,6 @@ def _draw_kernel(
         held = masses > 0
         target = number * tl.max(tl.where(held, reached, 0.0))
         block = tl.min(tl.where(held & (reached > target), index, SPAN))
-        block = tl.minimum(block, tl.max(tl.where(held, index, 0)))
         target -= tl.sum(tl.where(index == block, reached - exact, 0.0))
         at = block * BLOCK + within
         x = tl.load(logits + at, at < SIZE, float("-inf"))
@@ -190,7 +189,8 @@ def sample(
     blocks = triton.cdiv(size, BLOCK)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     filtered = top_k is not None
-    cells, few = rows * blocks, rows * _FEW if filtered else 0
+    span = triton.next_power_of_2(blocks)
+    cells, few = rows * blocks, rows * (_FEW + span) if filtered else 0
     room, _ = scratch(logits.device, 2 * cells + few, 0)
     maxima, masses, gathered = room[:cells], room[cells : 2 * cells], room[2 * cells :]
     _blocks_kernel[(rows, triton.cdiv(blocks, _CHUNK))](
@@ -222,11 +222,10 @@ def sample(
         SIZE=size,
         BLOCKS=blocks,
         FILTERED=filtered,
-        CHUNK=_CHUNK,
+        CHUNK=_TILE,
         BLOCK=BLOCK,
         FEW=_FEW,
-        FLOOR=_FLOOR,
-        SPAN=triton.next_power_of_2(blocks),
+        SPAN=span,
         num_warps=8,
         **overlap(pdl),
     )

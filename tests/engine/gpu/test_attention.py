@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from syringa.engine.gpu import launch, reference
+from syringa.engine.gpu import decode, launch, prefill, reference
 from syringa.engine.gpu.decode import DecodeConfig, NewTokens, decode_attention
 from syringa.engine.gpu.prefill import PrefillConfig, prefill_attention, query_tiles
 from syringa.engine.layers.rotary import rotary_tables
@@ -21,8 +21,10 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "block", "window"), SHAPES)
-@pytest.mark.parametrize("splits", [1, 3])
-def test_decode_attention(heads: int, kv_heads: int, size: int, block: int, window: int, splits: int) -> None:
+@pytest.mark.parametrize(("splits", "shortest"), [(1, 1), (3, 1), (4, 40)])
+def test_decode_attention(
+    heads: int, kv_heads: int, size: int, block: int, window: int, splits: int, shortest: int
+) -> None:
     cache = Paged([1, 16, 0, 33, 70], kv_heads, size, block)
     q = random(5, heads * size)
     expected = reference.decode_attention(
@@ -37,7 +39,7 @@ def test_decode_attention(heads: int, kv_heads: int, size: int, block: int, wind
         heads,
         window=window,
         out=poisoned(5, heads * size),
-        config=DecodeConfig(splits, keys=16, warps=1),
+        config=DecodeConfig(splits, shortest, keys=16, warps=1),
     )
     assert distance(out, expected.flatten(1)) < EXACT
     assert not out[2].any(), "padding gives zeros"
@@ -113,6 +115,21 @@ def test_prefill_attention(heads: int, kv_heads: int, size: int, block: int, win
         config=config,
     )
     assert distance(out, expected.flatten(1)) < EXACT
+
+
+def test_the_choices_by_shape() -> None:
+    """Few sequences are shared by many programs; the batch's size alone decides, so a graph can be captured."""
+    cache = Paged([50, 3], 2, 64)
+    q = random(2, 4 * 64)
+    expected = reference.decode_attention(q.view(2, 4, 64), *cache_parts(cache)).flatten(1)
+    assert distance(decode_attention(q, *cache_parts(cache), 4), expected) < EXACT
+    assert decode.choose(1, 8, 128).splits == 16
+    assert decode.choose(64, 8, 128).splits == decode.choose(256, 8, 128).splits == 1
+    assert prefill.choose(256).rows == prefill.choose(64).rows == prefill.ROWS
+
+
+def cache_parts(cache: Paged) -> tuple[torch.Tensor, ...]:
+    return cache.keys, cache.values, cache.tables, cache.lengths
 
 
 def test_the_longest_walks_come_first() -> None:

@@ -1,0 +1,408 @@
+"""The engine on a GPU beside vLLM's figures: `python -m bench.gpu [--model qwen3-0.6b,qwen3-8b] [--quick]`.
+
+Runs on a bare machine: torch, Triton, NumPy and msgspec. Models have the real shapes and random weights that are made
+on the GPU. Each workload is run twice, from the first request's arrival to the last token, through the same engine core
+that serves requests: tokens drawn at temperature 0.6, end of text ignored, prefix caching off. The machine's copy and
+read bandwidth are measured in the same run. Tables and JSON go to $OUT, or to bench/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from syringa.engine.core import EngineCore
+from syringa.engine.loader import LoadedModel, assemble
+from syringa.engine.models.config import DecoderConfig, read_config
+from syringa.engine.scheduler import Limits
+from syringa.modelfiles import ModelDescription
+from syringa.types import EngineRequest, Sampling, Stopping
+
+SHARED = {
+    "model_type": "qwen3",
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40_960,
+    "rope_theta": 1_000_000.0,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": SHARED
+    | {
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "intermediate_size": 3072,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": SHARED
+    | {
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "intermediate_size": 12_288,
+        "tie_word_embeddings": False,
+    },
+}
+# vLLM 0.26.0 on such a machine, least and most of two runs: tokens per second, and seconds to be ready.
+VLLM = {
+    "qwen3-0.6b": {
+        "decode_b1": (357, 496),
+        "decode_b64": (15_800, 21_500),
+        "nano256": (21_500, 22_300),
+        "prefill": (327_000, 375_000),
+        "ready": 81,
+    },
+    "qwen3-8b": {
+        "decode_b1": (191, 191),
+        "decode_b64": (9_000, 9_020),
+        "nano256": (9_540, 9_660),
+        "prefill": (42_600, 42_800),
+        "ready": 67,
+    },
+}
+AIMS = {"decode_b1": 1.0, "decode_b64": 1.0, "nano256": 1.0, "prefill": 0.9}
+STEP_TOKENS = 8192
+MAX_RUNNING = 256
+LENGTH = 4096  # of a context, in the benchmark
+
+began = time.perf_counter()
+
+
+def say(text: str) -> None:
+    print(f"[{time.perf_counter() - began:6.1f} s] {text}", flush=True)
+
+
+class RandomWeights:
+    """Weights by name, made on the device."""
+
+    def __init__(self, config: DecoderConfig, device: torch.device) -> None:
+        c = config
+        self.generator = torch.Generator(device=device).manual_seed(0)
+        self.device = device
+        self.shapes = {
+            "q_proj": (c.heads * c.head_size, c.hidden),
+            "k_proj": (c.kv_heads * c.head_size, c.hidden),
+            "v_proj": (c.kv_heads * c.head_size, c.hidden),
+            "o_proj": (c.hidden, c.heads * c.head_size),
+            "gate_proj": (c.intermediate, c.hidden),
+            "up_proj": (c.intermediate, c.hidden),
+            "down_proj": (c.hidden, c.intermediate),
+            "embed_tokens": (c.vocab, c.hidden),
+            "lm_head": (c.vocab, c.hidden),
+        }
+        self.sizes = {"q_norm": c.head_size, "k_norm": c.head_size}
+        self.hidden = c.hidden
+
+    def __call__(self, name: str) -> torch.Tensor:
+        kind = name.split(".")[-2]
+        if name.endswith("bias") or kind not in self.shapes:
+            size = self.shapes[kind][0] if kind in self.shapes else self.sizes.get(kind, self.hidden)
+            middle = 0.0 if name.endswith("bias") else 1.0
+            noise = torch.randn(size, device=self.device, generator=self.generator)
+            return middle + 0.1 * noise
+        weight = torch.empty(self.shapes[kind], dtype=torch.bfloat16, device=self.device)
+        return weight.normal_(0, self.shapes[kind][1] ** -0.5, generator=self.generator)
+
+
+def build(name: str, device: torch.device, dtype: str = "bf16", length: int = LENGTH, **changes: Any) -> LoadedModel:
+    settings = MODELS[name] | changes
+    config = read_config(settings)
+    description = ModelDescription(
+        name=name, architecture="Qwen3ForCausalLM", config=settings, max_model_len=length, end_tokens=frozenset()
+    )
+    weights = RandomWeights(config, device)
+    return assemble(config, description, weights, device, dtype, length, time.perf_counter())
+
+
+def make_request(rng: random.Random, number: int, prompt: int, output: int, temperature: float = 0.6) -> EngineRequest:
+    return EngineRequest(
+        id=str(number),
+        prompt=[rng.randrange(100, 150_000) for _ in range(prompt)],
+        sampling=Sampling(seed=number, temperature=temperature),
+        stopping=Stopping(max_tokens=output, ignore_eos=True),
+        use_cache=False,
+    )
+
+
+def workload(name: str, quick: bool) -> list[EngineRequest]:
+    rng = random.Random(7)
+    shapes: list[tuple[int, int]]
+    match name:
+        case "decode_b1":
+            shapes = [(128, 256)]
+        case "decode_b64":
+            shapes = [(128, 256)] * 64
+        case "nano256":
+            shapes = [(rng.randint(100, 1024), rng.randint(100, 1024)) for _ in range(256)]
+            shapes = [(prompt, output // 4) for prompt, output in shapes] if quick else shapes
+        case "prefill":
+            shapes = [(2000, 1)] * (16 if quick else 64)
+        case _:
+            raise ValueError(name)
+    return [make_request(rng, i, *shape) for i, shape in enumerate(shapes)]
+
+
+def drain(core: EngineCore, requests: list[EngineRequest]) -> tuple[float, int, int]:
+    """Seconds from the first arrival to the last token, tokens written, and steps."""
+    steps = core.stats().steps
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for request in requests:
+        core.submit(request)
+    tokens = 0
+    while core.busy:
+        for _, delta in core.step():
+            tokens += len(delta.tokens)
+            if delta.error:
+                raise RuntimeError(delta.error)
+    seconds = time.perf_counter() - start
+    expected = sum(request.stopping.max_tokens for request in requests)
+    if tokens != expected:
+        raise RuntimeError(f"{tokens} tokens came, {expected} were asked for")
+    return seconds, tokens, core.stats().steps - steps
+
+
+def bandwidth() -> dict[str, float]:
+    """GB/s of a copy on the device (bytes read and written), and of a plain read."""
+    x = torch.empty(1 << 31, dtype=torch.uint8, device="cuda").random_()
+    y = torch.empty_like(x)
+    words = x.view(torch.int64)
+
+    def timed(run: Callable[[], object]) -> float:
+        times = []
+        for _ in range(12):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        return statistics.median(times[2:])
+
+    copied = 2 * x.nbytes / timed(lambda: y.copy_(x)) / 1e9
+    read = x.nbytes / timed(words.max) / 1e9
+    return {"copy": copied, "read": read}
+
+
+ATTENTION = ("_decode_kernel", "_prefill_kernel", "_rotary_kernel")
+PRODUCTS = ("_gemv_kernel", "_skinny_kernel", "gemm", "nvjet", "cutlass", "splitK", "cublas")
+SAMPLING = ("_blocks_kernel", "_draw_kernel")
+
+
+def by_part(core: EngineCore, batch: int, context: int = 512) -> dict[str, float]:
+    """Microseconds of a decode step: by kernels, from a profile; whole, from the clock without it."""
+    rng = random.Random(batch)
+    for i in range(batch):
+        core.submit(make_request(rng, i, context, 400))
+    while core.scheduler.waiting or any(s.needed > 1 for s in core.scheduler.running):
+        core.step()
+    for _ in range(4):
+        core.step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(24):
+        core.step()
+    whole = (time.perf_counter() - start) / 24 * 1e6
+    from torch.profiler import ProfilerActivity, profile
+
+    steps = 6
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(steps):
+            core.step()
+        torch.cuda.synchronize()
+    parts = {"attention": 0.0, "products": 0.0, "sampling": 0.0, "rest": 0.0}
+    names: dict[str, float] = {}
+    for event in found.key_averages():
+        took = event.self_device_time_total / steps
+        kind = "rest"
+        if any(word in event.key for word in SAMPLING):
+            kind = "sampling"
+        elif any(word in event.key for word in ATTENTION):
+            kind = "attention"
+        elif any(word in event.key for word in PRODUCTS):
+            kind = "products"
+        parts[kind] += took
+        names[event.key[:60]] = took
+    for i in range(batch):
+        core.abort(str(i))
+    while core.busy:
+        core.step()
+    # What the host does of a step, by itself: hidden as long as it is shorter than the device's part.
+    parts["gap"] = max(0.0, whole - sum(parts.values()))
+    parts["step"] = whole
+    top = sorted(names.items(), key=lambda item: -item[1])[:8]
+    say(f"  batch {batch}: " + ", ".join(f"{name} {us:.0f} µs" for name, us in parts.items()))
+    say("    " + "; ".join(f"{name} {us:.0f}" for name, us in top))
+    return parts
+
+
+def host_time(core: EngineCore, batch: int) -> float:
+    """Microseconds that the host is busy in a step, the waiting left out."""
+    import cProfile
+    import pstats
+
+    rng = random.Random(batch)
+    for i in range(batch):
+        core.submit(make_request(rng, i, 128, 60))
+    for _ in range(12):
+        core.step()
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(20):
+        core.step()
+    profiler.disable()
+    found = pstats.Stats(profiler)
+    rows = sorted(found.stats.items(), key=lambda item: -item[1][2])[:14]  # type: ignore[attr-defined]
+    for (file, line, name), (calls, _, own, total, _) in rows:
+        say(
+            f"    {own / 20 * 1e6:8.0f} µs own {total / 20 * 1e6:8.0f} total {calls // 20:6d}× {Path(file).name}:{line} {name}"
+        )
+    while core.busy:
+        core.step()
+    return 0.0
+
+
+def measure(name: str, options: argparse.Namespace, dtype: str, rates: dict[str, float]) -> dict[str, Any]:
+    device = torch.device("cuda")
+    say(f"{name} {dtype}: making weights")
+    loaded = build(name, device, dtype)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    say("weights are there; measuring memory and recording graphs")
+    limits = Limits(step_tokens=STEP_TOKENS, max_running=MAX_RUNNING, max_queue=4096)
+    core = EngineCore(loaded, limits, prefix_caching=False)
+    assert loaded.gpu
+    drain(core, [make_request(random.Random(1), 0, 20, 2)])
+    ready = time.perf_counter() - start
+    recorded = core.ahead.runner.graphs.seconds if core.ahead else 0.0  # type: ignore[attr-defined]
+    say(f"ready and first token after {ready:.1f} s ({recorded:.1f} s for graphs), {core.pool.total:,} blocks")
+    result: dict[str, Any] = {"ready": ready, "graphs": recorded, "workloads": {}, "parts": {}}
+    for work in options.workloads.split(","):
+        speeds = []
+        for _ in range(1 if options.quick else 2):
+            requests = workload(work, options.quick)
+            seconds, tokens, steps = drain(core, requests)
+            if work == "prefill":
+                tokens = sum(len(request.prompt) for request in requests)
+            speeds.append(tokens / seconds)
+            say(
+                f"  {work}: {speeds[-1]:,.0f} tok/s, {seconds:.2f} s, {steps} steps, {1e3 * seconds / steps:.2f} ms each"
+            )
+        result["workloads"][work] = speeds
+    if not options.no_parts:
+        for batch in (1, 64, 256):
+            try:
+                result["parts"][batch] = by_part(core, batch)
+            except Exception as error:  # the other figures are worth having
+                say(f"  no profile of batch {batch}: {error!r}")
+        if options.host:
+            host_time(core, 256)
+    c = loaded.gpu.decoder.config
+    read = sum(_bytes(layer) for layer in loaded.gpu.decoder.layers) + loaded.gpu.decoder.head.nbytes
+    wall = rates["copy"] * 1e9 / read
+    if "decode_b1" in result["workloads"]:
+        share = max(result["workloads"]["decode_b1"]) / wall
+        result["wall"] = {"bytes": read, "tokens_per_second": wall, "share": share}
+        say(f"  a token reads {read / 1e9:.2f} GB: at most {wall:,.0f} tok/s alone; decode_b1 reaches {share:.0%}")
+    result["layers"] = c.layers
+    core.close()
+    del core, loaded
+    import gc
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    return result
+
+
+def _bytes(layer: Any) -> int:
+    return sum(part.weight.nbytes for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
+
+
+def table(results: dict[str, Any], rates: dict[str, float]) -> str:
+    """Markdown."""
+    lines = [
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy on the device moved "
+        f"{rates['copy'] / 1e3:.2f} TB/s, a read {rates['read'] / 1e3:.2f} TB/s.",
+        "",
+        "| model | workload | tok/s, run by run | vLLM 0.26 | ÷ vLLM's best | aim |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, result in results.items():
+        theirs: dict[str, Any] = VLLM.get(name, {})
+        for work, speeds in result["workloads"].items():
+            shown = " – ".join(f"{speed:,.0f}" for speed in speeds)
+            bounds = theirs.get(work)
+            beside = (
+                f"{bounds[0]:,}–{bounds[1]:,} | {max(speeds) / bounds[1]:.2f} × | {AIMS[work]:.1f} ×"
+                if bounds
+                else "| |"
+            )
+            lines.append(f"| {name} | {work} | {shown} | {beside} |")
+        lines.append(f"| {name} | start to first token, s | {result['ready']:.1f} | {theirs.get('ready', '')} | | |")
+        if wall := result.get("wall"):
+            lines.append(
+                f"| {name} | decode_b1 ÷ memory's limit ({wall['tokens_per_second']:.0f} tok/s) | "
+                f"{wall['share']:.0%} | | | 80 % |"
+            )
+    lines += [
+        "",
+        "Microseconds of a decode step, at some 540 tokens of context:",
+        "",
+        "| model | batch | attention | products | rest | sampling | gap | step |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, result in results.items():
+        for batch, parts in result["parts"].items():
+            cells = " | ".join(f"{parts[k]:,.0f}" for k in ("attention", "products", "rest", "sampling", "gap", "step"))
+            lines.append(f"| {name} | {batch} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=",".join(MODELS), help="with commas")
+    parser.add_argument("--dtype", default="bf16", help="bf16, fp8, or both with a comma")
+    parser.add_argument("--workloads", default=",".join(AIMS), help="with commas")
+    parser.add_argument("--quick", action="store_true", help="each workload once, smaller")
+    parser.add_argument("--check", action="store_true", help="first see that what is computed is right")
+    parser.add_argument("--no-parts", action="store_true", help="leave out the time by part")
+    parser.add_argument("--host", action="store_true", help="also say what the host does in a step")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing to measure")
+        return 2
+    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    if options.check:
+        from bench.gpu_check import check
+
+        if not check(say):
+            return 1
+    rates = bandwidth()
+    say(f"copy {rates['copy']:.0f} GB/s, read {rates['read']:.0f} GB/s")
+    torch.cuda.empty_cache()
+    results: dict[str, Any] = {}
+    folder = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
+    for name in options.model.split(","):
+        for dtype in options.dtype.split(","):
+            results[name if dtype == "bf16" else f"{name} {dtype}"] = measure(name, options, dtype, rates)
+            text = table(results, rates)  # after each, so that a run that is cut has left something
+            (folder / "gpu.md").write_text(text)
+            (folder / "gpu.json").write_text(json.dumps({"rates": rates, "models": results}, indent=1) + "\n")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Keys and values on the GPU. Which block belongs to whom is `kv_cache`'s business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from syringa.engine.kv_cache import BLOCK_SIZE
+
+
+@dataclass(frozen=True)
+class GpuCacheShape:
+    layers: int
+    kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_block(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_size * BLOCK_SIZE * self.dtype.itemsize
+
+    def allocate(self, blocks: int) -> GpuCache:
+        return GpuCache(self, blocks)
+
+
+class GpuCache:
+    """Nothing is cleared: what no token was written to is never read."""
+
+    def __init__(self, shape: GpuCacheShape, blocks: int) -> None:
+        size = (shape.layers, blocks, shape.kv_heads, BLOCK_SIZE, shape.head_size)
+        self.keys = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self.layers = list(zip(self.keys, self.values, strict=True))
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies (source, target) blocks in every layer."""
+        if not pairs:
+            return
+        # By way of a copy that waits for nothing: `torch.tensor(…, device=…)` would wait for all that is under way.
+        sources, targets = torch.tensor(pairs).T.contiguous().to(self.keys.device, non_blocking=True)
+        self.keys.index_copy_(1, targets, self.keys.index_select(1, sources))
+        self.values.index_copy_(1, targets, self.values.index_select(1, sources))

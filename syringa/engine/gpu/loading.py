@@ -1,0 +1,66 @@
+"""A decoder's weights, tensor by tensor, from their files to the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from syringa.engine.gpu.decoder import GpuDecoder, GpuLayer, Product
+from syringa.engine.gpu.fp8 import Fp8Product
+from syringa.engine.gpu.ops import Ops, Turning, choose_ops
+from syringa.engine.layers.rotary import rotary_tables
+from syringa.engine.models.config import DecoderConfig
+from syringa.engine.models.decoder import Weight
+
+
+def load_gpu_decoder(
+    config: DecoderConfig,
+    weights: Weight,
+    device: torch.device,
+    length: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    fp8: bool = False,
+    ops: Ops | None = None,
+    tick: Callable[[], None] | None = None,
+) -> GpuDecoder:
+    """One tensor at a time is on the host. With `fp8`, all products but the output head are in 8 bits."""
+
+    def on_device(name: str) -> torch.Tensor:
+        # Converted there: the files' precision is often smaller than fp32, and the GPU is faster at it.
+        return weights(name).to(device).to(dtype)
+
+    def norm(name: str) -> torch.Tensor:
+        return weights(name).to(device).float()
+
+    def fused(prefix: str, names: tuple[str, ...], bias: bool) -> Product | Fp8Product:
+        weight = torch.cat([on_device(f"{prefix}{name}_proj.weight") for name in names])
+        offset = torch.cat([on_device(f"{prefix}{name}_proj.bias") for name in names]) if bias else None
+        return Fp8Product(weight, offset) if fp8 else Product(weight, offset)
+
+    cosine, sine = (
+        table.to(device) for table in rotary_tables(config.rope, config.rotary, length, config.max_positions)
+    )
+    embedding = on_device("model.embed_tokens.weight")
+    head = embedding if config.tied else on_device("lm_head.weight")
+    layers = []
+    for i in range(config.layers):
+        attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+        norms = (norm(attention + "q_norm.weight"), norm(attention + "k_norm.weight")) if config.qk_norm else None
+        layers.append(
+            GpuLayer(
+                input_norm=norm(f"model.layers.{i}.input_layernorm.weight"),
+                qkv=fused(attention, ("q", "k", "v"), config.qkv_bias),
+                out=fused(attention, ("o",), config.out_bias),
+                post_norm=norm(f"model.layers.{i}.post_attention_layernorm.weight"),
+                gate_up=fused(mlp, ("gate", "up"), config.mlp_bias),
+                down=fused(mlp, ("down",), config.mlp_bias),
+                turning=Turning((cosine, sine) if config.rotated[i] else None, norms, config.eps),
+                window=config.windows[i],
+            )
+        )
+        if tick:
+            tick()
+    final = norm("model.norm.weight")
+    return GpuDecoder(config, ops or choose_ops(device), embedding, layers, final, head)

@@ -1,0 +1,96 @@
+"""A decoder on the GPU with what has to be found out before it can run: memory that a step takes, and its graphs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from syringa.engine.batch import StepTensors
+from syringa.engine.gpu import machine
+from syringa.engine.gpu.cache import GpuCacheShape
+from syringa.engine.gpu.decoder import GpuDecoder, Later, Rows
+from syringa.engine.gpu.graphs import Progress
+from syringa.engine.gpu.runner import GpuRunner
+from syringa.engine.gpu.transfer import upload
+from syringa.engine.kv_cache import BLOCK_SIZE
+from syringa.engine.sampler import Sampler
+
+logger = logging.getLogger("syringa.worker")
+
+GRAPH_ROOM = 1 << 30  # for recorded steps and what libraries take when they first run
+CPU_BLOCKS = 256  # without a GPU, for tests
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    decoder: GpuDecoder
+    shape: GpuCacheShape
+    max_model_len: int
+    progress: Progress | None = None  # told of graphs
+
+    def blocks(self, tokens: int, gigabytes: float, step_tokens: int, max_running: int) -> int:
+        """How many blocks the cache gets, once the weights are there. Raises `ConfigError` or `ModelError`."""
+        size = self.shape.bytes_per_block
+        wanted = -(-tokens // BLOCK_SIZE) if tokens else int(gigabytes * 2**30) // size
+        if self.shape.device.type != "cuda":
+            return wanted or CPU_BLOCKS
+        peak = self.rehearse(max(step_tokens, max_running))
+        logits = 3 * 4 * max_running * len(self.decoder.head)  # as they are, edited, and on their way to be drawn from
+        free = machine.free_memory(self.shape.device) - peak - logits - GRAPH_ROOM
+        fp8 = not self.decoder.dense
+        return machine.blocks_that_fit(free, size, BLOCK_SIZE, wanted, fp8)
+
+    @torch.inference_mode()
+    def forward(self, step: StepTensors, cache: Any) -> torch.Tensor:
+        """`models.decoder.Model`'s contract, one step after the other: for tests, and for looking into a model."""
+        counts = step.starts.diff()
+        leading = int((counts == 1).long().cumprod(0).sum())
+        starts, first = step.starts[leading:] - step.starts[leading], step.first[leading:]
+        tiles = torch.from_numpy(self.decoder.ops.tiles(starts.tolist(), first.tolist()))
+        ints = [step.tokens, torch.full_like(step.tokens, -1), step.slots, step.tables, step.first[:leading] + 1]
+        ints += [step.positions, tiles, starts, first]
+        token, source, slot, table, length, position, tile, begin, place = (
+            each.to(torch.int32).to(self.shape.device) for each in ints
+        )
+        later = Later(position, table[leading:], tile, begin, place) if len(first) else None
+        everything = step.wanted.tolist() == list(range(len(step.tokens)))
+        wanted = None if everything else step.wanted.to(self.shape.device)
+        rows = Rows(token, source, slot, table[:leading], length, later, wanted)
+        return self.decoder.forward(rows, torch.zeros(1, dtype=torch.int64, device=self.shape.device), cache)
+
+    def rehearse(self, tokens: int) -> int:
+        """Runs the largest step there can be on nothing, and says how many bytes it took beside the weights."""
+        device = self.shape.device
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        cache = self.shape.allocate(-(-tokens // BLOCK_SIZE) + 1)
+        counts = [min(self.max_model_len, tokens - i) for i in range(0, tokens, self.max_model_len)]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        first = np.zeros(len(counts), dtype=np.int32)
+        rows = np.arange(tokens, dtype=np.int32)
+        positions = rows % self.max_model_len
+        tables = np.arange(len(counts) * -(-self.max_model_len // BLOCK_SIZE), dtype=np.int32) % (tokens // BLOCK_SIZE)
+        tiles = self.decoder.ops.tiles(starts.tolist(), first.tolist())
+        arrays = [rows * 0, rows * 0 - 1, rows, positions, tables.reshape(len(counts), -1), tiles, starts, first]
+        token, source, slot, position, table, tile, start, first_ = upload(arrays, device)
+        later = Later(position, table, tile, start, first_)
+        nobody = start[:0]
+        wanted = torch.zeros(1, dtype=torch.int64, device=device)
+        plain = Rows(token, source, slot, table[:0], nobody, later, wanted)
+        self.decoder.forward(plain, torch.zeros(1, dtype=torch.int64, device=device), cache)
+        torch.cuda.synchronize(device)
+        cached = cache.keys.nbytes + cache.values.nbytes
+        return max(0, torch.cuda.max_memory_allocated(device) - before - cached)
+
+    def runner(self, cache: Any, sampler: Sampler, max_length: int, max_running: int) -> GpuRunner:
+        """With its graphs recorded."""
+        runner = GpuRunner(self.decoder, cache, sampler, max_length, max_running)
+        runner.capture(self.progress)
+        if runner.graphs.seconds:
+            logger.info("recorded %d CUDA graphs in %.1f s", len(runner.graphs.sizes), runner.graphs.seconds)
+        return runner

@@ -1,0 +1,62 @@
+"""What the `openai` package does by itself about a limit. Runs in that package's environment, not in ours.
+
+python openai_retry_client.py URL KEY MODEL: the key may have one request at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import httpx
+import openai
+from client_checks import refused, run_checks
+
+URL, KEY, MODEL = sys.argv[1:]
+LONG = {"model": MODEL, "prompt": "Once", "max_tokens": 1000, "stream": True, "extra_body": {"ignore_eos": True}}
+statuses: list[int] = []
+turned_away = threading.Event()
+
+
+def note(response: httpx.Response) -> None:
+    statuses.append(response.status_code)
+    if response.status_code == 429:
+        assert float(response.headers["retry-after"]) >= 1
+        turned_away.set()
+
+
+def client(max_retries: int) -> openai.OpenAI:
+    watched = httpx.Client(event_hooks={"response": [note]})
+    return openai.OpenAI(base_url=URL + "/v1", api_key=KEY, timeout=60, max_retries=max_retries, http_client=watched)
+
+
+def check_one_too_many_without_retries():
+    with client(0).completions.create(**LONG) as stream:
+        next(iter(stream))
+        error = refused(openai.RateLimitError, client(0).completions.create, model=MODEL, prompt="x", max_tokens=1)
+    assert error.code == "rate_limit_exceeded"
+    assert error.status_code == 429
+
+
+def check_a_call_that_is_one_too_many_is_made_again():
+    """The first gives its place up as soon as the second was turned away."""
+    answers = []
+
+    def second() -> None:
+        answers.append(client(6).completions.create(model=MODEL, prompt="x", max_tokens=2))
+
+    caller = threading.Thread(target=second)
+    with client(6).completions.create(**LONG) as stream:
+        next(iter(stream))
+        statuses.clear()
+        turned_away.clear()
+        caller.start()
+        assert turned_away.wait(30)
+    caller.join(60)
+    assert answers[0].usage.completion_tokens == 2
+    assert statuses[0] == 429
+    assert statuses[-1] == 200
+    assert set(statuses[:-1]) == {429}
+
+
+run_checks(globals())

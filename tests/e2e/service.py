@@ -1,0 +1,121 @@
+"""A server with keys, several API processes and a database of its own, and what tests ask about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from syringa.store import Store, UsageRow
+from tests.e2e.server import Server, serve, wait_for
+
+WORKER, API = "syringa.engine.worker", "syringa.http.process"
+
+
+class Key(msgspec.Struct, frozen=True):
+    id: str
+    text: str
+
+    @property
+    def header(self) -> str:
+        return f"Bearer {self.text}"
+
+
+class Service:
+    """What is done with a server from outside: its command line, its processes, its books and its log."""
+
+    def __init__(self, server: Server, database: str, log: Path) -> None:
+        self.server, self.url, self.database = server, server.url, database
+        self._log = log
+        self.port = int(server.url.rpartition(":")[2])
+
+    def processes(self) -> dict[int, str]:
+        """Those that answer and those that compute, with the module that each runs."""
+        return {pid: module for module in (API, WORKER) for pid in self.server.children(module)}
+
+    def memory(self) -> dict[int, int]:
+        """Resident bytes of each process."""
+        return {pid: _status(pid, "VmRSS:") * 1024 for pid in self.processes()}
+
+    def files(self) -> dict[int, int]:
+        """How many files and sockets each process has open."""
+        return {pid: len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in self.processes()}
+
+    def who_answers(self, port: int) -> int:
+        """The process at the other end of the connection that a client has on `port`."""
+        inode = _inode(self.port, port)
+        for pid in self.server.children(API):
+            for each in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if str(each.readlink()) == f"socket:[{inode}]":
+                        return pid
+        raise LookupError(f"nobody has the connection of port {port}")
+
+    def figure(self, name: str) -> float:
+        """One of the engine's, which are the same whichever process is asked."""
+        (line,) = [each for each in self.metrics().splitlines() if each.startswith(f"syringa_{name}{{")]
+        return float(line.split()[-1])
+
+    def metrics(self) -> str:
+        return httpx.get(self.url + "/metrics", timeout=30).text
+
+    def wait_idle(self) -> None:
+        """Nothing runs in the engine, nothing waits, and no block belongs to anybody."""
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        wait_for(lambda: [self.figure(name) for name in names] == [0, 0, 0], 30)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def start(database: str, folder: Path, *arguments: str) -> Iterator[Service]:
+    log = folder / "log"
+    given = ("--workers", "2", "--database", database, "--public-metrics", *arguments)
+    with log.open("w") as out, serve(*given, log=out) as server:
+        yield Service(server, database, log)
+
+
+def command(database: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`syringa ...`, for the server's database."""
+    line = [sys.executable, "-m", "syringa", *arguments, "--database", database]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def create_key(database: str, organisation: str, *options: str) -> Key:
+    done = command(database, "keys", "create", organisation, *options)
+    return Key(done.stderr.split()[0], done.stdout.strip())
+
+
+def books(database: str) -> list[UsageRow]:
+    """Every row that was written of a request, newest first."""
+
+    async def read() -> list[UsageRow]:
+        rows: list[UsageRow] = []
+        async with Store(database) as store:
+            while page := await store.usage.rows(after=rows[-1].id if rows else None, limit=1000):
+                rows += page
+        return rows
+
+    return asyncio.run(read())
+
+
+def _status(pid: int, name: str) -> int:
+    (line,) = [each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith(name)]
+    return int(line.split()[1])
+
+
+def _inode(local: int, remote: int) -> str:
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if [int(each.rpartition(":")[2], 16) for each in fields[1:3]] == [local, remote]:
+            return fields[9]
+    raise LookupError(f"there is no connection from port {remote}")

@@ -1,0 +1,166 @@
+"""The shared service on a real server: every request is in the books, whatever happens to clients and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import http.client
+import io
+import itertools
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from syringa.store import UsageRow
+from tests.e2e.conftest import MODEL
+from tests.e2e.scripts import run_python
+from tests.e2e.sdk import OPENAI_PYTHON
+from tests.e2e.server import alive, wait_for
+from tests.e2e.service import API, WORKER, Key, Service, books, command, create_key, start
+from tests.e2e.service_load import METERED, Load, Mix, Plan, Seen, differences
+
+pytestmark = pytest.mark.model
+
+PER_MINUTE, AT_ONCE, TOKENS = 30, 2, 600
+GROWTH = 150 << 20
+SLACK = 0.1  # seconds that a busy machine may keep a process from writing down what has just happened
+# A cache that a part of the load fills: growth that only comes from its being used for the first time is none.
+SETTINGS = ("--kv-cache-tokens", "16384", "--served-model-name", MODEL)
+
+
+class Keys(NamedTuple):
+    """`free` and `also` are of one organisation without limits, `often` and `oftener` of one that may send 30 requests
+    a minute, `pair` and `words` have limits of their own, and the last two are of no use."""
+
+    free: Key
+    also: Key
+    often: Key
+    oftener: Key
+    pair: Key
+    words: Key
+    revoked: Key
+    expired: Key
+
+
+def make_keys(database: str) -> Keys:
+    command(database, "organisations", "set", "free", "--requests-per-minute", "0")
+    wanted = [
+        ("free",),
+        ("free",),
+        ("often",),
+        ("often",),
+        ("free", "--concurrent", str(AT_ONCE)),
+        ("free", "--tokens-per-minute", str(TOKENS)),
+        ("free",),
+        ("free", "--expires", "1s"),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        keys = Keys(*pool.map(lambda options: create_key(database, *options), wanted))
+    command(database, "organisations", "set", "often", "--requests-per-minute", str(PER_MINUTE))
+    command(database, "keys", "revoke", keys.revoked.id)
+    return keys
+
+
+def test_every_answer_is_in_the_books(database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """2,000 requests of 200 clients; on PostgreSQL fewer, as the way there is the same."""
+    clients, each = (50, 8) if database.startswith("postgresql:") else (200, 10)
+    keys = make_keys(database)
+    with start(database, tmp_path, *SETTINGS) as service:
+        warm = Load(service.url)
+        asyncio.run(warm.client(Mix(1).plain(keys.free) for _ in range(8)))
+        files = service.files()
+        early: dict[int, int] = {}
+
+        def watch(count: int) -> None:
+            if count == clients * each // 4:
+                early.update(service.memory())
+
+        load = Load(service.url, watch)
+        asyncio.run(many(load, keys, clients, each))
+        service.wait_idle()
+        wait_for(lambda: all(count <= files[pid] + 8 for pid, count in service.files().items()), 15)
+        late, files_late = service.memory(), service.files()
+        assert service.server.stop() == 0
+    assert len(load.seen) == clients * each
+    assert not [seen for seen in load.seen if seen.fate == "broken"]
+    assert early.keys() == late.keys()
+    assert all(late[pid] < early[pid] + GROWTH for pid in late)
+    strangers = [seen for seen in load.seen if seen.plan.key not in keys[:6]]
+    assert strangers
+    assert {seen.status for seen in strangers} == {401}
+
+    rows = books(database)
+    known = [seen for seen in warm.seen + load.seen if seen.plan.key in keys[:6]]
+    assert differences(known, rows) == []
+    assert sum(row.requests for row in rows) == len(known)
+    check_limits(keys, rows, known)
+    check_tables(database, rows)
+    with capsys.disabled():
+        report(load.seen, rows, early, late, files, files_late)
+
+
+async def many(load: Load, keys: Keys, clients: int, each: int) -> None:
+    mix, pauses = Mix(2), random.Random(3)
+    useless = [Key("", "sk-syr-" + "x" * 43), keys.revoked, keys.expired, Key("", "short")]
+    special = [[keys.often, keys.oftener], [keys.pair], [keys.words], useless]
+    running = []
+    for number in range(clients):
+        plans: list[Plan]
+        if (place := number % 10 - 6) < 0:
+            plans = [mix.any([keys.free, keys.also]) for _ in range(each)]
+        else:
+            plans = [mix.plain(key) for key in itertools.islice(itertools.cycle(special[place]), each)]
+        running.append(load.client(plans, lambda: pauses.uniform(0.2, 1.5)))
+    await asyncio.gather(*running)
+
+
+def check_limits(keys: Keys, rows: Sequence[UsageRow], seen: Sequence[Seen]) -> None:
+    """None was exceeded, and each was reached: the refusals say so."""
+    for limited in ([keys.often, keys.oftener], [keys.pair], [keys.words]):
+        refused = [each for each in seen if each.plan.key in limited and each.status == 429]
+        assert refused
+        assert all(1 <= each.retry_after <= 60 for each in refused)
+    admitted = sorted((row for row in rows if row.status != 429), key=lambda row: row.at)
+
+    often = [row.at for row in admitted if row.key in (keys.often.id, keys.oftener.id)]
+    assert len(often) >= PER_MINUTE
+    assert all(later - first > 60 - SLACK for first, later in zip(often, often[PER_MINUTE:], strict=False))
+
+    pair = [row for row in admitted if row.key == keys.pair.id]
+    for row in pair:
+        at_once = [each for each in pair if each.at <= row.at < each.at + each.total_seconds - SLACK]
+        assert len(at_once) <= AT_ONCE
+
+    words = [row for row in admitted if row.key == keys.words.id]
+    for row in words:
+        ended = [each for each in words if row.at - 60 + SLACK < each.at + each.total_seconds < row.at - SLACK]
+        assert sum(each.input_tokens + each.output_tokens for each in ended) < TOKENS
+
+
+def check_tables(database: str, rows: Sequence[UsageRow]) -> None:
+    """The command line adds up the same rows."""
+    printed = command(database, "usage", "--by", "key", "--since", "all", "--csv").stdout
+    table = {line["key"]: line for line in csv.DictReader(io.StringIO(printed))}
+    assert table.keys() == {row.key for row in rows}
+    for key, line in table.items():
+        own = [row for row in rows if row.key == key]
+        assert int(line["requests"]) == sum(row.requests for row in own)
+        assert int(line["output_tokens"]) == sum(row.output_tokens for row in own)
+
+
+def report(seen: Sequence[Seen], rows: Sequence[UsageRow], *figures: dict[int, int]) -> None:
+    took = max(each.ended for each in seen) - min(each.began for each in seen)
+    fates = {fate: sum(each.fate == fate for each in seen) for fate in ("ok", "left", "refused", "failed")}
+    tokens = sum(row.output_tokens for row in rows)
+    early, late, files, files_late = (list(each.values()) for each in figures)
+    print(f"\n{len(seen)} requests in {took:.0f} s, {tokens} tokens: {fates}, {len(rows)} rows")
+    print(f"memory {[each >> 20 for each in early]} MiB, then {[each >> 20 for each in late]}; files {files}, {files_late}")

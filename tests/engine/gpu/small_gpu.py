@@ -1,0 +1,22 @@
+"""Small models on the GPU's decoder: on a GPU where there is one, else on the CPU by the kernels' references."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from syringa.engine.loader import LoadedModel, assemble
+from syringa.engine.models.config import read_config
+from syringa.engine.weights import open_weights
+from syringa.modelfiles import describe, locate
+
+CPU = torch.device("cpu")
+
+
+def load_small(folder: Path, dtype: str = "fp32", device: torch.device = CPU) -> LoadedModel:
+    files = locate(str(folder))
+    description = describe(files)
+    weights = open_weights(files, description.config)
+    length = description.max_model_len
+    return assemble(read_config(description.config), description, weights, device, dtype, length, 0.0)
