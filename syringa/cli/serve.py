@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,6 +18,9 @@ from syringa.cli.reading import read_settings
 from syringa.config import Config, ModelSpec
 from syringa.errors import ConfigError, StartupError, StoreError
 from syringa.types import ModelInfo
+
+if TYPE_CHECKING:
+    from syringa.engine.supervisor import Shared
 
 DTYPES = {"int8": "int8 weights", "bf16": "bf16 weights", "fp32": "fp32 weights"}
 
@@ -45,7 +49,7 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
         def greet(info: ModelInfo | None) -> None:
             console.print(banner(config, port, specs, info, time.monotonic() - started))
 
-        return supervisor.run(config, specs[0], listener, greet, share_limits)
+        return supervisor.run(config, specs[0], listener, greet, functools.partial(share, config))
 
 
 def check_files(specs: Sequence[ModelSpec]) -> None:
@@ -82,13 +86,15 @@ def check_keys(config: Config) -> None:
         )
 
 
-def share_limits(folder: str) -> str:
-    """The file by which API processes hold everybody to their limits together."""
+def share(config: Config, folder: str) -> Shared:
+    """What API processes share: limits, also with one that dies and comes back; and where there are several, metrics."""
+    from syringa.engine.supervisor import Shared
     from syringa.service.limits import Limiter
 
-    path = str(Path(folder) / "limits")
-    Limiter.create(path)
-    return path
+    limits, metrics = Path(folder) / "limits", Path(folder) / "metrics"
+    Limiter.create(str(limits))
+    metrics.mkdir()
+    return Shared(limits=str(limits), metrics=str(metrics) if config.workers > 1 else None)
 
 
 def banner(config: Config, port: int, specs: Sequence[ModelSpec], info: ModelInfo | None, seconds: float) -> str:

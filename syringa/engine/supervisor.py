@@ -36,6 +36,13 @@ SAME_SIGNAL_SECONDS = 0.6  # an API process takes two that are nearer for one
 STOP_SECONDS = 5.0  # for workers to end, once nobody needs them
 
 
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """What the API processes of a server share. The supervisor passes it on, and knows no more of it."""
+
+    limits: str | None = None  # a file, by which they hold everybody to their limits together
+    metrics: str | None = None  # a folder, in which they count together
+
+
 class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What an API process needs to know. Travels by pipe, because the settings hold keys."""
 
@@ -43,12 +50,12 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     control: str  # the socket on which it asks for workers
     listener: int  # the descriptor of the socket that it answers on
     index: int = 0  # which of the API processes it is
-    limits: str | None = None  # the file that they share to hold everybody to their limits
+    shared: Shared = Shared()
 
 
 class Supervisor:
     def __init__(
-        self, config: Config, default: ModelSpec, listener: socket.socket, folder: str, limits: str | None = None
+        self, config: Config, default: ModelSpec, listener: socket.socket, folder: str, shared: Shared = Shared()
     ) -> None:
         """`default`: the model without which the server does not start, if it is to be loaded at the start."""
         self.config, self.default = config, default
@@ -65,7 +72,7 @@ class Supervisor:
                 control=self._door.getsockname(),
                 listener=listener.fileno(),
                 index=index,
-                limits=limits,
+                shared=shared,
             ))
             for index in range(config.workers)
         ]  # fmt: skip
@@ -109,18 +116,15 @@ class Supervisor:
         """API processes first: they finish what they have, and need the workers for it, even some that still load. A
         second signal hurries them."""
         running = [each.process for each in self.apis if each.process is not None]
-        asked = _terminate(running)
-        deadline = asked + self.config.drain_timeout + DRAIN_MARGIN
-        while any(process.poll() is None for process in running) and (now := time.monotonic()) < deadline:
-            if self.hurried and now - asked > SAME_SIGNAL_SECONDS:
-                self.hurried = False
-                deadline = min(deadline, _terminate(running) + DRAIN_MARGIN)
+        for process in running:
+            if process.poll() is None:
+                # A server that could not start has nothing to finish, and has said all there is to say.
+                process.terminate() if self.ending else process.kill()
+        deadline = time.monotonic() + self.config.drain_timeout + DRAIN_MARGIN
+        while self.ending and any(process.poll() is None for process in running) and time.monotonic() < deadline:
             self._selector.select(POLL_SECONDS)
-            if self.ending:
-                self._converse()
-                self.workers.tick()
-            else:
-                time.sleep(POLL_SECONDS)  # a server that could not start starts nothing more
+            self._converse()
+            self.workers.tick()
         for each in self.apis:
             each.stop(0.0)
         self._listener.close()  # who still waits to be let in finds out now
@@ -159,7 +163,7 @@ def run(
     default: ModelSpec,
     listener: socket.socket,
     on_ready: Callable[[ModelInfo | None], None],
-    prepare: Callable[[str], str] | None = None,
+    prepare: Callable[[str], Shared] = lambda folder: Shared(),
 ) -> int:
     """Serves until SIGTERM or SIGINT. The result is an exit status.
 
@@ -167,7 +171,7 @@ def run(
     """
     logs.configure(config.log_level, config.log_format, prompts=config.log_prompts)
     with scratch() as folder:
-        supervisor = Supervisor(config, default, listener, folder, prepare(folder) if prepare else None)
+        supervisor = Supervisor(config, default, listener, folder, prepare(folder))
 
         def end(*_: object) -> None:
             supervisor.hurried, supervisor.ending = supervisor.ending, True

@@ -31,7 +31,7 @@ async def answer(options: ApiOptions) -> None:
         await models.start()
         gc.freeze()
         listener = socket.socket(fileno=options.listener)
-        work = Work(config, limits=options.limits, index=options.index)
+        work = Work(config, limits=options.shared.limits, metrics=options.shared.metrics, index=options.index)
         work.price = models.prices
         work.catalogue = Catalogue(work.state.database, config, models.replace, read_defaults)
         await serve_api(config, fleet, models, listener, work)
