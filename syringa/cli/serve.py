@@ -87,7 +87,7 @@ def check_keys(config: Config) -> None:
 
 
 def share(config: Config, folder: str) -> Shared:
-    """What API processes share: limits, also with one that dies and comes back; and where there are several, metrics."""
+    """What API processes share: limits, which one that dies and comes back must still know; and metrics."""
     from syringa.engine.supervisor import Shared
     from syringa.service.limits import Limiter
 
