@@ -217,7 +217,8 @@ def main(arguments: list[str] | None = None) -> int:
         table.add_row(*row)
     console.print(table)
     if not options.quick:
-        write(results, f"{datetime.date.today().isoformat()}, SmolLM2-135M, {_cpu_name()}, {cores()} cores.")
+        machine = f"{_cpu_name()}, {cores()} cores, load {load:.1f} before it began"
+        write(results, f"{datetime.date.today().isoformat()}, SmolLM2-135M, {machine}.")
         console.print(f"written: {os.path.relpath(RESULTS)}/fairness.json, fairness.md")
     return 0 if all(each.kept for each in results) else 1
 

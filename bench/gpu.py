@@ -266,9 +266,8 @@ def host_time(core: EngineCore, batch: int) -> float:
     found = pstats.Stats(profiler)
     rows = sorted(found.stats.items(), key=lambda item: -item[1][2])[:14]  # type: ignore[attr-defined]
     for (file, line, name), (calls, _, own, total, _) in rows:
-        say(
-            f"    {own / 20 * 1e6:8.0f} µs own {total / 20 * 1e6:8.0f} total {calls // 20:6d}× {Path(file).name}:{line} {name}"
-        )
+        where = f"{calls // 20:6d}× {Path(file).name}:{line} {name}"
+        say(f"    {own / 20 * 1e6:8.0f} µs own {total / 20 * 1e6:8.0f} total {where}")
     while core.busy:
         core.step()
     return 0.0
@@ -297,9 +296,8 @@ def measure(name: str, options: argparse.Namespace, dtype: str, rates: dict[str,
             if work == "prefill":
                 tokens = sum(len(request.prompt) for request in requests)
             speeds.append(tokens / seconds)
-            say(
-                f"  {work}: {speeds[-1]:,.0f} tok/s, {seconds:.2f} s, {steps} steps, {1e3 * seconds / steps:.2f} ms each"
-            )
+            each = f"{steps} steps, {1e3 * seconds / steps:.2f} ms each"
+            say(f"  {work}: {speeds[-1]:,.0f} tok/s, {seconds:.2f} s, {each}")
         result["workloads"][work] = speeds
     if not options.no_parts:
         for batch in (1, 64, 256):

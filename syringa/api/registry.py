@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from syringa.api.defaults import read_defaults
 from syringa.api.loading import describe_model, load_model, serving_specs
 from syringa.api.model import ModelCard, Models, ServedModel, Status, forbidden_model, unknown_model
-from syringa.config import Config, ModelSpec, Prices, filled_spec, read_model
+from syringa.config import Config, ModelSpec, Prices, filled_spec
 from syringa.errors import ConfigError, EngineUnavailable, StartupError, SyringaError
 
 logger = logging.getLogger("syringa.api")
@@ -82,10 +80,6 @@ class Registry:
                 self._names.setdefault(name, entry.spec.id)
         self._names.setdefault("default", self.default)
         self._changed(self.specs)
-
-    def read(self, fields: Mapping[str, Any]) -> ModelSpec:
-        """A model to be added, from what an administrator says of it. Raises `ConfigError`, with the key as `param`."""
-        return read_model(fields, self._config, read_defaults)
 
     def check(self, spec: ModelSpec) -> None:
         """Raises `ConfigError` for a model to be added whose names are taken."""

@@ -131,8 +131,7 @@ async def detokenize(body: DetokenizeRequest, models: Models, ignored: list[str]
     return DetokenizeResponse(await asyncio.to_thread(model.spell, body.tokens))
 
 
-def entry(model: ModelCard | ServedModel) -> ModelEntry:
-    card = model if isinstance(model, ModelCard) else model.card()
+def entry(card: ModelCard) -> ModelEntry:
     prices = card.prices
     shown = None
     if prices is not None:

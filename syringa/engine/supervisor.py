@@ -116,15 +116,21 @@ class Supervisor:
         """API processes first: they finish what they have, and need the workers for it, even some that still load. A
         second signal hurries them."""
         running = [each.process for each in self.apis if each.process is not None]
-        for process in running:
-            if process.poll() is None:
-                # A server that could not start has nothing to finish, and has said all there is to say.
-                process.terminate() if self.ending else process.kill()
-        deadline = time.monotonic() + self.config.drain_timeout + DRAIN_MARGIN
-        while self.ending and any(process.poll() is None for process in running) and time.monotonic() < deadline:
+        if not self.ending:  # a server that could not start has nothing to finish, and has said all there is to say
+            for process in running:
+                process.kill()
+        asked = _terminate(running)
+        deadline = asked + self.config.drain_timeout + DRAIN_MARGIN
+        while any(process.poll() is None for process in running) and (now := time.monotonic()) < deadline:
+            if self.hurried and now - asked > SAME_SIGNAL_SECONDS:
+                self.hurried = False
+                deadline = min(deadline, _terminate(running) + DRAIN_MARGIN)
             self._selector.select(POLL_SECONDS)
-            self._converse()
-            self.workers.tick()
+            if self.ending:
+                self._converse()
+                self.workers.tick()
+            else:
+                time.sleep(POLL_SECONDS)  # it starts nothing more
         for each in self.apis:
             each.stop(0.0)
         self._listener.close()  # who still waits to be let in finds out now

@@ -187,13 +187,3 @@ async def test_what_a_worker_says_of_its_cache(config: Config) -> None:
 def test_prices(config: Config) -> None:
     registry = Registry(config)
     assert [registry.prices(name) for name in ("a", "b", "nobody")] == [Prices(input=1), Prices(), Prices()]
-
-
-def test_a_definition_is_read_by_the_rules_of_its_fields(config: Config) -> None:
-    registry = Registry(config)
-    spec = registry.read({"id": "new", "path": "p", "defaults": {"top_k": 4.0}})
-    assert (spec.id, spec.defaults) == ("new", {"top_k": 4})
-    for fields, param in (({"defaults": {"top_k": -5}}, "defaults.top_k"), ({"dtype": "x"}, "dtype")):
-        with pytest.raises(ConfigError) as caught:
-            registry.read({"id": "new", "path": "p", **fields})
-        assert caught.value.param == param

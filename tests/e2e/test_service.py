@@ -34,7 +34,7 @@ PER_MINUTE, AT_ONCE, TOKENS = 30, 2, 600
 GROWTH = 150 << 20
 SLACK = 0.1  # seconds that a busy machine may keep a process from writing down what has just happened
 # A cache that a part of the load fills: growth that only comes from its being used for the first time is none.
-SETTINGS = ("--kv-cache-tokens", "16384", "--served-model-name", MODEL)
+SETTINGS = ("--kv-cache-tokens", "4096", "--served-model-name", MODEL)
 
 
 class Keys(NamedTuple):
@@ -164,3 +164,135 @@ def report(seen: Sequence[Seen], rows: Sequence[UsageRow], *figures: dict[int, i
     early, late, files, files_late = (list(each.values()) for each in figures)
     print(f"\n{len(seen)} requests in {took:.0f} s, {tokens} tokens: {fates}, {len(rows)} rows")
     print(f"memory {[each >> 20 for each in early]} MiB, then {[each >> 20 for each in late]}; files {files}, {files_late}")
+
+
+def test_killed_processes_under_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """First one that answers, then the one that computes. What was in flight breaks, nothing else does."""
+    database = str(tmp_path / "syringa.db")
+    command(database, "organisations", "set", "free", "--requests-per-minute", "0")
+    keys = [create_key(database, "free"), create_key(database, "free", "--concurrent", "4")]
+    with start(database, tmp_path, *SETTINGS) as service:
+        load = Load(service.url)
+        kills = asyncio.run(killing(load, service, keys))
+        service.wait_idle()
+        assert httpx.post(
+            service.url + "/v1/completions",
+            json={"prompt": "x", "max_tokens": 1},
+            headers={"authorization": keys[1].header},  # what the dead one had of its limit is free again
+        ).is_success
+        children = service.server.children()
+        assert len(children) == 3
+        assert service.server.stop() == 0
+        assert not any(alive(pid) for pid in (*children, *kills.pids))
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    rows = [row for row in books(database) if row.request_id in {seen.id for seen in load.seen} or row.requests > 1]
+    assert differences(load.seen, rows, [kills.api]) == []
+    for seen in load.seen:
+        if seen.fate == "broken":
+            assert seen.began < kills.api + 0.5, seen
+            assert seen.ended > kills.api, seen
+            assert seen.ended < kills.api + 5, seen
+        elif seen.fate == "failed" and "timeout" not in seen.said:
+            assert seen.began < kills.worker + 0.5, seen
+            assert seen.ended > kills.worker, seen
+            assert "engine_unavailable" in seen.said, seen
+    with capsys.disabled():
+        fates = {fate: sum(each.fate == fate for each in load.seen) for fate in ("ok", "broken", "failed")}
+        print(f"\n{len(load.seen)} requests, {fates}; back after {kills.api_back:.1f} s and {kills.worker_back:.1f} s")
+
+
+class Kills(NamedTuple):
+    pids: list[int]
+    api: float  # when
+    worker: float
+    api_back: float  # seconds until there were two again
+    worker_back: float
+
+
+async def killing(load: Load, service: Service, keys: Sequence[Key]) -> Kills:
+    mix, pauses = Mix(4), random.Random(5)
+    running = True
+
+    def plans(key: Key) -> Iterator[Plan]:
+        while running:
+            yield mix.any([key])
+
+    def enough(count: int) -> asyncio.Task[None]:
+        goal = len(load.seen) + count
+        return asyncio.create_task(until(lambda: len(load.seen) >= goal))
+
+    clients = [load.client(plans(keys[n % 10 == 0]), lambda: pauses.uniform(0.05, 0.3)) for n in range(60)]
+    tasks = [asyncio.create_task(client) for client in clients]
+    try:
+        await enough(200)
+        api, *_ = service.server.children(API)
+        killed = time.time()
+        os.kill(api, signal.SIGKILL)
+        await until(lambda: api not in (now := service.server.children(API)) and len(now) == 2)
+        api_back = time.time() - killed
+        await enough(150)
+        (worker,) = service.server.children(WORKER)
+        killed_worker = time.time()
+        os.kill(worker, signal.SIGKILL)
+        await until(lambda: any(each.fate == "ok" and each.began > killed_worker for each in load.seen[-50:]))
+        worker_back = time.time() - killed_worker
+        await enough(150)
+    finally:
+        running = False
+    async with asyncio.timeout(60):
+        await asyncio.gather(*tasks)
+    return Kills([api, worker], killed, killed_worker, api_back, worker_back)
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  only processes can be asked
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    database = str(folder / "syringa.db")
+    create_key(database, "somebody")
+    with start(database, folder, *SETTINGS) as service:
+        yield service
+
+
+def test_a_revoked_key_is_refused_by_every_process(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    key = create_key(service.database, "leaver")
+    connections = [http.client.HTTPConnection("127.0.0.1", service.port, timeout=30) for _ in range(12)]
+
+    def status(connection: http.client.HTTPConnection) -> int:
+        connection.request("GET", "/v1/models", headers={"authorization": key.header})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+    for connection in connections:
+        wait_for(lambda connection=connection: status(connection) == 200)
+    owners = [service.who_answers(connection.sock.getsockname()[1]) for connection in connections]
+    assert set(owners) == set(service.server.children(API))
+    command(service.database, "keys", "revoke", key.id)
+    revoked = time.monotonic()
+    refused: dict[int, float] = {}
+    while refused.keys() != set(owners):
+        for connection, owner in zip(connections, owners, strict=True):
+            if status(connection) == 401:
+                refused.setdefault(owner, time.monotonic() - revoked)
+        assert time.monotonic() < revoked + 2
+    assert {status(connection) for connection in connections} == {401}
+    with capsys.disabled():
+        print(f"\nrefused after {', '.join(f'{each:.2f}' for each in refused.values())} s")
+
+
+def test_the_openai_package_tries_again_by_itself(service: Service) -> None:
+    key = create_key(service.database, "patient", "--concurrent", "1")
+    wait_for(lambda: accepted(service, key))
+    run_python(service.server, "openai_retry_client.py", OPENAI_PYTHON, key.text)
+
+
+def accepted(service: Service, key: Key) -> bool:
+    return httpx.get(service.url + "/v1/models", headers={"authorization": key.header}).is_success
