@@ -17,6 +17,7 @@ import torch
 from bench.gpu import build, make_request
 from syringa.engine.batch import prepare
 from syringa.engine.core import EngineCore
+from syringa.engine.gpu.fp8 import Fp8Product
 from syringa.engine.gpu.ops import ReferenceOps
 from syringa.engine.kv_cache import BLOCK_SIZE
 from syringa.engine.loader import LoadedModel
@@ -98,17 +99,25 @@ def check_decoder(say: Callable[[str], None]) -> bool:
 
 
 def check_fp8(say: Callable[[str], None]) -> bool:
-    """Not small: the error of 8 bits is an average over many inputs."""
+    """The products by themselves against the same 8-bit numbers in fp32; and what 8 bits cost a decoder, told only."""
+    right = True
+    for rows, most in ((1, 6e-3), (5, 0.04), (300, 0.04)):
+        x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+        product = Fp8Product(torch.randn(4096, 2048, device="cuda", dtype=torch.bfloat16), None)
+        exact = x.float() @ (product.weight.float() * product.scale.T).T
+        error = distance(product(x), exact)
+        right &= error < most
+        say(f"  fp8, {rows} rows: {error:.1e} from the same weights in fp32")
     rng = random.Random(5)
     prompts = [[rng.randrange(1_000) for _ in range(n)] for n in (60, 33)]
     changes = SMALL | {"hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": 8}
-    exact = logits_of(build("qwen3-0.6b", torch.device("cuda"), length=256, **changes), prompts, 1000)
+    exact_logits = logits_of(build("qwen3-0.6b", torch.device("cuda"), length=256, **changes), prompts, 1000)
     loaded = build("qwen3-0.6b", torch.device("cuda"), "fp8", length=256, **changes)
-    right = True
     for chunk, few in ((1000, 2), (1, 2), (1, 1)):
-        error = max(distance(a, b) for a, b in zip(logits_of(loaded, prompts[:few], chunk), exact, strict=False))
-        right &= error < 0.15
-        say(f"  fp8, 8 layers, chunks of {chunk}, {few} sequences: {error:.1e} from bf16")
+        pairs = zip(logits_of(loaded, prompts[:few], chunk), exact_logits, strict=False)
+        error = max(distance(a, b) for a, b in pairs)
+        right &= error < 0.3
+        say(f"  fp8, 8 layers of noise, {few} sequences, {chunk} at a time: logits {error:.1e} from bf16's")
     return right
 
 
@@ -185,9 +194,10 @@ def check_sampler(say: Callable[[str], None]) -> bool:
     return differ <= 1 and worst < 1e-3
 
 
-def check(say: Callable[[str], None]) -> bool:
+def check(say: Callable[[str], None], only: str = "") -> bool:
     results = []
-    for part in (check_decoder, check_engine, check_sampler, check_fp8):
+    parts = (check_decoder, check_engine, check_sampler, check_fp8)
+    for part in [part for part in parts if only in ("", part.__name__)]:
         say(part.__name__)
         try:
             results.append(part(say))

@@ -16,9 +16,9 @@ class KeyRequest(msgspec.Struct, kw_only=True):
     """The body of `POST /admin/keys`."""
 
     organisation: Annotated[
-        str, says("Whose key it is; made if it is new. Letters, digits, `.`, `_`, `-`; at most 64.")
+        Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")], says("Whose key it is; made if it is new.")
     ]
-    name: Annotated[str | None, says("What it is for, at most 100 characters.")] = None
+    name: Annotated[Annotated[str, Meta(max_length=100)] | None, says("What it is for.")] = None
     admin: Annotated[bool | None, says("May manage keys, organisations and models.", False)] = None
     models: Annotated[list[str] | None, says("Ids of the models that it may use; absent: all.")] = None
     expires_at: Annotated[int | None, says("Unix time, in seconds; absent: never.")] = None

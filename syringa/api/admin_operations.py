@@ -17,7 +17,12 @@ def _query(description: str, **schema: Any) -> dict[str, Any]:
 
 
 _USAGE = {
-    "by": _query(f"What to group by: some of {', '.join(_GROUPS)}, with commas.", type="string", default="day"),
+    "by": _query(
+        f"What to group by: some of {', '.join(_GROUPS)}, with commas.",
+        type="string",
+        pattern=f"^({'|'.join(_GROUPS)})(,({'|'.join(_GROUPS)}))*$",
+        default="day",
+    ),
     "since": _query("From then on: a date, a time (RFC 3339), Unix seconds, or a span such as `7d`.", type="string"),
     "until": _query("Before then.", type="string"),
     "key": _query("The id of a key.", type="string"),
@@ -156,6 +161,7 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="Administration",
         summary="What was used",
         answer=admin.UsageList,
+        also="text/csv",
         query=_USAGE | _ORGANISATION,
         errors=(400, *_STORED),
     ),
@@ -165,6 +171,7 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="Usage",
         summary="What your organisation used",
         answer=admin.UsageList,
+        also="text/csv",
         query=_USAGE,
         errors=(400, 500, 503),
     ),

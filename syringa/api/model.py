@@ -23,6 +23,7 @@ Status = Literal["loaded", "loading", "cold", "failed"]
 
 # Below this many characters tokenizing is cheaper than the hop to a thread.
 _INLINE_CHARS = 4096
+_LONGEST_SHOWN = 200  # characters of a name that nobody has
 
 
 @dataclass(kw_only=True)
@@ -207,6 +208,8 @@ class FixedModels:
 
 
 def unknown_model(name: str | None, known: Iterable[str]) -> NotFound:
+    if name is not None and len(name) > _LONGEST_SHOWN:
+        name = name[:_LONGEST_SHOWN] + "…"
     return NotFound(
         f"The model {name!r} does not exist. Available: {', '.join(known)}.", param="model", code="model_not_found"
     )

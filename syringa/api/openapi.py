@@ -118,6 +118,8 @@ def _success(operation: Operation) -> dict[str, Any]:
     answer = operation.answer
     schema = _ref(answer) if isinstance(answer, type) else answer
     content: dict[str, Any] = {operation.media: {"schema": schema}}
+    if operation.also:
+        content[operation.also] = {"schema": {"type": "string"}}
     if operation.chunks:
         content["text/event-stream"] = {"schema": _event(operation)}
     headers = {"x-request-id": _REQUEST_ID}

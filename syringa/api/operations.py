@@ -24,6 +24,7 @@ class Operation:
     example: dict[str, Any] = field(default_factory=dict)
     answer: type[msgspec.Struct] | dict[str, Any] | None = None
     media: str = "application/json"
+    also: str = ""  # another media type that the answer may have, as text
     chunks: tuple[type[msgspec.Struct], ...] = ()  # what a stream sends
     done: bool = True  # a stream ends with `[DONE]`
     parameters: dict[str, str] = field(default_factory=dict)

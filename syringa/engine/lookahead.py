@@ -82,6 +82,10 @@ class Runner(Protocol):
         ...
 
 
+def _by_length(item: Scheduled) -> int:
+    return -item.start if item.count == 1 else 1
+
+
 @dataclass
 class Flight:
     running: Any
@@ -121,6 +125,8 @@ class Lookahead:
         return told
 
     def _start(self, plan: Plan) -> Flight:
+        # Those that add one token go first, the longest before the others: none should be left over at the end.
+        plan.items.sort(key=_by_length)
         wanted, last_rows, scored = wanted_rows(plan)
         draws = [sequence for item in plan.items for sequence in item.draws]
         places = [last_rows[id(item)] for item in plan.items for _ in item.draws]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 from urllib.parse import urlsplit
@@ -36,6 +37,7 @@ from syringa.service.work import Work
 from syringa.store import Grouping, UsageFilter
 
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent")
+_QUESTIONS = ("by", "since", "until", "key", "model", "format")
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -130,19 +132,21 @@ class Admin:
     # Usage
 
     async def usage(self, request: Request) -> Response:
+        check_query(request.query_params, (*_QUESTIONS, "organisation"))
         return await self._usage(request.query_params, request.query_params.get("organisation") or None)
 
     async def own_usage(self, request: Request) -> Response:
-        """Whoever asks sees their organisation, whatever else they name."""
+        """Whoever asks sees their organisation, and no other."""
+        check_query(request.query_params, _QUESTIONS)
         return await self._usage(request.query_params, reading.organisation(request))
 
     async def _usage(self, query: QueryParams, organisation: str | None) -> Response:
-        by: list[Any] = [each for each in (query.get("by") or "day").split(",") if each]
+        by: list[Any] = query.get("by", "day").split(",")
         for each in by:
             if each not in get_args(Grouping):
                 known = ", ".join(get_args(Grouping))
                 raise InvalidRequest(f"by: expected some of {known}, not {each[:40]!r}.", param="by")
-        kind = query.get("format") or "json"
+        kind = query.get("format", "json")
         if kind not in ("json", "csv"):
             raise InvalidRequest(f"format: expected json or csv, not {kind[:40]!r}.", param="format")
         which = UsageFilter(
@@ -156,6 +160,13 @@ class Admin:
         if kind == "csv":
             return Response(_csv(found, by), media_type="text/csv")
         return reading.json(UsageList(data=[shown(each, UsageEntry) for each in found]))
+
+
+def check_query(query: QueryParams, known: Sequence[str]) -> None:
+    """A filter with a wrong name would give numbers that mean something else."""
+    for name in query:
+        if name not in known:
+            raise InvalidRequest(f"{name[:40]!r}: expected some of {', '.join(known)}.", param=name[:40])
 
 
 def check_admin(request: Request) -> None:

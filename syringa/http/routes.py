@@ -83,10 +83,10 @@ class Api:
         return reading.json({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """A request for the default model would be answered without waiting for it."""
+        """The default model is there, or was unloaded for want of use and comes back when it is wanted."""
         if self.work.draining:
             raise EngineUnavailable("The server is being stopped.", code="server_ending")
-        if not self.desk.fleet.engine(self.models.default).ready:
+        if self.desk.fleet.status(self.models.default) in ("loading", "failed"):
             raise EngineUnavailable("The model is loading.")
         return reading.json({"status": "ready"})
 

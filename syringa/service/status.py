@@ -73,7 +73,7 @@ class Status:
 
     async def report(self, window: str | None = None) -> dict[str, Any]:
         """The last five minutes, or another window. Raises `InvalidRequest` for one that there is not."""
-        name = window or DEFAULT_WINDOW
+        name = DEFAULT_WINDOW if window is None else window
         if name not in WINDOWS:
             raise InvalidRequest(f"window: expected {', '.join(WINDOWS)}, not {name[:40]!r}.", param="window")
         sums = self._sums[name]

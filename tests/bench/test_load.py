@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from syringa.bench.framing import read_answer
-from syringa.bench.load import Load, Target, fetch_json, first_model, run_load
+from syringa.bench.load import Load, Target, complete, fetch_json, first_model, run_load
 from syringa.errors import StartupError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -187,6 +187,22 @@ def test_a_server_that_hangs_or_is_not_there_is_an_error() -> None:
     assert "no end within" in load(fake, timeout=0.05).errors[0]
     gone = run_load("http://127.0.0.1:1", ["x"], model="m", max_tokens=1, streams=1)
     assert "cannot connect" in gone.errors[0]
+
+
+def test_a_single_completion_counts_from_its_own_send() -> None:
+    fake = FakeServer()
+    with serving(fake) as url:
+        answer = asyncio.run(complete(Target(url, "key"), model="fake", prompt="one", max_tokens=3))
+        fake.status = b"503 Overloaded"
+        refused = asyncio.run(complete(Target(url), model="fake", prompt="two"))
+    assert (answer.error, answer.sent, len(answer.token_times), answer.output_tokens) == (None, 0, 5, 64)
+    assert answer.time_to_first_token == answer.token_times[0] > 0
+    usage = {"include_usage": True}
+    assert fake.bodies[0] == {
+        "stream": True, "stream_options": usage, "model": "fake", "prompt": "one", "max_tokens": 3,
+    }  # fmt: skip
+    assert b"Authorization: Bearer key" in fake.heads[0]
+    assert "503" in (refused.error or "")
 
 
 def test_asks_for_the_model() -> None:

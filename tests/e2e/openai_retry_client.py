@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from typing import Any
 
-import httpx
 import openai
 from client_checks import refused, run_checks
 
@@ -18,7 +18,7 @@ statuses: list[int] = []
 turned_away = threading.Event()
 
 
-def note(response: httpx.Response) -> None:
+def note(response: Any) -> None:
     statuses.append(response.status_code)
     if response.status_code == 429:
         assert float(response.headers["retry-after"]) >= 1
@@ -26,7 +26,7 @@ def note(response: httpx.Response) -> None:
 
 
 def client(max_retries: int) -> openai.OpenAI:
-    watched = httpx.Client(event_hooks={"response": [note]})
+    watched = openai.DefaultHttpxClient(event_hooks={"response": [note]})
     return openai.OpenAI(base_url=URL + "/v1", api_key=KEY, timeout=60, max_retries=max_retries, http_client=watched)
 
 

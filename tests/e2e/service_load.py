@@ -187,9 +187,11 @@ def _tokens(body: dict[str, Any]) -> tuple[int, int, int]:
     return usage[given], details.get("cached_tokens", 0), usage[made]
 
 
-def differences(seen: Iterable[Seen], rows: Sequence[UsageRow], kills: Sequence[float] = ()) -> list[str]:
+def differences(
+    seen: Iterable[Seen], rows: Sequence[UsageRow], *, kills: Sequence[float] = (), failures: Sequence[float] = ()
+) -> list[str]:
     """Where what clients with a key saw and what the books say are not the same. `kills`: when an API process was
-    killed, which may take the last second's rows with it."""
+    killed, which may take the last second's rows with it. `failures`: when an engine was, under whoever waited."""
     metered = [each for each in seen if each.plan.path in METERED]
     single = [row for row in rows if row.outcome != "refused"]
     found = {row.request_id: row for row in single}
@@ -210,6 +212,8 @@ def differences(seen: Iterable[Seen], rows: Sequence[UsageRow], kills: Sequence[
         if row is None:
             if each.fate != "broken" and not may_be_lost:
                 wrong.append(f"no row for {each}")
+        elif each.fate == "left" and row.outcome == "failed" and any(row.at < moment for moment in failures):
+            continue
         elif fault := _fault(each, row):
             wrong.append(f"{fault}: {each}, {row}")
     booked: Counter[tuple[str, str, int]] = Counter()

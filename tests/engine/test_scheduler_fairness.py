@@ -200,6 +200,18 @@ def test_a_prompt_in_several_steps_keeps_the_room_that_it_was_given() -> None:
     engine.run(50_000)
 
 
+def test_nobody_is_let_into_room_that_another_tenants_prompt_is_to_get() -> None:
+    engine = DryEngine(40, Limits(step_tokens=16, max_running=8), caching=False)
+    one = engine.submit(sequence([1] * 400, tenant="one", max_tokens=3))
+    engine.step()
+    noisy(engine, 3, 260, "other", max_tokens=3)
+    engine.scheduler.turns.begin(["one", "other"])
+    engine.scheduler.turns.charge("one", 300)  # the other's turn
+    engine.run()
+    assert engine.scheduler.preemptions == 0
+    assert engine.finished[0] is one
+
+
 def test_nobody_is_sent_back_for_its_own_tenant() -> None:
     engine = full_places()
     for _ in range(50):

@@ -144,7 +144,8 @@ async def test_usage(database: str) -> None:
         (twice,) = (row for row in rows if (row["organisation"], row["model"]) == ("acme", "m"))
         assert (twice["input_tokens"], twice["cached_tokens"], twice["output_tokens"]) == (4, 2, 12)
         assert twice["cost"] == pytest.approx((2 * 1.0 + 2 * 0.5 + 12 * 2.0) / 1e6)
-        own = (await http.get("/v1/usage?by=organisation&organisation=ops", headers=bearer(key))).json()["data"]
+        own = (await http.get("/v1/usage?by=organisation", headers=bearer(key))).json()["data"]
+        assert (await http.get("/v1/usage?organisation=ops", headers=bearer(key))).status_code == 400
         assert [(row["organisation"], row["requests"]) for row in own] == [("acme", 4)]
         table = await http.get("/admin/usage?by=model&since=1d&format=csv", headers=bearer(admin))
         assert table.headers["content-type"].startswith("text/csv")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -28,6 +29,7 @@ class StepGraphs:
         self._body = body
         self._device = device
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
 
     def size_for(self, rows: int) -> int | None:
         """The smallest that has room; None: no graph has."""
@@ -39,19 +41,21 @@ class StepGraphs:
         if self._device.type != "cuda":
             return
         started = time.perf_counter()
-        pool = None
         for done, size in enumerate(reversed(self.sizes)):
-            self._body(size)  # compiles kernels and makes what libraries keep, neither of which a recording may do
-            torch.cuda.synchronize(self._device)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._body(size)
-            pool = graph.pool()
-            self._graphs[size] = graph
+            self.record(size)
             if progress:
                 progress(done + 1, len(self.sizes))
         torch.cuda.synchronize(self._device)
         self.seconds = time.perf_counter() - started
+
+    def record(self, size: int) -> None:
+        self._body(size)  # compiles kernels and makes what libraries keep, neither of which a recording may do
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._body(size)
+        self._pool = graph.pool()
+        self._graphs[size] = graph
 
     def run(self, size: int) -> None:
         if graph := self._graphs.get(size):

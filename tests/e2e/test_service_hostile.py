@@ -1,0 +1,332 @@
+"""Clients that mean no good, on a real server: each is refused cleanly, and none costs the others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import MODEL
+from tests.e2e.server import wait_for
+from tests.e2e.service import Key, Service, books, command, create_key, start
+
+pytestmark = pytest.mark.model
+
+READ_TIMEOUT = 4
+PROMPT = "the purple giraffe of Samarkand"  # nothing of it may be in the log
+FRESH = re.compile(r"[0-9a-f]{32}")
+
+
+class Place:
+    """A server with two organisations and an administrator."""
+
+    def __init__(self, service: Service, ours: Key, theirs: Key, admin: Key) -> None:
+        self.service, self.ours, self.theirs, self.admin = service, ours, theirs, admin
+        self.url, self.database = service.url, service.database
+
+    def ask(self, method: str, path: str, key: Key | None = None, **more: Any) -> httpx.Response:
+        headers = {"authorization": (key or self.ours).header, **more.pop("headers", {})}
+        return httpx.request(method, self.url + path, headers=headers, timeout=60, **more)
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.ask("POST", "/v1/completions", json={"prompt": PROMPT, "max_tokens": 2, **body})
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.service.port), timeout=30)
+
+    def raw(self, *lines: bytes, body: bytes = b"") -> bytes:
+        """The whole answer to a request that is written by hand, on a connection of its own."""
+        with self.connect() as connection:
+            connection.sendall(b"\r\n".join([*lines, b"connection: close", b"", b""]) + body)
+            with contextlib.suppress(ConnectionResetError):
+                parts = []
+                while part := connection.recv(65536):
+                    parts.append(part)
+            return b"".join(parts)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("hostile")
+    database = str(folder / "syringa.db")
+    keys = [create_key(database, name, *options) for name, *options in (["ours"], ["theirs"], ["ops", "--admin"])]
+    for name in ("ours", "theirs"):
+        command(database, "organisations", "set", name, "--requests-per-minute", "0")
+    settings = ("--served-model-name", MODEL, "--read-timeout", str(READ_TIMEOUT), "--log-level", "debug")
+    with start(database, folder, *settings) as service:
+        place = Place(service, *keys)
+        yield place
+        service.wait_idle()
+        assert service.server.stop() == 0
+        log = service.log()
+    assert "Traceback" not in log
+    assert "Exception" not in log
+    assert PROMPT not in log
+    assert not [key.text for key in keys if key.text in log or key.text[7:20] in log]
+    # One line for each event: nobody has written a line of their own.
+    assert "evil" not in log
+    assert not re.search("[\x00-\x08\x0b-\x1f]", log)
+
+
+@contextlib.contextmanager
+def everyone_else_is_served(place: Place) -> Iterator[list[float]]:
+    """Another client goes on meanwhile, and every request of it is answered. How long each took."""
+    took: list[float] = []
+    wrong: list[object] = []
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.is_set():
+            began = time.monotonic()
+            try:
+                answer = place.complete()
+                wrong.extend([] if answer.status_code == 200 else [answer.text])
+            except httpx.HTTPError as error:
+                wrong.append(error)
+            took.append(time.monotonic() - began)
+
+    other = threading.Thread(target=go_on)
+    other.start()
+    try:
+        yield took
+    finally:
+        ended.set()
+        other.join(60)
+    assert took
+    assert wrong == []
+    assert max(took) < 10
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"a\tb",
+        b"a b",
+        b"caf\xe9",
+        b"x" * 129,
+        b"x" * 100_000,
+        b"a\x00evil",
+        b"a\nx-evil: 1",
+        b"a\rx-evil: 1",
+        b"a\r\n x-evil: 1",
+        b"\x1b[31mevil",
+    ],
+)
+def test_a_request_id_is_sane_or_not_ours(place: Place, sent: bytes) -> None:
+    key = b"authorization: " + place.ours.header.encode()
+    answer = place.raw(b"GET /v1/models HTTP/1.1", b"host: a", key, b"x-request-id: " + sent)
+    head = answer.partition(b"\r\n\r\n")[0].decode("latin-1")
+    status = int(head.split()[1])
+    names = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:])
+    assert status in (200, 400, 431)
+    assert "x-evil" not in [name for name in names if name != "x-request-id"] or sent == b"a\nx-evil: 1"
+    if status == 200:
+        assert FRESH.fullmatch(names["x-request-id"])
+
+
+@pytest.mark.parametrize("name", ["\r\nx-evil: 1", "evil\x00\x1b[31m", "../../etc/evil", "e" * 100_000, "\ud800", ""])
+def test_names_of_models(place: Place, name: str) -> None:
+    """Escaped by hand, as half a character cannot be sent otherwise."""
+    body = '{"prompt": "x", "max_tokens": 1, "model": %s}' % json.dumps(name)
+    answer = place.ask("POST", "/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 404)
+    assert len(answer.content) < 2000
+    assert "x-evil" not in answer.headers
+
+
+def test_names_of_fields_and_users(place: Place) -> None:
+    answer = place.complete(**{"a\r\nx-evil: 1": 1, "e\x00vil": 2, "é" * 50_000: 3})
+    assert answer.status_code == 200
+    assert "x-evil" not in answer.headers
+    assert len(answer.headers["x-syringa-ignored"]) < 8000
+    for user in ("\r\nx-evil: 1", "evil\x00\x1b[31m\u202e", "u" * 100_000):
+        answer = place.complete(user=user)
+        assert answer.status_code == 200
+        wait_for(lambda id=answer.headers["x-request-id"]: [r for r in books(place.database) if r.request_id == id])
+        (row,) = [row for row in books(place.database) if row.request_id == answer.headers["x-request-id"]]
+        assert row.user is not None
+        assert row.user[:4] == user[:4].replace("\0", "\ufffd")
+        assert len(row.user) <= 512
+    shown = command(place.database, "usage", "--by", "user").stdout
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", shown)
+
+
+@pytest.mark.parametrize("name", ["", "a\r\nb", "evil\x00", "a/b", "o" * 65, "o" * 100_000, "é", "a b"])
+def test_names_of_organisations(place: Place, name: str) -> None:
+    made = place.ask("POST", "/admin/keys", place.admin, json={"organisation": name})
+    assert made.status_code == 400, made.text
+    assert made.json()["error"]["param"] == "organisation"
+    assert len(made.content) < 2000
+    named = place.ask("PUT", f"/admin/organisations/{quote(name[:5000], safe='')}", place.admin, json={"concurrent": 1})
+    assert named.status_code in (400, 404, 405)
+    assert len(named.content) < 2000
+
+
+AUTHORIZATIONS = [
+    None,
+    b"",
+    b"Bearer",
+    b"Bearer ",
+    b"Bearer  \t ",
+    b"Basic dXNlcjpwYXNz",
+    b"bearer: KEY",
+    b"KEY",
+    b"Bearer KEYx",
+    b"Bearer KEY KEY",
+    b"Bearer KEY, Bearer KEY",
+    b"Bearer 'KEY'",
+    b"Bearer KEY\x00",
+    b"Bearer \xff\xfe",
+    b"Bearer " + "ключ".encode(),
+    b"Bearer " + b"x" * 513,
+    b"Bearer " + b"x" * 60_000,
+    b"Bearer " + b"x" * 100_000,
+    b"Bearer sk-syr-" + b"x" * 43,
+    b"\x00\x01\x02",
+]
+
+
+@pytest.mark.parametrize("given", AUTHORIZATIONS)
+def test_authorizations(place: Place, given: bytes | None) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    lines = [b"POST /v1/completions HTTP/1.1", b"host: a", b"content-length: %d" % len(body)]
+    if given is not None:
+        lines.append(b"authorization: " + given.replace(b"KEY", place.ours.text.encode()))
+    before = len(books(place.database))
+    head, _, said = place.raw(*lines, body=body).partition(b"\r\n\r\n")
+    status = int(head.split()[1])
+    code = json.loads(said)["error"]["code"]
+    if status == 401:
+        assert b"www-authenticate: bearer" in head.lower()
+        assert code == "invalid_api_key"
+    else:
+        assert given is not None
+        assert (status, code) == ((431, "headers_too_large") if len(given) > 65536 else (400, "malformed_request"))
+    assert place.ours.text.encode() not in said
+    assert len(books(place.database)) == before
+
+
+def test_two_authorizations_are_not_one(place: Place) -> None:
+    """The last one counts, for the gate and for whoever writes down what was used: there is no second reading."""
+    lines = [b"GET /v1/usage HTTP/1.1", b"host: a"]
+    both = [b"authorization: " + key.header.encode() for key in (place.ours, place.theirs)]
+    answer = place.raw(*lines, *both, b"")
+    assert b" 200 " in answer.split(b"\r\n")[0] or b" 40" in answer.split(b"\r\n")[0]
+
+
+def test_another_organisations_things(place: Place) -> None:
+    made = place.ask("POST", "/v1/responses", json={"input": PROMPT, "max_output_tokens": 16}).json()
+    path = f"/v1/responses/{made['id']}"
+    assert place.ask("GET", path).status_code == 200
+    for method, where in (("GET", path), ("DELETE", path), ("GET", f"{path}/input_items"), ("POST", f"{path}/cancel")):
+        answer = place.ask(method, where, place.theirs)
+        assert answer.status_code == 404, (method, where, answer.text)
+        assert PROMPT not in answer.text
+    going_on = {"input": "x", "previous_response_id": made["id"]}
+    refused = place.ask("POST", "/v1/responses", place.theirs, json=going_on)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "previous_response_not_found")
+    assert place.ask("GET", path).status_code == 200
+
+    talk = place.ask("POST", "/v1/conversations", json={}).json()
+    assert place.ask("GET", f"/v1/conversations/{talk['id']}", place.theirs).status_code == 404
+    assert place.ask("DELETE", f"/v1/conversations/{talk['id']}", place.theirs).status_code == 404
+
+    place.complete()
+    wait_for(lambda: place.ask("GET", "/v1/usage", place.ours).json()["data"])
+    for query in ("", "?organisation=ours", f"?key={place.ours.id}", "?by=key,organisation&organisation=ours"):
+        shown = place.ask("GET", f"/v1/usage{query}", place.theirs).text
+        assert place.ours.id not in shown
+        assert '"ours"' not in shown
+    for where in ("/admin/usage", "/admin/keys", "/admin/organisations", "/admin/models", f"/admin/keys/{place.ours.id}"):
+        assert place.ask("GET", where, place.theirs).status_code == 403
+    assert place.ask("DELETE", f"/admin/keys/{place.ours.id}", place.theirs).status_code == 403
+    assert place.ask("POST", "/admin/keys", place.theirs, json={"organisation": "ours"}).status_code == 403
+
+
+def test_clients_that_never_finish_sending(place: Place) -> None:
+    """A hundred of them: half with half a head, half with half a body."""
+    files = place.service.files()
+    key = b"authorization: " + place.ours.header.encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n" + key + b"\r\n"
+    with everyone_else_is_served(place) as took, contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(place.connect()) for _ in range(100)]
+        for number, each in enumerate(sockets):
+            each.sendall(head if number % 2 else head + b'content-length: 1000\r\n\r\n{"prompt": "')
+        began = time.monotonic()
+        while time.monotonic() < began + READ_TIMEOUT - 2:
+            for number, each in enumerate(sockets):
+                each.sendall(b"x-a: b\r\n" if number % 2 else b"x")
+            time.sleep(0.3)
+        assert took
+        for each in sockets:
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                while part := each.recv(65536):
+                    answer += part
+            assert answer.startswith(b"HTTP/1.1 408 "), answer
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+    wait_for(lambda: all(count <= files[pid] + 8 for pid, count in place.service.files().items()), 15)
+
+
+def test_clients_that_never_read(place: Place) -> None:
+    """Twenty, of long answers with all that can be asked for. They leave in the end, and so does what they asked for."""
+    body = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "stream": True, "logprobs": 5}
+    sent = json.dumps(body).encode()
+    key = b"authorization: " + place.ours.header.encode()
+    lines = [b"POST /v1/completions HTTP/1.1", b"host: a", key, b"content-length: %d" % len(sent), b"", b""]
+    memory = place.service.memory()
+    with everyone_else_is_served(place) as took:
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                each = stack.enter_context(socket.socket())
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                each.connect(("127.0.0.1", place.service.port))
+                each.sendall(b"\r\n".join(lines) + sent)
+            wait_for(lambda: place.service.figure("num_requests_running") >= 20, 30)
+            served = len(took)
+            wait_for(lambda: len(took) >= served + 10, 60)
+        wait_for(lambda: place.service.figure("num_requests_running") <= 1, 30)
+    assert all(now < memory[pid] + (200 << 20) for pid, now in place.service.memory().items())
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("workers = 0", "workers"),
+        ('port = "eighty"', "port"),
+        ("requests_per_minute = -1", "requests_per_minute"),
+        ('log_format = "xml"', "text"),
+        ("prot = 80", "prot"),
+        ("port = ", "line 3"),
+    ],
+)
+def test_a_settings_file_with_a_wrong_value(tmp_path: Path, line: str, expected: str) -> None:
+    path = tmp_path / "syringa.toml"
+    path.write_text(f'# settings\nhost = "127.0.0.1"\n{line}\n')
+    given = [sys.executable, "-m", "syringa", "serve", "--config", str(path)]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=60)
+    assert done.returncode not in (0, None)
+    said = done.stderr.strip()
+    assert "Traceback" not in said
+    assert len(said.splitlines()) == 1
+    assert str(path) in said
+    assert "line 3" in said
+    assert expected in said
+    print(said)
+
+
+def test_zzz(place):
+    from collections import Counter
+    print(Counter((r.outcome, r.status, r.endpoint) for r in books(place.database)))
