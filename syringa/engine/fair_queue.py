@@ -87,8 +87,8 @@ class Turns:
       that had something lately.
 
     Of those that are level, whoever has the fewest requests comes first: a tenant that asks for little need not wait
-    for the chunk of one that asks for much. What a prompt takes is charged when it is done, so that it is not left in the
-    middle for a prompt that came later; but at the latest when it has taken a whole `turn`.
+    for the chunk of one that asks for much. What a prompt takes is charged when it is done, so that it is not left in
+    the middle for a prompt that came later; but at the latest when it has taken a whole `turn`.
     """
 
     def __init__(self, turn: int) -> None:

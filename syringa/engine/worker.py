@@ -249,7 +249,7 @@ def load(options: WorkerOptions) -> tuple[EngineCore, ModelInfo]:
         loaded = load_model(wanted, advance)
     core = EngineCore(
         loaded,
-        Limits(options.step_tokens, options.max_running, options.max_queue),
+        Limits(options.step_tokens, options.max_running, options.max_queue, options.queue_timeout),
         kv_cache_tokens=options.kv_cache_tokens,
         kv_cache_gb=options.kv_cache_gb,
         prefix_caching=options.prefix_caching,
