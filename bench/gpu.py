@@ -224,8 +224,8 @@ def by_part(core: EngineCore, batch: int, context: int = 512) -> dict[str, float
     # Kernels that overlap would each count the time that they wait for the one before: here they do not.
     assert core.ahead
     runner: Any = core.ahead.runner
-    runner.model.ops.pdl = False
-    runner.graphs.record(batch)
+    kept, runner.model.ops.overlap_rows = runner.model.ops.overlap_rows, 0
+    runner.record(batch)
     core.step()
     start = time.perf_counter()
     for _ in range(12):
@@ -252,8 +252,8 @@ def by_part(core: EngineCore, batch: int, context: int = 512) -> dict[str, float
         core.abort(str(i))
     while core.busy:
         core.step()
-    runner.model.ops.pdl = True
-    runner.graphs.record(batch)
+    runner.model.ops.overlap_rows = kept
+    runner.record(batch)
     parts["gap"] = max(0.0, apart - sum(parts.values()))
     parts["apart"] = apart
     parts["step"] = whole
@@ -292,6 +292,10 @@ def measure(name: str, options: argparse.Namespace, dtype: str, rates: dict[str,
     device = torch.device("cuda")
     say(f"{name} {dtype}: making weights")
     loaded = build(name, device, dtype)
+    if options.tune:
+        ops: Any = loaded.gpu.decoder.ops if loaded.gpu else None
+        tiles = options.tiles
+        ops.decode_config = lambda rows, _: next((tiles[n] for n in (64, 128, 256) if 32 < rows <= n), None)
     torch.cuda.synchronize()
     start = time.perf_counter()
     say("weights are there; measuring memory and recording graphs")
@@ -305,7 +309,7 @@ def measure(name: str, options: argparse.Namespace, dtype: str, rates: dict[str,
     result: dict[str, Any] = {"ready": ready, "graphs": recorded, "workloads": {}, "parts": {}}
     for work in options.workloads.split(","):
         speeds = []
-        for _ in range(1 if options.quick else 2):
+        for _ in range(1 if options.quick else options.runs):
             requests = workload(work, options.quick)
             seconds, tokens, steps = drain(core, requests)
             if work == "prefill":
@@ -322,6 +326,10 @@ def measure(name: str, options: argparse.Namespace, dtype: str, rates: dict[str,
                 say(f"  no profile of batch {batch}: {error!r}")
         if options.host:
             host_time(core, 256)
+    if options.tune:
+        from bench import gpu_tune
+
+        result["overlap"] = {batch: gpu_tune.overlap(core, batch, say) for batch in (8, 32, 64, 128)}
     c = loaded.gpu.decoder.config
     read = sum(_bytes(layer) for layer in loaded.gpu.decoder.layers) + loaded.gpu.decoder.head.nbytes
     wall = rates["copy"] * 1e9 / read
@@ -389,8 +397,12 @@ def main() -> int:
     parser.add_argument("--dtype", default="bf16", help="bf16, fp8, or both with a comma")
     parser.add_argument("--workloads", default=",".join(AIMS), help="with commas")
     parser.add_argument("--step-tokens", type=int, default=STEP_TOKENS)
+    parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="each workload once, smaller")
     parser.add_argument("--check", nargs="?", const="", help="first see that what is computed is right")
+    parser.add_argument(
+        "--tune", action="store_true", help="first find attention's best tiles, last what should overlap"
+    )
     parser.add_argument("--no-parts", action="store_true", help="leave out the time by part")
     parser.add_argument("--host", action="store_true", help="also say what the host does in a step")
     options = parser.parse_args()
@@ -404,6 +416,10 @@ def main() -> int:
 
         if not check(say, options.check):
             return 1
+    if options.tune:
+        from bench import gpu_tune
+
+        options.tiles = gpu_tune.attention(say)
     rates = bandwidth()
     say(f"copy {rates['copy']:.0f} GB/s, read {rates['read']:.0f} GB/s")
     torch.cuda.empty_cache()

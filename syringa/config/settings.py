@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from syringa.config.checking import bare
-from syringa.config.specs import Count, Dtype, ModelSpec, ReasoningFormat, Seconds, ToolFormat, says
+from syringa.config.specs import Count, Device, Dtype, ModelSpec, ReasoningFormat, Seconds, ToolFormat, says
 
 PREFIX = "SYRINGA_"
 
@@ -80,7 +80,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
 
     max_model_len: Annotated[Count, says("Longest prompt plus answer, in tokens; 0: what the model allows.")] = 0
-    dtype: Annotated[Dtype, says("Precision of the weights.")] = "auto"
+    dtype: Annotated[Dtype, says("Precision of the weights. fp8 is for GPUs, int8 and fp32 for CPUs.")] = "auto"
+    device: Annotated[Device, says("Where models are computed; auto: on a GPU where there is one.")] = "auto"
     threads: Annotated[Count, says("CPU threads of the model; 0: chosen for the machine.")] = 0
     kv_cache_tokens: Annotated[Count, says("Tokens that the cache holds; 0: sized from memory.")] = 0
     kv_cache_gb: Annotated[Annotated[float, Meta(ge=0)], says("Memory for the cache in GiB; 0: chosen.")] = 0.0
@@ -90,7 +91,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout: Annotated[
         Seconds, says("Seconds that a request may wait to be begun; then it is refused with 503. 0: no limit.")
     ] = 0.0
-    step_tokens: Annotated[_Positive, says("Tokens computed in one step at most.")] = 512
+    step_tokens: Annotated[Count, says("Tokens computed in one step at most; 0: 512 on a CPU, 8192 on a GPU.")] = 0
 
     model_idle: Annotated[
         Seconds, says("Seconds after which a model that nobody uses is unloaded, unless it is preloaded; 0: never.")

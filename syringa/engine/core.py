@@ -16,14 +16,15 @@ from syringa.engine.kv_cache import BLOCK_SIZE, BlockPool
 from syringa.engine.layers.native_ops import NativeDraw
 from syringa.engine.loader import LoadedModel, cache_blocks
 from syringa.engine.lookahead import Lookahead, Runner
+from syringa.engine.outcome import take_token
 from syringa.engine.plan import Plan, Scheduled
-from syringa.engine.sampler import NO_TOKEN, Sampler, SamplerState, prompt_logprobs
+from syringa.engine.sampler import Sampler, SamplerState, prompt_logprobs
 from syringa.engine.scheduler import Limits, QueueFull, Scheduler
-from syringa.engine.sequence import Sequence, check_stop
+from syringa.engine.sequence import Sequence
 from syringa.engine.tally import Tally
 from syringa.engine.vision.placing import place
 from syringa.errors import EngineOverloaded, InvalidRequest, RequestError, SyringaError
-from syringa.types import EngineDelta, EngineRequest, EngineStats, Fault, FinishReason, TokenLogprobs
+from syringa.types import EngineDelta, EngineRequest, EngineStats, Fault, TokenLogprobs
 
 if TYPE_CHECKING:
     from syringa.engine.guidance import GrammarState
@@ -40,6 +41,7 @@ class EngineCore:
         kv_cache_gb: float = 0.0,
         prefix_caching: bool = True,
         tokenizer_json: Callable[[], str] | None = None,
+        progress: Callable[[int, int], None] | None = None,  # of what is prepared on a GPU
     ) -> None:
         self.loaded = loaded
         limits = limits or Limits()
@@ -60,7 +62,7 @@ class EngineCore:
         self.tally = Tally()
         self.ahead: Lookahead | None = None
         if loaded.gpu is not None:
-            self.look_ahead(loaded.gpu.runner(self.cache, self.sampler, self.max_length, limits.max_running))
+            self.look_ahead(loaded.gpu.runner(self.cache, self.sampler, self.max_length, limits.max_running, progress))
 
     @property
     def busy(self) -> bool:
@@ -182,29 +184,9 @@ class EngineCore:
 
     def _advance(self, sequence: Sequence, token: int, score: TokenLogprobs | None) -> tuple[int, EngineDelta]:
         """Adds a drawn token to its sequence, ends it if that is due, and tells the client."""
-        stopping = sequence.request.stopping
-        grammar = sequence.grammar
-        tokens, error = [token], None
-        finish: FinishReason | None = None
-        if stopping.max_tokens == 0:  # the prompt was to be scored, nothing more
-            tokens, finish = [], "length"
-        elif token == NO_TOKEN:
-            tokens = []
-            if grammar is not None and grammar.accepting and not grammar.error:
-                finish = "stop"
-            else:
-                finish, error = "error", (grammar and grammar.error) or "The model gave no usable probabilities."
-        else:
-            sequence.add(token)
-            sequence.state.observe(token)
-            self.tally.counts["output_tokens"] += 1
-            finish = check_stop(stopping, token, sequence.generated, self.max_length - len(sequence.tokens))
-            if grammar is not None and finish != "stop":
-                grammar.accept(token)
-                if grammar.error:
-                    finish, error = "error", grammar.error
-                elif grammar.finished:
-                    finish = "stop"
+        stopping, grammar = sequence.request.stopping, sequence.grammar
+        tokens, finish, error = take_token(sequence, token, self.max_length)
+        self.tally.counts["output_tokens"] += len(tokens)
         ended = finish == "stop" and tokens and token in (stopping.end_tokens | stopping.stop_tokens)
         first = sequence.choice == 0 and not sequence.started
         delta = EngineDelta(

@@ -146,7 +146,7 @@ def assemble(
     threads: int = 0,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """A model on a GPU, from wherever its weights come. `progress` is told of layers, and then of graphs."""
+    """A model on a GPU, from wherever its weights come. `progress` is told of layers."""
     from syringa.engine.gpu.cache import GpuCacheShape
     from syringa.engine.gpu.loading import load_gpu_decoder
     from syringa.engine.gpu.model import GpuModel
@@ -160,7 +160,7 @@ def assemble(
     kind = torch.float32 if dtype == "fp32" else torch.bfloat16
     decoder = load_gpu_decoder(config, weights, device, length, dtype=kind, fp8=dtype == "fp8", tick=tick)
     shape = GpuCacheShape(config.layers, config.kv_heads, config.head_size, kind, device)
-    gpu = GpuModel(decoder, shape, length, progress)
+    gpu = GpuModel(decoder, shape, length)
     info = ModelInfo(
         architecture=description.architecture,
         dtype=dtype,

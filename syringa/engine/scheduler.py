@@ -24,6 +24,7 @@ from syringa.engine.sequence import Sequence
 # So many tokens before it make a prompt's token cost about twice as much (measured on a CPU, in int8). Counting that
 # keeps a step that others wait for as short at the end of a long prompt as at its beginning.
 ATTENTION_SPAN = 1536
+GPU_ATTENTION_SPAN = 16384  # the same on a GPU, for an 8B model, by counting operations
 # Scoring a prompt keeps one row of logits per token: a chunk of these is as much as memory should hold.
 SCORING_CHUNK = 128
 # A prompt that has its turn keeps it for so many steps, if it is that long and other tenants ask too.
@@ -36,6 +37,7 @@ class Limits:
     max_running: int = 256
     max_queue: int = 1024
     queue_seconds: float = 0.0  # a request that waits longer and was never begun is refused; 0: no limit
+    attention_span: int = ATTENTION_SPAN
 
 
 class QueueFull(Exception):
@@ -132,10 +134,10 @@ class Scheduler:
     def _take(self, plan: Plan, sequence: Sequence, budget: int) -> int:
         """Adds what fits of a sequence to the plan, and says how much of the budget that takes: a token for each, and
         where streams are waiting for this step, more for those that have much to look back on."""
-        stretch = ATTENTION_SPAN
+        span = stretch = self.limits.attention_span
         if sequence.needed > 1 and any(item.draws for item in plan.items):
             stretch += sequence.computed
-        count = min(sequence.needed, max(1, budget * ATTENTION_SPAN // stretch))
+        count = min(sequence.needed, max(1, budget * span // stretch))
         if sequence.scoring:
             count = min(count, SCORING_CHUNK)
         if sequence.pictures is not None:
@@ -156,7 +158,7 @@ class Scheduler:
             item.draws = [sequence, *forks]
             plan.forks += forks
         plan.items.append(item)
-        return -(-count * stretch // ATTENTION_SPAN)
+        return -(-count * stretch // span)
 
     def _reserve(self, plan: Plan, sequence: Sequence, tokens: int) -> None:
         """Sees that blocks for `tokens` tokens are there, and that the ones to be written are its own."""

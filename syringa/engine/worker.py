@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("syringa.worker")
 
+CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 8192
+OUT_OF_MEMORY = ("allocate memory", "out of memory")  # torch's words, of a CPU's and of a GPU's
 READ_SIZE = 1 << 20
 MOST_UNSENT = 64 << 20
 
@@ -39,6 +41,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     socket: str
     model: str
     dtype: str = "auto"
+    device: str = "auto"
     threads: int = 0
     max_model_len: int = 0
     kv_cache_tokens: int = 0
@@ -47,7 +50,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int = 256
     max_queue: int = 1024
     queue_timeout: float = 0.0
-    step_tokens: int = 512
+    step_tokens: int = 0  # 0: what suits the device
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
 
@@ -224,37 +227,50 @@ def listen(path: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar on the terminal while weights are read; nothing where there is no terminal."""
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on the terminal from the first that there is to tell; nothing where there is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
-    columns = TextColumn("Reading weights"), BarColumn(), MofNCompleteColumn()
+    columns = TextColumn(what), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task("", total=None, visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
 
 def load(options: WorkerOptions) -> tuple[EngineCore, ModelInfo]:
     from syringa.engine.core import EngineCore
     from syringa.engine.loader import LoadOptions, load_model
-    from syringa.engine.scheduler import Limits
+    from syringa.engine.scheduler import ATTENTION_SPAN, GPU_ATTENTION_SPAN, Limits
     from syringa.modelfiles import load_tokenizer, locate
 
     wanted = LoadOptions(
-        model=options.model, dtype=options.dtype, threads=options.threads, max_model_len=options.max_model_len
+        model=options.model,
+        dtype=options.dtype,
+        threads=options.threads,
+        max_model_len=options.max_model_len,
+        device=options.device,
     )
-    with progress_bar() as advance:
+    with progress_bar("Reading weights") as advance:
         loaded = load_model(wanted, advance)
-    core = EngineCore(
-        loaded,
-        Limits(options.step_tokens, options.max_running, options.max_queue, options.queue_timeout),
-        kv_cache_tokens=options.kv_cache_tokens,
-        kv_cache_gb=options.kv_cache_gb,
-        prefix_caching=options.prefix_caching,
-        tokenizer_json=lambda: load_tokenizer(locate(options.model)).to_str(),
+    limits = Limits(
+        options.step_tokens or (GPU_STEP_TOKENS if loaded.gpu else CPU_STEP_TOKENS),
+        options.max_running,
+        options.max_queue,
+        options.queue_timeout,
+        GPU_ATTENTION_SPAN if loaded.gpu else ATTENTION_SPAN,
     )
+    with progress_bar("Recording CUDA graphs") as advance:
+        core = EngineCore(
+            loaded,
+            limits,
+            kv_cache_tokens=options.kv_cache_tokens,
+            kv_cache_gb=options.kv_cache_gb,
+            prefix_caching=options.prefix_caching,
+            tokenizer_json=lambda: load_tokenizer(locate(options.model)).to_str(),
+            progress=advance,
+        )
     release_memory()
     return core, msgspec.structs.replace(loaded.info, max_model_len=core.max_length)
 
@@ -276,7 +292,7 @@ def main() -> None:
     except StartupError as error:
         child.give_up(error.message, _exit_status(error), options.reason_file)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+        if isinstance(error, RuntimeError) and not any(text in str(error) for text in OUT_OF_MEMORY):
             raise
         child.give_up(f"there is too little memory for {options.model}", child.NO_MEMORY, options.reason_file)
     worker = Worker(core, info, listener)

@@ -103,6 +103,12 @@ class Connection(Watched, HttpToolsProtocol):
         elif self.idle:
             self.transport.close()
 
+    def give_up(self) -> None:
+        """The server has ended: an answer that has begun by now stays as it is, which is nobody's mistake."""
+        running = self._running
+        if running is not None and running.response_started and not running.response_complete:
+            running.disconnected = True
+
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
@@ -265,6 +271,9 @@ class Connection(Watched, HttpToolsProtocol):
 class SocketConnection(Watched, WebSocketsSansIOProtocol):
     def shutdown(self) -> None:
         """The server begins to end. Whoever answers here says goodbye when it is time."""
+
+    def give_up(self) -> None:
+        """The server has ended, and so has whoever answers here."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

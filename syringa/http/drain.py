@@ -3,7 +3,8 @@
 1. New requests get 503 `server_ending`, on a listener that stays open, so that a client sees an answer and not a broken
    connection. `/health` goes on, `/ready` says no. Idle connections are closed, idle WebSockets with 1001.
 2. Streams, bodies, WebSockets and background responses that run have `drain_timeout` seconds.
-3. What still runs then fails with an error that says why, where a client can read it.
+3. What still runs then fails with an error that says why, where a client can read it. So does, a moment later, what is
+   still being sent to us.
 4. The listener closes, and every connection.
 
 A second signal goes to the third step at once.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
@@ -24,6 +25,7 @@ from syringa.service.work import Work
 
 if TYPE_CHECKING:
     from syringa.http.bounds import Shared
+    from syringa.http.connection import Connection, SocketConnection
     from syringa.http.desk import Desk
 
 logger = logging.getLogger("syringa.http")
@@ -80,11 +82,13 @@ class Drain:
         await self._close(background)
 
     async def _close(self, background: asyncio.Task[None]) -> None:
+        connections = cast("set[Connection | SocketConnection]", self._state.connections)
+        for each in list(connections):
+            each.give_up()
         left = [background, *self._state.tasks]
         for task in left:
             task.cancel()
         await asyncio.wait(left, timeout=TOLD_SECONDS)
-        connections = self._state.connections
         for each in list(connections):
             each.transport.close()
         await self._until(lambda: not connections, FLUSH_SECONDS)

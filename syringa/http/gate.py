@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from syringa.errors import InvalidRequest
+from syringa.errors import EngineUnavailable, InvalidRequest
+from syringa.http.drain import ENDING
 from syringa.service.caller import Caller
 from syringa.service.work import Work
 
@@ -58,6 +60,9 @@ class Gate:
             await self._admitted(caller, scope, receive, send)
         except ClientDisconnect:  # before all of its body was here
             account.cancel()
+            raise
+        except asyncio.CancelledError:  # by a server that ends
+            account.fail(EngineUnavailable(ENDING, code="server_ending"))
             raise
         except Exception as error:
             account.fail(error)

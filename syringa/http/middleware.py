@@ -6,6 +6,7 @@ goes round it once it has begun (`unwrapped`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
@@ -23,9 +24,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from syringa import logs
 from syringa.api.common import ErrorBody, ErrorEnvelope
 from syringa.config import Config
-from syringa.errors import PayloadTooLarge, RateLimited, SyringaError
+from syringa.errors import EngineUnavailable, PayloadTooLarge, RateLimited, SyringaError
 from syringa.http.access import access_line
-from syringa.http.drain import Closing
+from syringa.http.drain import ENDING, Closing
 from syringa.http.gate import Gate
 from syringa.service.work import Work
 
@@ -142,6 +143,10 @@ class Edge:
                 return  # in the middle of its own body: there is nobody to answer
             # To a WebSocket, this is the answer to its handshake.
             await _rendered(error, scope)(scope, receive, named)
+        except asyncio.CancelledError:
+            # Nobody does this but a server that ends. Whatever has begun by now, nobody reads.
+            if not started:
+                await error_response(EngineUnavailable(ENDING, code="server_ending"))(scope, receive, named)
         finally:
             access_line(scope, began)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -15,6 +18,7 @@ import msgspec
 from syringa.store import Store, UsageRow
 from tests.e2e.server import Server, serve, wait_for
 
+PROMPT = "the purple giraffe of Samarkand"  # not to be found in any log
 WORKER, API = "syringa.engine.worker", "syringa.http.process"
 
 
@@ -72,6 +76,41 @@ class Service:
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")
+
+
+class Place:
+    """A server with two organisations and an administrator, and ways to ask it."""
+
+    def __init__(self, service: Service, admin: Key) -> None:
+        self.service, self.admin = service, admin
+        self.url, self.database = service.url, service.database
+        self.ours, self.theirs = self._make_key("ours"), self._make_key("theirs")
+        time.sleep(1)  # every process knows them by then
+
+    def _make_key(self, organisation: str) -> Key:
+        made = self.ask("POST", "/admin/keys", self.admin, json={"organisation": organisation}).json()
+        self.ask("PUT", f"/admin/organisations/{organisation}", self.admin, json={"requests_per_minute": 0})
+        return Key(made["id"], made["key"])
+
+    def ask(self, method: str, path: str, key: Key | None = None, **more: Any) -> httpx.Response:
+        headers = {"authorization": (key or self.ours).header, **more.pop("headers", {})}
+        return httpx.request(method, self.url + path, headers=headers, timeout=60, **more)
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.ask("POST", "/v1/completions", json={"prompt": PROMPT, "max_tokens": 2, **body})
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.service.port), timeout=30)
+
+    def raw(self, *lines: bytes, body: bytes = b"") -> bytes:
+        """The whole answer to a request that is written by hand, on a connection of its own."""
+        with self.connect() as connection:
+            connection.sendall(b"\r\n".join([*lines, b"connection: close", b"", b""]) + body)
+            with contextlib.suppress(ConnectionResetError):
+                parts = []
+                while part := connection.recv(65536):
+                    parts.append(part)
+            return b"".join(parts)
 
 
 @contextlib.contextmanager

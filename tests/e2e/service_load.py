@@ -166,15 +166,15 @@ def _judge(seen: Seen, text: str) -> None:
     """What an answer that came to its end says."""
     if seen.status != 200:
         seen.fate = "refused" if seen.status < 500 else "failed"
-        seen.said = json.loads(text)["error"]["code"] or ""
+        seen.said = json.loads(text)["error"]["message"]
         return
     if not text.startswith(("data:", "event:", ":")):
         seen.fate, seen.tokens = "ok", _tokens(json.loads(text))
         return
     data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     events = [json.loads(each) for each in data if each != "[DONE]"]
-    if wrong := [each for each in events if "error" in each or each.get("type") in ("error", "response.failed")]:
-        seen.fate, seen.said = "failed", json.dumps(wrong[0])
+    if wrong := [error for each in events if (error := each.get("error") or (each.get("response") or {}).get("error"))]:
+        seen.fate, seen.said = "failed", wrong[0]["message"]
     elif data[-1] in _DONE or events[-1].get("type") in _DONE:
         seen.fate, seen.tokens = "ok", _tokens(events[-1].get("response") or events[-1])
 
@@ -212,7 +212,7 @@ def differences(
         if row is None:
             if each.fate != "broken" and not may_be_lost:
                 wrong.append(f"no row for {each}")
-        elif each.fate == "left" and row.outcome == "failed" and any(row.at < moment for moment in failures):
+        elif each.fate == "left" and row.outcome == "failed" and any(row.at < moment + 0.5 for moment in failures):
             continue
         elif fault := _fault(each, row):
             wrong.append(f"{fault}: {each}, {row}")

@@ -9,6 +9,7 @@ import io
 import itertools
 import os
 import random
+import re
 import signal
 import sqlite3
 import time
@@ -17,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import pytest
 
 from syringa.store import UsageRow
@@ -26,12 +26,14 @@ from tests.e2e.scripts import run_python
 from tests.e2e.sdk import OPENAI_PYTHON
 from tests.e2e.server import alive, wait_for
 from tests.e2e.service import API, WORKER, Key, Service, books, command, create_key, start
-from tests.e2e.service_load import METERED, Load, Mix, Plan, Seen, differences
+from tests.e2e.service_load import Load, Mix, Plan, Seen, differences
 
 pytestmark = pytest.mark.model
 
 PER_MINUTE, AT_ONCE, TOKENS = 30, 2, 600
 GROWTH = 150 << 20
+FILES = 16  # that a process opens when it is busy for the first time, and keeps: connections to the database
+TRACE = r'  File "|usage rows are lost|is not counted'  # what must not be in a log
 SLACK = 0.1  # seconds that a busy machine may keep a process from writing down what has just happened
 # A cache that a part of the load fills: growth that only comes from its being used for the first time is none.
 SETTINGS = ("--kv-cache-tokens", "4096", "--served-model-name", MODEL)
@@ -87,9 +89,10 @@ def test_every_answer_is_in_the_books(database: str, tmp_path: Path, capsys: pyt
         load = Load(service.url, watch)
         asyncio.run(many(load, keys, clients, each))
         service.wait_idle()
-        wait_for(lambda: all(count <= files[pid] + 8 for pid, count in service.files().items()), 15)
+        wait_for(lambda: all(count <= files[pid] + FILES for pid, count in service.files().items()), 15)
         late, files_late = service.memory(), service.files()
         assert service.server.stop() == 0
+    assert not re.search(TRACE, service.log())
     assert len(load.seen) == clients * each
     assert not [seen for seen in load.seen if seen.fate == "broken"]
     assert early.keys() == late.keys()
@@ -163,7 +166,7 @@ def report(seen: Sequence[Seen], rows: Sequence[UsageRow], *figures: dict[int, i
     tokens = sum(row.output_tokens for row in rows)
     early, late, files, files_late = (list(each.values()) for each in figures)
     print(f"\n{len(seen)} requests in {took:.0f} s, {tokens} tokens: {fates}, {len(rows)} rows")
-    print(f"memory {[each >> 20 for each in early]} MiB, then {[each >> 20 for each in late]}; files {files}, {files_late}")
+    print(f"MiB {[each >> 20 for each in early]}, then {[each >> 20 for each in late]}; files {files}, {files_late}")
 
 
 def test_killed_processes_under_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,6 +184,7 @@ def test_killed_processes_under_load(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert len(children) == 3
         assert service.server.stop() == 0
         assert not any(alive(pid) for pid in (*children, *kills.pids))
+    assert not re.search(TRACE, service.log())
     with sqlite3.connect(database) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert differences(load.seen, books(database), kills=[kills.api], failures=[kills.worker]) == []
@@ -189,10 +193,10 @@ def test_killed_processes_under_load(tmp_path: Path, capsys: pytest.CaptureFixtu
             assert seen.began < kills.api + 0.5, seen
             assert seen.ended > kills.api, seen
             assert seen.ended < kills.api + 5, seen
-        elif seen.fate == "failed" and "timeout" not in seen.said:
+        elif seen.fate == "failed" and "took longer" not in seen.said:
             assert seen.began < kills.worker + 0.5, seen
             assert seen.ended > kills.worker, seen
-            assert "engine_unavailable" in seen.said, seen
+            assert seen.said.startswith("The model worker ended while it was answering"), seen
     with capsys.disabled():
         fates = {fate: sum(each.fate == fate for each in load.seen) for fate in ("ok", "broken", "failed")}
         print(f"\n{len(load.seen)} requests, {fates}; back after {kills.api_back:.1f} s and {kills.worker_back:.1f} s")
@@ -286,9 +290,5 @@ def test_a_revoked_key_is_refused_by_every_process(service: Service, capsys: pyt
 
 def test_the_openai_package_tries_again_by_itself(service: Service) -> None:
     key = create_key(service.database, "patient", "--concurrent", "1")
-    wait_for(lambda: accepted(service, key))
+    time.sleep(1)  # every process knows it by then
     run_python(service.server, "openai_retry_client.py", OPENAI_PYTHON, key.text)
-
-
-def accepted(service: Service, key: Key) -> bool:
-    return httpx.get(service.url + "/v1/models", headers={"authorization": key.header}).is_success

@@ -6,13 +6,9 @@ import contextlib
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -20,64 +16,35 @@ import pytest
 
 from tests.e2e.conftest import MODEL
 from tests.e2e.server import wait_for
-from tests.e2e.service import Key, Service, books, command, create_key, start
+from tests.e2e.service import PROMPT, Place, books, command, create_key, start
 
 pytestmark = pytest.mark.model
 
 READ_TIMEOUT = 4
-PROMPT = "the purple giraffe of Samarkand"  # nothing of it may be in the log
 FRESH = re.compile(r"[0-9a-f]{32}")
-
-
-class Place:
-    """A server with two organisations and an administrator."""
-
-    def __init__(self, service: Service, ours: Key, theirs: Key, admin: Key) -> None:
-        self.service, self.ours, self.theirs, self.admin = service, ours, theirs, admin
-        self.url, self.database = service.url, service.database
-
-    def ask(self, method: str, path: str, key: Key | None = None, **more: Any) -> httpx.Response:
-        headers = {"authorization": (key or self.ours).header, **more.pop("headers", {})}
-        return httpx.request(method, self.url + path, headers=headers, timeout=60, **more)
-
-    def complete(self, **body: Any) -> httpx.Response:
-        return self.ask("POST", "/v1/completions", json={"prompt": PROMPT, "max_tokens": 2, **body})
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.service.port), timeout=30)
-
-    def raw(self, *lines: bytes, body: bytes = b"") -> bytes:
-        """The whole answer to a request that is written by hand, on a connection of its own."""
-        with self.connect() as connection:
-            connection.sendall(b"\r\n".join([*lines, b"connection: close", b"", b""]) + body)
-            with contextlib.suppress(ConnectionResetError):
-                parts = []
-                while part := connection.recv(65536):
-                    parts.append(part)
-            return b"".join(parts)
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\S+Z (DEBUG|INFO|WARNING) syringa\.")
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("hostile")
     database = str(folder / "syringa.db")
-    keys = [create_key(database, name, *options) for name, *options in (["ours"], ["theirs"], ["ops", "--admin"])]
-    for name in ("ours", "theirs"):
-        command(database, "organisations", "set", name, "--requests-per-minute", "0")
+    admin = create_key(database, "ops", "--admin")
     settings = ("--served-model-name", MODEL, "--read-timeout", str(READ_TIMEOUT), "--log-level", "debug")
     with start(database, folder, *settings) as service:
-        place = Place(service, *keys)
+        place = Place(service, admin)
         yield place
         service.wait_idle()
         assert service.server.stop() == 0
-        log = service.log()
-    assert "Traceback" not in log
-    assert "Exception" not in log
+    log = service.log()
+    assert '  File "' not in log  # a traceback
     assert PROMPT not in log
-    assert not [key.text for key in keys if key.text in log or key.text[7:20] in log]
-    # One line for each event: nobody has written a line of their own.
-    assert "evil" not in log
-    assert not re.search("[\x00-\x08\x0b-\x1f]", log)
+    assert not [key for key in (place.ours, place.theirs, place.admin) if key.text in log or key.text[7:20] in log]
+    # Nobody has written a line of their own, nor anything that a terminal would obey.
+    assert not re.search("[\x00-\x09\x0b-\x1f\u2028-\u202e]", log)
+    lines = log.partition("Stop with Ctrl-C.\n")[2].splitlines()
+    assert lines
+    assert [line for line in lines if not LINE.match(line)] == []
 
 
 @contextlib.contextmanager
@@ -131,15 +98,14 @@ def test_a_request_id_is_sane_or_not_ours(place: Place, sent: bytes) -> None:
     status = int(head.split()[1])
     names = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:])
     assert status in (200, 400, 431)
-    assert "x-evil" not in [name for name in names if name != "x-request-id"] or sent == b"a\nx-evil: 1"
+    assert "x-evil" not in names
     if status == 200:
         assert FRESH.fullmatch(names["x-request-id"])
 
 
 @pytest.mark.parametrize("name", ["\r\nx-evil: 1", "evil\x00\x1b[31m", "../../etc/evil", "e" * 100_000, "\ud800", ""])
 def test_names_of_models(place: Place, name: str) -> None:
-    """Escaped by hand, as half a character cannot be sent otherwise."""
-    body = '{"prompt": "x", "max_tokens": 1, "model": %s}' % json.dumps(name)
+    body = json.dumps({"prompt": "x", "max_tokens": 1, "model": name})
     answer = place.ask("POST", "/v1/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code in (400, 404)
     assert len(answer.content) < 2000
@@ -218,12 +184,14 @@ def test_authorizations(place: Place, given: bytes | None) -> None:
     assert len(books(place.database)) == before
 
 
-def test_two_authorizations_are_not_one(place: Place) -> None:
-    """The last one counts, for the gate and for whoever writes down what was used: there is no second reading."""
-    lines = [b"GET /v1/usage HTTP/1.1", b"host: a"]
-    both = [b"authorization: " + key.header.encode() for key in (place.ours, place.theirs)]
-    answer = place.raw(*lines, *both, b"")
-    assert b" 200 " in answer.split(b"\r\n")[0] or b" 40" in answer.split(b"\r\n")[0]
+def test_two_authorizations(place: Place) -> None:
+    """One of them counts, for all that is asked: nobody gets in with one key and is charged on another."""
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    lines = [b"POST /v1/completions HTTP/1.1", b"host: a", b"content-length: %d" % len(body), b"x-request-id: both"]
+    both = [b"authorization: " + each for each in (b"Bearer nobody", place.theirs.header.encode())]
+    assert place.raw(*lines, *both, body=body).startswith(b"HTTP/1.1 200 ")
+    assert place.raw(*lines, *reversed(both), body=body).startswith(b"HTTP/1.1 401 ")
+    wait_for(lambda: [row.key for row in books(place.database) if row.request_id == "both"] == [place.theirs.id])
 
 
 def test_another_organisations_things(place: Place) -> None:
@@ -249,7 +217,13 @@ def test_another_organisations_things(place: Place) -> None:
         shown = place.ask("GET", f"/v1/usage{query}", place.theirs).text
         assert place.ours.id not in shown
         assert '"ours"' not in shown
-    for where in ("/admin/usage", "/admin/keys", "/admin/organisations", "/admin/models", f"/admin/keys/{place.ours.id}"):
+    for where in (
+        "/admin/usage",
+        "/admin/keys",
+        "/admin/organisations",
+        "/admin/models",
+        f"/admin/keys/{place.ours.id}",
+    ):
         assert place.ask("GET", where, place.theirs).status_code == 403
     assert place.ask("DELETE", f"/admin/keys/{place.ours.id}", place.theirs).status_code == 403
     assert place.ask("POST", "/admin/keys", place.theirs, json={"organisation": "ours"}).status_code == 403
@@ -281,7 +255,7 @@ def test_clients_that_never_finish_sending(place: Place) -> None:
 
 
 def test_clients_that_never_read(place: Place) -> None:
-    """Twenty, of long answers with all that can be asked for. They leave in the end, and so does what they asked for."""
+    """Twenty, of long answers. They leave in the end, and what they asked for ends with them."""
     body = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "stream": True, "logprobs": 5}
     sent = json.dumps(body).encode()
     key = b"authorization: " + place.ours.header.encode()
@@ -299,34 +273,3 @@ def test_clients_that_never_read(place: Place) -> None:
             wait_for(lambda: len(took) >= served + 10, 60)
         wait_for(lambda: place.service.figure("num_requests_running") <= 1, 30)
     assert all(now < memory[pid] + (200 << 20) for pid, now in place.service.memory().items())
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("workers = 0", "workers"),
-        ('port = "eighty"', "port"),
-        ("requests_per_minute = -1", "requests_per_minute"),
-        ('log_format = "xml"', "text"),
-        ("prot = 80", "prot"),
-        ("port = ", "line 3"),
-    ],
-)
-def test_a_settings_file_with_a_wrong_value(tmp_path: Path, line: str, expected: str) -> None:
-    path = tmp_path / "syringa.toml"
-    path.write_text(f'# settings\nhost = "127.0.0.1"\n{line}\n')
-    given = [sys.executable, "-m", "syringa", "serve", "--config", str(path)]
-    done = subprocess.run(given, capture_output=True, text=True, timeout=60)
-    assert done.returncode not in (0, None)
-    said = done.stderr.strip()
-    assert "Traceback" not in said
-    assert len(said.splitlines()) == 1
-    assert str(path) in said
-    assert "line 3" in said
-    assert expected in said
-    print(said)
-
-
-def test_zzz(place):
-    from collections import Counter
-    print(Counter((r.outcome, r.status, r.endpoint) for r in books(place.database)))

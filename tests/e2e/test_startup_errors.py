@@ -69,3 +69,22 @@ def test_beyond_loopback_without_a_key() -> None:
 
 def test_an_impossible_length() -> None:
     assert "8192" in fails("--max-model-len", "1000000")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ("workers = 0", "workers 0: expected a whole number, at least 1"),
+        ('port = "eighty"', 'port "eighty": expected a whole number'),
+        ("requests_per_minute = -1", "requests_per_minute -1: expected a whole number, at least 0"),
+        ('log_format = "xml"', "expected one of text, json"),
+        ("prot = 80", "did you mean 'port'?"),
+        ("port = ", "cannot be read"),
+    ],
+)
+def test_a_settings_file_with_a_wrong_value(tmp_path: Path, wrong: str, expected: str) -> None:
+    path = tmp_path / "syringa.toml"
+    path.write_text(f'# settings\nhost = "127.0.0.1"\n{wrong}\n')
+    line = fails("--config", str(path))
+    assert f"{path}, line 3: " in line
+    assert expected in line

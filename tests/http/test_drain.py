@@ -18,6 +18,7 @@ import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
 from syringa.config import Config
+from syringa.http import bounds
 from syringa.http import server as serving
 from syringa.http.server import serve_api
 from syringa.service.work import Work
@@ -256,3 +257,39 @@ async def test_a_client_that_does_not_read_holds_nobody_up(monkeypatch: pytest.M
         assert await eventually(lambda: not engine.running)
         writer.transport.abort()
         assert reader
+
+
+async def test_what_is_still_being_sent_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with place(monkeypatch, tmp_path, drain_timeout=0.2) as here:
+        accounts: list[Any] = []
+        here.work.books.observers.append(accounts.append)
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.http.base_url.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
+        await asyncio.sleep(0.1)
+        await here.drain()
+        said = await asyncio.wait_for(reader.read(), 5)
+        assert said.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "server_ending"
+        writer.close()
+        assert await here.is_gone()
+    assert [(each.outcome, each.status) for each in accounts] == [("failed", 503)]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_what_nobody_reads_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = json.dumps({"prompt": ["x"] * 100, "max_tokens": 3000, "ignore_eos": True, "stream": True}).encode()
+    behind: list[bool] = []
+    monkeypatch.setattr(bounds.Watched, "_watch", lambda self: behind.append(True))
+    async with place(monkeypatch, tmp_path, FakeEngine("x" * 4096, delay=0.0001), drain_timeout=0.2) as here:
+        _, writer = await asyncio.open_connection("127.0.0.1", here.http.base_url.port)
+        writer.transport.pause_reading()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        assert await eventually(lambda: behind, 20)
+        await here.drain()
+        assert await here.is_gone(8)
+        writer.transport.abort()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

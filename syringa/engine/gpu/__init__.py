@@ -1,7 +1,8 @@
 """What runs on the GPU below the runner: Triton kernels, each with a plain PyTorch reference.
 
-`reference` needs torch alone. The other modules hold kernels and import Triton, so whoever wants them asks
-`missing_triton` first. Nothing here imports the rest of Syringa: the kernels can be measured on a bare machine.
+`reference` needs torch alone. The modules that hold kernels import Triton, so whoever wants them asks `missing_triton`
+first, and nothing of the rest of Syringa: they can be measured on a bare machine. Above them, `ops` hides which of the
+two runs, `decoder` is the model, `runner` lays out a step and starts it, `model` finds out what there is room for.
 
 Activations and weights are bf16 and sums fp32. No kernel waits for the host, allocates a size that depends on data, or
 adds in an order that depends on timing: all can be captured in a CUDA graph, and give the same bits every time.

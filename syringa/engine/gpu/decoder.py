@@ -92,6 +92,7 @@ class GpuDecoder:
         self, rows: Rows, drawn: torch.Tensor, cache: GpuCache, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Logits of the wanted rows, fp32. `drawn`: the last step's tokens."""
+        self.ops.begin(len(rows.tokens), rows.later is None)
         x = self.ops.embed(self.embedding, rows.tokens, rows.sources, drawn)
         narrow = rows.later is None and rows.wanted is None and len(x) <= self.ops.narrow_rows and self.dense
         x = self._narrow(x, rows, cache) if narrow else self._wide(x, rows, cache)

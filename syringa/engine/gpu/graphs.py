@@ -49,6 +49,7 @@ class StepGraphs:
         self.seconds = time.perf_counter() - started
 
     def record(self, size: int) -> None:
+        """Runs the step twice: its places must hold rows that do nothing."""
         self._body(size)  # compiles kernels and makes what libraries keep, neither of which a recording may do
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()

@@ -17,9 +17,18 @@ from syringa.engine.sequence import Sequence
 _WORD = (1 << 64) - 1
 
 
+# Tables are as wide as a multiple of this: kernels are compiled anew for strides that are not.
+WIDTH_STEP = 16
+
+
+def table_width(positions: int) -> int:
+    """Entries for so many tokens."""
+    return -(-positions // (BLOCK_SIZE * WIDTH_STEP)) * WIDTH_STEP
+
+
 class Lanes:
-    def __init__(self, width: int, count: int = 64) -> None:
-        self.tables = np.zeros((count, width), dtype=np.int32)
+    def __init__(self, max_length: int, count: int = 64) -> None:
+        self.tables = np.zeros((count, table_width(max_length)), dtype=np.int32)
         self.seeds = np.zeros(count, dtype=np.int64)
         self.choices = np.zeros(count, dtype=np.int32)
         self.temperatures = np.zeros(count, dtype=np.float32)

@@ -14,6 +14,7 @@ from syringa.engine.gpu import machine
 from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.decoder import GpuDecoder, Later, Rows
 from syringa.engine.gpu.graphs import Progress
+from syringa.engine.gpu.lanes import table_width
 from syringa.engine.gpu.runner import GpuRunner
 from syringa.engine.gpu.transfer import upload
 from syringa.engine.kv_cache import BLOCK_SIZE
@@ -30,7 +31,6 @@ class GpuModel:
     decoder: GpuDecoder
     shape: GpuCacheShape
     max_model_len: int
-    progress: Progress | None = None  # told of graphs
 
     def blocks(self, tokens: int, gigabytes: float, step_tokens: int, max_running: int) -> int:
         """How many blocks the cache gets, once the weights are there. Raises `ConfigError` or `ModelError`."""
@@ -63,34 +63,42 @@ class GpuModel:
         return self.decoder.forward(rows, torch.zeros(1, dtype=torch.int64, device=self.shape.device), cache)
 
     def rehearse(self, tokens: int) -> int:
-        """Runs the largest step there can be on nothing, and says how many bytes it took beside the weights."""
-        device = self.shape.device
+        """Runs the largest step there can be on nothing, and says how many bytes it took beside the weights.
+
+        Its rows are of both kinds, so that all kernels of such a step are compiled before the first request.
+        """
+        device, leading = self.shape.device, 8
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         cache = self.shape.allocate(-(-tokens // BLOCK_SIZE) + 1)
-        counts = [min(self.max_model_len, tokens - i) for i in range(0, tokens, self.max_model_len)]
+        longest = min(self.max_model_len, tokens)
+        counts = [min(longest, tokens - i) for i in range(0, tokens, longest)]
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         first = np.zeros(len(counts), dtype=np.int32)
-        rows = np.arange(tokens, dtype=np.int32)
-        positions = rows % self.max_model_len
-        tables = np.arange(len(counts) * -(-self.max_model_len // BLOCK_SIZE), dtype=np.int32) % (tokens // BLOCK_SIZE)
+        rows = np.arange(leading + tokens, dtype=np.int32)
+        slots = np.maximum(rows - leading, 0)
+        tables = np.zeros((leading + len(counts), table_width(longest)), dtype=np.int32)
+        for i, begin in enumerate(starts[:-1]):
+            own = np.arange(begin // BLOCK_SIZE, (begin + counts[i] - 1) // BLOCK_SIZE + 1)
+            tables[leading + i, : len(own)] = own[: tables.shape[1]]
         tiles = self.decoder.ops.tiles(starts.tolist(), first.tolist())
-        arrays = [rows * 0, rows * 0 - 1, rows, positions, tables.reshape(len(counts), -1), tiles, starts, first]
-        token, source, slot, position, table, tile, start, first_ = upload(arrays, device)
-        later = Later(position, table, tile, start, first_)
-        nobody = start[:0]
-        wanted = torch.zeros(1, dtype=torch.int64, device=device)
-        plain = Rows(token, source, slot, table[:0], nobody, later, wanted)
-        self.decoder.forward(plain, torch.zeros(1, dtype=torch.int64, device=device), cache)
+        ones = np.ones(leading, dtype=np.int32)
+        arrays = [rows * 0, rows * 0 - 1, slots, slots % longest, tables, tiles, starts, first, ones]
+        token, source, slot, position, table, tile, start, begin, length = upload(arrays, device)
+        later = Later(position, table[leading:], tile, start, begin)
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+        self.decoder.forward(Rows(token, source, slot, table[:leading], length, later, zero), zero, cache)
         torch.cuda.synchronize(device)
         cached = cache.keys.nbytes + cache.values.nbytes
         return max(0, torch.cuda.max_memory_allocated(device) - before - cached)
 
-    def runner(self, cache: Any, sampler: Sampler, max_length: int, max_running: int) -> GpuRunner:
+    def runner(
+        self, cache: Any, sampler: Sampler, max_length: int, max_running: int, progress: Progress | None = None
+    ) -> GpuRunner:
         """With its graphs recorded."""
         runner = GpuRunner(self.decoder, cache, sampler, max_length, max_running)
-        runner.capture(self.progress)
+        runner.capture(progress)
         if runner.graphs.seconds:
             logger.info("recorded %d CUDA graphs in %.1f s", len(runner.graphs.sizes), runner.graphs.seconds)
         return runner

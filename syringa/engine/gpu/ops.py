@@ -26,6 +26,10 @@ class Turning(NamedTuple):
 class Ops(Protocol):
     narrow_rows: int  # up to so many, `linear` is at its best with all that it fuses
 
+    def begin(self, rows: int, alike: bool) -> None:
+        """A step of so many rows follows; `alike`: each adds one token to its sequence."""
+        ...
+
     def embed(
         self, table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor
     ) -> torch.Tensor:
@@ -112,6 +116,9 @@ class ReferenceOps:
     """Plain PyTorch on any device."""
 
     narrow_rows = 4  # small, so that tests take both ways
+
+    def begin(self, rows: int, alike: bool) -> None:
+        pass
 
     def embed(
         self, table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor

@@ -16,7 +16,7 @@ import torch
 from syringa.engine.gpu.cache import GpuCache
 from syringa.engine.gpu.decoder import GpuDecoder, Later, Rows
 from syringa.engine.gpu.graphs import Progress, StepGraphs, bucket_sizes
-from syringa.engine.gpu.lanes import Lanes
+from syringa.engine.gpu.lanes import Lanes, table_width
 from syringa.engine.gpu.transfer import Homeward, upload, views
 from syringa.engine.kv_cache import BLOCK_SIZE
 from syringa.engine.lookahead import Layout
@@ -47,7 +47,7 @@ class GpuRunner:
     def __init__(self, model: GpuDecoder, cache: GpuCache, sampler: Sampler, max_length: int, max_running: int) -> None:
         self.model, self.cache, self.sampler = model, cache, sampler
         self.device = model.device
-        self.lanes = Lanes(-(-max_length // BLOCK_SIZE))
+        self.lanes = Lanes(max_length)
         rows = max(max_running, MOST_DRAWS)
         self.drawn = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self._logits = torch.zeros(max_running, len(model.head), dtype=torch.float32, device=self.device)
@@ -56,7 +56,20 @@ class GpuRunner:
         self.graphs = StepGraphs(bucket_sizes(max_running), self._step, self.device)
 
     def capture(self, progress: Progress | None = None) -> None:
+        """Records the steps that will be replayed, and compiles what runs beside them."""
         self.graphs.capture(progress)
+        if self.device.type == "cuda":
+            fields, rules, _ = self._views(1, 1)
+            self.model.ops.begin(1, False)
+            self.model.ops.sample(self._logits[:1], fields, (), self.drawn[:1])
+            self.model.ops.sample(self._logits[:1], fields, rules, self.drawn[:1])
+
+    def record(self, size: int) -> None:
+        """One of them anew: something that it was made with has changed."""
+        drawn = self.drawn.clone()
+        self._inputs.zero_()  # rows that do nothing: what a step of another size has left would be read as anything
+        self.graphs.record(size)
+        self.drawn.copy_(drawn)
 
     def start(self, layout: Layout) -> Running:
         """Computes the plan's tokens, and draws for every row as if it needed nothing of the host."""
@@ -114,6 +127,7 @@ class GpuRunner:
         logits = self._logits[:count]
         if any(sequence.state.filtered for sequence in layout.draws):
             fields, rules, _ = self._views(count, size)
+            self.model.ops.begin(count, False)
             self.model.ops.sample(logits, fields, rules, self.drawn[:count])
         return Running(count, logits, Homeward(self.device))
 
@@ -149,7 +163,7 @@ class GpuRunner:
         lanes = self.lanes.place(items)
         starts = np.array([item.start for item in items], dtype=np.int32)
         counts = np.array([item.count for item in items], dtype=np.int32)
-        tables = self.lanes.tables[lanes, : int((starts + counts - 1).max()) // BLOCK_SIZE + 1]
+        tables = self.lanes.tables[lanes, : table_width(int((starts + counts).max()))]
         begins = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
         owner = np.repeat(np.arange(len(items)), counts)
         positions = np.arange(len(owner), dtype=np.int32) - begins[owner] + starts[owner]

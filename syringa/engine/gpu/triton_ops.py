@@ -8,20 +8,28 @@ from typing import Any
 import torch
 
 from syringa.engine.gpu import elementwise, rotary
-from syringa.engine.gpu.decode import NewTokens, decode_attention
+from syringa.engine.gpu.decode import DecodeConfig, NewTokens, decode_attention
 from syringa.engine.gpu.embedding import embed
 from syringa.engine.gpu.linear import SKINNY_ROWS, linear
 from syringa.engine.gpu.ops import Turning
 from syringa.engine.gpu.prefill import prefill_attention, query_tiles
 from syringa.engine.gpu.sampling import sample
 
+# Up to so many rows, the launches' own time is worth hiding; with more, kernels that wait only stand in the way.
+OVERLAP_ROWS = 64
+
 
 class TritonOps:
     narrow_rows = SKINNY_ROWS
 
-    def __init__(self, pdl: bool | None = None) -> None:
+    def __init__(self) -> None:
         # Kernels that begin while the one before still runs: the hardware has that from Hopper on.
-        self.pdl = torch.cuda.get_device_capability() >= (9, 0) if pdl is None else pdl
+        self.overlap_rows = OVERLAP_ROWS if torch.cuda.get_device_capability() >= (9, 0) else 0
+        self.pdl = False
+
+    def begin(self, rows: int, alike: bool) -> None:
+        # Never for other steps: every kernel would have to be compiled both ways.
+        self.pdl = alike and rows <= self.overlap_rows
 
     def embed(
         self, table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor
@@ -82,8 +90,22 @@ class TritonOps:
     ) -> torch.Tensor:
         new = None if store is None else NewTokens(store[0], *store[1])
         return decode_attention(
-            qkv, keys, values, tables, lengths, heads, new=new, window=window, out=out, pdl=self.pdl
+            qkv,
+            keys,
+            values,
+            tables,
+            lengths,
+            heads,
+            new=new,
+            window=window,
+            out=out,
+            config=self.decode_config(len(lengths), keys.shape[1]),
+            pdl=self.pdl,
         )
+
+    def decode_config(self, rows: int, kv_heads: int) -> DecodeConfig | None:
+        """None: the kernel's own choice."""
+        return None
 
     def tiles(self, starts: Sequence[int], first: Sequence[int]) -> Any:
         return query_tiles(starts, first).numpy()

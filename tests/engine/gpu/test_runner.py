@@ -1,4 +1,4 @@
-"""The whole engine on the GPU's decoder, by the kernels' references: graphs' fixed places, padding, lanes, lookahead."""
+"""The whole engine on the GPU's decoder, by the kernels' references: graphs' places and padding, lanes, lookahead."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def test_sizes_reach_the_most() -> None:
 
 
 def test_lanes_follow_blocks() -> None:
-    lanes = Lanes(8, count=2)
+    lanes = Lanes(100, count=2)
+    assert lanes.tables.shape[1] == 16
     one, two, three = (sequence([1] * 40) for _ in range(3))
     one.blocks, two.blocks, three.blocks = [4, 5, 6], [7], [1, 2]
     found = lanes.place([Scheduled(one, 0, 40), Scheduled(two, 3, 1), Scheduled(three, 17, 1)])  # grows
