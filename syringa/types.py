@@ -39,8 +39,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     dry_allowed_length: int = 2
     dry_breakers: frozenset[int] = frozenset()  # ids of tokens that end a repeated run
     grammar: Grammar | None = None
-    # Where an answer begins with the first of these tokens, or with several, each is taken whenever it is likeliest, and
-    # not left to the draw: whether a function is called is a decision, and no matter of style.
+    # Where an answer begins with the first of these tokens, or with several, each is taken whenever it is likeliest,
+    # and not left to the draw: whether a function is called is a decision, and no matter of style.
     opening: tuple[int, ...] = ()
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # images need what `syringa[models]` brings
     from syringa.engine.scheduler import Limits
     from syringa.engine.vision.studio import Vision
 
+IMAGE_CONFIGS = ("vision_config", "audio_config", "image_config")  # of models that read more than text
 BYTES = {"int8": 1.0, "bf16": 2.0, "fp32": 4.0}
 Progress = Callable[[int, int], None]
 
@@ -83,7 +84,11 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     files = locate(options.model)
     description = describe(files)
     device = choose_device(
-        options.device, options.dtype, native=is_native(description.config), name=description.architecture
+        options.device,
+        options.dtype,
+        native=is_native(description.config),
+        sees=any(description.config.get(each) for each in IMAGE_CONFIGS),
+        name=description.architecture,
     )
     if device.type == "cuda":
         return _load_on_gpu(options, files, description, device, progress)
@@ -101,7 +106,8 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     else:
         from syringa.engine.models.breadth import load_breadth
 
-        model, cache, parameters, vocabulary, vision = load_breadth(files, description, dtype, kernels, length, threads)
+        found = load_breadth(files, description, dtype, kernels, length, threads)
+        model, cache, parameters, vocabulary, vision, _ = found
     info = ModelInfo(
         architecture=description.architecture,
         dtype=dtype,
@@ -125,13 +131,19 @@ def _load_on_gpu(
     from syringa.engine.gpu import machine
 
     started = time.perf_counter()
+    length = _max_model_len(options.max_model_len, description)
+    if not is_native(description.config):
+        from syringa.engine.models.breadth import load_breadth
+
+        found = load_breadth(files, description, "bf16", None, length, options.threads, device)
+        assert found.gpu is not None
+        return on_gpu(found.gpu, description, found.parameters, "bf16", started, options.threads)
     config = read_config(description.config)
     weights = open_weights(files, description.config)
     dtype = "bf16" if options.dtype == "auto" else options.dtype
     parameters, name = count_parameters(config), torch.cuda.get_device_name(device)
     machine.check_weights(parameters, dtype, description.name, machine.free_memory(device), name)
     _check_shapes(config, weights, files.path)
-    length = _max_model_len(options.max_model_len, description)
     return assemble(config, description, weights, device, dtype, length, started, options.threads, progress)
 
 
@@ -161,17 +173,23 @@ def assemble(
     decoder = load_gpu_decoder(config, weights, device, length, dtype=kind, fp8=dtype == "fp8", tick=tick)
     shape = GpuCacheShape(config.layers, config.kv_heads, config.head_size, kind, device)
     gpu = GpuModel(decoder, shape, length)
+    return on_gpu(gpu, description, count_parameters(config), dtype, started, threads)
+
+
+def on_gpu(
+    gpu: GpuModel, description: ModelDescription, parameters: int, dtype: str, started: float, threads: int = 0
+) -> LoadedModel:
     info = ModelInfo(
         architecture=description.architecture,
         dtype=dtype,
-        max_model_len=length,
-        vocab_size=config.vocab,
-        parameters=count_parameters(config),
-        kernels="triton" if device.type == "cuda" else "torch",
+        max_model_len=gpu.max_model_len,
+        vocab_size=gpu.decoder.vocabulary,
+        parameters=parameters,
+        kernels="triton" if gpu.shape.device.type == "cuda" else "torch",
         threads=threads or available_cores(),
         load_seconds=time.perf_counter() - started,
     )
-    return LoadedModel(gpu, None, shape, description, info, gpu=gpu)
+    return LoadedModel(gpu, None, gpu.shape, description, info, gpu=gpu)
 
 
 def choose_dtype(wanted: str, kernels: Kernels | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import functools
@@ -11,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, cast
 
@@ -117,6 +118,19 @@ def _is_news(record: logging.LogRecord) -> bool:
 class _Server(uvicorn.Server):
     drain: Drain
     _asked_at = math.inf  # to end
+    _wake: Callable[[], object] = staticmethod(lambda: None)
+
+    async def main_loop(self) -> None:
+        """Sleeps until it is told to end, but for once a second, when the clock of the answers moves on."""
+        told = asyncio.Event()
+        # From a signal's handler, which runs at any moment: the loop has to be woken up.
+        self._wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, told.set)
+        tenths = 0
+        while not await self.on_tick(tenths):
+            tenths = (tenths + 10) % 864_000
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await told.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self.drain.run(self.servers)
@@ -127,6 +141,7 @@ class _Server(uvicorn.Server):
         """A second signal ends it at once. But whoever stops a whole group of processes reaches this one twice: itself,
         and by way of the supervisor."""
         now = time.monotonic()
+        self._wake()
         if not self.should_exit:
             self.should_exit, self._asked_at = True, now
         elif now - self._asked_at > _SAME_SIGNAL_SECONDS:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -15,8 +13,6 @@ from syringa.service.keyring import is_absent
 from syringa.store import ModelRow, Store
 
 logger = logging.getLogger("syringa.service")
-
-POLL_SECONDS = 0.5
 
 
 class Catalogue:
@@ -30,21 +26,10 @@ class Catalogue:
         """`apply` is called with all of them whenever any has changed."""
         self._store, self._config, self._apply, self._read_defaults = store, config, apply, read_defaults
         self._revision = 0  # of a store in which there never was one
-        self._polling: asyncio.Task[None] | None = None
 
     def read(self, id: str, fields: dict[str, object]) -> ModelSpec:
         """Raises `ConfigError`, whose `param` is the field at fault."""
         return read_model(fields | {"id": id}, self._config, self._read_defaults)
-
-    async def start(self) -> None:
-        with contextlib.suppress(StoreError):
-            await self.refresh()
-        self._polling = asyncio.create_task(self._poll())
-
-    async def close(self) -> None:
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
 
     async def put(self, spec: ModelSpec, fields: dict[str, object]) -> None:
         """Keeps a model as it was described: what was not said of it follows the settings, also when they change."""
@@ -70,12 +55,11 @@ class Catalogue:
             logger.error("model %s is stored, and cannot be read: %s", row.id, error)
             return None
 
-    async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            try:
-                await self.refresh()
-            except StoreError as error:
-                logger.debug("models: %s", error.message)
-            except Exception:
-                logger.exception("the models could not be read")
+    async def look(self) -> None:
+        """Does not fail: this is done over and over."""
+        try:
+            await self.refresh()
+        except StoreError as error:
+            logger.debug("models: %s", error.message)
+        except Exception:
+            logger.exception("the models could not be read")

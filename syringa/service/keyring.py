@@ -8,7 +8,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from syringa.store import ApiKey, KeySnapshot, Organisation, Store
 
 logger = logging.getLogger("syringa.service")
 
-POLL_SECONDS = 0.5  # a key that is revoked is refused everywhere after this long
+POLL_SECONDS = 0.7  # a key that is revoked is refused everywhere after this long
 TOUCH_SECONDS = 10.0  # between two writes of when keys were last used
 LAST_SECONDS = 5.0  # what the end of a process waits for the last of these
 LONGEST_KEY = 512
@@ -67,6 +67,7 @@ class Keyring:
         self._touched = time.monotonic()
         self._complaint = ""
         self._polling: asyncio.Task[None] | None = None
+        self.also: list[Callable[[], Awaitable[None]]] = []  # what else is looked for, whenever keys are
 
     @property
     def required(self) -> bool:
@@ -138,6 +139,8 @@ class Keyring:
                 self._complain(error.message)
             except Exception:  # whatever it is, a key that is revoked must go on being noticed
                 logger.exception("the keys could not be read")
+            for look in self.also:
+                await look()
             if time.monotonic() - self._touched >= TOUCH_SECONDS:
                 with contextlib.suppress(SyringaError):
                     await self._touch()

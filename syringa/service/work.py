@@ -62,7 +62,8 @@ class Work:
         self.meter = Meter(self.state.database.usage.add)
         self.books.observers.append(self._note)
         if self.catalogue is not None:
-            await self.catalogue.start()
+            await self.catalogue.look()
+            self.keys.also.append(self.catalogue.look)
         if self._usage_days:
             self._expiring = asyncio.create_task(self._expire())
 
@@ -75,8 +76,6 @@ class Work:
         if self._expiring is not None:
             self._expiring.cancel()
             await asyncio.gather(self._expiring, return_exceptions=True)
-        if self.catalogue is not None:
-            await self.catalogue.close()
         if self.meter is not None:
             await self.meter.close()
         await self.keys.close()

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ import msgspec
 from syringa.errors import ConfigError, StartupError
 
 FILE_NAME = "syringa.db"
+CLOCK_SECONDS = 0.1  # more than the clock of any file system is coarse
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*)://")
 _PASSWORD = re.compile(r"(://[^/?#:@]*):[^/?#]*@|\b(password=)[^&\s]*")
 _DRIVER = "postgresql+psycopg"
@@ -26,6 +28,23 @@ class Location(msgspec.Struct, frozen=True):
     kind: Literal["sqlite", "postgresql"]
     place: str
     shown: str
+
+    def mark(self) -> object:
+        """Something that changes when the file does. None: that cannot be told from outside, or it was written to so
+        lately that the next change might leave the same mark."""
+        if self.kind != "sqlite":
+            return None
+        marks: list[object] = []
+        for path in (self.place, self.place + "-wal"):
+            try:
+                found = os.stat(path)
+            except OSError:
+                marks.append(None)
+                continue
+            if abs(time.time() - found.st_mtime) < CLOCK_SECONDS:
+                return None
+            marks.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+        return marks
 
 
 def locate(database: str) -> Location:

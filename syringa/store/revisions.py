@@ -14,6 +14,10 @@ class Revisions(Queries):
         found = self.connection.execute(select(revisions.c.number).where(revisions.c.name == name)).scalar()
         return int(found or 0)
 
+    def all(self) -> dict[str, int]:
+        found = self.connection.execute(select(revisions.c.name, revisions.c.number))
+        return {name: int(number) for name, number in found}
+
     def advance(self, name: Revised) -> None:
         """Belongs at the end of the transaction that changes something: whoever sees the number sees the change.
 

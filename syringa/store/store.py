@@ -56,6 +56,8 @@ class Store:
         self._database: Database | None = None
         self._making = threading.Lock()
         self._closed = False
+        self._mark: object = None  # of the file, when the revisions were read
+        self._revisions: dict[str, int] = {}
         self.keys = KeyPart(self)
         self.organisations = OrganisationPart(self)
         self.usage = UsagePart(self)
@@ -251,8 +253,14 @@ class Store:
         return await self.write(lambda session: session.secrets.keep(name, value))
 
     async def revision(self, name: Revised) -> int:
-        """A number that grows with every change to keys and organisations, or to models."""
-        return await self.watch(lambda session: session.revisions.get(name))
+        """A number that grows with every change to keys and organisations, or to models. It is asked for over and
+        over: as long as a file was not written to, it is not read either."""
+        mark = self.location.mark()
+        if mark is None or mark != self._mark:
+            self._mark = None
+            self._revisions = await self.watch(lambda session: session.revisions.all())
+            self._mark = mark
+        return self._revisions.get(name, 0)
 
     # How it is run
 

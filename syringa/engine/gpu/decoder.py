@@ -8,6 +8,7 @@ along the way. All others take the wide way: products by the library, and one sm
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +66,29 @@ class Rows:
     wanted: torch.Tensor | None = None  # rows whose logits are needed; None: all
 
 
+class DeviceModel(Protocol):
+    """What the runner needs of a model. `ops` also draw its tokens."""
+
+    ops: Ops
+    recordable: bool  # a step of one token each can be a CUDA graph
+    halvable: bool  # fp8 would make it smaller
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def forward(
+        self, rows: Rows, drawn: torch.Tensor, cache: GpuCache, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits of the wanted rows, fp32. `drawn`: the last step's tokens."""
+        ...
+
+
 class GpuDecoder:
+    recordable = True
+
     def __init__(
         self,
         config: DecoderConfig,
@@ -81,17 +104,20 @@ class GpuDecoder:
         self.layers = layers
         self.norm = norm
         self.head = head
-        self.dense = all(isinstance(layer.qkv, Product) for layer in layers)
+        self.dense = self.halvable = all(isinstance(layer.qkv, Product) for layer in layers)
 
     @property
     def device(self) -> torch.device:
         return self.embedding.device
 
+    @property
+    def vocabulary(self) -> int:
+        return len(self.head)
+
     @torch.inference_mode()
     def forward(
         self, rows: Rows, drawn: torch.Tensor, cache: GpuCache, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Logits of the wanted rows, fp32. `drawn`: the last step's tokens."""
         self.ops.begin(len(rows.tokens), rows.later is None)
         x = self.ops.embed(self.embedding, rows.tokens, rows.sources, drawn)
         narrow = rows.later is None and rows.wanted is None and len(x) <= self.ops.narrow_rows and self.dense

@@ -30,20 +30,26 @@ def find_gpu() -> str | None:
     return missing_triton()
 
 
-def choose_device(wanted: str, dtype: str, *, native: bool, name: str = "This model") -> torch.device:
-    """`wanted`: auto, cpu or cuda. Raises `ConfigError` for what cannot be had."""
+def choose_device(
+    wanted: str, dtype: str, *, native: bool, sees: bool = False, name: str = "This model"
+) -> torch.device:
+    """`wanted`: auto, cpu or cuda; `sees`: the model reads images. Raises `ConfigError` for what cannot be had."""
     if dtype == "fp8" and wanted == "cpu":
         raise ConfigError("--dtype fp8 is for GPUs: use --dtype int8 on a CPU")
-    if wanted == "cpu" or (wanted == "auto" and (dtype in ("int8", "fp32") or not native)):
+    if wanted == "cpu" or (wanted == "auto" and (dtype in ("int8", "fp32") or (sees and dtype != "fp8"))):
         return torch.device("cpu")
     if (reason := find_gpu()) is not None:
         if wanted == "auto" and dtype != "fp8":
             return torch.device("cpu")
         raise ConfigError(f"{'--device cuda' if wanted == 'cuda' else '--dtype fp8'} needs a GPU, and {reason}")
-    if not native:
-        raise ConfigError(f"{name} is not among the models that run on a GPU yet: use --device cpu")
+    if sees:
+        raise ConfigError(f"{name} reads images, and models that do run on CPUs only: use --device cpu")
     if dtype in ("int8", "fp32"):
-        raise ConfigError(f"--dtype {dtype} is for CPUs: use --dtype bf16 or fp8 with --device cuda")
+        raise ConfigError(
+            f"--dtype {dtype} is for CPUs: use --dtype bf16{' or fp8' if native else ''} with --device cuda"
+        )
+    if dtype == "fp8" and not native:
+        raise ConfigError(f"{name} runs on transformers' definition of it, which has no fp8: use --dtype bf16")
     if dtype == "fp8" and (found := torch.cuda.get_device_capability()) < FP8_FROM:
         raise ConfigError(f"--dtype fp8 needs compute capability 8.9, and this GPU has {found[0]}.{found[1]}: use bf16")
     return torch.device("cuda", torch.cuda.current_device())
@@ -56,13 +62,13 @@ def free_memory(device: torch.device) -> int:
     return int(free - MARGIN * total)
 
 
-def check_weights(parameters: int, dtype: str, name: str, free: int, gpu: str) -> None:
-    """Refuses a model that cannot fit before gigabytes of it are read."""
+def check_weights(parameters: int, dtype: str, name: str, free: int, gpu: str, *, halvable: bool = True) -> None:
+    """Refuses a model that cannot fit before gigabytes of it are read. `halvable`: there is fp8 for it."""
     need = {kind: parameters * size + GIB for kind, size in (("bf16", 2), ("fp8", 1))}
     if need[dtype] <= free:
         return
     hint = "choose a smaller model, or --device cpu"
-    if dtype == "bf16" and need["fp8"] <= free:
+    if halvable and dtype == "bf16" and need["fp8"] <= free:
         hint = f"--dtype fp8 would fit ({need['fp8'] / GIB:.1f} GiB), or use --device cpu"
     raise ModelError(
         f"{name} needs about {need[dtype] / GIB:.1f} GiB in {dtype}, and {max(free, 0) / GIB:.1f} GiB are free "
@@ -71,7 +77,7 @@ def check_weights(parameters: int, dtype: str, name: str, free: int, gpu: str) -
     )
 
 
-def blocks_that_fit(free: int, block_bytes: int, block_size: int, wanted: int, fp8: bool) -> int:
+def blocks_that_fit(free: int, block_bytes: int, block_size: int, wanted: int, *, halvable: bool) -> int:
     """How many blocks the cache gets: `wanted`, or with 0 all that there is room for."""
     fit = max(free, 0) // block_bytes
     if wanted > fit:
@@ -81,7 +87,7 @@ def blocks_that_fit(free: int, block_bytes: int, block_size: int, wanted: int, f
             code=NO_GPU_MEMORY,
         )
     if fit < 1:
-        smaller = "a smaller --step-tokens or --max-running" if fp8 else "--dtype fp8, a smaller --step-tokens"
+        smaller = "--dtype fp8, a smaller --step-tokens" if halvable else "a smaller --step-tokens or --max-running"
         raise ModelError(
             f"the GPU has no room for a cache beside the weights: use {smaller}, or --device cpu", code=NO_GPU_MEMORY
         )

@@ -1,4 +1,4 @@
-"""A decoder on the GPU with what has to be found out before it can run: memory that a step takes, and its graphs."""
+"""A model on the GPU with what has to be found out before it can run: memory that a step takes, and its graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from syringa.engine.batch import StepTensors
 from syringa.engine.gpu import machine
 from syringa.engine.gpu.cache import GpuCacheShape
-from syringa.engine.gpu.decoder import GpuDecoder, Later, Rows
+from syringa.engine.gpu.decoder import DeviceModel, Later, Rows
 from syringa.engine.gpu.graphs import Progress
 from syringa.engine.gpu.lanes import table_width
 from syringa.engine.gpu.runner import GpuRunner
@@ -28,7 +28,7 @@ CPU_BLOCKS = 256  # without a GPU, for tests
 
 @dataclass(frozen=True)
 class GpuModel:
-    decoder: GpuDecoder
+    decoder: DeviceModel
     shape: GpuCacheShape
     max_model_len: int
 
@@ -39,10 +39,9 @@ class GpuModel:
         if self.shape.device.type != "cuda":
             return wanted or CPU_BLOCKS
         peak = self.rehearse(max(step_tokens, max_running))
-        logits = 3 * 4 * max_running * len(self.decoder.head)  # as they are, edited, and on their way to be drawn from
+        logits = 3 * 4 * max_running * self.decoder.vocabulary  # as they are, edited, and on their way to be drawn from
         free = machine.free_memory(self.shape.device) - peak - logits - GRAPH_ROOM
-        fp8 = not self.decoder.dense
-        return machine.blocks_that_fit(free, size, BLOCK_SIZE, wanted, fp8)
+        return machine.blocks_that_fit(free, size, BLOCK_SIZE, wanted, halvable=self.decoder.halvable)
 
     @torch.inference_mode()
     def forward(self, step: StepTensors, cache: Any) -> torch.Tensor:

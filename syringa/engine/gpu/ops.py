@@ -83,6 +83,7 @@ class Ops(Protocol):
         window: int,
         store: tuple[torch.Tensor, Turning] | None,
         out: torch.Tensor | None = None,
+        scale: float | None = None,
     ) -> torch.Tensor:
         """With `store` (slots, and how to turn) q, k and v are as the product gave them; else they were stored."""
         ...
@@ -103,6 +104,7 @@ class Ops(Protocol):
         heads: int,
         window: int,
         out: torch.Tensor,
+        scale: float | None = None,
     ) -> torch.Tensor: ...
 
     def sample(
@@ -177,12 +179,13 @@ class ReferenceOps:
         window: int,
         store: tuple[torch.Tensor, Turning] | None,
         out: torch.Tensor | None = None,
+        scale: float | None = None,
     ) -> torch.Tensor:
         if store is not None:
             slots, turning = store
             reference.rotate_and_store(qkv, (lengths - 1).clamp(min=0), slots, *turning, keys, values, heads)
         q = _queries(qkv, heads, keys.shape[3])
-        y = reference.decode_attention(q, keys, values, tables, lengths, window=window).flatten(1)
+        y = reference.decode_attention(q, keys, values, tables, lengths, window=window, scale=scale).flatten(1)
         return y if out is None else out.copy_(y)
 
     def tiles(self, starts: Sequence[int], first: Sequence[int]) -> Any:
@@ -202,9 +205,10 @@ class ReferenceOps:
         heads: int,
         window: int,
         out: torch.Tensor,
+        scale: float | None = None,
     ) -> torch.Tensor:
         q = _queries(qkv, heads, keys.shape[3])
-        y = reference.paged_attention(q, keys, values, tables, starts, first, window=window)
+        y = reference.paged_attention(q, keys, values, tables, starts, first, window=window, scale=scale)
         return out.copy_(y.flatten(1))
 
     def sample(

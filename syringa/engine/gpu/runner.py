@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from syringa.engine.gpu.cache import GpuCache
-from syringa.engine.gpu.decoder import GpuDecoder, Later, Rows
+from syringa.engine.gpu.decoder import DeviceModel, Later, Rows
 from syringa.engine.gpu.graphs import Progress, StepGraphs, bucket_sizes
 from syringa.engine.gpu.lanes import Lanes, table_width
 from syringa.engine.gpu.transfer import Homeward, upload, views
@@ -44,16 +44,20 @@ class Running:
 
 
 class GpuRunner:
-    def __init__(self, model: GpuDecoder, cache: GpuCache, sampler: Sampler, max_length: int, max_running: int) -> None:
+    def __init__(
+        self, model: DeviceModel, cache: GpuCache, sampler: Sampler, max_length: int, max_running: int
+    ) -> None:
         self.model, self.cache, self.sampler = model, cache, sampler
         self.device = model.device
         self.lanes = Lanes(max_length)
         rows = max(max_running, MOST_DRAWS)
         self.drawn = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        self._logits = torch.zeros(max_running, len(model.head), dtype=torch.float32, device=self.device)
+        recorded = bucket_sizes(max_running) if model.recordable else []
+        widest = max(recorded, default=1)
+        self._logits = torch.zeros(widest, model.vocabulary, dtype=torch.float32, device=self.device)
         self._tables = torch.zeros(max_running, self.lanes.tables.shape[1], dtype=torch.int32, device=self.device)
         self._inputs = torch.zeros(64 * (max_running + 4), dtype=torch.uint8, device=self.device)
-        self.graphs = StepGraphs(bucket_sizes(max_running), self._step, self.device)
+        self.graphs = StepGraphs(recorded, self._step, self.device)
 
     def capture(self, progress: Progress | None = None) -> None:
         """Records the steps that will be replayed, and compiles what runs beside them."""

@@ -87,6 +87,7 @@ class TritonOps:
         window: int,
         store: tuple[torch.Tensor, Turning] | None,
         out: torch.Tensor | None = None,
+        scale: float | None = None,
     ) -> torch.Tensor:
         new = None if store is None else NewTokens(store[0], *store[1])
         return decode_attention(
@@ -98,6 +99,7 @@ class TritonOps:
             heads,
             new=new,
             window=window,
+            scale=scale,
             out=out,
             config=self.decode_config(len(lengths), keys.shape[1]),
             pdl=self.pdl,
@@ -122,9 +124,10 @@ class TritonOps:
         heads: int,
         window: int,
         out: torch.Tensor,
+        scale: float | None = None,
     ) -> torch.Tensor:
         return prefill_attention(
-            qkv, keys, values, tables, tiles, starts, first, heads, window=window, out=out, pdl=self.pdl
+            qkv, keys, values, tables, tiles, starts, first, heads, window=window, scale=scale, out=out, pdl=self.pdl
         )
 
     def sample(

@@ -15,9 +15,12 @@ import torch
 from torch import nn
 
 from syringa.engine.batch import StepTensors
+from syringa.engine.gpu import machine
+from syringa.engine.gpu.cache import GpuCacheShape
+from syringa.engine.gpu.model import GpuModel
 from syringa.engine.layers.cache import CacheTensors
-from syringa.engine.loader import CacheShape, check_memory
-from syringa.engine.models import breadth_attention, breadth_int8, breadth_vision
+from syringa.engine.loader import IMAGE_CONFIGS, CacheShape, check_memory
+from syringa.engine.models import breadth_attention, breadth_gpu, breadth_int8, breadth_vision
 from syringa.engine.models.breadth_attention import LayerShape, PagedPass, Probe, Unsupported, cache_heads, running
 from syringa.engine.models.breadth_check import check_batching
 from syringa.engine.models.breadth_vision import SeeingModel
@@ -32,7 +35,8 @@ from syringa.modelfiles import ModelDescription, ModelFiles
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 # What code that was not written for this may raise.
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
-IMAGE_CONFIGS = ("vision_config", "audio_config", "image_config")
+# On a GPU, products of other sizes round elsewhere; what mixes tokens differs by far more.
+GPU_TOLERANCE = 0.1
 
 
 class Definition(NamedTuple):
@@ -53,10 +57,11 @@ class Breadth(NamedTuple):
     """A loaded model. `vision` prepares images for one that sees."""
 
     model: Model
-    cache: CacheShape
+    cache: CacheShape | GpuCacheShape
     parameters: int
     vocabulary: int
-    vision: Vision | None
+    vision: Vision | None = None
+    gpu: GpuModel | None = None  # the model, where it is on one
 
 
 class NeedsWeights(Unsupported):
@@ -87,9 +92,18 @@ class BreadthModel:
 
 
 def load_breadth(
-    files: ModelFiles, description: ModelDescription, dtype: str, kernels: Kernels | None, length: int, threads: int
+    files: ModelFiles,
+    description: ModelDescription,
+    dtype: str,
+    kernels: Kernels | None,
+    length: int,
+    threads: int,
+    device: torch.device | None = None,
 ) -> Breadth:
-    """Raises `ModelError` naming what the model does that cannot be run; nearly always before its weights are read."""
+    """Raises `ModelError` naming what the model does that cannot be run; nearly always before its weights are read.
+
+    With a `device` it goes there, on the GPU's kernels or their references.
+    """
     name = description.architecture
     try:
         from transformers.utils import logging
@@ -104,13 +118,19 @@ def load_breadth(
     breadth_attention.register()
     breadth_int8.register()
     try:
-        return _load_breadth(files, description, dtype, kernels, length, threads)
+        return _load_breadth(files, description, dtype, kernels, length, threads, device)
     except Unsupported as reason:
         raise ModelError(f"{name} cannot be run: {reason}") from None
 
 
 def _load_breadth(
-    files: ModelFiles, description: ModelDescription, dtype: str, kernels: Kernels | None, length: int, threads: int
+    files: ModelFiles,
+    description: ModelDescription,
+    dtype: str,
+    kernels: Kernels | None,
+    length: int,
+    threads: int,
+    device: torch.device | None,
 ) -> Breadth:
     definition = _definition(files, description)
     family, vocabulary = definition.family, definition.config.get_text_config().vocab_size
@@ -121,11 +141,16 @@ def _load_breadth(
     except NeedsWeights:
         layers = []
     parameters = sum(parameter.numel() for parameter in empty.parameters())
-    # int8 is packed from bf16 weights, which therefore have to fit first.
+    if device is not None and device.type == "cuda":
+        gpu, free = torch.cuda.get_device_name(device), machine.free_memory(device)
+        machine.check_weights(parameters, dtype, description.name, free, gpu, halvable=False)
+    # int8 is packed from bf16 weights, which therefore have to fit first; and those of a GPU pass through here.
     check_memory(parameters, "bf16" if dtype == "int8" else dtype, description.name)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
     model = _load(definition, files, half, length)
     layers = layers or _probe(model)
+    if device is not None:
+        return _place(device, model, layers, parameters, vocabulary, length)
     if dtype == "int8":
         assert kernels is not None  # choose_dtype saw to it
         breadth_int8.swap_linears(model, kernels, breadth_vision.settled_towers(model, family) if family else ())
@@ -135,11 +160,26 @@ def _load_breadth(
         breadth = seeing = SeeingModel(model, family, layers, kernels)
         vision = Vision(reader, seeing.encode, threads)
     cache = CacheShape(len(layers), *cache_heads(layers), half)
-    try:
-        check_batching(breadth, cache, vocabulary)
-    except FAILURES as error:
-        raise Unsupported(f"its definition in transformers fails in {dtype}: {_first_line(error)}") from None
+    _check(breadth, cache, vocabulary, dtype)
     return Breadth(breadth, cache, parameters, vocabulary, vision)
+
+
+def _place(
+    device: torch.device, model: Any, layers: list[LayerShape], parameters: int, vocabulary: int, length: int
+) -> Breadth:
+    try:
+        gpu = breadth_gpu.on_device(model, layers, vocabulary, length, device)
+    except FAILURES as error:
+        raise Unsupported(f"it cannot be moved to the GPU: {_first_line(error)}") from None
+    _check(gpu, gpu.shape, vocabulary, f"{str(gpu.shape.dtype).removeprefix('torch.')} on the GPU", GPU_TOLERANCE)
+    return Breadth(gpu, gpu.shape, parameters, vocabulary, gpu=gpu)
+
+
+def _check(model: Model, cache: CacheShape | GpuCacheShape, vocabulary: int, how: str, tolerance: float = 0.01) -> None:
+    try:
+        check_batching(model, cache, vocabulary, tolerance)
+    except FAILURES as error:
+        raise Unsupported(f"its definition in transformers fails in {how}: {_first_line(error)}") from None
 
 
 def _definition(files: ModelFiles, description: ModelDescription) -> Definition:
