@@ -294,9 +294,10 @@ def decode_attention(
 def choose(rows: int, kv_heads: int, size: int) -> DecodeConfig:
     """By what was measured on an H200, whose 132 multiprocessors take four programs each.
 
-    Joining splits costs some microseconds. A small batch gains them back at once, a larger one only in long sequences.
+    Joining splits costs some microseconds. A small batch gains them back at once, a larger one only in long sequences;
+    from two programs for each place on, there is nothing to gain.
     """
     programs = rows * kv_heads
-    splits = min(16, max(1, 512 // programs))
-    shortest = 64 if programs <= 32 else 256
+    splits = min(16, max(2 if programs <= 1024 else 1, 512 // programs))
+    shortest = 64 if programs <= 32 else 128
     return DecodeConfig(splits, shortest) if size <= 128 else DecodeConfig(splits, shortest, keys=32, warps=8)
