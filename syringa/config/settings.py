@@ -55,7 +55,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     database: Annotated[
         str,
-        says("Where responses are kept: a file, or postgresql://user@host/name; empty: a file in your data folder."),
+        says(
+            "Where responses, keys and usage are kept: a file, or postgresql://user@host/name; empty: a file in your data"
+            " folder."
+        ),
     ] = ""
 
     response_days: Annotated[Count, says("Days that a stored response is kept; 0: for ever.")] = 30

@@ -14,5 +14,6 @@ KEY, MODEL = "a-key-for-tests", "smollm2"
 @pytest.fixture(scope="package")
 def shared_server() -> Iterator[Server]:
     """With a context in which an answer that finds no end of its own ends soon."""
-    with serve("--api-key", KEY, "--served-model-name", MODEL, "--max-model-len", "1280") as server:
+    settings = ("--served-model-name", MODEL, "--max-model-len", "1280", "--requests-per-minute", "0")
+    with serve("--api-key", KEY, *settings) as server:
         yield server

@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -19,8 +20,8 @@ import httpx
 class Server:
     """A running server and the processes that it consists of."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
-        self.process = process
+    def __init__(self, process: subprocess.Popen[str], port: int, log: Path) -> None:
+        self.process, self.log = process, log
         self.url = f"http://127.0.0.1:{port}"
 
     def children(self, module: str = "") -> list[int]:
@@ -58,12 +59,22 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def serve(*arguments: str, ready: bool = True, log: IO[str] | None = None) -> Iterator[Server]:
-    """`log`: a file for what it prints. Without one, that goes to a pipe, which a busy server would fill."""
+    """`log`: a file for what it prints. Without a `--database` it has one of its own, and not the user's."""
+    with tempfile.TemporaryDirectory(prefix="syringa-test-") as folder, contextlib.ExitStack() as opened:
+        if "--database" not in arguments:
+            arguments = (*arguments, "--database", str(Path(folder) / "syringa.db"))
+        if log is None:
+            log = opened.enter_context(open(Path(folder) / "log", "w+"))
+        with _running(arguments, ready, log) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def _running(arguments: Sequence[str], ready: bool, log: IO[str]) -> Iterator[Server]:
     port = free_port()
     command = [sys.executable, "-m", "syringa", "serve", "--port", str(port), *arguments]
-    output = subprocess.PIPE if log is None else log
-    process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
-    server = Server(process, port)
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True)
+    server = Server(process, port, Path(log.name))
     try:
         if ready:
             server.wait_ready()
@@ -75,8 +86,6 @@ def serve(*arguments: str, ready: bool = True, log: IO[str] | None = None) -> It
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
-        if process.stdout:
-            process.stdout.close()
 
 
 def wait_for(condition: object, seconds: float = 10.0) -> None:

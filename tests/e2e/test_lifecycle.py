@@ -58,8 +58,7 @@ def test_a_stream_that_does_not_finish_is_told_and_the_log_is_json() -> None:
         assert reader.last()["error"]["code"] == "server_ending"
         assert server.process.wait(20) == 0
         assert not any(alive(child) for child in children)
-        assert server.process.stdout is not None
-        output = server.process.stdout.read()
+        output = server.log.read_text()
     assert PROMPT not in output
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     access = [line for line in lines if line["logger"] == "syringa.access" and line.get("outcome") == "failed"]
