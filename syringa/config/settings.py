@@ -56,8 +56,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     database: Annotated[
         str,
         says(
-            "Where responses, keys and usage are kept: a file, or postgresql://user@host/name; empty: a file in your data"
-            " folder."
+            "Where responses, keys and usage are kept: a file, or postgresql://user@host/name; empty: a file in your"
+            " data folder."
         ),
     ] = ""
 
