@@ -142,7 +142,8 @@ def cutoffs_by_sort(
     by_k = (top_k > 0) & (top_k < size)
     kth = ordered.gather(-1, torch.where(by_k, top_k - 1, size - 1).long()[:, None])
     mass = ordered.cumsum(-1, dtype=torch.float64)
-    left = (ordered >= kth).sum(-1, keepdim=True)
+    # A row that is no distribution equals nothing, not even itself: it gets a place here, and no token later.
+    left = (ordered >= kth).sum(-1, keepdim=True).clamp(min=1)
     whole = torch.where(by_k[:, None], mass.gather(-1, left - 1), 1.0)
     last = torch.minimum((mass < top_p[:, None] * whole).sum(-1, keepdim=True), left - 1)
     by_p = torch.where(top_p[:, None] < 1, ordered.gather(-1, last), 0.0)

@@ -21,8 +21,9 @@ from syringa.engine.layers.rotary import rotary_tables
 from syringa.engine.models.config import DecoderConfig, is_native, read_config
 from syringa.engine.models.decoder import Decoder, Model, Weight, load_layers, load_norms
 from syringa.engine.models.fused import FusedDecoder
+from syringa.engine.models.shapes import check_shapes, count_parameters
 from syringa.engine.native import Kernels, load_kernels
-from syringa.engine.weights import WeightSource, open_weights
+from syringa.engine.weights import open_weights
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, locate
 from syringa.types import ModelInfo
@@ -99,6 +100,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     kernels_multiply = kernels is not None and (dtype == "int8" or is_native(description.config))
     torch.set_num_threads(1 if kernels_multiply else threads)
     length = _max_model_len(options.max_model_len, description)
+    cache: CacheShape | GpuCacheShape
     vision: Vision | None = None
     if is_native(description.config):
         model, cache, parameters = _load_decoder(files, description, dtype, kernels, length, progress)
@@ -143,7 +145,7 @@ def _load_on_gpu(
     dtype = "bf16" if options.dtype == "auto" else options.dtype
     parameters, name = count_parameters(config), torch.cuda.get_device_name(device)
     machine.check_weights(parameters, dtype, description.name, machine.free_memory(device), name)
-    _check_shapes(config, weights, files.path)
+    check_shapes(config, weights, files.path)
     return assemble(config, description, weights, device, dtype, length, started, options.threads, progress)
 
 
@@ -238,7 +240,7 @@ def _load_decoder(
     weights = open_weights(files, description.config)
     parameters = count_parameters(config)
     check_memory(parameters, dtype, description.name)
-    _check_shapes(config, weights, files.path)
+    check_shapes(config, weights, files.path)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
     native_ops = kernels is not None and runs_natively(config.head_size)
 
@@ -271,36 +273,6 @@ def _load_decoder(
     else:
         decoder = Decoder(config, NativeOps(kernels, config, rotary, norms), *parts)
     return decoder, CacheShape(config.layers, config.kv_heads, config.head_size, half), parameters
-
-
-def count_parameters(c: DecoderConfig) -> int:
-    attention = c.hidden * c.head_size * (2 * c.heads + 2 * c.kv_heads)
-    return c.layers * (attention + 3 * c.hidden * c.intermediate) + c.vocab * c.hidden * (1 if c.tied else 2)
-
-
-def _check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
-    """A config that does not fit its weights would otherwise fail deep inside, or not at all."""
-    expected = {
-        "model.embed_tokens.weight": (c.vocab, c.hidden),
-        "model.norm.weight": (c.hidden,),
-        **({} if c.tied else {"lm_head.weight": (c.vocab, c.hidden)}),
-    }
-    for i in range(c.layers):
-        prefix = f"model.layers.{i}."
-        expected |= {
-            prefix + "self_attn.q_proj.weight": (c.heads * c.head_size, c.hidden),
-            prefix + "self_attn.k_proj.weight": (c.kv_heads * c.head_size, c.hidden),
-            prefix + "self_attn.v_proj.weight": (c.kv_heads * c.head_size, c.hidden),
-            prefix + "self_attn.o_proj.weight": (c.hidden, c.heads * c.head_size),
-            prefix + "mlp.gate_proj.weight": (c.intermediate, c.hidden),
-            prefix + "mlp.up_proj.weight": (c.intermediate, c.hidden),
-            prefix + "mlp.down_proj.weight": (c.hidden, c.intermediate),
-        }
-    for name, shape in expected.items():
-        if not weights.has(name):
-            raise ModelError(f"{path} has no tensor for {name!r}: the model is incomplete")
-        if weights.shape(name) != shape:
-            raise ModelError(f"{path}: {name} is {list(weights.shape(name))}, and its config says {list(shape)}")
 
 
 def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float, limits: Limits) -> int:

@@ -17,6 +17,13 @@ from syringa.types import Sampling
 VOCAB = 300  # more than one block of the search, and no multiple of it
 
 
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    return torch.device(request.param)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For many small batches: waking a second thread for each costs more than their work on a busy machine."""
@@ -83,6 +90,7 @@ tokens = st.lists(st.integers(0, VOCAB - 1), max_size=30)
     presence=st.sampled_from([0.0, 0.7, -2.0]),
 )
 def test_edits_equal_the_reference(
+    device: torch.device,
     seed: int,
     prompt: list[int],
     output: list[int],
@@ -101,55 +109,58 @@ def test_edits_equal_the_reference(
     state = SamplerState(s, prompt, output[:3])
     for token in output[3:]:
         state.observe(token)
-    logits = random_logits(3, seed)
+    logits = random_logits(3, seed).to(device)
     before = logits.clone()
     rows = [row(), SamplingRow(state), row()]
-    edited = Sampler(VOCAB)._edited(logits, rows, None)
+    edited = Sampler(VOCAB, device)._edited(logits, rows, None)
     assert torch.equal(logits, before)
     assert torch.equal(edited[[0, 2]], logits[[0, 2]])
-    np.testing.assert_allclose(edited[1].numpy(), expected_edits(logits[1].numpy(), s, prompt, output), 1e-5, 1e-5)
+    expected = expected_edits(logits[1].cpu().numpy(), s, prompt, output)
+    np.testing.assert_allclose(edited[1].cpu().numpy(), expected, 1e-5, 1e-5)
 
 
-def test_fork_goes_its_own_way() -> None:
+def test_fork_goes_its_own_way(device: torch.device) -> None:
     state = SamplerState(Sampling(seed=0, frequency_penalty=1.0, dry_multiplier=1.0), [1, 2], [3])
     other = state.fork()
     other.observe(4)
-    logits = torch.zeros(2, VOCAB)
-    edited = Sampler(VOCAB)._edited(logits, [SamplingRow(state), SamplingRow(other)], None)
+    logits = torch.zeros(2, VOCAB, device=device)
+    edited = Sampler(VOCAB, device)._edited(logits, [SamplingRow(state), SamplingRow(other)], None)
     assert edited.nonzero().tolist() == [[0, 3], [1, 3], [1, 4]]
 
 
-def test_dry_is_applied() -> None:
+def test_dry_is_applied(device: torch.device) -> None:
     repeated = [5, 6, 7, 8, 5, 6, 7]
-    edited = Sampler(VOCAB)._edited(torch.zeros(1, VOCAB), [row(repeated, dry_multiplier=1.0, dry_base=2.0)], None)
+    edited = Sampler(VOCAB, device)._edited(
+        torch.zeros(1, VOCAB, device=device), [row(repeated, dry_multiplier=1.0, dry_base=2.0)], None
+    )
     assert edited.nonzero().tolist() == [[0, 8]]
     assert edited[0, 8] == -2.0
 
 
-def test_ids_beyond_the_vocabulary_touch_no_neighbour() -> None:
+def test_ids_beyond_the_vocabulary_touch_no_neighbour(device: torch.device) -> None:
     rows = [row([VOCAB + 2, 1], repetition_penalty=2.0, banned=(VOCAB + 3,)), row()]
-    logits = random_logits(2)
-    assert torch.equal(Sampler(VOCAB)._edited(logits, rows, None)[1], logits[1])
+    logits = random_logits(2).to(device)
+    assert torch.equal(Sampler(VOCAB, device)._edited(logits, rows, None)[1], logits[1])
 
 
-def test_masks_bans_and_padding_columns() -> None:
-    logits = random_logits(4, vocab=VOCAB + 20)
+def test_masks_bans_and_padding_columns(device: torch.device) -> None:
+    logits = random_logits(4, vocab=VOCAB + 20).to(device)
     logits[:, VOCAB:] = 1e4
     rows = [row(temperature=0.0), row(temperature=0.0, banned=(11,)), row(temperature=0.0), row(temperature=0.5)]
-    result = Sampler(VOCAB).sample(logits, rows, bits([[10, 11], [10, 11], None, [299]]))
+    result = Sampler(VOCAB, device).sample(logits, rows, bits([[10, 11], [10, 11], None, [299]]))
     best = logits[0, [10, 11]].argmax().item() + 10
     assert result.tokens == [best, 10, int(logits[2, :VOCAB].argmax()), 299]
 
 
-def test_order_of_steps() -> None:
+def test_order_of_steps(device: torch.device) -> None:
     # A bias comes before the repetition penalty, which must see its sign; a mask comes after every penalty.
-    logits = torch.full((1, VOCAB), -50.0)
+    logits = torch.full((1, VOCAB), -50.0, device=device)
     logits[0, 4] = -1.0
     only = row([4], temperature=0.0, logit_bias={4: 3.0}, repetition_penalty=2.0)
-    edited = Sampler(VOCAB)._edited(logits, [only], None)
+    edited = Sampler(VOCAB, device)._edited(logits, [only], None)
     assert edited[0, 4] == 1.0
     masked = row([4], temperature=0.0, logit_bias={4: 100.0})
-    assert Sampler(VOCAB).sample(logits, [masked], bits([[7]])).tokens == [7]
+    assert Sampler(VOCAB, device).sample(logits, [masked], bits([[7]])).tokens == [7]
 
 
 # --- steps 7 to 9: what is left to draw from
@@ -182,15 +193,16 @@ def kept(p: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
     min_p=st.sampled_from([0.0, 0.013, 0.41, 1.0]),
 )
 def test_filters_equal_the_reference(
-    seed: int, scale: float, ties: bool, top_k: int, top_p: float, min_p: float
+    device: torch.device, seed: int, scale: float, ties: bool, top_k: int, top_p: float, min_p: float
 ) -> None:
-    logits = random_logits(2, seed, scale=scale)
+    logits = random_logits(2, seed, scale=scale).to(device)
     if ties:
         logits = (logits / scale).round() * scale
     p = logits.softmax(-1)
-    columns = [torch.full((2,), float(value), dtype=torch.float64) for value in (top_k, top_p, min_p)]
+    columns = [torch.full((2,), float(value), dtype=torch.float64, device=device) for value in (top_k, top_p, min_p)]
+    by_sort = draw.cutoffs_by_sort(p, *columns).cpu().numpy()
+    p = p.cpu()
     by_row = draw.cutoffs_by_row(p.numpy(), *[column.tolist() for column in columns])
-    by_sort = draw.cutoffs_by_sort(p, *columns).numpy()
     for i in range(2):
         q = p[i].numpy()
         expected = kept(q, top_k, top_p, min_p)
@@ -241,16 +253,16 @@ def chi_square(counts: np.ndarray, p: np.ndarray) -> float:
         {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.02},
     ],
 )
-def test_frequencies(rules: dict[str, Any]) -> None:
-    logits = random_logits(1, 3, scale=2.0)
+def test_frequencies(device: torch.device, rules: dict[str, Any]) -> None:
+    logits = random_logits(1, 3, scale=2.0).to(device)
     n = 12_000
     state = SamplerState(Sampling(seed=1234, **rules))
     counts = np.zeros(VOCAB)
     for start in range(0, n, 1000):
         rows = [SamplingRow(state, choice=i % 3, position=i) for i in range(start, start + 1000)]
-        for token in Sampler(VOCAB).sample(logits.expand(1000, -1), rows).tokens:
+        for token in Sampler(VOCAB, device).sample(logits.expand(1000, -1), rows).tokens:
             counts[token] += 1
-    p = (logits[0].double() / rules["temperature"]).softmax(-1).numpy()
+    p = (logits[0].double() / rules["temperature"]).softmax(-1).cpu().numpy()
     inside = kept(p, rules.get("top_k", 0), rules.get("top_p", 1.0), rules.get("min_p", 0.0))
     p = np.array([q if i in inside else 0.0 for i, q in enumerate(p)])
     assert counts[p == 0].sum() == 0
@@ -271,24 +283,25 @@ def test_uniforms_are_uniform_and_keyed_by_all_three() -> None:
 
 
 @pytest.mark.parametrize("u", [0.0, 0.3, 1 - 2.0**-53])
-def test_weightless_tokens_are_never_picked(u: float) -> None:
-    logits = torch.full((1, 1000), float("-inf"))
-    logits[0, [130, 517]] = torch.tensor([0.0, 1.0])
-    token = draw.draw_plain(logits, torch.ones(1), torch.tensor([u], dtype=torch.float64))
+def test_weightless_tokens_are_never_picked(device: torch.device, u: float) -> None:
+    logits = torch.full((1, 1000), float("-inf"), device=device)
+    logits[0, 130], logits[0, 517] = 0.0, 1.0
+    uniform = torch.tensor([u], dtype=torch.float64, device=device)
+    token = draw.draw_plain(logits, torch.ones(1, device=device), uniform)
     assert token.item() == (517 if u > 0.27 else 130)
 
 
-def test_greedy_takes_the_lowest_of_equals() -> None:
-    logits = torch.zeros(2, 1000)
+def test_greedy_takes_the_lowest_of_equals(device: torch.device) -> None:
+    logits = torch.zeros(2, 1000, device=device)
     logits[0, [140, 139, 900]] = 3.0
-    result = Sampler(1000).sample(logits, [row(temperature=0.0), row(temperature=0.0)])
+    result = Sampler(1000, device).sample(logits, [row(temperature=0.0), row(temperature=0.0)])
     assert result.tokens == [139, 0]
 
 
-def test_a_tiny_temperature_is_greedy_and_a_low_one_nearly() -> None:
-    logits = random_logits(2)
+def test_a_tiny_temperature_is_greedy_and_a_low_one_nearly(device: torch.device) -> None:
+    logits = random_logits(2).to(device)
     best = logits.argmax(-1).tolist()
-    assert Sampler(VOCAB).sample(logits, [row(temperature=1e-30), row(temperature=1e-4)]).tokens == best
+    assert Sampler(VOCAB, device).sample(logits, [row(temperature=1e-30), row(temperature=1e-4)]).tokens == best
 
 
 # --- rows are independent
@@ -325,12 +338,12 @@ def mixed_rows(count: int, seed: int, vocab: int) -> list[SamplingRow]:
 
 
 @pytest.mark.parametrize(("vocab", "count"), [(VOCAB, 37), (8192, 21), (8195, 18)])
-def test_a_row_alone_equals_the_row_in_any_batch(vocab: int, count: int) -> None:
+def test_a_row_alone_equals_the_row_in_any_batch(device: torch.device, vocab: int, count: int) -> None:
     rows = mixed_rows(count, vocab, vocab)
-    logits = random_logits(count, 9, vocab)
+    logits = random_logits(count, 9, vocab).to(device)
     allowed: list[list[int] | None] = [list(range(i, vocab, 3)) if i % 4 == 0 else None for i in range(count)]
     masks = bits(allowed, vocab)
-    sampler = Sampler(vocab)
+    sampler = Sampler(vocab, device)
     together = sampler.sample(logits, rows, masks)
     for i in range(count):
         alone = sampler.sample(logits[i : i + 1], rows[i : i + 1], masks[i : i + 1])
@@ -341,11 +354,11 @@ def test_a_row_alone_equals_the_row_in_any_batch(vocab: int, count: int) -> None
     assert shuffled.logprobs == [together.logprobs[i] for i in order]
 
 
-def test_weights_and_log_probabilities_have_the_same_bits_in_any_batch() -> None:
+def test_weights_and_log_probabilities_have_the_same_bits_in_any_batch(device: torch.device) -> None:
     # Tokens rarely show a last bit: look at the numbers they are drawn from.
     for vocab in (49_152, 5_003):
-        logits = random_logits(17, 2, vocab)
-        temperatures = torch.linspace(0.5, 1.5, 17)
+        logits = random_logits(17, 2, vocab).to(device)
+        temperatures = torch.linspace(0.5, 1.5, 17, device=device)
         whole = draw._weights(logits, temperatures)
         sums = draw._blocks(whole, 0.0).sum(-1)
         scores = logits.log_softmax(-1)
@@ -356,8 +369,8 @@ def test_weights_and_log_probabilities_have_the_same_bits_in_any_batch() -> None
             assert torch.equal(logits[i : i + 1].log_softmax(-1)[0], scores[i])
 
 
-def test_degenerate_rows_harm_nobody() -> None:
-    logits = random_logits(8, 4)
+def test_degenerate_rows_harm_nobody(device: torch.device) -> None:
+    logits = random_logits(8, 4).to(device)
     clean = logits.clone()
     logits[1, 50] = float("nan")
     logits[3, :] = float("-inf")
@@ -365,8 +378,8 @@ def test_degenerate_rows_harm_nobody() -> None:
     for rules in ({"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 5, "min_p": 0.1}, {"repetition_penalty": 1.1}):
         rows = [row([1], seed=i, logprobs=3, **rules) for i in range(8)]
         masks = bits([None] * 7 + [[]])
-        result = Sampler(VOCAB).sample(logits, rows, masks)
-        expected = Sampler(VOCAB).sample(clean, rows)
+        result = Sampler(VOCAB, device).sample(logits, rows, masks)
+        expected = Sampler(VOCAB, device).sample(clean, rows)
         for i in range(8):
             if i in (1, 3, 5, 7):
                 assert (result.tokens[i], result.logprobs[i]) == (NO_TOKEN, None)
@@ -374,14 +387,14 @@ def test_degenerate_rows_harm_nobody() -> None:
                 assert (result.tokens[i], result.logprobs[i]) == (expected.tokens[i], expected.logprobs[i])
 
 
-def test_an_empty_batch() -> None:
-    assert Sampler(VOCAB).sample(torch.empty(0, VOCAB), []).tokens == []
+def test_an_empty_batch(device: torch.device) -> None:
+    assert Sampler(VOCAB, device).sample(torch.empty(0, VOCAB, device=device), []).tokens == []
 
 
-def test_a_faster_function_can_take_the_place_of_the_plain_draw() -> None:
-    sampler = Sampler(VOCAB)
-    sampler.plain = lambda logits, temperatures, uniform: torch.full((len(logits),), 42)
-    result = sampler.sample(random_logits(3), [row(), row(top_k=1), row()])
+def test_a_faster_function_can_take_the_place_of_the_plain_draw(device: torch.device) -> None:
+    sampler = Sampler(VOCAB, device)
+    sampler.plain = lambda logits, temperatures, uniform: torch.full((len(logits),), 42, device=device)
+    result = sampler.sample(random_logits(3).to(device), [row(), row(top_k=1), row()])
     assert result.tokens[::2] == [42, 42]
     assert result.tokens[1] != 42
 
@@ -389,11 +402,11 @@ def test_a_faster_function_can_take_the_place_of_the_plain_draw() -> None:
 # --- log-probabilities
 
 
-def test_logprobs_are_the_models_own() -> None:
-    logits = random_logits(3, 8)
+def test_logprobs_are_the_models_own(device: torch.device) -> None:
+    logits = random_logits(3, 8).to(device)
     scores = logits.double().log_softmax(-1)
     rows = [row(logprobs=k, temperature=0.0, logit_bias={5: 100.0}) for k in (None, 0, 4)]
-    result = Sampler(VOCAB).sample(logits, rows)
+    result = Sampler(VOCAB, device).sample(logits, rows)
     assert result.logprobs[0] is None
     for i in (1, 2):
         entry = result.logprobs[i]
@@ -405,25 +418,28 @@ def test_logprobs_are_the_models_own() -> None:
     assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_equal_alternatives_come_by_id_and_infinity_stays_json() -> None:
-    logits = torch.full((1, VOCAB), float("-inf"))
+def test_equal_alternatives_come_by_id_and_infinity_stays_json(device: torch.device) -> None:
+    logits = torch.full((1, VOCAB), float("-inf"), device=device)
     logits[0, [200, 7, 90]] = 1.0
-    entry = Sampler(VOCAB).sample(logits, [row(logprobs=5, temperature=0.0)]).logprobs[0]
+    entry = Sampler(VOCAB, device).sample(logits, [row(logprobs=5, temperature=0.0)]).logprobs[0]
     assert entry is not None
     assert [token for token, _ in entry.top[:3]] == [7, 90, 200]
     assert [value for _, value in entry.top[3:]] == [-9999.0, -9999.0]
     assert len({token for token, _ in entry.top}) == 5
 
 
-def test_equals_at_the_end_of_a_list_do_not_depend_on_the_neighbours_wishes() -> None:
-    logits = torch.zeros(2, 20_000)
+def test_equals_at_the_end_of_a_list_do_not_depend_on_the_neighbours_wishes(device: torch.device) -> None:
+    logits = torch.zeros(2, 20_000, device=device)
     rows = [row(logprobs=3), row(logprobs=50)]
-    assert Sampler(20_000).sample(logits, rows).logprobs[0] == Sampler(20_000).sample(logits[:1], rows[:1]).logprobs[0]
+    assert (
+        Sampler(20_000, device).sample(logits, rows).logprobs[0]
+        == Sampler(20_000, device).sample(logits[:1], rows[:1]).logprobs[0]
+    )
 
 
-def test_prompt_logprobs() -> None:
+def test_prompt_logprobs(device: torch.device) -> None:
     count, vocab = 150, 6000
-    logits = random_logits(count, 6, vocab)
+    logits = random_logits(count, 6, vocab).to(device)
     following = np.random.default_rng(0).integers(0, vocab, count).tolist()
     scored = prompt_logprobs(logits, following, 3)
     scores = logits.double().log_softmax(-1)
@@ -438,25 +454,25 @@ def test_prompt_logprobs() -> None:
 # --- a decision that is not left to the draw
 
 
-def test_a_favoured_token_is_taken_where_it_is_the_best() -> None:
-    logits = torch.zeros(64, VOCAB)
+def test_a_favoured_token_is_taken_where_it_is_the_best(device: torch.device) -> None:
+    logits = torch.zeros(64, VOCAB, device=device)
     logits[:, 7] = 1.0  # the likeliest, and yet seldom drawn
     rows = [row(seed=seed) for seed in range(64)]
-    drawn = Sampler(VOCAB).sample(logits, rows).tokens
+    drawn = Sampler(VOCAB, device).sample(logits, rows).tokens
     assert drawn.count(7) < 16
     for each in rows[::2]:
         each.favoured = 7
     for each in rows[1::2]:
         each.favoured = 8  # is not the best: the draw counts
-    favoured = Sampler(VOCAB).sample(logits, rows).tokens
+    favoured = Sampler(VOCAB, device).sample(logits, rows).tokens
     assert favoured[::2] == [7] * 32
     assert favoured[1::2] == drawn[1::2]
 
 
-def test_a_mask_comes_before_a_favoured_token() -> None:
-    logits = random_logits(1)
+def test_a_mask_comes_before_a_favoured_token(device: torch.device) -> None:
+    logits = random_logits(1).to(device)
     best = int(logits.argmax())
     each = row(temperature=1.0)
     each.favoured = best
     others = [token for token in range(VOCAB) if token != best]
-    assert Sampler(VOCAB).sample(logits, [each], bits([others])).tokens != [best]
+    assert Sampler(VOCAB, device).sample(logits, [each], bits([others])).tokens != [best]

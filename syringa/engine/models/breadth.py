@@ -23,6 +23,7 @@ from syringa.engine.loader import IMAGE_CONFIGS, CacheShape, check_memory
 from syringa.engine.models import breadth_attention, breadth_gpu, breadth_int8, breadth_vision
 from syringa.engine.models.breadth_attention import LayerShape, PagedPass, Probe, Unsupported, cache_heads, running
 from syringa.engine.models.breadth_check import check_batching
+from syringa.engine.models.breadth_rotary import fix_rotary
 from syringa.engine.models.breadth_vision import SeeingModel
 from syringa.engine.models.decoder import Model
 from syringa.engine.native import Kernels
@@ -284,32 +285,6 @@ def _load(definition: Definition, files: ModelFiles, dtype: torch.dtype, length:
         model.set_experts_implementation("eager")
     fix_rotary(model, length)
     return model
-
-
-def fix_rotary(model: nn.Module, length: int) -> None:
-    """Settles rotary scaling that would follow the longest sequence of a batch, as if that were `length`.
-
-    A sequence's cached keys must not depend on its neighbours, nor on how long it has become since.
-    """
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    for module in model.modules():
-        kinds: Any = getattr(module, "rope_type", None)
-        if not isinstance(kinds, (str, dict)):
-            continue
-        each: dict[str | None, str] = kinds if isinstance(kinds, dict) else {None: kinds}
-        for layer_type, kind in each.items():
-            if "dynamic" not in kind and kind != "longrope":
-                continue
-            prefix = f"{layer_type}_" if layer_type else ""
-            old = getattr(module, f"{prefix}inv_freq")
-            arguments = {"layer_type": layer_type} if layer_type else {}
-            frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](module.config, old.device, seq_len=length, **arguments)
-            setattr(module, f"{prefix}inv_freq", frequencies)
-            setattr(module, f"{prefix}attention_scaling", scaling)
-            each[layer_type] = "default"
-        if isinstance(kinds, str):
-            module.rope_type = each[None]  # type: ignore[assignment]
 
 
 def _first_line(error: Exception) -> str:

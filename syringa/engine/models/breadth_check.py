@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def check_batching(model: Model, shape: CacheShape | GpuCacheShape, vocabulary: int, tolerance: float = 0.01) -> None:
     """Computes a short prompt whole, then in two pieces behind another sequence. The logits must be the same.
 
-    Nearly, by `tolerance`, where products of other sizes round elsewhere. This finds what a walk without weights cannot: positions of the model's own counting, or tokens mixed elsewhere.
+    Within `tolerance`, as a GPU rounds products of another size elsewhere. This finds what a walk without weights
+    cannot: positions of the model's own counting, or tokens mixed elsewhere.
     """
     cache: Any = shape.allocate(3)
     prompt = [(7 * i + 3) % vocabulary for i in range(12)]

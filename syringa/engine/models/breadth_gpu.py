@@ -1,4 +1,4 @@
-"""`transformers`' text models on a GPU: `gpu.decoder`'s contract, so that the same runner lays out and draws their steps.
+"""`transformers`' text models on a GPU: by `gpu.decoder`'s contract, so that the same runner takes their steps.
 
 Their steps are never recorded: what a definition does beside attention may wait for the host. Attention is by the
 kernels. What these do not cover (capped scores, sinks, keys longer than values, odd sizes) is in plain PyTorch, in
@@ -146,7 +146,7 @@ class DevicePass:
 
     @cached_property
     def _lengths(self) -> list[tuple[int, int, int]]:
-        """Of sequences that add several tokens: their rows, and the first one's position. Waits for the device, once."""
+        """Of sequences that add several tokens: rows, and the first one's position. Waits for the device, once."""
         later = self.rows.later
         if later is None:
             return []

@@ -28,7 +28,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         ("auto", "auto", True, None, "cuda"),
         ("auto", "auto", True, "no NVIDIA GPU is found", "cpu"),
-        ("auto", "auto", False, None, "cpu"),  # a model that the GPU's decoder does not run
+        ("auto", "auto", False, None, "cuda"),  # a model on transformers' definition
+        ("auto", "auto", False, "no NVIDIA GPU is found", "cpu"),
         ("auto", "int8", True, None, "cpu"),  # somebody asked for what a CPU has
         ("auto", "fp32", True, None, "cpu"),
         ("auto", "fp8", True, None, "cuda"),
@@ -48,7 +49,9 @@ def test_where_a_model_goes(gpu: Any, wanted: str, dtype: str, native: bool, fou
         ("auto", "fp8", True, "no NVIDIA GPU is found", "--dtype fp8 needs a GPU"),
         ("cpu", "fp8", True, None, "use --dtype int8 on a CPU"),
         ("cuda", "int8", True, None, "use --dtype bf16 or fp8"),
-        ("cuda", "auto", False, None, "use --device cpu"),
+        ("cuda", "int8", False, None, "use --dtype bf16 with"),
+        ("cuda", "fp8", False, None, "has no fp8: use --dtype bf16"),
+        ("auto", "fp8", False, None, "has no fp8: use --dtype bf16"),
     ],
 )
 def test_what_cannot_be_had_is_refused(
@@ -58,6 +61,14 @@ def test_what_cannot_be_had_is_refused(
     with pytest.raises(ConfigError, match=says) as refused:
         machine.choose_device(wanted, dtype, native=native)
     assert "\n" not in refused.value.message
+
+
+def test_what_reads_images_stays_on_the_cpu(gpu: Any) -> None:
+    gpu(None)
+    assert machine.choose_device("auto", "auto", native=False, sees=True).type == "cpu"
+    for wanted, dtype in (("cuda", "auto"), ("auto", "fp8")):
+        with pytest.raises(ConfigError, match=r"^Seer reads images, .*: use --device cpu$"):
+            machine.choose_device(wanted, dtype, native=False, sees=True, name="Seer")
 
 
 def test_fp8_needs_a_newer_gpu(gpu: Any) -> None:
@@ -90,12 +101,16 @@ def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
         machine.check_weights(8 * 10**9, "bf16", "m", 10 * GIB, "G")
     with pytest.raises(ModelError, match="choose a smaller model, or --device cpu"):
         machine.check_weights(8 * 10**9, "fp8", "m", 5 * GIB, "G")
+    with pytest.raises(ModelError, match=r"10\.0 GiB are free on G: choose a smaller model, or --device cpu"):
+        machine.check_weights(8 * 10**9, "bf16", "m", 10 * GIB, "G", halvable=False)
 
 
 def test_the_cache_gets_what_is_left() -> None:
-    assert machine.blocks_that_fit(10 * GIB, 1 << 20, 16, 0, fp8=False) == 10 * 1024
-    assert machine.blocks_that_fit(10 * GIB, 1 << 20, 16, 77, fp8=False) == 77
+    assert machine.blocks_that_fit(10 * GIB, 1 << 20, 16, 0, halvable=True) == 10 * 1024
+    assert machine.blocks_that_fit(10 * GIB, 1 << 20, 16, 77, halvable=True) == 77
     with pytest.raises(ConfigError, match=r"a cache of 320,000 tokens needs 19\.5 GiB on the GPU"):
-        machine.blocks_that_fit(10 * GIB, 1 << 20, 16, 20_000, fp8=False)
+        machine.blocks_that_fit(10 * GIB, 1 << 20, 16, 20_000, halvable=True)
     with pytest.raises(ModelError, match="no room for a cache beside the weights: use --dtype fp8"):
-        machine.blocks_that_fit(-GIB, 1 << 20, 16, 0, fp8=False)
+        machine.blocks_that_fit(-GIB, 1 << 20, 16, 0, halvable=True)
+    with pytest.raises(ModelError, match="no room for a cache beside the weights: use a smaller --step-tokens"):
+        machine.blocks_that_fit(-GIB, 1 << 20, 16, 0, halvable=False)
