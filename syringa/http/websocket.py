@@ -138,7 +138,11 @@ class _Connection:
         return self._turn is not None and not self._turn.done()
 
     async def _answer(self, body: ResponseRequest, ignored: list[str]) -> None:
-        account = self._account()
+        try:
+            account = self._account()
+        except SyringaError as error:  # the key was revoked, or has expired
+            self._refuse(error)
+            return
         admission = None
         try:
             admission = self._work.limiter.enter(account.caller)

@@ -13,9 +13,10 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from syringa.config import Config
 from syringa.errors import EngineOverloaded, EngineUnavailable
+from syringa.service.keys import mint
 from syringa.store import Store
 from tests.chat_models import plain_model, thinking_model
-from tests.client import eventually, server
+from tests.client import eventually, server, until
 from tests.fake_engine import FakeEngine
 from tests.schemas import validate
 
@@ -228,3 +229,22 @@ async def test_there_is_no_other_socket(tmp_path: Path) -> None:
                 pass
         assert caught.value.response.status_code in (403, 404)
         assert (await http.get("/health")).status_code == 200
+
+
+async def test_a_key_that_is_revoked_meanwhile(tmp_path: Path) -> None:
+    key, stored = mint("acme")
+    database = str(tmp_path / "syringa.db")
+    async with Store(database) as store:
+        await store.keys.create(stored)
+        async with socket(tmp_path, headers={"authorization": f"Bearer {key}"}) as ws:
+            assert (await ws.ask(store=False))[-1]["type"] == "response.completed"
+            await store.keys.revoke(stored.id)
+
+            async def is_refused() -> bool:
+                await ws.send(store=False)
+                event = await ws.next()
+                while event["type"] not in (*END, "error"):
+                    event = await ws.next()
+                return bool(event["type"] == "error" and event["error"]["code"] == "invalid_api_key")
+
+            await until(is_refused, 3.0)
