@@ -40,6 +40,8 @@ class Seal:
             return None
         try:
             data = base64.b64decode(sealed.removeprefix(_VERSION), altchars=b"-_", validate=True)
+            if _VERSION + base64.urlsafe_b64encode(data).decode() != sealed:
+                return None  # the last character has bits that decoding ignores
             opened = self._cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _VERSION.encode())
         except (binascii.Error, ValueError, InvalidTag):
             return None

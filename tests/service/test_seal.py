@@ -56,3 +56,14 @@ async def test_every_process_opens_what_one_sealed(tmp_path: Path) -> None:
         sealed = (await first.of("acme", one)).seal("thought")
         assert (await second.of("acme", two)).open(sealed) == "thought"
         assert (await second.of("globex", two)).open(sealed) is None
+
+
+def test_no_bit_of_it_can_be_changed() -> None:
+    """The last character of base64 may have bits that say nothing: they are not the client's to set either."""
+    seal = Seal(b"k" * 32, "acme")
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    for text in ("a", "ab", "abc"):
+        sealed = seal.seal(text)
+        at = len(sealed.rstrip("=")) - 1
+        others = [sealed[:at] + each + sealed[at + 1 :] for each in alphabet if each != sealed[at]]
+        assert [seal.open(other) for other in others] == [None] * 63
