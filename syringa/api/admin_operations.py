@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from syringa.api import admin
-from syringa.api.operations import POST_ERRORS, Operation
+from syringa.api.operations import POST_ERRORS, Operation, in_query
 
 _GROUPS = ["day", "organisation", "key", "model", "endpoint", "user"]
 _STORED = (403, 500, 503)
 _WRITTEN = (*POST_ERRORS, 403, 503)
 
 
-def _query(description: str, **schema: Any) -> dict[str, Any]:
-    return {"description": description, "schema": schema}
-
-
 _USAGE = {
-    "by": _query(
+    "by": in_query(
         f"What to group by: some of {', '.join(_GROUPS)}, with commas.",
         type="string",
         pattern=f"^({'|'.join(_GROUPS)})(,({'|'.join(_GROUPS)}))*$",
         default="day",
     ),
-    "since": _query("From then on: a date, a time (RFC 3339), Unix seconds, or a span such as `7d`.", type="string"),
-    "until": _query("Before then.", type="string"),
-    "key": _query("The id of a key.", type="string"),
-    "model": _query("The id of a model.", type="string"),
-    "format": _query("`csv` for a spreadsheet.", enum=["json", "csv"], default="json"),
+    "since": in_query("From then on: a date, a time (RFC 3339), Unix seconds, or a span such as `7d`.", type="string"),
+    "until": in_query("Before then.", type="string"),
+    "key": in_query("The id of a key.", type="string"),
+    "model": in_query("The id of a model.", type="string"),
+    "format": in_query("`csv` for a spreadsheet.", enum=["json", "csv"], default="json"),
 }
-_ORGANISATION = {"organisation": _query("One organisation alone.", type="string")}
+_ORGANISATION = {"organisation": in_query("One organisation alone.", type="string")}
 _KEY_ID = {"key_id": "The id of a key, which is not the key."}
 _ORGANISATION_ID = {"organisation_id": "The id of an organisation."}
 
@@ -49,7 +43,7 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="Administration",
         summary="List the keys",
         answer=admin.KeyList,
-        query=_ORGANISATION | {"revoked": _query("Those that were revoked, too.", type="boolean", default=False)},
+        query=_ORGANISATION | {"revoked": in_query("Those that were revoked, too.", type="boolean", default=False)},
         errors=(400, *_STORED),
     ),
     Operation(

@@ -36,6 +36,11 @@ class Operation:
 POST_ERRORS = (400, 404, 413, 415, 500)
 
 
+def in_query(description: str, **schema: Any) -> dict[str, Any]:
+    """A parameter in the address."""
+    return {"description": description, "schema": schema}
+
+
 def _completions(path: str, id: str) -> Operation:
     return Operation(
         path=path,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from syringa.api import conversations, responses
-from syringa.api.operations import POST_ERRORS, Operation
+from syringa.api.operations import POST_ERRORS, Operation, in_query
 from syringa.api.responses import stream
 from syringa.api.responses.schemas import EMPTY_INCLUDES, HONOURED_INCLUDES
 
@@ -30,30 +30,26 @@ _CONVERSATION = {"conversation_id": "The id of a conversation."}
 _ITEM = _CONVERSATION | {"item_id": "The id of an item."}
 
 
-def _query(description: str, **schema: Any) -> dict[str, Any]:
-    return {"description": description, "schema": schema}
-
-
 _INCLUDE = {
-    "include": _query(
+    "include": in_query(
         "What a stored object has, it shows; this is checked alone.",
         type="array",
         items={"enum": [*HONOURED_INCLUDES, *EMPTY_INCLUDES]},
     )
 }
 _PAGE = {
-    "limit": _query("Items at most.", type="integer", minimum=1, maximum=100, default=20),
-    "order": _query("Oldest first, or newest first.", enum=["asc", "desc"], default="desc"),
-    "after": _query("The id of the item before the page.", type="string"),
-    "before": _query("The id of the item after the page.", type="string"),
+    "limit": in_query("Items at most.", type="integer", minimum=1, maximum=100, default=20),
+    "order": in_query("Oldest first, or newest first.", enum=["asc", "desc"], default="desc"),
+    "after": in_query("The id of the item before the page.", type="string"),
+    "before": in_query("The id of the item after the page.", type="string"),
     **_INCLUDE,
 }
 _STREAM = {
-    "stream": _query("Follow a background response in server-sent events.", type="boolean", default=False),
-    "starting_after": _query(
+    "stream": in_query("Follow a background response in server-sent events.", type="boolean", default=False),
+    "starting_after": in_query(
         "The number of the last event that was received.", type="integer", minimum=0, maximum=2**63 - 1
     ),
-    "include_obfuscation": _query("Refused where true.", enum=[False], default=False),
+    "include_obfuscation": in_query("Refused where true.", enum=[False], default=False),
     **_INCLUDE,
 }
 
