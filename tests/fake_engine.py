@@ -25,7 +25,7 @@ class ByteTokenizer:
     strips_leading_space = False
     longest_token = 7
     bytes_table = [bytes([each]) for each in range(256)] + [b"<end>", b"<start>"]
-    text_table = [chr(each) if each < 128 else None for each in range(256)] + ["<end>", "<start>"]
+    text_table = [chr(each) if each < 128 else None for each in range(256)] + [None, None]
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         return list(text.encode("utf-8", "replace"))

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest, SyringaError
 from syringa.events import Event, Finished, GenerationRequest, PromptScored, TextDelta, Usage
-from syringa.generation import stream
+from syringa.generation import generate, stream
 from syringa.output.collect import Generation, collect
 from syringa.types import EngineDelta, Fault, Sampling, Stopping
 from tests.fake_engine import END, ByteTokenizer, FakeEngine, score
@@ -169,3 +171,49 @@ async def test_an_engine_that_just_ends_is_an_error() -> None:
     engine.deltas = deltas  # type: ignore[method-assign]
     with pytest.raises(EngineUnavailable):
         await run(engine, request())
+
+
+class Teller:
+    """Takes events, and texts apart from them."""
+
+    def __init__(self, *, says: bool) -> None:
+        self.events: list[Event] = []
+        self.said = 0
+        if says:
+            self.say = self._say
+
+    def __call__(self, events: Sequence[Event]) -> None:
+        self.events += events
+
+    def _say(self, text: str) -> None:
+        self.said += 1
+        self.events.append(TextDelta(0, text))
+
+
+# ASCII, parts of characters, an end token that does not end, and ids that no vocabulary has.
+TOKENS = st.lists(st.one_of(st.integers(97, 122), st.integers(128, 255), st.sampled_from([257, 258, 10**6])))
+
+
+@given(TOKENS, st.integers(1, 3), st.sampled_from([(), ("ab",)]), st.sampled_from([None, 1]))
+@settings(deadline=None)
+async def test_what_is_said_is_what_would_have_been_told(
+    tokens: list[int], at_once: int, stop: tuple[str, ...], logprobs: int | None
+) -> None:
+    engine = FakeEngine(at_once=at_once)
+    engine._plan = lambda request, choice: [*tokens, END]  # type: ignore[method-assign]
+    asked = request(max_tokens=1000, stop=stop, logprobs=logprobs)
+    told, said = Teller(says=False), Teller(says=True)
+    for emit in (told, said):
+        await generate(engine, ByteTokenizer(), asked, emit)
+    assert said.events == told.events
+    if stop or logprobs is not None or at_once > 1:
+        assert not said.said
+
+
+@pytest.mark.parametrize("more", [{"choices": 2}, {"candidates": 2}, {"prompts": 2}])
+async def test_only_the_first_choice_is_said(more: dict[str, int]) -> None:
+    told, said = Teller(says=False), Teller(says=True)
+    for emit in (told, said):
+        await generate(FakeEngine("hello"), ByteTokenizer(), request(**more), emit)
+    assert collect(said.events) == collect(told.events)
+    assert said.said == (4 if "prompts" in more else 0)

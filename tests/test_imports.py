@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "syringa"
 
-VALUES = {"types", "errors", "events", "dialect"}
+VALUES = {"types", "errors", "events", "dialect", "ids"}
 BASE = VALUES | {"config", "modelfiles", "grammar"}
 LAYERS: dict[str, set[str]] = {
     "types": set(),
@@ -21,6 +21,7 @@ LAYERS: dict[str, set[str]] = {
     "schema_types": set(),
     "events": {"types", "dialect"},
     "config": {"errors", "dialect"},
+    "ids": set(),
     "logs": set(),
     "grammar": {"types", "errors"},
     "modelfiles": {"types", "errors"},

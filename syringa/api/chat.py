@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -24,6 +23,7 @@ from syringa.api.thinking import Effort, ThinkingRequest, read_thinking
 from syringa.api.tools import ToolChoiceField, ToolRequest, ToolsField, read_tools
 from syringa.errors import InvalidRequest
 from syringa.events import GenerationRequest, OutputFormat
+from syringa.ids import fresh_id
 from syringa.prompt.images import fetch_images
 from syringa.types import Grammar
 
@@ -140,7 +140,7 @@ async def to_generation(body: ChatRequest, models: Models, ignored: list[str], t
     use, calls = (tools.use, model.dialect.calls) if tools is not None else (None, None)
     grammar = await compose(model, thinking=thinking, constraint=constraint, tools=use, format=calls or "plain")
     request = GenerationRequest(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
+        id=fresh_id("chatcmpl-"),
         prompts=[prompt.tokens],
         sampling=msgspec.structs.replace(sampling, grammar=grammar, opening=model.opening(use)),
         stopping=stopping,

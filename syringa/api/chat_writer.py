@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from syringa.api.describe import says
 from syringa.api.model import ServedModel
+from syringa.api.template import TextChunks
 from syringa.api.tools import ToolCall, call_body, call_chunk, finish_reason
 from syringa.api.usage import UsageBody, usage_body
 from syringa.events import (
@@ -121,10 +122,15 @@ class ChatWriter:
         self._named_tool = named_tool
         self._metadata = metadata
         self._begun: set[int] = set()
+        self._text = TextChunks(
+            lambda choice, text: self._chunk([ChunkChoice(choice, ChatDelta(content=text))], self._no_usage)
+        )
 
-    def write(self, event: Event) -> list[ChatChunk]:
+    def write(self, event: Event) -> Sequence[ChatChunk | msgspec.Raw]:
         """The chunks that one event becomes."""
         if isinstance(event, TextDelta):
+            if not event.tokens and event.choice in self._begun:
+                return (self._text(event.choice, event.text),)
             logprobs = self._scores(event.tokens) if event.tokens else None
             return self._chunks(ChunkChoice(event.choice, ChatDelta(content=event.text), logprobs))
         if isinstance(event, ReasoningDelta):
@@ -137,6 +143,9 @@ class ChatWriter:
         if isinstance(event, PromptScored):
             return []  # chat scores no prompts
         return [self._chunk([], usage_body(event))] if self._include_usage else []
+
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        return self._text.around(0) if 0 in self._begun and not self._logprobs else None
 
     def render(self, generation: Generation) -> ChatCompletion:
         """The whole body. The same pieces as in `write`, joined."""

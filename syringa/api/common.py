@@ -45,8 +45,13 @@ class ErrorEnvelope(msgspec.Struct):
 class Writer(Protocol):
     """An endpoint's answer in its wire format. Holds the state of one request."""
 
-    def write(self, event: Event) -> Sequence[msgspec.Struct]:
-        """The chunks that one event becomes."""
+    def write(self, event: Event) -> Sequence[msgspec.Struct | msgspec.Raw]:
+        """The chunks that one event becomes; `Raw`: one that is JSON already."""
+        ...
+
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        """From now on, the chunk of a `TextDelta` of the first choice is its text, as JSON, between these; None: it
+        takes more."""
         ...
 
     def render(self, generation: Generation) -> msgspec.Struct:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from typing import Annotated, Any
 
 import msgspec
@@ -29,6 +28,7 @@ from syringa.api.stream_options import StreamOptionsField, read_stream_options
 from syringa.api.tools import ToolChoiceField, ToolsField, read_tools
 from syringa.errors import ContextLengthExceeded, InvalidRequest
 from syringa.events import GenerationRequest, OutputFormat
+from syringa.ids import fresh_id
 from syringa.prompt.fim import FillIn, find_fill_in
 from syringa.prompt.tools import preamble
 from syringa.types import Sampling
@@ -123,7 +123,7 @@ async def to_generation(body: CompletionRequest, models: Models, ignored: list[s
     for index, prompt in enumerate(prompts):
         fit(prompt, model.max_model_len, max_tokens, truncate=bool(body.truncate_sequence), index=index)
     request = GenerationRequest(
-        id=f"cmpl-{uuid.uuid4().hex}",
+        id=fresh_id("cmpl-"),
         prompts=[prompt.tokens for prompt in prompts],
         sampling=sampling,
         stopping=stopping,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -10,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from syringa.api.describe import says
 from syringa.api.model import ServedModel
+from syringa.api.template import TextChunks
 from syringa.api.tools import ToolCall, call_body, call_chunk, finish_reason
 from syringa.api.usage import UsageBody, usage_body
 from syringa.events import (
@@ -89,12 +91,13 @@ class CompletionWriter:
         self._no_usage: UnsetType | None = None if include_usage else UNSET
         self._begun: set[int] = set()
         self._plain = not logprobs and echo is None
+        self._text = TextChunks(lambda choice, text: self._chunk(Choice(choice, text)))
 
-    def write(self, event: Event) -> list[Completion]:
+    def write(self, event: Event) -> Sequence[Completion | msgspec.Raw]:
         """The chunks that one event becomes."""
         if isinstance(event, TextDelta):
             if self._plain:
-                return [self._chunk(Choice(event.choice, event.text))]
+                return (self._text(event.choice, event.text),)
             chunks = self._opening(event.choice)
             chunks.append(self._chunk(self._choice(event.choice, event.text, event.tokens)))
             return chunks
@@ -118,6 +121,9 @@ class CompletionWriter:
         if isinstance(event, ReasoningDelta):
             return []  # a raw prompt has no thought
         return [self._completion([], usage_body(event))] if self._include_usage else []
+
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        return self._text.around(0) if self._plain else None
 
     def render(self, generation: Generation) -> Completion:
         """The whole body. The same pieces as in `write`, joined."""

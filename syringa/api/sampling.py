@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -13,6 +12,7 @@ from syringa.api.describe import nullable, says
 from syringa.api.formats import FORMAT_SCHEMA, GRAMMAR_SCHEMA, check_grammar, to_grammar
 from syringa.api.model import ServedModel
 from syringa.errors import InvalidRequest
+from syringa.ids import random_number
 from syringa.prompt.compiling import in_workshop
 from syringa.types import Grammar, Sampling, Stopping
 
@@ -99,7 +99,7 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
     if fields.grammar is not None or fields.response_format is not None:
         found = [] if ignored is None else ignored
         grammar = await in_workshop(lambda: _checked_grammar(fields, found), _constraint_field(fields))
-    seed = secrets.randbits(63) if fields.seed is None else fields.seed & (2**63 - 1)
+    seed = random_number(63) if fields.seed is None else fields.seed & (2**63 - 1)
     return Sampling(
         seed=seed,
         temperature=_or(fields.temperature, 1.0),

@@ -27,29 +27,38 @@ class WorkerLost(EngineUnavailable):
 class _Run:
     """A request in the worker, and who takes its deltas."""
 
-    __slots__ = ("begun", "ended", "open", "take")
+    __slots__ = ("begun", "ended", "open", "over", "take")
 
     def __init__(self, request: EngineRequest, take: Take) -> None:
         self.take = take
-        self.begun = False
+        self.begun = self.over = False
         self.open = set(range(request.choices))
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def push(self, delta: EngineDelta) -> None:
-        if self.ended.done():
+        if self.over:
             return
         self.begun = True
         if delta.finish is not None:
             self.open.discard(delta.choice)
         try:
             if self.take(delta) or not self.open:
-                self.ended.set_result(None)
+                self._end(None)
         except Exception as error:
-            self.ended.set_exception(error)
+            self._end(error)
 
     def fail(self, error: SyringaError) -> None:
         self.open.clear()
-        if not self.ended.done():
+        if not self.over:
+            self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        self.over = True
+        if self.ended.done():  # given up by who waited for it
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
             self.ended.set_exception(error)
 
 

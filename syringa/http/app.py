@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from syringa.api.model import Models
@@ -10,6 +9,7 @@ from syringa.config import Config
 from syringa.engine.interface import Fleet
 from syringa.http.desk import Desk
 from syringa.http.middleware import middleware
+from syringa.http.route import Paths
 from syringa.http.routes import Api
 from syringa.service.work import Work
 
@@ -21,7 +21,7 @@ def create_app(
     `work`, where responses are kept and run in the background."""
     work = Work(config) if work is None else work
     api = Api(config, Desk(fleet, config.request_timeout) if desk is None else desk, models, work)
-    app: ASGIApp = Router(api.routes(), redirect_slashes=False)
+    app: ASGIApp = Paths(api.routes())
     for layer in reversed(middleware(config, work)):
         app = layer.cls(app, *layer.args, **layer.kwargs)
     return app

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from syringa.api.responses import StreamEvent
+from syringa.api.responses import StreamEvent, error_event, in_mode
 from syringa.errors import EngineUnavailable
 from syringa.events import Event as Generated
 from syringa.generation import Emit
@@ -79,15 +79,28 @@ class _Named(msgspec.Struct):
 _name = msgspec.json.Decoder(_Named).decode
 
 
-def _frame(event: Event) -> bytes:
-    return f"event: {_name(event.json).type}\ndata: {event.json}\n\n".encode()
+class _Follower:
+    """Frames the events of one stream, which may be in another mode than the one they were written in."""
 
+    def __init__(self, open_mode: bool) -> None:
+        self._open_mode = open_mode
+        self._last = 0
 
-def _broken(error: Exception) -> bytes:
-    """The stream cannot go on here; the response itself may. It has no number, as the response did not send it."""
-    told = envelope(error).error
-    event = {"type": "error", "code": told.code, "message": told.message, "param": None, "sequence_number": 0}
-    return b"event: error\ndata: " + encode(event) + b"\n\n"
+    def frame(self, event: Event) -> bytes:
+        self._last = event.sequence
+        written = _name(event.json).type
+        name = in_mode(written, self._open_mode)
+        data = event.json
+        if name != written:
+            # Inside of a text every quote is escaped, so this stands nowhere else.
+            data = data.replace(f'"type":"{written}"', f'"type":"{name}"', 1)
+        return f"event: {name}\ndata: {data}\n\n".encode()
+
+    def broken(self, error: Exception) -> bytes:
+        """The stream cannot go on here; the response itself may. The response did not send this, so it has the number
+        of the last event: who goes on after it misses nothing."""
+        event = error_event(envelope(error).error, self._last, self._open_mode)
+        return b"event: error\ndata: " + encode(event) + b"\n\n" + (DONE if self._open_mode else b"")
 
 
 def following(
@@ -100,7 +113,8 @@ def following(
         async for events in source:
             take(events)
 
-    framing = Framing(_frame, _broken, DONE if open_mode else b"")
+    follower = _Follower(open_mode)
+    framing = Framing(follower.frame, follower.broken, DONE if open_mode else b"")
     return StreamedAnswer(run, lambda event: (event,), framing, headers=headers, keep_alive=keep_alive)
 
 

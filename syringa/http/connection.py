@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import urllib.parse
 from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from syringa.errors import EngineOverloaded, RequestError, SyringaError
 from syringa.http.bounds import SPARE, Shared, Watched
-from syringa.http.gathering import Gathering
+from syringa.http.exchange import Exchange
 from syringa.http.middleware import error_response
 
 MAX_HEAD = 64 << 10
@@ -50,7 +51,7 @@ class Connection(Watched, HttpToolsProtocol):
     def __init__(self, shared: Shared, **given: Any) -> None:
         super().__init__(**given)
         self._shared = shared
-        self._running: RequestResponseCycle | None = None  # what is answered; `cycle` is what was asked last
+        self._running: Exchange | None = None  # what is answered; `cycle` is what was asked last
         self._in_head = True  # whether the head of what is being sent is not there yet
         self._complete = False  # whether all that was begun is there
         self._fed = self._body = 0  # bytes of the current request, and of its body
@@ -91,8 +92,7 @@ class Connection(Watched, HttpToolsProtocol):
         self.pipeline.clear()
         running = self._running
         if running is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
+            running.leave()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -147,12 +147,44 @@ class Connection(Watched, HttpToolsProtocol):
         if self._upgrading:
             self.scope["method"] = self.parser.get_method().decode("ascii")
             return
-        super().on_headers_complete()
+        self._describe()
         self._in_head = False
-        cycle = self.cycle
-        if self._shared.draining:
-            cycle.keep_alive = False
-        cycle.transport = cast(asyncio.Transport, Gathering(cycle, self.loop))
+        before = self.cycle
+        keep = self.parser.should_keep_alive() and self.scope["http_version"] != "1.0" and not self._shared.draining
+        self.cycle = exchange = self._exchange(keep)
+        if before is None or before.response_complete:
+            self._start_asgi_task(exchange, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((exchange, self.app))
+
+    def _describe(self) -> None:
+        """Completes what an app is told of the request."""
+        scope, url = self.scope, httptools.parse_url(self.url)
+        if (version := self.parser.get_http_version()) != "1.1":
+            scope["http_version"] = version
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["raw_path"] = url.path
+        path = url.path.decode("ascii")
+        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
+        scope["query_string"] = url.query or b""
+
+    def _exchange(self, keep_alive: bool) -> Exchange:
+        made = Exchange(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=keep_alive,
+            on_response=self.on_response_complete,
+        )
+        self.scope["state"]["exchange"] = made
+        return made
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
@@ -207,7 +239,7 @@ class Connection(Watched, HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self._running is not None and not self._running.response_complete
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -244,14 +276,13 @@ class Connection(Watched, HttpToolsProtocol):
         self._disarm()
         has_cycle = not self._in_head and not self._complete
         if self._is_answering():
-            running = cast(RequestResponseCycle, self._running)
+            running = cast(Exchange, self._running)
             if not has_cycle or running is not self.cycle or running.response_started:
                 self.pipeline.clear()
                 running.keep_alive = False
                 return
-            running.disconnected = True
-            running.message_event.set()
             running.scope["state"]["status"] = error.status
+            running.leave()
         elif has_cycle:
             self.transport.close()  # its answer did not wait for the rest of it
             return

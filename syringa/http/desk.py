@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 from syringa.api.common import Call
 from syringa.engine.interface import Engine, Fleet
@@ -15,6 +14,7 @@ from syringa.events import Usage
 from syringa.generation import Emit, produce
 from syringa.http.access import heard
 from syringa.http.drain import ENDING
+from syringa.http.interruption import Interruption
 from syringa.http.outlet import ClientGone
 from syringa.service.account import Account
 
@@ -26,7 +26,7 @@ class Desk:
         """`timeout`: the seconds that a request may take; 0: as long as it likes."""
         self.fleet = fleet
         self._timeout = timeout or None
-        self._deadlines: set[asyncio.Timeout] = set()
+        self._running: set[Interruption] = set()
         self._ending = False
 
     def drive(self, call: Call, account: Account) -> Drive:
@@ -46,9 +46,8 @@ class Desk:
     def end(self) -> None:
         """The server ends: what still runs fails now, and says why."""
         self._ending = True
-        now = asyncio.get_running_loop().time()
-        for each in self._deadlines:
-            each.reschedule(now)
+        for each in self._running:
+            each.now(_ending())
 
     async def _drive(self, call: Call, account: Account, emit: Emit) -> Usage:
         try:
@@ -61,29 +60,29 @@ class Desk:
             raise
 
     async def _bounded(self, call: Call, account: Account, emit: Emit) -> Usage:
-        given = [each for each in (self._timeout, account.timeout) if each is not None]
-        async with self._deadline(min(given, default=None)):
-            engine = self.fleet.engine(call.model.id)
-            if not engine.ready:
-                await _load(engine, account)
-            with heard(emit) as emit:
-                return await produce(engine, call.model.tokenizer, call.request, emit, account.trace)
-
-    @contextlib.asynccontextmanager
-    async def _deadline(self, seconds: float | None) -> AsyncIterator[None]:
         if self._ending:
-            raise EngineUnavailable(ENDING, code="server_ending")
-        try:
-            async with asyncio.timeout(seconds) as deadline:
-                self._deadlines.add(deadline)
-                try:
-                    yield
-                finally:
-                    self._deadlines.discard(deadline)
-        except TimeoutError:
-            if self._ending:
-                raise EngineUnavailable(ENDING, code="server_ending") from None
-            raise EngineUnavailable(f"The request took longer than {seconds:g} seconds.", code="timeout") from None
+            raise _ending()
+        given = [each for each in (self._timeout, account.timeout) if each is not None]
+        deadline: asyncio.TimerHandle | None = None
+        with Interruption() as interruption:
+            if given:
+                late = EngineUnavailable(f"The request took longer than {min(given):g} seconds.", code="timeout")
+                deadline = asyncio.get_running_loop().call_later(min(given), interruption.now, late)
+            self._running.add(interruption)
+            try:
+                engine = self.fleet.engine(call.model.id)
+                if not engine.ready:
+                    await _load(engine, account)
+                with heard(emit) as emit:
+                    return await produce(engine, call.model.tokenizer, call.request, emit, account.trace)
+            finally:
+                self._running.discard(interruption)
+                if deadline is not None:
+                    deadline.cancel()
+
+
+def _ending() -> EngineUnavailable:
+    return EngineUnavailable(ENDING, code="server_ending")
 
 
 async def _load(engine: Engine, account: Account) -> None:

@@ -26,7 +26,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def data(chunk: Any) -> bytes:
-    return b"data: " + encode(chunk) + b"\n\n"
+    return b"data: %b\n\n" % (chunk if type(chunk) is msgspec.Raw else encode(chunk))
 
 
 def named(event: Any) -> bytes:

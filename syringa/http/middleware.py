@@ -11,7 +11,6 @@ import logging
 import math
 import re
 import time
-import uuid
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -28,6 +27,7 @@ from syringa.errors import EngineUnavailable, PayloadTooLarge, RateLimited, Syri
 from syringa.http.access import access_line
 from syringa.http.drain import ENDING, Closing
 from syringa.http.gate import Gate
+from syringa.ids import fresh_id
 from syringa.service.work import Work
 
 logger = logging.getLogger("syringa.http")
@@ -118,7 +118,7 @@ class Edge:
         given = dict(scope["headers"])
         request_id = given.get(b"x-request-id", b"")
         if not _SANE_ID.fullmatch(request_id):
-            request_id = uuid.uuid4().hex.encode()
+            request_id = fresh_id().encode()
         # The router raises its refusals where an app is named, and answers in plain text otherwise.
         scope["app"] = self
         state = scope.setdefault("state", {})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Sequence
 from typing import Any
 
 from starlette.types import Send
+
+from syringa.http.exchange import Exchange
 
 # What a write to a connection that is gone raises; uvloop has the latter for a transport that has closed.
 _BROKEN = (OSError, RuntimeError)
@@ -22,18 +24,27 @@ class Outlet:
     """Sends a stream's parts in order.
 
     What several streams put in one turn of the event loop, which is what one step of the engine made, is sent at the
-    end of that turn: first all the work, then all the writes, each of which lets another process run. Parts of one
-    stream become one write.
+    end of that turn: first all the work, then all the writes, each of which lets another process run. Each part is a
+    message of its own, or with an `Exchange` a chunk of its own in one write.
 
     ASGI's `send` is a coroutine, but it has to wait only for a client that reads too slowly: it is run on the spot, and
     where it stops in the middle, a task finishes it and sends what came since. A connection that is known to be broken
     raises `ClientGone`.
     """
 
-    def __init__(self, send: Send, straight: Send, headers: list[tuple[bytes, bytes]]) -> None:
-        """`straight` is `send` for all but the beginning."""
+    __slots__ = (
+        "_broken", "_exchange", "_headers", "_parts", "_send", "_started", "_straight", "_task", "_waiting", "begun",
+        "used",
+    )  # fmt: skip
+
+    def __init__(
+        self, send: Send, straight: Send, headers: list[tuple[bytes, bytes]], exchange: Exchange | None = None
+    ) -> None:
+        """`straight` is `send` for all but the beginning. With an `exchange`, what can be sent without waiting goes
+        straight to it."""
         self.begun = False
-        self._send, self._straight, self._headers = send, straight, headers
+        self.used = False  # since somebody has set it so
+        self._send, self._straight, self._headers, self._exchange = send, straight, headers, exchange
         self._parts: list[bytes] = []
         self._started = False
         self._broken = False
@@ -43,7 +54,7 @@ class Outlet:
     def put(self, body: bytes) -> None:
         if self._broken:
             raise ClientGone
-        self.begun = True
+        self.begun = self.used = True
         self._parts.append(body)
         if self._task is not None:
             self._waiting += len(body)
@@ -58,17 +69,32 @@ class Outlet:
         """Whether the client has yet to read what was sent."""
         return self._task is not None
 
-    async def end(self, body: bytes) -> None:
-        """Sends the last part, with what is left."""
+    def finish(self, parts: Sequence[bytes]) -> bool:
+        """Sends the last parts, with what is left, if it can be done without waiting."""
+        if self._broken:
+            raise ClientGone
+        if not self._started or self._task is not None or self._exchange is None:
+            return False
+        try:
+            done = self._exchange.finish([*self._parts, *parts])
+        except _BROKEN as error:
+            raise ClientGone from error
+        if done:
+            self._parts.clear()
+        return done
+
+    async def end(self, parts: Sequence[bytes]) -> None:
+        """The same, however long it takes."""
         if self._task is not None:
             await self._task
         if self._broken:
             raise ClientGone
         self.begun = True
-        self._parts.append(body)
+        self._parts += parts
         try:
             await self._start()
-            await self._straight({"type": "http.response.body", "body": self._take(), "more_body": False})
+            while self._parts:
+                await self._pass_on(more=len(self._parts) > 1)
         except _BROKEN as error:
             raise ClientGone from error
 
@@ -81,8 +107,11 @@ class Outlet:
     def flush(self) -> None:
         if not self._parts or self._task is not None:
             return
-        sending = self._body() if self._started else self._first()
         try:
+            if self._started and self._exchange is not None and self._exchange.write(self._parts):
+                self._parts.clear()
+                return
+            sending = self._send_all()
             stopped_at = sending.send(None)
         except StopIteration:
             return
@@ -91,31 +120,25 @@ class Outlet:
             return
         self._task = asyncio.create_task(self._catch_up(_Rest(sending, stopped_at)))
 
-    def _body(self) -> Coroutine[Any, Any, None]:
-        sending = self._straight({"type": "http.response.body", "body": self._take(), "more_body": True})
-        assert isinstance(sending, Coroutine)
-        return sending
-
-    async def _first(self) -> None:
+    async def _send_all(self) -> None:
         await self._start()
-        await self._straight({"type": "http.response.body", "body": self._take(), "more_body": True})
+        while self._parts:
+            if self._exchange is not None and self._exchange.write(self._parts):
+                self._parts.clear()
+            else:
+                await self._pass_on(more=True)
 
     async def _start(self) -> None:
         if not self._started:
             self._started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
 
-    def _take(self) -> bytes:
-        parts = self._parts
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        return body
+    async def _pass_on(self, *, more: bool) -> None:
+        await self._straight({"type": "http.response.body", "body": self._parts.pop(0), "more_body": more})
 
     async def _catch_up(self, rest: _Rest) -> None:
         try:
             await rest
-            while self._parts:
-                await self._straight({"type": "http.response.body", "body": self._take(), "more_body": True})
         except _BROKEN:
             self._broken = True
         finally:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 from starlette.datastructures import QueryParams
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 
 from syringa.api.common import decode, header_value
@@ -24,12 +24,13 @@ MODE_HEADER = "x-syringa-responses-mode"
 _MODES = ("openai", "open-responses")
 MAX_PAGE = 100
 _INLINE_BYTES = 1 << 18
+_JSON = b"application/json"
 
 
 async def read_body(request: Request, wire: type[T]) -> tuple[T, list[str]]:
     """The body, and the names in it that are not known."""
     check_json(request)
-    body = await request.body()
+    body = await _whole_body(request)
     log_body(body)
     # Reading a large one takes a while, in which other requests must not wait.
     return decode(body, wire) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(decode, body, wire)
@@ -37,11 +38,30 @@ async def read_body(request: Request, wire: type[T]) -> tuple[T, list[str]]:
 
 def check_json(request: Request) -> None:
     """Raises `UnsupportedMediaType` for a body that says it is something else."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise UnsupportedMediaType(f"The body must be application/json, and is {kind}.")
-    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
-        raise UnsupportedMediaType(f"The body must not be compressed, and is ({coding}).")
+    given = request.scope["state"]["given"]
+    if (stated := given.get(b"content-type", _JSON)) != _JSON:
+        kind = stated.decode("latin-1").partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise UnsupportedMediaType(f"The body must be application/json, and is {kind}.")
+    if (coded := given.get(b"content-encoding")) is not None:
+        coding = coded.decode("latin-1").strip().lower()
+        if coding != "identity":
+            raise UnsupportedMediaType(f"The body must not be compressed, and is ({coding}).")
+
+
+async def _whole_body(request: Request) -> bytes:
+    """Most come in one part."""
+    message = await request.receive()
+    body: bytes = message.get("body", b"")
+    if message["type"] == "http.request" and not message.get("more_body"):
+        return body
+    parts = [body]
+    while message["type"] == "http.request" and message.get("more_body"):
+        message = await request.receive()
+        parts.append(message.get("body", b""))
+    if message["type"] != "http.request":
+        raise ClientDisconnect
+    return b"".join(parts)
 
 
 def heed(config: Config, ignored: list[str]) -> dict[str, str]:

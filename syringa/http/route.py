@@ -1,9 +1,9 @@
-"""A path and its handler. Nothing stands between the handler's answer and the server: Starlette's own route wraps every
+"""Paths and their handlers. Nothing stands between a handler's answer and the server: Starlette's own route wraps every
 message that is sent, which for a stream is every token."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette import routing
 from starlette.requests import Request
@@ -25,3 +25,19 @@ def _answering(handle: Handler) -> ASGIApp:
         await response(scope, receive, send)
 
     return answer
+
+
+class Paths:
+    """Finds the handler of a request: a path without parameters is looked up, others are compared one by one."""
+
+    def __init__(self, routes: Sequence[routing.BaseRoute]) -> None:
+        self._router = routing.Router(routes, redirect_slashes=False)
+        self._plain: dict[tuple[str, str], ASGIApp] = {}
+        for route in routes:
+            if isinstance(route, Route) and "{" not in route.path:
+                for method in route.methods or ():
+                    self._plain.setdefault((route.path, method), route.app)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._plain.get((scope["path"], scope.get("method", "")))
+        await (found or self._router)(scope, receive, send)

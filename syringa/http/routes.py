@@ -139,5 +139,6 @@ class Api:
         run = self.desk.run(call, account)
         if call.stream:
             keep_alive = self.config.keep_alive
-            return StreamedAnswer(run, call.writer.write, PLAIN, headers=headers, keep_alive=keep_alive)
+            write, around = call.writer.write, call.writer.around_text
+            return StreamedAnswer(run, write, PLAIN, headers=headers, keep_alive=keep_alive, around=around)
         return WholeAnswer(functools.partial(collected, run, call.writer), headers=headers)

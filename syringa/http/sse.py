@@ -1,7 +1,7 @@
 """Answers that take a while: a stream of server-sent events, or one body at the end.
 
 Both stop the generation when the client goes away. A stream's per-token path is one `write`, one encode and one send,
-straight from the engine's delta; waiting, keep-alive and disconnects live in a task that sleeps meanwhile.
+straight from the engine's delta, while the request's only task sleeps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from syringa.errors import SyringaError
 from syringa.events import Event
 from syringa.generation import Emit
 from syringa.http.framing import Framing, encode
+from syringa.http.interruption import Presence
 from syringa.http.middleware import unwrapped
 from syringa.http.outlet import ClientGone, Outlet
 from syringa.output.collect import collect
@@ -51,8 +52,10 @@ class StreamedAnswer(Response):
         headers: Mapping[str, str],
         keep_alive: float,
         opening: Callable[[], Sequence[Any]] | None = None,
+        around: Callable[[], tuple[bytes, bytes] | None] | None = None,
     ) -> None:
-        """`opening`: the chunks that a stream begins with, sent with the first others, or when it has to wait."""
+        """`opening`: the chunks that a stream begins with, sent with the first others, or when it has to wait.
+        `around`: a writer's `around_text`, where a chunk's JSON is all that is framed."""
         super().__init__(
             headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}, media_type="text/event-stream"
         )
@@ -65,17 +68,30 @@ class StreamedAnswer(Response):
         self._frame = framing.frame
         self._keep_alive = keep_alive
         self._opening = opening
-        self._quiet = True
+        self._around = around
+        self._ticking: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._outlet = Outlet(send, unwrapped(scope, send), self.raw_headers)
-        with contextlib.suppress(ClientGone), contextlib.closing(self._outlet):
-            await attend(self._stream(), receive, self._comment, self._keep_alive)
+        exchange = scope["state"].get("exchange")
+        self._outlet = Outlet(send, unwrapped(scope, send), self.raw_headers, exchange)
+        if self._keep_alive:
+            self._ticking = asyncio.get_running_loop().call_later(min(_GRACE, self._keep_alive), self._tick)
+        try:
+            with Presence(scope, receive):
+                await self._stream()
+        except ClientGone:
+            pass
+        finally:
+            self._outlet.close()
+            if self._ticking is not None:
+                self._ticking.cancel()
 
     async def _stream(self) -> None:
         try:
-            closing = await self._run(self._emit)
-            last = self._join([*self._open(), *(closing or ())]) + self._framing.done
+            closing = await self._run(_Teller(self))
+            last = [self._frame(each) for each in (*self._open(), *(closing or ()))]
+            if self._framing.done:
+                last.append(self._framing.done)
         except ClientGone:
             return
         except Exception as error:
@@ -83,20 +99,28 @@ class StreamedAnswer(Response):
                 raise
             if not isinstance(error, SyringaError):
                 logger.exception("a stream failed")
-            last = self._framing.fail(error)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE):
-                await self._outlet.end(last)
+            last = [self._framing.fail(error)]
+        if not self._outlet.finish(last):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE):
+                    await self._outlet.end(last)
 
-    def _emit(self, events: Sequence[Event]) -> None:
-        write = self._write
-        chunks = write(events[0]) if len(events) == 1 else [each for event in events for each in write(event)]
-        if chunks:
-            self._quiet = False
-            if len(chunks) == 1:
-                self._outlet.put(self._frame(chunks[0]))
-            else:
-                self._outlet.put(self._join(chunks))
+    def emit(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._put(self._write(event))
+
+    def saying(self) -> Callable[[str], None] | None:
+        """What sends a text of the first choice, with the chunk around it."""
+        around = self._around() if self._around is not None else None
+        if around is None:
+            return None
+        before, after = b"data: " + around[0], around[1] + b"\n\n"
+        put = self._outlet.put
+
+        def say(text: str) -> None:
+            put(before + encode(text) + after)
+
+        return say
 
     def _write_first(self, event: Event) -> Sequence[Any]:
         return [*self._open(), *self._write_rest(event)]
@@ -106,13 +130,39 @@ class StreamedAnswer(Response):
         opening, self._opening, self._write = self._opening, None, self._write_rest
         return () if opening is None else opening()
 
-    def _join(self, chunks: Sequence[Any]) -> bytes:
-        return b"".join([self._frame(chunk) for chunk in chunks])
+    def _put(self, chunks: Sequence[Any]) -> None:
+        for chunk in chunks:
+            self._outlet.put(self._frame(chunk))
 
-    async def _comment(self) -> None:
-        if self._quiet and not self._outlet.behind:
-            self._outlet.put(self._join(self._open()) or _WAITING)
-        self._quiet = True
+    def _tick(self) -> None:
+        """A client, or a proxy between, that hears nothing for long would give up."""
+        self._ticking = asyncio.get_running_loop().call_later(self._keep_alive, self._tick)
+        if not self._outlet.used and not self._outlet.behind:
+            with contextlib.suppress(ClientGone):  # whoever writes next is told
+                if opening := self._open():
+                    self._put(opening)
+                else:
+                    self._outlet.put(_WAITING)
+        self._outlet.used = False
+
+
+class _Teller:
+    """Takes a generation's events for a stream."""
+
+    __slots__ = ("_answer", "_say")
+
+    def __init__(self, answer: StreamedAnswer) -> None:
+        self._answer = answer
+        self._say: Callable[[str], None] | None = None
+
+    def __call__(self, events: Sequence[Event]) -> None:
+        self._answer.emit(events)
+
+    @property
+    def say(self) -> Callable[[str], None] | None:
+        if self._say is None:
+            self._say = self._answer.saying()
+        return self._say
 
 
 class WholeAnswer(Response):
@@ -123,10 +173,13 @@ class WholeAnswer(Response):
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await attend(self._work(), receive)
-        if body is not None:
-            headers = dict(self.headers) | {"content-length": str(len(body))}
-            await Response(body, headers=headers)(scope, receive, send)
+        try:
+            with Presence(scope, receive):
+                body = await self._work()
+        except ClientGone:
+            return
+        headers = dict(self.headers) | {"content-length": str(len(body))}
+        await Response(body, headers=headers)(scope, receive, send)
 
 
 async def collected(run: Run, writer: Writer) -> bytes:
@@ -134,34 +187,3 @@ async def collected(run: Run, writer: Writer) -> bytes:
     events: list[Event] = []
     await run(events.extend)
     return encode(writer.render(collect(events)))
-
-
-async def attend(
-    work: Coroutine[Any, Any, Any],
-    receive: Receive,
-    tick: Callable[[], Awaitable[None]] | None = None,
-    every: float = 0.0,
-) -> Any:
-    """Runs `work`, and gives it up when the client is gone: then the result is None. `tick` is called meanwhile."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnect(receive))
-    wait = min(_GRACE, every) if tick and every else None
-    try:
-        while True:
-            await asyncio.wait((task, gone), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            if gone.done():
-                return None
-            if tick is not None:
-                await tick()
-                wait = every
-    finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -24,7 +24,7 @@ from syringa.api.responses import (
 )
 from syringa.config import Config
 from syringa.errors import InvalidRequest, StoreUnavailable
-from syringa.events import Event
+from syringa.events import Event, Usage
 from syringa.generation import Emit
 from syringa.http.desk import Desk, Drive
 from syringa.http.framing import encode
@@ -89,6 +89,12 @@ class Turn:
             raise
         await self._keep()
         return body
+
+    async def skip(self) -> Sequence[Any]:
+        """Ends it without a word, as `run` does otherwise: nothing is generated, and nothing is counted."""
+        closing = self.writer.write(Usage(0, 0))
+        await self._keep()
+        return closing
 
     async def _keep(self) -> None:
         if self.record is not None:

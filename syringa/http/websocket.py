@@ -2,6 +2,9 @@
 
 The client sends `response.create` with the body of a request, and is sent the events that a stream would have. The last
 response stays in the connection's memory with all that came before it, so it can be gone on from without being stored.
+
+Open Responses forbids the fields of HTTP here. OpenAI only says that they are not used, and its clients may send
+`stream: true`; and `generate: false`, for a response that says nothing and is only there to be gone on from.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -32,10 +36,20 @@ from syringa.service.work import Work
 logger = logging.getLogger("syringa.http")
 
 CREATE = "response.create"
-_OF_HTTP = ("stream", "stream_options", "background")  # have no meaning here, and must not be sent
+_FORBIDDEN = ("background",)  # has no meaning here
+_FORBIDDEN_OPEN = ("stream", "stream_options", *_FORBIDDEN)
 _GOING_AWAY = 1001
 _MAX_UNSENT = 1000  # messages to a client that does not read; until it does, it is not read from either
+_NOTHING = "."
 _GRACE = 1.0  # the seconds after which a response that waits for the engine is told of
+
+
+class _Asked(NamedTuple):
+    """What a message asks for."""
+
+    body: ResponseRequest
+    ignored: list[str]
+    generates: bool
 
 
 class ResponseSocket:
@@ -123,7 +137,7 @@ class _Connection:
 
     def _take(self, text: str) -> None:
         try:
-            body, ignored = _read(text)
+            asked = _read(text, self._open_mode)
             if self._is_busy():
                 raise InvalidRequest(
                     "A response is running on this connection, which has room for one; wait for its end.",
@@ -132,12 +146,12 @@ class _Connection:
         except SyringaError as error:
             self._refuse(error)
             return
-        self._turn = asyncio.create_task(self._answer(body, ignored))
+        self._turn = asyncio.create_task(self._answer(asked))
 
     def _is_busy(self) -> bool:
         return self._turn is not None and not self._turn.done()
 
-    async def _answer(self, body: ResponseRequest, ignored: list[str]) -> None:
+    async def _answer(self, asked: _Asked) -> None:
         try:
             account = self._account()
         except SyringaError as error:  # the key was revoked, or has expired
@@ -146,10 +160,10 @@ class _Connection:
         admission = None
         try:
             admission = self._work.limiter.enter(account.caller)
-            turn = await self._turns.prepare(body, ignored, account, open_mode=self._open_mode, memory=self._memory)
-            reading.heed(self._config, ignored)
+            turn = await self._prepare(asked, account)
+            reading.heed(self._config, asked.ignored)
             await self._turns.begin(turn)
-            await self._stream(turn)
+            await (self._stream(turn) if asked.generates else self._skip(turn))
         except asyncio.CancelledError:
             account.cancel()
             raise
@@ -165,6 +179,21 @@ class _Connection:
             account_line(account)
             if self._work.draining:
                 self._out.put_nowait(None)
+
+    async def _prepare(self, asked: _Asked, account: Account) -> Turn:
+        body = asked.body
+        empty = not asked.generates and not body.input and body.previous_response_id is None
+        if empty:  # a prompt has to have something in it, if only to see whether the rest of the request is right
+            body = msgspec.structs.replace(body, input=_NOTHING)
+        turn = await self._turns.prepare(body, asked.ignored, account, open_mode=self._open_mode, memory=self._memory)
+        if empty:
+            turn.input.clear()
+        return turn
+
+    async def _skip(self, turn: Turn) -> None:
+        """Nothing is generated: the response is there to be gone on from."""
+        self._put(turn.writer.begin())
+        self._close(turn, await turn.skip())
 
     def _account(self) -> Account:
         """Each message is a request of its own, by whoever the key belongs to now."""
@@ -202,6 +231,9 @@ class _Connection:
         finally:
             waiting.cancel()
         begin()
+        self._close(turn, closing)
+
+    def _close(self, turn: Turn, closing: Sequence[Any]) -> None:
         self._memory = {turn.writer.id: [*turn.history, *turn.input, *turn.writer.output]}
         self._put(closing)
 
@@ -225,17 +257,21 @@ class _Connection:
                 await self._socket.close(_GOING_AWAY, "the server is being stopped")
 
 
-def _read(text: str) -> tuple[ResponseRequest, list[str]]:
+def _read(text: str, open_mode: bool) -> _Asked:
     raw = text.encode("utf-8", "replace")
     log_body(raw)
     fields = decode_object(raw)
     kind = fields.pop("type", None)
     if kind != CREATE:
         raise InvalidRequest(f"type: expected {CREATE}, not {kind!r}.", param="type", code="unknown_event_type")
-    for name in _OF_HTTP:
+    for name in _FORBIDDEN_OPEN if open_mode else _FORBIDDEN:
         if fields.get(name) is not None:
             raise InvalidRequest(f"{name}: has no meaning over a WebSocket.", param=name)
-    if fields.get("generate") is False:
-        raise InvalidRequest("generate: there is no need to warm up here.", param="generate")
+    if fields.get("stream") is False:
+        raise InvalidRequest("stream: over a WebSocket every response is streamed.", param="stream")
+    generates = fields.pop("generate", None)
+    if not isinstance(generates, bool | None) or (generates is False and open_mode):
+        raise InvalidRequest("generate: expected true.", param="generate")
     ignored: list[str] = []
-    return convert(fields, ResponseRequest, ignored=ignored), [name for name in ignored if name != "generate"]
+    body = convert(fields, ResponseRequest, ignored=ignored)
+    return _Asked(body if open_mode else msgspec.structs.replace(body, stream=True), ignored, generates is not False)

@@ -56,6 +56,11 @@ class Detokenizer:
         self._rest = b""  # the beginning of a character
         self._waiting = 0  # tokens that have not shown any text yet
 
+    @property
+    def steady(self) -> bool:
+        """Whether nothing waits: what a token adds now is its own text, if it has one in the vocabulary's table."""
+        return not (self._rest or self._waiting or self._strip)
+
     def feed(self, tokens: Sequence[int]) -> list[Piece]:
         pieces: list[Piece] = []
         texts, special = self._texts, self._special

@@ -8,10 +8,10 @@ call whose content are its arguments, and `final`, or commentary to nobody, is t
 from __future__ import annotations
 
 import re
-import uuid
 from enum import Enum, auto
 
 from syringa.events import ToolCallDelta, ToolCallStart
+from syringa.ids import fresh_id
 from syringa.output.detokenizer import Piece
 from syringa.output.parts import HeldText, Part, overlap
 
@@ -78,7 +78,7 @@ class HarmonyMessages:
             self._in = _In.TEXT
         self._held.drop(end + len(MESSAGE), out, thought=self._in is _In.THOUGHT)
         if recipient is not None:
-            out.append(ToolCallStart(self._choice, self.calls, f"call_{uuid.uuid4().hex[:24]}", recipient[1]))
+            out.append(ToolCallStart(self._choice, self.calls, fresh_id("call_", 12), recipient[1]))
             self.calls += 1
         self._first = False
         return bool(self._held.text)

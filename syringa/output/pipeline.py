@@ -65,10 +65,7 @@ class Pipeline:
         if delta.logprobs:
             self._keep(delta.logprobs)
         if delta.finish is None and self._plain:
-            pieces = self._detokenizer.feed(tokens)
-            if len(pieces) == 1 and not pieces[0].special:
-                return [TextDelta(self._choice, pieces[0].text)]
-            return self._show(pieces)
+            return self._show(self._detokenizer.feed(tokens))
         if delta.stop_token is not None:
             tokens = tokens[:-1]
         pieces = self._detokenizer.feed(tokens)
@@ -78,6 +75,11 @@ class Pipeline:
                 return self._end_at_stop(parts, self._stop)
             return self._show(parts)
         return self._end(pieces + self._detokenizer.flush(), delta)
+
+    @property
+    def steady(self) -> bool:
+        """Whether a token that is text by itself becomes just that, a `TextDelta`: it need not be fed, but counted."""
+        return self._plain and self._detokenizer.steady and not self.done
 
     @property
     def mean_logprob(self) -> float:

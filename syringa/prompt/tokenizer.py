@@ -138,13 +138,15 @@ class Tokenizer:
 
     @cached_property
     def text_table(self) -> list[str | None]:
-        """The text of every token that is whole characters; None where it is part of one."""
+        """The text of every token that is whole characters, and nothing but text; None where it is not."""
         texts: list[str | None] = []
         for value in self.bytes_table:
             try:
                 texts.append(value.decode())
             except UnicodeDecodeError:
                 texts.append(None)
+        for id_ in self.special_ids:
+            texts[id_] = None
         return texts
 
     def _without_special(self) -> tokenizers.Tokenizer:

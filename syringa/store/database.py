@@ -12,7 +12,8 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +37,8 @@ logger = logging.getLogger("syringa.store")
 
 T = TypeVar("T")
 
-_WRITES = "syringa_writes"  # an execution option: this connection is going to write
+# Execution options of a connection: that it is going to write, and until when it may wait for a lock.
+_WRITES, _UNTIL = "syringa_writes", "syringa_until"
 _TRIES = 3
 _RETRIED = {"40001", "40P01"}  # PostgreSQL chose this transaction to give way to another
 
@@ -61,21 +63,22 @@ class Database:
         self._opening = threading.Lock()
         self._complaint = ""  # what is the matter with the database, as far as it was logged
 
-    def read(self, work: Callable[[Connection], T]) -> T:
-        """Runs `work` in a transaction that sees one moment of the database."""
-        return self._run(self._readers, work)
+    def read(self, work: Callable[[Connection], T], until: float) -> T:
+        """Runs `work` in a transaction that sees one moment of the database. `until`: when, by the clock that only goes
+        forward, to have waited long enough for a lock."""
+        return self._run(self._readers, work, until)
 
-    def write(self, work: Callable[[Connection], T]) -> T:
+    def write(self, work: Callable[[Connection], T], until: float) -> T:
         """Runs `work` in a transaction that is kept whole, or not at all if `work` raises. It may be run again."""
-        return self._run(self._writers, work)
+        return self._run(self._writers, work, until)
 
     def close(self) -> None:
         self.engine.dispose()
 
-    def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+    def _run(self, engine: Engine, work: Callable[[Connection], T], until: float) -> T:
         try:
-            self._bring_up_to_date()
-            result = _transact(engine, work)
+            self._bring_up_to_date(until)
+            result = _transact(engine, work, until)
         except SyringaError:
             raise
         except (SQLAlchemyError, OSError) as error:
@@ -84,15 +87,15 @@ class Database:
         self._complaint = ""
         return result
 
-    def _bring_up_to_date(self) -> None:
+    def _bring_up_to_date(self, until: float) -> None:
         if self._current.is_set():
             return
         with self._opening:
             if self._current.is_set():
                 return
             shown = self.location.shown
-            if not _transact(self._readers, lambda connection: migrations.is_current(connection, shown)):
-                _transact(self._writers, lambda connection: migrations.migrate(connection, shown))
+            if not _transact(self._readers, lambda connection: migrations.is_current(connection, shown), until):
+                _transact(self._writers, lambda connection: migrations.migrate(connection, shown), until)
             self._current.set()
 
     def _named(self, error: SQLAlchemyError | OSError) -> StoreError:
@@ -110,10 +113,10 @@ class Database:
         return StoreUnavailable("nothing can be stored or looked up at the moment; try again in a few seconds")
 
 
-def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
+def _transact(engine: Engine, work: Callable[[Connection], T], until: float) -> T:
     for attempt in range(1, _TRIES + 1):
         try:
-            with engine.begin() as connection:
+            with engine.connect() as connection, connection.execution_options(**{_UNTIL: until}).begin():
                 return work(connection)
         except DBAPIError as error:
             if attempt == _TRIES or getattr(error.orig, "sqlstate", None) not in _RETRIED:
@@ -155,11 +158,20 @@ def _sqlite(location: Location, patience: float, connections: int) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        raw = connection.connection.dbapi_connection
+        assert raw is not None
+        raw.execute(f"PRAGMA busy_timeout = {_milliseconds(options, patience)}")  # of the connection, not of the file
         # A writer takes its lock at once. One that read first would fail, without waiting, if another wrote meanwhile.
-        writes = connection.get_execution_options().get(_WRITES)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITES) else "BEGIN")
 
     return engine
+
+
+def _milliseconds(options: Mapping[str, Any], patience: float) -> int:
+    """How long a transaction may still wait for a lock; who has waited too long already tries once."""
+    until = options.get(_UNTIL)
+    return round(1000 * (patience if until is None else min(patience, max(0.001, until - time.monotonic()))))
 
 
 def _write_ahead(raw: sqlite3.Connection) -> None:
@@ -197,5 +209,11 @@ def _postgresql(location: Location, patience: float, connections: int) -> Engine
         raw.autocommit = True
         raw.execute(f"SELECT set_config('lock_timeout', '{round(patience * 1000)}', false)")
         raw.autocommit = False
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        left = _milliseconds(connection.get_execution_options(), patience)
+        if left < patience * 900:  # it has queued: a round trip more is well spent
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {left}")
 
     return engine

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self
 
-from syringa.errors import StoreUnavailable
+from syringa.store.errands import Errands
+from syringa.store.glance import Glance
 from syringa.store.location import locate
 from syringa.store.parts import KeyPart, ModelPart, OrganisationPart, UsagePart
 from syringa.store.values import (
@@ -26,18 +24,10 @@ from syringa.store.values import (
     StoredResponse,
 )
 
-if TYPE_CHECKING:
-    from syringa.store.database import Database
-    from syringa.store.session import Session
-
-T = TypeVar("T")
-
-READERS = 4
-_ENDING = "the store is closed: the server is ending"
 LOST = "The process that ran this response ended before the response was finished."
 
 
-class Store:
+class Store(Errands):
     """Everything that lasts, for several organisations that do not see each other.
 
     Making one only reads the setting, and may raise `StartupError` for it. The database is opened, and its tables are
@@ -49,24 +39,15 @@ class Store:
     """
 
     def __init__(self, database: str = "", *, clock: Callable[[], float] = time.time, patience: float = 5.0) -> None:
-        """`database` as in the settings; `patience`: the seconds to wait for another process's lock."""
-        self.location = locate(database)
-        self._clock = clock
-        self._patience = patience
-        self._database: Database | None = None
-        self._making = threading.Lock()
-        self._closed = False
+        """`database` as in the settings; `patience`: the seconds to wait for another process's lock, queue and all."""
+        super().__init__(locate(database), clock=clock, patience=patience)
         self._mark: object = None  # of the file, when the revisions were read
         self._revisions: dict[str, int] = {}
+        self._glance = Glance(self.location)
         self.keys = KeyPart(self)
         self.organisations = OrganisationPart(self)
         self.usage = UsagePart(self)
         self.models = ModelPart(self)
-        # SQLite has one writer at a time. Its writers queue here, where they hold up no reader, and not at its lock.
-        writers = 1 if self.location.kind == "sqlite" else READERS
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="syringa-store-read")
-        self._writers = ThreadPoolExecutor(writers, thread_name_prefix="syringa-store-write")
-        self._watchers = ThreadPoolExecutor(1, thread_name_prefix="syringa-store-watch")
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,26 +55,13 @@ class Store:
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
+    async def close(self) -> None:
+        self._glance.close()
+        await super().close()
+
     async def open(self) -> None:
         """Opens the database now. Raises `StartupError` if a newer Syringa has changed it."""
         await self.read(lambda session: None)
-
-    async def close(self) -> None:
-        """Waits for what runs, then lets go of the database."""
-        self._closed = True
-        await asyncio.to_thread(self._shut)
-
-    async def read(self, work: Callable[[Session], T]) -> T:
-        """Runs several queries on one moment of the database."""
-        return await self._submit(self._readers, lambda: self._work(work, writes=False))
-
-    async def watch(self, work: Callable[[Session], T]) -> T:
-        """Like `read`, for what has to be noticed soon: it does not wait for those who read much."""
-        return await self._submit(self._watchers, lambda: self._work(work, writes=False))
-
-    async def write(self, work: Callable[[Session], T]) -> T:
-        """Runs several queries in one transaction: all of it is kept, or nothing. `work` may be run more than once."""
-        return await self._submit(self._writers, lambda: self._work(work, writes=True))
 
     # Responses
 
@@ -258,40 +226,9 @@ class Store:
         mark = self.location.mark()
         if mark is None or mark != self._mark:
             self._mark = None
-            self._revisions = await self.watch(lambda session: session.revisions.all())
+            found = self._glance.revisions()
+            if found is None:
+                found = await self.watch(lambda session: session.revisions.all())
+            self._revisions = found
             self._mark = mark
         return self._revisions.get(name, 0)
-
-    # How it is run
-
-    async def _submit(self, threads: ThreadPoolExecutor, job: Callable[[], T]) -> T:
-        if self._closed:
-            raise StoreUnavailable(_ENDING)
-        try:
-            running = asyncio.get_running_loop().run_in_executor(threads, job)
-        except RuntimeError:  # the interpreter ends, and has ended its threads
-            raise StoreUnavailable(_ENDING) from None
-        return await running
-
-    def _work(self, work: Callable[[Session], T], *, writes: bool) -> T:
-        """Runs in a thread, where importing SQLAlchemy for the first time holds up nobody."""
-        from syringa.store.session import Session
-
-        database = self._open()
-        run = database.write if writes else database.read
-        return run(lambda connection: work(Session(connection, self._clock())))
-
-    def _open(self) -> Database:
-        from syringa.store.database import Database
-
-        with self._making:
-            if self._database is None:
-                self._database = Database(self.location, patience=self._patience, readers=READERS + 1)
-            return self._database
-
-    def _shut(self) -> None:
-        self._writers.shutdown()
-        self._readers.shutdown()
-        self._watchers.shutdown()
-        if self._database is not None:
-            self._database.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import Literal
 
 import msgspec
+
+from syringa.ids import fresh_id
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 Order = Literal["asc", "desc"]
@@ -140,7 +141,7 @@ class KeySnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 def _row_id() -> str:
     """Begins with the time, so that new rows come to lie beside each other in the index."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
+    return f"{time.time_ns() // 1_000_000:012x}{fresh_id(count=8)}"
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ def _key(key: str | None) -> dict[str, str]:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> str:
+def file(tmp_path: Path) -> str:
     return str(tmp_path / "syringa.db")
 
 
@@ -98,8 +98,8 @@ def test_a_background_response_outlives_its_client_and_not_its_server(database: 
         assert get(server, short["id"]).json()["status"] == "completed"
 
 
-def test_a_background_response_is_cancelled_by_any_process(database: str) -> None:
-    with serve("--database", database, "--workers", "2") as server:
+def test_a_background_response_is_cancelled_by_any_process(file: str) -> None:
+    with serve("--database", file, "--workers", "2") as server:
         ids = [respond(server, "Tell a story.", **LONG)["id"] for _ in range(3)]
         for id in ids:
             answer = httpx.post(f"{server.url}/v1/responses/{id}/cancel", timeout=60)
@@ -112,19 +112,19 @@ def test_a_background_response_is_cancelled_by_any_process(database: str) -> Non
         assert time.monotonic() - began < 20
 
 
-def test_a_server_that_is_stopped_says_what_became_of_its_responses(database: str) -> None:
-    with serve("--database", database, "--drain-timeout", "1") as server:
+def test_a_server_that_is_stopped_says_what_became_of_its_responses(file: str) -> None:
+    with serve("--database", file, "--drain-timeout", "1") as server:
         id = respond(server, "Tell a story.", **LONG)["id"]
         server.process.terminate()
         assert server.process.wait(20) == 0
-    with serve("--database", database) as server:
+    with serve("--database", file) as server:
         lost = get(server, id).json()
         assert lost["status"] == "failed"
         assert "stopped" in lost["error"]["message"]
 
 
-def test_two_organisations(database: str) -> None:
-    with serve("--database", database, "--api-key", "one", "--api-key", "two") as server:
+def test_two_organisations(file: str) -> None:
+    with serve("--database", file, "--api-key", "one", "--api-key", "two") as server:
         mine = respond(server, "My secret is 42.", key="one", **SHORT)
         assert get(server, mine["id"], "two").status_code == 404
         assert get(server, mine["id"]).status_code == 401
@@ -138,8 +138,8 @@ def test_two_organisations(database: str) -> None:
         respond(server, "What is it?", key="one", previous_response_id=mine["id"], **SHORT)
 
 
-def test_two_turns_over_a_websocket(database: str) -> None:
-    with serve("--database", database) as server:
+def test_two_turns_over_a_websocket(file: str) -> None:
+    with serve("--database", file) as server:
         url = server.url.replace("http", "ws") + "/v1/responses"
         with connect(url, proxy=None) as socket:
 
@@ -156,5 +156,5 @@ def test_two_turns_over_a_websocket(database: str) -> None:
             one = ask(FACTS)
             two = ask("How many boxes are there?", previous_response_id=one["id"])
             assert two["usage"]["input_tokens_details"]["cached_tokens"] > one["usage"]["input_tokens"] // 2
-        assert not Path(database).exists(), "nothing was to be stored"
+        assert not Path(file).exists(), "nothing was to be stored"
         assert get(server, two["id"]).status_code == 404

@@ -72,6 +72,28 @@ def seen(answer: httpx.Response) -> tuple[int, list[float]]:
     return body["usage"]["prompt_tokens"], [each["logprob"] for each in body["choices"][0]["logprobs"]["content"]]
 
 
+def test_responses_see_the_same_and_remember_it(server: Server) -> None:
+    parts = [
+        {"type": "input_image", "image_url": data_uri(FIRST.data)},
+        {"type": "input_text", "text": "What is this?"},
+    ]
+
+    def respond(input: Any, **more: Any) -> Any:
+        scored = {"include": ["message.output_text.logprobs"], "temperature": 0, "max_output_tokens": 8}
+        answer = httpx.post(server.url + "/v1/responses", json={"input": input} | scored | more, timeout=60)
+        return answer.raise_for_status().json()
+
+    one = respond([{"role": "user", "content": parts}])
+    scores = [each["logprob"] for each in one["output"][0]["content"][0]["logprobs"]]
+    assert (one["usage"]["input_tokens"], scores) == seen(ask(server, image(data_uri(FIRST.data))))
+    two = respond("And now?", previous_response_id=one["id"])["usage"]
+    assert two["input_tokens"] > one["usage"]["input_tokens"]
+    assert two["input_tokens_details"]["cached_tokens"] > 0, "the picture is the same, and is not looked at again"
+    other = [{"type": "input_image", "image_url": data_uri(SECOND.data)}, parts[1]]
+    third = respond([{"role": "user", "content": other}])["output"][0]["content"][0]["logprobs"]
+    assert [each["logprob"] for each in third] != scores
+
+
 def test_pictures_are_seen_and_counted(server: Server) -> None:
     without, blind = seen(ask(server))
     tokens, first = seen(ask(server, image(data_uri(FIRST.data))))

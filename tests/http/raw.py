@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+from syringa.api.model import ServedModel
 from syringa.config import Config
 from tests.client import server
 from tests.fake_engine import FakeEngine
@@ -67,9 +68,11 @@ class Place:
 
 
 @contextlib.asynccontextmanager
-async def place(engine: FakeEngine | None = None, **settings: Any) -> AsyncIterator[Place]:
+async def place(
+    engine: FakeEngine | None = None, model: ServedModel | None = None, **settings: Any
+) -> AsyncIterator[Place]:
     engine = engine or FakeEngine("hello")
     accounts: list[Any] = []
     config = Config(**({"port": 0, "drain_timeout": 1.0, "read_timeout": 0.3} | settings))
-    async with server(engine, config, observe=accounts.append) as http:
+    async with server(engine, config, model, observe=accounts.append) as http:
         yield Place(http.base_url.port or 0, engine, accounts)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from syringa.http.exchange import Exchange
 from syringa.http.outlet import MOST_WAITING, ClientGone, Outlet
 
 
@@ -41,7 +42,7 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_parts_of_one_turn_are_one_write() -> None:
+async def test_parts_wait_for_the_end_of_the_turn_and_stay_apart() -> None:
     connection, other = Connection(), Connection()
     out, beside = outlet(connection), outlet(other)
     out.put(b"a")
@@ -49,16 +50,79 @@ async def test_parts_of_one_turn_are_one_write() -> None:
     beside.put(b"x")
     assert not connection.got
     await turn()
-    assert connection.got == [b"ab"]
+    assert connection.got == [b"a", b"b"]
     assert other.got == [b"x"]
     out.put(b"c")
     await turn()
     out.put(b"d")
-    await out.end(b"e")
-    assert connection.got == [b"ab", b"c", b"de"]
+    assert not out.finish([b"e"])  # no exchange: it cannot be known whether it would wait
+    await out.end([b"e", b"f"])
+    assert connection.got == [b"a", b"b", b"c", b"d", b"e", b"f"]
     assert connection.ended
-    await beside.end(b"y")
-    assert b"".join(other.got) == b"xy"
+    await beside.end([b"y"])
+    assert other.got == [b"x", b"y"]
+
+
+class Straight:
+    """An exchange that takes what it is given, while it has room."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.writes: list[list[bytes]] = []
+
+    def write(self, parts: list[bytes]) -> bool:
+        if not self._connection.room.is_set():
+            return False
+        if self._connection.broken:
+            raise OSError("broken pipe")
+        assert self._connection.started
+        self.writes.append(parts[:])
+        return True
+
+    def finish(self, parts: list[bytes]) -> bool:
+        done = self.write(parts)
+        self._connection.ended |= done
+        return done
+
+
+async def test_with_an_exchange_the_parts_of_a_turn_are_one_write() -> None:
+    connection = Connection()
+    exchange = Straight(connection)
+    out = Outlet(connection.send, connection.send, [], cast(Exchange, exchange))
+    for part in (b"a", b"b"):
+        out.put(part)
+    await turn()
+    out.put(b"c")
+    await turn()
+    connection.room.clear()
+    out.put(b"d")
+    await turn()
+    assert out.behind
+    out.put(b"e")
+    assert not out.finish([b"f"])
+    connection.room.set()
+    await asyncio.sleep(0.01)
+    assert not out.behind
+    out.put(b"f")
+    assert out.finish([b"g", b"h"])
+    assert connection.ended
+    assert exchange.writes[:2] == [[b"a", b"b"], [b"c"]]
+    assert exchange.writes[-1] == [b"f", b"g", b"h"]
+    assert b"".join([*connection.got, *(part for each in exchange.writes[2:] for part in each)]) == b"defgh"
+
+
+async def test_an_exchange_that_breaks_is_told_of() -> None:
+    connection = Connection()
+    out = Outlet(connection.send, connection.send, [], cast(Exchange, Straight(connection)))
+    out.put(b"a")
+    await turn()
+    connection.broken = True
+    with pytest.raises(ClientGone):
+        out.finish([b"z"])
+    out.put(b"b")
+    await turn()
+    with pytest.raises(ClientGone):
+        out.put(b"c")
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
@@ -79,7 +143,7 @@ async def test_a_slow_client_gets_every_part_in_order(before: int) -> None:
     assert b"".join(connection.got) == b"".join(parts[:6])
     for part in parts[6:]:
         out.put(part)
-    await out.end(b"!")
+    await out.end([b"!"])
     assert b"".join(connection.got) == b"".join(parts) + b"!"
 
 
@@ -90,7 +154,7 @@ async def test_the_end_waits_for_what_waits() -> None:
     out.put(b"a")
     await turn()
     out.put(b"b")
-    end = asyncio.create_task(out.end(b"c"))
+    end = asyncio.create_task(out.end([b"c"]))
     await asyncio.sleep(0.01)
     assert not end.done()
     connection.room.set()
@@ -109,7 +173,7 @@ async def test_a_broken_connection_is_told() -> None:
     with pytest.raises(ClientGone):
         out.put(b"c")
     with pytest.raises(ClientGone):
-        await out.end(b"d")
+        await out.end([b"d"])
 
 
 async def test_a_connection_that_breaks_while_parts_wait() -> None:

@@ -181,6 +181,80 @@ async def test_a_sealed_thought_comes_back(database: str) -> None:
         assert "<think>a plan</think>" in http.prompt()
 
 
+PATCH = """
+start: "*** Begin Patch" LF hunk+ "*** End Patch" LF?
+hunk: "*** Add File: " /(.+)/ LF ("+" /(.*)/ LF -> line)+
+%import common.LF
+"""
+AGENT: dict[str, Any] = {
+    "instructions": "You are a coding agent.",
+    "tools": [
+        {
+            "type": "function",
+            "name": "exec_command",
+            "strict": False,
+            "parameters": {
+                "type": "object",
+                "properties": {"cmd": {"type": "string"}, "yield_time_ms": {"type": "number"}},
+                "required": ["cmd"],
+                "additionalProperties": False,
+            },
+        },
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "description": "Edit files.",
+            "format": {"type": "grammar", "syntax": "lark", "definition": PATCH},
+        },
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199f3b6-0000-7000-8000-000000000000",
+    "text": {"verbosity": "low"},
+    "client_metadata": {"installation": "1"},
+}
+
+
+async def test_two_turns_of_a_coding_agent(file: str) -> None:
+    """The way of Codex: nothing is stored, the thought travels sealed, and the whole conversation comes back."""
+    call = b'<tool_call>{"name": "exec_command", "arguments": {"cmd": "ls"}}</tool_call>'
+    asked = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Read only."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
+    ]
+    async with app(file, FakeEngine(b"<think>a plan</think>" + call), model=thinking_model()) as http:
+        answer = await http.post(PATH, json=AGENT | {"input": asked})
+        assert answer.status_code == 200, answer.text
+        # It is told what made no difference.
+        assert set(answer.headers["x-syringa-ignored"].split(", ")) >= {"client_metadata", "reasoning.summary"}
+        events = stream_events(answer.text)
+        for event in events:
+            validate(event, "ResponseStreamEvent")
+        done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        assert [item["type"] for item in done] == ["reasoning", "function_call"]
+        thought, called = ({name: each for name, each in item.items() if name != "content"} for item in done)
+        assert thought["encrypted_content"]
+    result = {"type": "function_call_output", "call_id": called["call_id"], "output": "a.txt"}
+    async with app(file, FakeEngine(b"</think>done"), model=thinking_model()) as http:
+        answer = await http.post(PATH, json=AGENT | {"input": [*asked, thought, called, result]})
+        assert stream_events(answer.text)[-1]["type"] == "response.completed"
+        assert "encrypted_content" not in answer.headers["x-syringa-ignored"]
+        assert "<think>a plan</think>" in http.prompt()
+        assert "a.txt" in http.prompt()
+
+
+@pytest.mark.parametrize("kind", ["web_search", "local_shell", "tool_search", "image_generation"])
+async def test_tools_that_are_not_served_are_named(file: str, kind: str) -> None:
+    async with app(file) as http:
+        error = await http.refuse(400, **(AGENT | {"tools": [*AGENT["tools"], {"type": kind}]}))
+    assert error["param"] == "tools[2].type"
+    assert kind in error["message"]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_engine_that_refuses_has_its_status(file: str, stream: bool) -> None:
     engine = FakeEngine("hello")

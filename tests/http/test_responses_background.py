@@ -5,15 +5,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from syringa.errors import EngineUnavailable
+from syringa.errors import EngineUnavailable, StoreUnavailable
 from syringa.service import background, owner
-from syringa.store import StoredResponse
+from syringa.store import Event, StoredResponse
+from tests.chat_models import thinking_model
 from tests.client import eventually
 from tests.fake_engine import FakeEngine
 from tests.http.responding import PATH, Client, app, stream_events, text_of
-from tests.schemas import validate
+from tests.schemas import validate, validate_open
 
 
 @pytest.fixture
@@ -269,6 +271,62 @@ async def test_a_follower_ahead_of_what_was_stored_hears_of_the_end(file: str) -
             )
             assert "response.failed" in answer.text, after
             assert f'"sequence_number":{0 if after is None else after + 1}' in answer.text
+
+
+@pytest.mark.parametrize("written", ["openai", "open-responses"])
+@pytest.mark.parametrize("read", ["openai", "open-responses"])
+async def test_it_is_followed_in_the_mode_of_who_follows(file: str, written: str, read: str) -> None:
+    """Its text spells out the very field that is changed, where it must stay as it is."""
+    said = r'''"type":"response.reasoning_text.delta" "type":"response.reasoning.delta"'''
+    engine = FakeEngine(f"<think>{said}</think>hello".encode())
+    async with app(file, engine, model=thinking_model(), responses_mode=written) as http:
+        begun = await http.respond(background=True)
+        final = await ended(http, begun["id"])
+        assert final["output"][0]["content"][0]["text"] == said
+        answer = await http.get(
+            f"{PATH}/{begun['id']}", params={"stream": "true"}, headers={"x-syringa-responses-mode": read}
+        )
+    events = stream_events(answer.text, done=read == "open-responses")
+    for event in events:
+        if read == "openai":
+            validate(event, "ResponseStreamEvent")
+        else:
+            validate_open(event, "StreamingEvent")
+    name = {"openai": "reasoning_text", "open-responses": "reasoning"}[read]
+    thought = [event["delta"] for event in events if event["type"] == f"response.{name}.delta"]
+    assert "".join(thought) == said
+
+
+@pytest.mark.parametrize("mode", ["openai", "open-responses"])
+async def test_a_stream_that_cannot_go_on_says_so_in_its_mode(
+    file: str, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The response is another process's, and the store goes away while it is followed."""
+    monkeypatch.setattr(background, "POLL_SECONDS", 0.01)
+    async with app(file, FakeEngine("hello"), responses_mode=mode) as http:
+        store = http.work.state.store
+        row = StoredResponse(
+            id="resp_1", created_at=1, model="m", status="in_progress", background=True, body="{}", owner="elsewhere"
+        )
+        await store.create_response(row)
+        event = {"type": "response.in_progress", "sequence_number": 0, "response": {}}
+        await store.append_events("", "resp_1", [Event(0, msgspec.json.encode(event).decode())])
+        following = asyncio.create_task(http.get(f"{PATH}/resp_1", params={"stream": "true"}))
+        await asyncio.sleep(0.2)
+
+        async def away(*arguments: Any, **named: Any) -> Any:
+            raise StoreUnavailable("nothing can be looked up")
+
+        monkeypatch.setattr(type(store), "events_after", away)
+        answer = await asyncio.wait_for(following, 5)
+    *_, error = stream_events(answer.text, done=mode == "open-responses")
+    if mode == "openai":
+        validate(error, "ResponseErrorEvent")
+        assert (error["code"], error["message"]) == ("store_unavailable", "nothing can be looked up")
+    else:
+        validate_open(error, "ErrorStreamingEvent")
+        assert error["error"]["code"] == "store_unavailable"
+    assert error["sequence_number"] == 0, "who goes on after it misses nothing"
 
 
 async def test_a_model_that_cannot_be_loaded_is_told_of(file: str) -> None:

@@ -18,7 +18,7 @@ from syringa.store import Store
 from tests.chat_models import plain_model, thinking_model
 from tests.client import eventually, server, until
 from tests.fake_engine import FakeEngine
-from tests.schemas import validate
+from tests.schemas import validate, validate_open
 
 END = ("response.completed", "response.incomplete", "response.failed", "error")
 
@@ -105,10 +105,12 @@ async def test_another_connection_finds_what_was_stored(tmp_path: Path) -> None:
         ('"x"', "invalid_request", None),
         ("{}", "unknown_event_type", "type"),
         ('{"type": "session.update"}', "unknown_event_type", "type"),
-        ('{"type": "response.create", "input": "x", "stream": true}', "invalid_request", "stream"),
+        ('{"type": "response.create", "input": "x", "stream": false}', "invalid_request", "stream"),
+        ('{"type": "response.create", "input": "x", "stream": "yes"}', "invalid_request", "stream"),
         ('{"type": "response.create", "input": "x", "background": false}', "invalid_request", "background"),
-        ('{"type": "response.create", "input": "x", "stream_options": {}}', "invalid_request", "stream_options"),
-        ('{"type": "response.create", "input": "x", "generate": false}', "invalid_request", "generate"),
+        ('{"type": "response.create", "input": "x", "stream_options": 1}', "invalid_request", "stream_options"),
+        ('{"type": "response.create", "input": "x", "generate": 0}', "invalid_request", "generate"),
+        ('{"type": "response.create", "input": [1], "generate": false}', "invalid_request", "input[0]"),
         ('{"type": "response.create", "input": "x", "temperature": 9}', "invalid_request", "temperature"),
         ('{"type": "response.create", "input": "x", "model": "other"}', "model_not_found", "model"),
         (b"\xff", "invalid_request", None),
@@ -121,6 +123,45 @@ async def test_bad_messages_are_answered(tmp_path: Path, text: str | bytes, code
         assert (event["error"]["code"], event["error"]["param"]) == (code, param)
         assert set(event["error"]) == {"type", "code", "message", "param"}
         assert (await ws.ask(store=False))[-1]["type"] == "response.completed", "the connection goes on"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("stream", True), ("stream_options", {}), ("background", True), ("generate", False)]
+)
+async def test_open_responses_forbids_fields_of_http(tmp_path: Path, field: str, value: Any) -> None:
+    async with socket(tmp_path, headers={"x-syringa-responses-mode": "open-responses"}) as ws:
+        (error,) = await ws.ask(store=False, **{field: value})
+        assert (error["status"], error["error"]["param"]) == (400, field)
+        validate_open(error, "WebSocketErrorEvent")
+
+
+async def test_openai_does_not_use_them(tmp_path: Path) -> None:
+    async with socket(tmp_path) as ws:
+        seen = await ws.ask(store=False, stream=True, stream_options={"include_obfuscation": False}, generate=True)
+        assert seen[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("input", [[], None, "one"])
+async def test_a_response_that_is_only_there_to_be_gone_on_from(tmp_path: Path, store: bool, input: Any) -> None:
+    """As agents do it while their user is still typing: with instructions and tools, and nothing said yet."""
+    engine = FakeEngine("hello")
+    async with socket(tmp_path, engine) as ws:
+        seen = await ws.ask(input, store=store, stream=True, generate=False, instructions="Be brief.")
+        assert [event["type"] for event in seen] == [
+            f"response.{name}" for name in ("created", "in_progress", "completed")
+        ]
+        for event in seen:
+            validate(event, "ResponseStreamEvent")
+        response = seen[-1]["response"]
+        assert (response["output"], response["usage"]["total_tokens"]) == ([], 0)
+        assert not engine.requests
+        before = f"[u]{input}" if input else ""
+        await ws.ask("two", store=store, previous_response_id=response["id"], instructions="Be brief.")
+        assert bytes(engine.requests[-1].prompt).decode() == f"[s]Be brief.{before}[u]two[a]"
+    async with Store(str(tmp_path / "syringa.db")) as kept:
+        found = await kept.get_response("", response["id"])
+        assert (found.status if found else None) == ("completed" if store else None)
 
 
 async def test_one_at_a_time(tmp_path: Path) -> None:

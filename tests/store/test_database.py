@@ -114,6 +114,21 @@ async def test_a_file_that_is_locked_too_long(filed: Store, file: Path) -> None:
     assert await filed.create_response(response("r2"))
 
 
+async def test_those_who_queue_for_a_lock_wait_no_longer_than_the_first(file: Path) -> None:
+    async with Store(str(file), patience=0.5) as store:
+        await store.create_response(response("r1"))
+        other = sqlite3.connect(file, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        asked = [asyncio.create_task(store.create_response(response(f"q{number}"))) for number in range(10)]
+        done, late = await asyncio.wait(asked, timeout=2.5)  # one after the other they would take 5 seconds
+        assert not late
+        assert all(isinstance(task.exception(), StoreUnavailable) for task in done)
+        other.execute("ROLLBACK")
+        other.close()
+        assert await store.create_response(response("r2"))
+        assert await store.get_response(US, "q9") is None
+
+
 @pytest.mark.parametrize("pattern", ["*", "*.db"])  # with its log, and without
 async def test_a_file_that_was_removed(filed: Store, file: Path, pattern: str) -> None:
     for each in file.parent.glob(pattern):
@@ -172,6 +187,18 @@ async def test_a_table_that_is_locked_too_long(postgres: Postgres) -> None:
         with inside(store).engine.begin() as other:
             other.execute(text("LOCK TABLE responses IN ACCESS EXCLUSIVE MODE"))
             await assert_unavailable(store.create_response(response("r2")))
+        assert await store.create_response(response("r2"))
+
+
+async def test_those_who_queue_for_a_table_wait_no_longer_than_the_first(postgres: Postgres) -> None:
+    async with Store(postgres.new_database(), patience=0.5) as store:
+        await store.create_response(response("r1"))
+        with inside(store).engine.begin() as other:
+            other.execute(text("LOCK TABLE responses IN ACCESS EXCLUSIVE MODE"))
+            asked = [asyncio.create_task(store.create_response(response(f"q{number}"))) for number in range(40)]
+            done, late = await asyncio.wait(asked, timeout=2.5)  # four at a time they would take 5 seconds
+            assert not late
+            assert all(isinstance(task.exception(), StoreUnavailable) for task in done)
         assert await store.create_response(response("r2"))
 
 

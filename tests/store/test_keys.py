@@ -177,8 +177,8 @@ async def test_a_poll_is_one_small_query(store: Store) -> None:
     await store.keys.create(key("k1"))
     with statements(store) as seen:
         await store.revision("keys")
-    assert len(seen) == 1
-    assert "FROM revisions" in seen[0]
+    assert len(seen) == (0 if store.location.kind == "sqlite" else 1)  # a file is looked at without any of this
+    assert all("FROM revisions" in each for each in seen)
 
 
 async def test_who_watches_waits_for_no_reader(store: Store) -> None:

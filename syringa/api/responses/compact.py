@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -22,6 +21,7 @@ from syringa.api.responses.sealing import seal_summary
 from syringa.api.thinking import read_thinking
 from syringa.errors import InvalidRequest
 from syringa.events import Event, GenerationRequest, OutputFormat
+from syringa.ids import random_number
 from syringa.output.collect import Generation
 from syringa.prompt.images import fetch_images
 from syringa.types import Sampling, Stopping
@@ -54,6 +54,9 @@ class CompactionWriter:
         """A compaction is not streamed."""
         return []
 
+    def around_text(self) -> None:
+        return None
+
     def render(self, generation: Generation) -> Compaction:
         summary = generation.choices[0].text.strip()
         item = {
@@ -81,7 +84,7 @@ async def prepare_compaction(body: CompactRequest, models: Models, ignored: list
     request = GenerationRequest(
         id=new_id("resp"),
         prompts=[prompt.tokens],
-        sampling=Sampling(seed=secrets.randbits(63), temperature=0.0, grammar=await compose(model, thinking=thinking)),
+        sampling=Sampling(seed=random_number(63), temperature=0.0, grammar=await compose(model, thinking=thinking)),
         stopping=Stopping(max_tokens=room, end_tokens=model.end_tokens),
         images=tuple(await fetch_images(prompt.images, model.image_policy)) if prompt.images else (),
         output=OutputFormat(thought=model.dialect.thought, thinking=thinking is not None and thinking.opened),

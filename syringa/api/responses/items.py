@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from syringa.api.describe import says
 from syringa.api.model import ServedModel
 from syringa.events import ScoredToken
+from syringa.ids import fresh_id
 
 Status = Annotated[str, says("How far it has come.", enum=["in_progress", "completed", "incomplete"])]
 
@@ -78,7 +78,7 @@ Part = OutputText | ReasoningText
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
+    return fresh_id(f"{prefix}_")
 
 
 def logprobs(tokens: Iterable[ScoredToken], model: ServedModel) -> list[Logprob]:

@@ -12,6 +12,7 @@ import msgspec
 from syringa.api.model import ServedModel
 from syringa.api.responses.growth import Growing, GrowingCall, GrowingCustomCall, GrowingMessage, GrowingThought
 from syringa.api.responses.items import OutputItem
+from syringa.api.responses.modes import OPEN_THOUGHT, THOUGHT
 from syringa.api.responses.object import Echo, IncompleteDetails, Response, ResponseError, usage_of
 from syringa.api.responses.stream import ItemEvent, ResponseEvent, StreamEvent
 from syringa.errors import EngineOverloaded, RateLimited, RequestError, SyringaError
@@ -108,6 +109,9 @@ class ResponseWriter:
             return []  # responses score no prompts
         return self._complete(event)
 
+    def around_text(self) -> None:
+        return None
+
     def render(self, generation: Generation) -> Response:
         """The whole response. Where it was streamed already, that one."""
         for choice in generation.choices[:1]:
@@ -143,7 +147,7 @@ class ResponseWriter:
         return message.add(event.text, event.tokens)
 
     def _think(self, text: str) -> list[StreamEvent]:
-        name = "reasoning" if self._style.open_mode else "reasoning_text"
+        name = OPEN_THOUGHT if self._style.open_mode else THOUGHT
         thought = GrowingThought(self._place, self._next, name, self._style.seal)
         return [*self._begin(thought), *thought.add(text)]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 
 from syringa.events import ToolCallDelta, ToolCallStart
+from syringa.ids import fresh_id
 from syringa.output.detokenizer import Piece
 from syringa.output.parts import HeldText, Part, overlap
 
@@ -106,7 +106,7 @@ class CallStage:
 
 
 def new_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
+    return fresh_id("call_", 12)
 
 
 def first_of(marks: Sequence[str], text: str) -> int:

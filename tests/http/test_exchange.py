@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 
 from syringa.http.bounds import Shared
 from syringa.http.connection import Connection
+from syringa.http.exchange import Exchange
 
 
 class Transport(asyncio.Transport):
@@ -36,6 +37,9 @@ class Transport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def pause_reading(self) -> None:
         pass
@@ -100,14 +104,14 @@ async def test_a_stream_begins_with_one_write_and_goes_straight_from_there() -> 
     assert made.cycle.transport is transport
 
 
-async def test_a_head_without_a_body_waits_no_longer_than_a_turn() -> None:
+async def test_a_head_waits_for_what_follows_it() -> None:
     made, transport = connection(answering(b"hello", headers=SIZED, pause=0.05))
     made.data_received(GET)
     await turns()
-    assert len(transport.writes) == 1
-    assert transport.text.endswith(b"\r\n\r\n")
+    assert not transport.writes
     await asyncio.sleep(0.1)
-    assert transport.writes[1:] == [b"hello"]
+    assert len(transport.writes) == 1
+    assert transport.text.endswith(b"\r\n\r\nhello")
 
 
 @pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"GET", 204), (b"GET", 304)])
@@ -136,13 +140,105 @@ async def test_a_large_body_is_not_copied() -> None:
 async def test_an_app_that_fails_after_the_head_closes() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] == "/later":
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
         raise ValueError("no")
+
+    for path, ending in (("/now", b""), ("/later", b"\r\n\r\n1\r\na\r\n")):
+        made, transport = connection(app)
+        made.data_received(GET.replace(b"/x", path.encode()))
+        await turns()
+        assert transport.text.endswith(ending)
+        assert bool(transport.text) is bool(ending)
+        assert transport.closed
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"type": "http.response.body", "body": b"a"}],
+        [{"type": "http.response.start", "status": 200, "headers": []}] * 2,
+        [{"type": "http.response.start", "status": 200, "headers": [(b"x", b"a\r\nb: c")]}],
+        [{"type": "http.response.start", "status": 200, "headers": [(b"x", b"a\nb: c")]}],
+        [{"type": "http.response.start", "status": 200, "headers": SIZED}, {"type": "http.response.body"}],
+        [
+            {"type": "http.response.start", "status": 200, "headers": SIZED},
+            {"type": "http.response.body", "body": b"longer"},
+        ],
+        [
+            {"type": "http.response.start", "status": 200, "headers": []},
+            {"type": "http.response.body"},
+            {"type": "http.response.body"},
+        ],
+    ],
+)
+async def test_what_is_no_answer_is_refused(messages: list[Any]) -> None:
+    refused: list[Exception] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in messages[:-1]:
+            await send(message)
+        try:
+            await send(messages[-1])
+        except RuntimeError as error:
+            refused.append(error)
+            raise
 
     made, transport = connection(app)
     made.data_received(GET)
     await turns()
-    assert transport.text.endswith(b"\r\n\r\n")
-    assert transport.closed
+    assert refused
+    assert b"b: c" not in transport.text
+    assert b"longer" not in transport.text
+
+
+async def test_parts_that_do_not_wait() -> None:
+    exchanges: list[Exchange] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        exchanges.append(scope["state"]["exchange"])
+        assert not exchanges[0].write([b"x"])  # nothing has begun
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert exchanges[0].write([b"a", b"aa"])
+        await asyncio.Event().wait()
+
+    made, transport = connection(app)
+    made.data_received(GET)
+    await turns()
+    (exchange,) = exchanges
+    made.pause_writing()
+    assert not exchange.write([b"b"])
+    assert not exchange.finish([b"b"])
+    assert len(transport.writes) == 1
+    assert transport.text.endswith(b"\r\n\r\n1\r\na\r\n2\r\naa\r\n")
+    made.resume_writing()
+    assert exchange.write([b"b"])
+    assert exchange.finish([b"c"])
+    assert transport.text.endswith(b"2\r\naa\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n")
+    assert exchange.response_complete
+
+
+@pytest.mark.parametrize("complete", [False, True])
+async def test_who_leaves_before_the_end_is_told_of(complete: bool) -> None:
+    left: list[bool] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        exchange = scope["state"]["exchange"]
+        exchange.left = lambda: left.append(exchange.disconnected)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": not complete})
+        await asyncio.sleep(0.02)
+        assert exchange.write([b"b"])  # to nobody
+
+    made, transport = connection(app)
+    made.data_received(GET)
+    await turns()
+    written = len(transport.writes)
+    made.connection_lost(None)
+    assert left == ([] if complete else [True])
+    if not complete:
+        await asyncio.sleep(0.05)
+        assert len(transport.writes) == written
 
 
 async def test_pipelined_answers_come_in_order() -> None:

@@ -1,0 +1,54 @@
+"""What a stream looks like on the wire, below HTTP's own framing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.chat_models import plain_model
+from tests.fake_engine import FakeEngine
+from tests.http.raw import place
+
+
+async def chunks(reader: asyncio.StreamReader) -> list[bytes]:
+    """Of one response."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b"200 OK" in head
+    assert b"transfer-encoding: chunked" in head
+    found = []
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        found.append(await reader.readexactly(size))
+        assert await reader.readexactly(2) == b"\r\n"
+    assert await reader.readexactly(2) == b"\r\n"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "at_once"),
+    [
+        ("/v1/completions", {"prompt": "x", "stream_options": {"include_usage": True}}, 1),
+        ("/v1/completions", {"prompt": ["x", "y"], "n": 2, "echo": True, "logprobs": 1}, 3),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, 1),
+        ("/v1/responses", {"input": "x", "store": False}, 1),
+        ("/v1/responses", {"input": "x", "store": False}, 50),
+    ],
+)
+async def test_every_block_is_a_chunk_of_its_own(path: str, asked: dict[str, Any], at_once: int) -> None:
+    body = json.dumps(asked | {"stream": True}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    engine = FakeEngine("hello", at_once=at_once)
+    async with (
+        asyncio.timeout(10),
+        place(engine, plain_model()) as here,
+        here.client(head.encode() + body) as client,
+    ):
+        found = await chunks(client.reader)
+    assert len(found) > 3
+    for each in found:
+        assert each.startswith(b"event: " if path == "/v1/responses" else b"data: ")
+        assert each.endswith(b"\n\n")
+        assert each.count(b"\n\n") == 1
+        assert b"\r" not in each
