@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from syringa.engine.core import EngineCore
+from syringa.engine.gpu.ops import choose_ops
 from syringa.engine.loader import LoadedModel, assemble
 from syringa.engine.models.config import DecoderConfig, read_config
 from syringa.engine.scheduler import Limits
@@ -117,14 +118,22 @@ class RandomWeights:
         return weight.normal_(0, self.shapes[kind][1] ** -0.5, generator=self.generator)
 
 
-def build(name: str, device: torch.device, dtype: str = "bf16", length: int = LENGTH, **changes: Any) -> LoadedModel:
+def build(
+    name: str,
+    device: torch.device,
+    dtype: str = "bf16",
+    length: int = LENGTH,
+    attention: str = "auto",
+    **changes: Any,
+) -> LoadedModel:
     settings = MODELS[name] | changes
     config = read_config(settings)
     description = ModelDescription(
         name=name, architecture="Qwen3ForCausalLM", config=settings, max_model_len=length, end_tokens=frozenset()
     )
     weights = RandomWeights(config, device)
-    return assemble(config, description, weights, device, dtype, length, time.perf_counter())
+    ops = choose_ops(device, attention)
+    return assemble(config, description, weights, device, dtype, length, time.perf_counter(), ops=ops)
 
 
 def make_request(rng: random.Random, number: int, prompt: int, output: int, temperature: float = 0.6) -> EngineRequest:
@@ -291,7 +300,7 @@ def host_time(core: EngineCore, batch: int) -> float:
 def measure(name: str, options: argparse.Namespace, dtype: str, rates: dict[str, float]) -> dict[str, Any]:
     device = torch.device("cuda")
     say(f"{name} {dtype}: making weights")
-    loaded = build(name, device, dtype)
+    loaded = build(name, device, dtype, attention=options.attention)
     if options.tune:
         ops: Any = loaded.gpu.decoder.ops if loaded.gpu else None
         tiles = options.tiles
@@ -395,6 +404,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=",".join(MODELS), help="with commas")
     parser.add_argument("--dtype", default="bf16", help="bf16, fp8, or both with a comma")
+    parser.add_argument("--attention", default="auto", help="auto, triton or flashinfer: whose kernel prompts get")
     parser.add_argument("--workloads", default=",".join(AIMS), help="with commas")
     parser.add_argument("--step-tokens", type=int, default=STEP_TOKENS)
     parser.add_argument("--runs", type=int, default=2)

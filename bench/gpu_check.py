@@ -3,7 +3,8 @@
 The decoder on the kernels is compared with the same decoder on their references, in bf16 on the same GPU, for small
 models of every kind. Then the whole engine runs, with its graphs and its lookahead, and each greedy token is looked up
 in the reference's logits for the sequence that it continues, also when the cache is so small that sequences must give
-their blocks back. Models on transformers' definitions are compared with transformers. The sampler draws on both
+their blocks back. Models on transformers' definitions are compared with transformers, those that read images too
+(`gpu_images.py`). The GPU's memory is taken away under the engine (`gpu_shortage.py`). The sampler draws on both
 devices. `bench.gpu --check` begins with all of this.
 """
 
@@ -269,6 +270,18 @@ def check_breadth(say: Say) -> bool:
     return right
 
 
+def check_images(say: Say) -> bool:
+    from bench import gpu_images  # wants what the tests want
+
+    return gpu_images.check_images(say)
+
+
+def check_shortage(say: Say) -> bool:
+    from bench import gpu_shortage
+
+    return gpu_shortage.check_shortage(say)
+
+
 def check_sampler(say: Say) -> bool:
     torch.manual_seed(1)
     logits = torch.randn(96, 5_000) * 4
@@ -306,7 +319,7 @@ def check_sampler(say: Say) -> bool:
 def check(say: Say, only: str = "") -> bool:
     """`only`: names with commas; none: all."""
     results = []
-    parts = (check_decoder, check_engine, check_breadth, check_sampler, check_fp8)
+    parts = (check_decoder, check_engine, check_breadth, check_images, check_shortage, check_sampler, check_fp8)
     names = only.split(",") if only else [part.__name__ for part in parts]
     for part in [part for part in parts if part.__name__ in names]:
         say(part.__name__)

@@ -85,9 +85,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: Annotated[Count, says("Longest prompt plus answer, in tokens; 0: what the model allows.")] = 0
     dtype: Annotated[Dtype, says("Precision of the weights. fp8 is for GPUs, int8 and fp32 for CPUs.")] = "auto"
     device: Annotated[Device, says("Where models are computed; auto: on a GPU where there is one.")] = "auto"
+    attention: Annotated[
+        Literal["auto", "triton", "flashinfer"],
+        says("Whose kernel computes prompts' attention on a GPU; auto: FlashInfer's on Hopper, where it is installed."),
+    ] = "auto"
     threads: Annotated[Count, says("CPU threads of the model; 0: chosen for the machine.")] = 0
     kv_cache_tokens: Annotated[Count, says("Tokens that the cache holds; 0: sized from memory.")] = 0
     kv_cache_gb: Annotated[Annotated[float, Meta(ge=0)], says("Memory for the cache in GiB; 0: chosen.")] = 0.0
+    gpu_memory_fraction: Annotated[
+        Annotated[float, Meta(ge=0, le=1)],
+        says(
+            "Part of a GPU's memory that each model may take, up to 1; 0: all of it, or where several models may be"
+            " loaded, what each needs and an equal part of the rest."
+        ),
+    ] = 0.0
     prefix_caching: Annotated[bool, says("Reuse computed prompt prefixes across requests.")] = True
     max_running: Annotated[_Positive, says("Sequences computed at the same time.")] = 256
     max_queue: Annotated[_Positive, says("Requests that may wait; one more is refused with 503.")] = 1024

@@ -21,8 +21,8 @@ import msgspec
 T = TypeVar("T")
 
 CANNOT_START = 78  # the exit status for what starting again will not mend
-NO_MEMORY = 75  # for what may start when others have left
-SAID = (CANNOT_START, NO_MEMORY)  # a child that ends with one of these has told people why
+NO_MEMORY, NO_GPU_MEMORY = 75, 76  # for what may start when others have left
+SAID = (CANNOT_START, NO_MEMORY, NO_GPU_MEMORY)  # a child that ends with one of these has told people why
 
 
 # A child that dies again and again waits this long, twice as long each time, up to the last.

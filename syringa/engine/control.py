@@ -30,6 +30,7 @@ class Want(msgspec.Struct, frozen=True, tag=True, array_like=True):
     idle: float = 0.0  # seconds without use after which it may go; 0: never
     keep: bool = False  # start it again whenever it dies
     soft: bool = False  # nobody waits yet: start it only if no other has to leave for it
+    name: str = ""  # the model's id, for people
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):

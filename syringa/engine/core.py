@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from syringa.engine.arrivals import PREPARING, Arrival, Arrivals
-from syringa.engine.batch import prepare, wanted_rows
 from syringa.engine.kv_cache import BLOCK_SIZE, BlockPool
 from syringa.engine.layers.native_ops import NativeDraw
+from syringa.engine.limits import Limits, QueueFull
 from syringa.engine.loader import LoadedModel, cache_blocks
-from syringa.engine.lookahead import Lookahead, Runner
+from syringa.engine.lookahead import Lookahead, Runner, Told
 from syringa.engine.outcome import take_token
-from syringa.engine.plan import Plan, Scheduled
-from syringa.engine.sampler import Sampler, SamplerState, prompt_logprobs
-from syringa.engine.scheduler import Limits, QueueFull, Scheduler
+from syringa.engine.plan import Plan
+from syringa.engine.sampler import Sampler, SamplerState
+from syringa.engine.scheduler import Scheduler
+from syringa.engine.scoring import score_prompt
 from syringa.engine.sequence import Sequence
+from syringa.engine.shortage import TOO_LARGE, Attempt
+from syringa.engine.stepwise import Stepwise
 from syringa.engine.tally import Tally
-from syringa.engine.vision.placing import place
 from syringa.errors import EngineOverloaded, InvalidRequest, RequestError, SyringaError
 from syringa.types import EngineDelta, EngineRequest, EngineStats, Fault, TokenLogprobs
 
 if TYPE_CHECKING:
     from syringa.engine.guidance import GrammarState
     from syringa.engine.pictures import Pictures
+
+
+logger = logging.getLogger("syringa.worker")
 
 
 class EngineCore:
@@ -55,11 +61,12 @@ class EngineCore:
         if loaded.kernels is not None:
             self.sampler.plain = NativeDraw(loaded.kernels)
         self.arrivals = Arrivals(loaded, self.max_length, self.scheduler.limits.max_queue, tokenizer_json)
-        self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._refused: list[tuple[int, str, SyringaError]] = []
         self._sequences: dict[tuple[int, str], list[Sequence]] = defaultdict(list)
         self._failed: list[tuple[int, EngineDelta]] = []
         self.tally = Tally()
+        self._score = partial(score_prompt, vocabulary=loaded.info.vocab_size)
+        self.direct = Stepwise(loaded, self.cache, self.sampler, self.scheduler, self._advance, self._score, self._fill)
         self.ahead: Lookahead | None = None
         if loaded.gpu is not None:
             self.look_ahead(loaded.gpu.runner(self.cache, self.sampler, self.max_length, limits.max_running, progress))
@@ -81,7 +88,7 @@ class EngineCore:
     def look_ahead(self, runner: Runner) -> None:
         """From now on, a step is computed by `runner` while the host deals with the one before."""
         self.ahead = Lookahead(
-            runner, self.scheduler, self.max_length, advance=self._advance, score=self._score_prompt, masks=self._fill
+            runner, self.scheduler, self.max_length, advance=self._advance, score=self._score, masks=self._fill
         )
 
     def submit(self, request: EngineRequest, origin: int = 0) -> None:
@@ -129,14 +136,12 @@ class EngineCore:
         if self.scheduler.limits.queue_seconds:
             self._end_waiting(started)
         plan = self.scheduler.schedule()
-        deltas = self._failed
-        self._failed = []
+        deltas, self._failed = self._failed, []
         if plan.items or (self.ahead and self.ahead.busy):
             self.tally.begin(plan, started)
-            self.cache.copy_blocks(plan.copies)
             for fork in plan.forks:
                 self._sequences[fork.origin, fork.request.id].append(fork)
-            deltas += self.ahead.step(plan) if self.ahead else self._run(plan)
+            deltas += self._compute(plan)
             self.tally.end(started)
         return deltas
 
@@ -149,34 +154,42 @@ class EngineCore:
         return self.tally.stats(self.scheduler, self.arrivals, busy=self.busy)
 
     def close(self) -> None:
-        self._masks.shutdown(wait=False, cancel_futures=True)
+        self.direct.close()
         self.arrivals.close()
 
     # One step
 
-    def _run(self, plan: Plan) -> list[tuple[int, EngineDelta]]:
-        draws = [(item, sequence) for item in plan.items for sequence in item.draws]
-        wanted, last_rows, scored = wanted_rows(plan)
-        grammars = [sequence.grammar for _, sequence in draws]
-        compiler = self.arrivals.compiler
-        masks = self._masks.submit(compiler.fill_masks, grammars) if compiler and any(grammars) else None
-        step = prepare(plan.items, wanted)
-        if self.loaded.vision is not None:
-            step.pictures = place(plan.items, step)
-        logits = self.loaded.model.forward(step, self.cache)
-        for item, begin, end in scored:
-            self._score_prompt(item, logits[begin:end])
-        for item in plan.items:
-            self.scheduler.complete(item)
-        if not draws:
-            return []
-        rows = [sequence.sampling_row() for _, sequence in draws]
-        places = [last_rows[id(item)] for item, _ in draws]
-        if places != list(range(len(logits))):  # mostly each draws from its own row, in order: no copy
-            logits = logits[torch.tensor(places)]
-        drawn = self.sampler.sample(logits, rows, masks.result() if masks else None)
-        results = zip(draws, drawn.tokens, drawn.logprobs, strict=True)
-        return [self._advance(sequence, token, score) for (_, sequence), token, score in results]
+    def _compute(self, plan: Plan) -> list[Told]:
+        """Runs a plan. One that finds too little memory is undone, and what was in it comes again in smaller ones."""
+        with Attempt() as copying:
+            self.cache.copy_blocks(plan.copies)
+        steps = self.ahead or self.direct
+        told = steps.step(Plan() if copying.short else plan)
+        if copying.short or steps.short:
+            self._make_smaller(plan, copied=not copying.short)
+        elif plan.items:
+            self.scheduler.relief.went_well()
+        return told
+
+    def _make_smaller(self, plan: Plan, *, copied: bool) -> None:
+        if self.loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.scheduler.relief.group is None:
+            tokens = sum(item.count for item in plan.items)
+            logger.warning("too little memory for a step of %d tokens: smaller ones follow", tokens)
+        for sequence in self.scheduler.undo(plan, copied=copied):
+            logger.error("too little memory for a request of %d tokens: it is given up", len(sequence.tokens))
+            self._give_up(sequence)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """Its request fails, with all its choices."""
+        for each in list(self._sequences[sequence.origin, sequence.request.id]):
+            self._fail(each.origin, each.request.id, range(each.choice, each.choice + 1 + each.siblings), TOO_LARGE)
+            self._drop(each)
+
+    def _fail(self, origin: int, name: str, choices: range, message: str, fault: Fault = "overload") -> None:
+        for choice in choices:
+            self._failed.append((origin, EngineDelta(name, choice, finish="error", error=message, fault=fault)))
 
     def _fill(self, grammars: list[GrammarState | None]) -> torch.Tensor | None:
         compiler = self.arrivals.compiler
@@ -207,16 +220,6 @@ class EngineCore:
         if finish:
             self._drop(sequence)
         return sequence.origin, delta
-
-    def _score_prompt(self, item: Scheduled, logits: torch.Tensor) -> None:
-        """Row i of the item predicts the prompt's token start + i + 1."""
-        sequence = item.sequence
-        scores, top = sequence.prompt_scores, sequence.request.prompt_logprobs
-        assert scores is not None
-        assert top is not None
-        targets = sequence.request.prompt[item.start + 1 : item.start + 1 + len(logits)]
-        found = prompt_logprobs(logits[: len(targets), : self.loaded.info.vocab_size], targets, top)
-        scores += found[len(scores) - item.start - 1 :]
 
     # Coming and going
 
@@ -266,9 +269,7 @@ class EngineCore:
             if isinstance(error, EngineOverloaded):
                 fault = "overload"
                 self.tally.counts["refused"] += 1
-            for choice in range(request.choices):
-                delta = EngineDelta(request.id, choice, finish="error", error=message, fault=fault)
-                self._failed.append((origin, delta))
+            self._fail(origin, request.id, range(request.choices), message, fault)
 
     def _end_waiting(self, now: float) -> None:
         """Refuses those that nothing was done for within the time that a request may wait."""

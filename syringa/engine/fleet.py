@@ -228,4 +228,5 @@ class _Control(asyncio.Protocol):
 
 
 def _want(spec: ModelSpec, config: Config) -> Want:
-    return Want(WorkerOptions.of(spec, config), spec.idle_seconds or 0.0, keep=bool(spec.preload))
+    options = WorkerOptions.of(spec, config)
+    return Want(options, spec.idle_seconds or 0.0, keep=bool(spec.preload), name=spec.id)

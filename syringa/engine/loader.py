@@ -31,6 +31,7 @@ from syringa.types import ModelInfo
 if TYPE_CHECKING:  # images need what `syringa[models]` brings
     from syringa.engine.gpu.cache import GpuCacheShape
     from syringa.engine.gpu.model import GpuModel
+    from syringa.engine.gpu.ops import Ops
     from syringa.engine.scheduler import Limits
     from syringa.engine.vision.studio import Vision
 
@@ -77,6 +78,7 @@ class LoadOptions:
     max_model_len: int = 0
     native_kernels: bool = True  # False: plain PyTorch, the reference
     device: str = "auto"
+    attention: str = "auto"  # whose kernel, for prompts on a GPU
 
 
 def load_model(options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
@@ -88,7 +90,6 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
         options.device,
         options.dtype,
         native=is_native(description.config),
-        sees=any(description.config.get(each) for each in IMAGE_CONFIGS),
         name=description.architecture,
     )
     if device.type == "cuda":
@@ -131,22 +132,26 @@ def _load_on_gpu(
     progress: Progress | None,
 ) -> LoadedModel:
     from syringa.engine.gpu import machine
+    from syringa.engine.gpu.ops import choose_ops
 
     started = time.perf_counter()
     length = _max_model_len(options.max_model_len, description)
+    ops = choose_ops(device, options.attention)
     if not is_native(description.config):
         from syringa.engine.models.breadth import load_breadth
 
-        found = load_breadth(files, description, "bf16", None, length, options.threads, device)
+        threads = options.threads or available_cores()  # images are read on the CPU
+        found = load_breadth(files, description, "bf16", None, length, threads, device)
         assert found.gpu is not None
-        return on_gpu(found.gpu, description, found.parameters, "bf16", started, options.threads)
+        found.gpu.decoder.ops = ops
+        return on_gpu(found.gpu, description, found.parameters, "bf16", started, options.threads, found.vision)
     config = read_config(description.config)
     weights = open_weights(files, description.config)
     dtype = "bf16" if options.dtype == "auto" else options.dtype
     parameters, name = count_parameters(config), torch.cuda.get_device_name(device)
     machine.check_weights(parameters, dtype, description.name, machine.free_memory(device), name)
     check_shapes(config, weights, files.path)
-    return assemble(config, description, weights, device, dtype, length, started, options.threads, progress)
+    return assemble(config, description, weights, device, dtype, length, started, options.threads, progress, ops)
 
 
 def assemble(
@@ -159,6 +164,7 @@ def assemble(
     started: float,
     threads: int = 0,
     progress: Progress | None = None,
+    ops: Ops | None = None,
 ) -> LoadedModel:
     """A model on a GPU, from wherever its weights come. `progress` is told of layers."""
     from syringa.engine.gpu.cache import GpuCacheShape
@@ -172,14 +178,20 @@ def assemble(
             progress(next(done), config.layers)
 
     kind = torch.float32 if dtype == "fp32" else torch.bfloat16
-    decoder = load_gpu_decoder(config, weights, device, length, dtype=kind, fp8=dtype == "fp8", tick=tick)
+    decoder = load_gpu_decoder(config, weights, device, length, dtype=kind, fp8=dtype == "fp8", ops=ops, tick=tick)
     shape = GpuCacheShape(config.layers, config.kv_heads, config.head_size, kind, device)
     gpu = GpuModel(decoder, shape, length)
     return on_gpu(gpu, description, count_parameters(config), dtype, started, threads)
 
 
 def on_gpu(
-    gpu: GpuModel, description: ModelDescription, parameters: int, dtype: str, started: float, threads: int = 0
+    gpu: GpuModel,
+    description: ModelDescription,
+    parameters: int,
+    dtype: str,
+    started: float,
+    threads: int = 0,
+    vision: Vision | None = None,
 ) -> LoadedModel:
     info = ModelInfo(
         architecture=description.architecture,
@@ -191,7 +203,7 @@ def on_gpu(
         threads=threads or available_cores(),
         load_seconds=time.perf_counter() - started,
     )
-    return LoadedModel(gpu, None, gpu.shape, description, info, gpu=gpu)
+    return LoadedModel(gpu, None, gpu.shape, description, info, vision, gpu)
 
 
 def choose_dtype(wanted: str, kernels: Kernels | None) -> str:
@@ -278,7 +290,7 @@ def _load_decoder(
 def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float, limits: Limits) -> int:
     """How many blocks the cache gets: from a flag, or a share of free memory that suits the model."""
     if loaded.gpu is not None:
-        return loaded.gpu.blocks(tokens, gigabytes, limits.step_tokens, limits.max_running)
+        return loaded.gpu.blocks(tokens, gigabytes, limits)
     size, have = loaded.cache.bytes_per_block, available_memory()
     if tokens or gigabytes:
         blocks = -(-tokens // BLOCK_SIZE) if tokens else int(gigabytes * 2**30) // size

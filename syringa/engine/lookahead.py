@@ -21,6 +21,7 @@ import numpy as np
 from syringa.engine.batch import wanted_rows
 from syringa.engine.plan import Plan, Scheduled
 from syringa.engine.sequence import PENDING, Sequence
+from syringa.engine.shortage import Attempt
 from syringa.types import EngineDelta, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -50,8 +51,13 @@ class Layout:
 
     @cached_property
     def adds_one_each(self) -> bool:
-        """Whether every row is a sequence that draws its own next token, and nothing more."""
-        return not self.scored and all(item.count == 1 and len(item.draws) == 1 for item in self.items)
+        """Whether every row is a sequence that draws its own next token, and nothing more. None shows an image."""
+        return not self.scored and all(
+            item.count == 1
+            and len(item.draws) == 1
+            and (item.sequence.pictures is None or item.start >= item.sequence.prompt_length)
+            for item in self.items
+        )
 
     def tokens(self) -> list[int]:
         """Of all rows. What the host does not know yet is `PENDING`."""
@@ -107,6 +113,7 @@ class Lookahead:
         masks: Callable[[list[GrammarState | None]], torch.Tensor | None],
     ) -> None:
         self.runner = runner
+        self.short = False  # whether the last plan found too little memory
         self._scheduler, self._max_length = scheduler, max_length
         self._advance, self._score, self._masks = advance, score, masks
         self._flight: Flight | None = None
@@ -116,12 +123,20 @@ class Lookahead:
         return self._flight is not None
 
     def step(self, plan: Plan) -> list[Told]:
-        """Starts a plan, which may be empty, and settles the one before it."""
-        flight = self._start(plan) if plan.items else None
+        """Starts a plan, which may be empty, and settles the one before it.
+
+        Where there is too little memory for it, the plan is as good as never started: nothing is drawn, and `short`
+        says so.
+        """
+        flight = None
+        with Attempt() as starting:
+            flight = self._start(plan) if plan.items else None
         told = self._settle()
-        if flight is not None:
-            self._finish_draws(flight)
-        self._flight = flight
+        with Attempt() as drawing:
+            if flight is not None:
+                self._finish_draws(flight)
+        self.short = starting.short or drawing.short
+        self._flight = None if self.short else flight
         return told
 
     def _start(self, plan: Plan) -> Flight:

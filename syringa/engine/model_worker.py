@@ -25,6 +25,10 @@ _STATUS: dict[Phase, Status] = {
 class ModelWorker:
     def __init__(self, key: str, options: WorkerOptions, weights: int) -> None:
         self.key, self.options, self.weights = key, options, weights
+        self.name = options.model  # what people call it
+        self.device: policy.Device = "cpu"  # where it is, or probably will be
+        self.expected = 0  # bytes on a GPU that it was told it may take
+        self.on_gpu = 0  # bytes that it has said it takes there
         self.phase: Phase = "cold"
         self.reason = ""
         self.idle, self.keep, self.dropped = 0.0, False, False
@@ -78,19 +82,21 @@ class ModelWorker:
         self._pause = min(2 * self._pause, child.LONGEST_PAUSE)
 
     def newcomer(self) -> policy.Newcomer:
-        need = policy.estimate(self.weights)
-        return policy.Newcomer(estimate=need, too_little=self.too_little, hopeless=self.hopeless)
+        need = policy.estimate(self.weights, self.device)
+        return policy.Newcomer(device=self.device, estimate=need, too_little=self.too_little, hopeless=self.hopeless)
 
-    def loaded(self, now: float) -> policy.Loaded:
-        held = self._resident()
+    def loaded(self, now: float, free: int = 0) -> policy.Loaded:
+        """`free`: bytes that its device has free now."""
         state: Literal["loading", "settled", "leaving"] = "loading"
         if self.phase == "leaving":
             state = "leaving"
         elif self.phase == "ready" and (self.served or now - self.ready_at > SETTLE_SECONDS):
             state = "settled"
-        expected = policy.estimate(self.weights) if self.phase == "loading" else held
+        held = self._held(free)
+        expected = max(self.expected, policy.estimate(self.weights, self.device)) if self.phase == "loading" else held
         return policy.Loaded(
             key=self.key,
+            device=self.device,
             used_at=self.used_at,
             busy=self.busy,
             state=state,
@@ -106,6 +112,13 @@ class ModelWorker:
             return Path(self.reason_file).read_text(encoding="utf-8").strip()
         except OSError:
             return ""
+
+    def _held(self, free: int) -> int:
+        """Bytes that it takes now of its device's memory. What it takes of a GPU's while it loads, nobody says; but so
+        much less is free than when it began."""
+        if self.device == "cpu":
+            return self._resident()
+        return self.on_gpu if self.phase != "loading" else max(0, self.free_at_start - free)
 
     def _resident(self) -> int:
         """Bytes that its process takes now."""

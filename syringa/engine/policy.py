@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+Device = Literal["cpu", "cuda"]
+"""Whose memory a model takes: the machine's or the GPU's."""
+
 # Weights take more in memory than in their file, and a process takes something itself.
 GROWTH, OVERHEAD = 1.3, 512 << 20
+GPU_GROWTH, GPU_OVERHEAD = 1.05, 3 << 30  # a CUDA context, recorded steps, and what the largest step computes with
 MARGIN = 256 << 20  # free memory goes up and down by itself: less than this is no reason to try again
 
 
@@ -16,6 +20,7 @@ class Loaded:
     """A model that is in memory, or on its way into it or out of it."""
 
     key: str
+    device: Device = "cpu"
     used_at: float
     busy: bool = False
     state: Literal["loading", "settled", "leaving"] = "settled"
@@ -29,6 +34,7 @@ class Loaded:
 class Newcomer:
     """A model to be loaded."""
 
+    device: Device = "cpu"
     estimate: int  # bytes, going by its files
     too_little: int = 0  # bytes that were free when it was tried and did not fit
     hopeless: int = 0  # the same, when nobody else was there
@@ -41,9 +47,23 @@ class Verdict:
     reason: str = ""
 
 
-def estimate(weights: int) -> int:
-    """Bytes that a model needs whose weights have this many on disk."""
-    return int(weights * GROWTH) + OVERHEAD
+def estimate(weights: int, device: Device = "cpu") -> int:
+    """Bytes that a model needs whose weights have this many on disk; on a GPU, beside its cache."""
+    growth, overhead = (GROWTH, OVERHEAD) if device == "cpu" else (GPU_GROWTH, GPU_OVERHEAD)
+    return int(weights * growth) + overhead
+
+
+def share(own: int, others: Sequence[int], *, total: int, most: int) -> float:
+    """Which part of a GPU's `total` bytes a model may take, so that the others that may be there with it fit too: what
+    it needs, and an equal part of the rest. 1: all of it, because it is alone or because they do not fit together.
+
+    A cache takes whatever it is given, so without this the first model would leave nothing. `most`: models at a time.
+    """
+    beside = sorted(others, reverse=True)[: most - 1 if most else None]
+    rest = total - own - sum(beside)
+    if not beside or rest <= 0:
+        return 1.0
+    return (own + rest / (1 + len(beside))) / total
 
 
 def due(loaded: Sequence[Loaded], now: float) -> list[str]:
@@ -56,27 +76,32 @@ def due(loaded: Sequence[Loaded], now: float) -> list[str]:
 
 
 def room(new: Newcomer, loaded: Sequence[Loaded], *, free: int, most: int, impatient: bool = False) -> Verdict:
-    """What has to happen before a model can be loaded. `free`: bytes; `most`: models at a time, 0 for any number.
+    """What has to happen before a model can be loaded. `free`: bytes where it is to be; `most`: models at a time, 0 for
+    any number.
 
-    The least recently used of those that have nothing to do leaves first. If all have, the newcomer waits; when it has
-    waited long enough to be `impatient`, one of them is to leave as soon as it is done with what it has.
+    The least recently used of those that have nothing to do leaves first; for memory, of those that take some of the
+    same. If all have something, the newcomer waits; when it has waited long enough to be `impatient`, one of them is to
+    leave as soon as it is done with what it has.
     """
-    spare = free - sum(max(0, each.memory - each.held) for each in loaded if each.state == "loading")
-    reachable = spare + sum(each.held for each in loaded)
+    beside = [each for each in loaded if each.device == new.device]
+    spare = free - sum(max(0, each.memory - each.held) for each in beside if each.state == "loading")
+    reachable = spare + sum(max(each.memory, each.held) for each in beside)
+    where = "memory" if new.device == "cpu" else "GPU memory"
     if new.hopeless and reachable < new.hopeless + MARGIN:
-        return Verdict("never", reason="there is too little memory for it")
+        return Verdict("never", reason=f"there is too little {where} for it")
     full = 0 < most <= len(loaded)
     if new.too_little:
         short = spare < new.too_little + MARGIN
     else:
         # If nobody's leaving would be enough by this rough measure, let it try: it knows exactly.
         short = spare < new.estimate <= reachable
-    if not full and not (short and loaded):
+    if not full and not (short and beside):
         return Verdict("start")
-    reason = f"{len(loaded)} models are loaded, as many as may be" if full else "memory is short"
-    if any(each.state == "leaving" for each in loaded):
+    reason = f"{len(loaded)} models are loaded, as many as may be" if full else f"{where} is short"
+    concerned = loaded if full else beside
+    if any(each.state == "leaving" for each in concerned):
         return Verdict("wait", reason=reason)
-    movable = [each for each in loaded if each.state == "settled" and (impatient or not each.busy)]
+    movable = [each for each in concerned if each.state == "settled" and (impatient or not each.busy)]
     if not movable:
         return Verdict("wait", reason=f"{reason}, and all of them are in use")
     return Verdict("evict", min(movable, key=lambda each: (each.busy, each.used_at)).key, reason)

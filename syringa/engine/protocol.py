@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -34,9 +37,12 @@ class Retire(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first message of a worker: its model can answer."""
+    """The first message of a worker: its model can answer. `memory`: bytes that it takes on its device, if that is a
+    GPU; what a process takes of the machine's can be looked up."""
 
     info: ModelInfo
+    device: Literal["cpu", "cuda"] = "cpu"
+    memory: int = 0
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -93,6 +99,18 @@ class Frames(Generic[M]):
             yield self._decoder.decode(bytes(buffer[at + HEADER : end]))
             at = end
         del buffer[:at]
+
+
+def listen(path: str) -> socket.socket:
+    """A socket at `path`, for this user alone. Nobody is waited for there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener
 
 
 def worker_frames() -> Frames[ToWorker]:

@@ -9,47 +9,20 @@ be it running or waiting, and a tenant with nothing running gets a place from on
 
 from __future__ import annotations
 
-import enum
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from operator import attrgetter
 
+from syringa.engine import blocks as cache_blocks
 from syringa.engine import preemption
 from syringa.engine.fair_queue import FairQueue, Turns
-from syringa.engine.kv_cache import BLOCK_SIZE, ROOT, BlockPool, OutOfBlocks, chain
+from syringa.engine.kv_cache import BLOCK_SIZE, BlockPool, OutOfBlocks
+from syringa.engine.limits import SCORING_CHUNK, SCORING_ROWS, TURN_STEPS, Entry, Limits, QueueFull
 from syringa.engine.plan import Plan, Scheduled
 from syringa.engine.sequence import Sequence
+from syringa.engine.shortage import Relief
 
-# So many tokens before it make a prompt's token cost about twice as much (measured on a CPU, in int8). Counting that
-# keeps a step that others wait for as short at the end of a long prompt as at its beginning.
-ATTENTION_SPAN = 1536
-GPU_ATTENTION_SPAN = 16384  # the same on a GPU, for an 8B model, by counting operations
-# Scoring a prompt keeps one row of logits per token: a chunk of these is as much as memory should hold.
-SCORING_CHUNK = 128
-# A prompt that has its turn keeps it for so many steps, if it is that long and other tenants ask too.
-TURN_STEPS = 4
-
-
-@dataclass(frozen=True)
-class Limits:
-    step_tokens: int = 512
-    max_running: int = 256
-    max_queue: int = 1024
-    queue_seconds: float = 0.0  # a request that waits longer and was never begun is refused; 0: no limit
-    attention_span: int = ATTENTION_SPAN
-
-
-class QueueFull(Exception):
-    pass
-
-
-class Entry(enum.Enum):
-    """Who may be let in for the rest of a step."""
-
-    OPEN = enum.auto()
-    IDLE = enum.auto()  # tenants with nothing running: one that has something and wants more does not keep them out
-    CLOSED = enum.auto()
+__all__ = ["SCORING_CHUNK", "TURN_STEPS", "Limits", "QueueFull", "Scheduler"]
 
 
 class Scheduler:
@@ -58,6 +31,7 @@ class Scheduler:
         self.limits = limits
         # Every running choice can take a step, however small the budget was set.
         self.budget = max(limits.step_tokens, limits.max_running)
+        self.relief = Relief(self.budget)
         self.waiting = FairQueue()
         self.turns = Turns(TURN_STEPS * self.budget)
         self.running: dict[Sequence, None] = {}  # in the order of admission
@@ -75,8 +49,10 @@ class Scheduler:
         return self.waiting.displaced_by(tenant, self.limits.max_queue)
 
     def schedule(self) -> Plan:
+        if plan := self._part():
+            return plan
         plan = Plan()
-        budget = self.budget
+        budget = self.relief.limit
         decoding: list[Sequence] = []
         prompts: dict[str, deque[Sequence]] = {}
         for sequence in sorted(self.running, key=attrgetter("arrival")):
@@ -102,6 +78,21 @@ class Scheduler:
                     break
         return plan
 
+    def undo(self, plan: Plan, *, copied: bool) -> list[Sequence]:
+        """A plan found too little memory: what it was to compute is not, and smaller ones follow. Returns those whose
+        requests are to be given up.
+
+        Who has lost nothing keeps what was computed before. Choices that were to part from another begin again by
+        themselves, and so does, if blocks were not `copied`, who was to get a copy.
+        """
+        targets = set() if copied else {target for _, target in plan.copies}
+        lost = {s for s in self.running if targets.intersection(s.blocks)}
+        lost.update(plan.forks, cache_blocks.take_back(self.pool, plan))
+        for sequence in sorted(lost, key=preemption.age, reverse=True):
+            if sequence in self.running:
+                self._send_back(plan, sequence)
+        return self.relief.failed([item for item in plan.items if item.sequence in self.running])
+
     def complete(self, item: Scheduled) -> None:
         """Books an executed item: its tokens are computed, and its full blocks can be found by others."""
         sequence = item.sequence
@@ -112,16 +103,7 @@ class Scheduler:
 
     def publish(self, sequence: Sequence) -> None:
         """Names the blocks that are full, as far as their tokens are known."""
-        if not sequence.request.use_cache:
-            return
-        full = min(sequence.computed, sequence.known) // BLOCK_SIZE
-        while len(sequence.names) < full:
-            index = len(sequence.names)
-            tokens = sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
-            mark = sequence.pictures.mark(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE) if sequence.pictures else b""
-            name = chain(sequence.names[-1] if sequence.names else ROOT, tokens, mark)
-            self.pool.name(sequence.blocks[index], name)
-            sequence.names.append(name)
+        cache_blocks.publish(self.pool, sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it is, and gives its blocks back."""
@@ -129,7 +111,23 @@ class Scheduler:
             self._leave(sequence)
         else:
             self.waiting.remove(sequence)
-        self._vacate(sequence)
+        cache_blocks.vacate(self.pool, sequence)
+        self.relief.forget(sequence)
+
+    def _part(self) -> Plan | None:
+        """A part of a plan that found too little memory."""
+        while (group := self.relief.group) is not None:
+            plan = Plan()
+            budget = self.relief.limit
+            for sequence in group:
+                if budget > 0 and sequence in self.running and sequence.needed:
+                    taken = self._take(plan, sequence, budget)
+                    budget -= taken
+                    self.turns.charge(sequence.request.tenant, taken)
+            if plan.items:
+                return plan
+            self.relief.skip()
+        return None
 
     def _take(self, plan: Plan, sequence: Sequence, budget: int) -> int:
         """Adds what fits of a sequence to the plan, and says how much of the budget that takes: a token for each, and
@@ -137,14 +135,17 @@ class Scheduler:
         span = stretch = self.limits.attention_span
         if sequence.needed > 1 and any(item.draws for item in plan.items):
             stretch += sequence.computed
-        count = min(sequence.needed, max(1, budget * span // stretch))
+        count = min(sequence.needed, max(1, budget * span // stretch), self.relief.share(sequence))
         if sequence.scoring:
-            count = min(count, SCORING_CHUNK)
+            rows = SCORING_ROWS - sum(item.count for item in plan.items if item.sequence.scoring)
+            count = min(count, SCORING_CHUNK, rows)
+            if count < 1:
+                return 0
         if sequence.pictures is not None:
             count = sequence.pictures.chunk_end(sequence.computed, sequence.computed + count) - sequence.computed
         while True:
             try:
-                self._reserve(plan, sequence, sequence.computed + count)
+                cache_blocks.reserve(self.pool, plan, sequence, sequence.computed + count)
                 break
             except OutOfBlocks:
                 if not self._preempt(plan, sequence):
@@ -159,17 +160,6 @@ class Scheduler:
             plan.forks += forks
         plan.items.append(item)
         return -(-count * stretch // span)
-
-    def _reserve(self, plan: Plan, sequence: Sequence, tokens: int) -> None:
-        """Sees that blocks for `tokens` tokens are there, and that the ones to be written are its own."""
-        last = sequence.computed // BLOCK_SIZE
-        if last < len(sequence.blocks) and self.pool.users(sequence.blocks[last]) > 1:
-            copy = self.pool.allocate()
-            plan.copies.append((sequence.blocks[last], copy))
-            self.pool.release([sequence.blocks[last]])
-            sequence.blocks[last] = copy
-        for _ in range(sequence.blocks_for(tokens)):
-            sequence.blocks.append(self.pool.allocate())
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
         """The siblings of a sequence whose prompt is done after this step: same blocks, same logits, own noise."""
@@ -198,13 +188,9 @@ class Scheduler:
         self._leave(victim)
         # A copy that was planned for it must not land in a block that somebody else gets.
         plan.copies[:] = [(source, target) for source, target in plan.copies if target not in victim.blocks]
-        self._vacate(victim)
+        cache_blocks.vacate(self.pool, victim)
         self.waiting.add(victim, first=True)
         self.preemptions += 1
-
-    def _vacate(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
-        sequence.blocks, sequence.names, sequence.computed = [], [], 0
 
     def _enter(self, sequence: Sequence) -> None:
         self.running[sequence] = None
@@ -290,10 +276,9 @@ class Scheduler:
         return True
 
     def _promised(self, tenant: str) -> int:
-        """Blocks that prompts of other tenants, which were let in because there was room for them, are still to get."""
-        if not self._counts.keys() - {tenant}:
-            return 0
-        return sum(s.blocks_for(len(s.tokens)) for s in self.running if s.request.tenant != tenant)
+        """Blocks that are still to be had by prompts which were let in because there was room for them: those of other
+        tenants, and those that wait until there is a place for their scores."""
+        return sum(s.blocks_for(len(s.tokens)) for s in self.running if s.scoring or s.request.tenant != tenant)
 
     def _claim(self, plan: Plan, places: int, blocks: int) -> bool:
         """Sends those back that hold what a tenant with nothing running is short of, if that is enough."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import selectors
 import signal
 import socket
@@ -19,7 +18,7 @@ import msgspec
 
 from syringa import logs
 from syringa.config import Config, ModelSpec
-from syringa.engine import child
+from syringa.engine import child, protocol
 from syringa.engine.child import Child
 from syringa.engine.control import Drop, Link, State, ToSupervisor, Want, supervisor_frames
 from syringa.engine.scratch import scratch
@@ -63,7 +62,7 @@ class Supervisor:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._links: list[Link[ToSupervisor]] = []
-        self._door = _listen(str(Path(folder) / "control.sock"))
+        self._door = protocol.listen(str(Path(folder) / "control.sock"))
         self._selector.register(self._door, selectors.EVENT_READ)
         self.workers = ModelWorkers(folder, config, self._selector, self._tell_all)
         self.apis = [
@@ -87,7 +86,8 @@ class Supervisor:
         first = None
         if self.default.preload:
             options = WorkerOptions.of(self.default, self.config)
-            first = self.workers.want(Want(options, self.default.idle_seconds or 0.0, keep=True))
+            want = Want(options, self.default.idle_seconds or 0.0, keep=True, name=self.default.id)
+            first = self.workers.want(want)
         else:
             on_ready(None)
         try:
@@ -192,12 +192,3 @@ def _terminate(processes: list[subprocess.Popen[bytes]]) -> float:
         if process.poll() is None:
             process.terminate()
     return time.monotonic()
-
-
-def _listen(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    os.chmod(path, 0o600)
-    listener.listen(64)
-    listener.setblocking(False)
-    return listener

@@ -12,7 +12,6 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -21,8 +20,10 @@ from syringa import logs
 from syringa.config import Config, ModelSpec
 from syringa.engine import child, protocol
 from syringa.engine.cpu import NO_MEMORY, guard_against_amx, release_memory
+from syringa.engine.progress import progress_bar
+from syringa.engine.shortage import NO_GPU_MEMORY, is_shortage
 from syringa.errors import EngineOverloaded, StartupError, SyringaError
-from syringa.types import EngineDelta, ModelInfo
+from syringa.types import EngineDelta
 
 if TYPE_CHECKING:
     from syringa.engine.core import EngineCore
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("syringa.worker")
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 8192
-OUT_OF_MEMORY = ("allocate memory", "out of memory")  # torch's words, of a CPU's and of a GPU's
 READ_SIZE = 1 << 20
 MOST_UNSENT = 64 << 20
 
@@ -42,10 +42,12 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     dtype: str = "auto"
     device: str = "auto"
+    attention: str = "auto"
     threads: int = 0
     max_model_len: int = 0
     kv_cache_tokens: int = 0
     kv_cache_gb: float = 0.0
+    gpu_memory_fraction: float = 0.0
     prefix_caching: bool = True
     max_running: int = 256
     max_queue: int = 1024
@@ -80,16 +82,15 @@ class Client:
 class Worker:
     """Serves one `EngineCore` to any number of API processes."""
 
-    def __init__(self, core: EngineCore, info: ModelInfo, listener: socket.socket) -> None:
+    def __init__(self, core: EngineCore, ready: protocol.Ready, listener: socket.socket) -> None:
         self.core = core
-        self.info = info
+        self.ready = ready
         self.listener = listener
         self.clients: dict[int, Client] = {}
         self.ending = False
         self._leaving = False
         self._count = 0
         self._selector = selectors.DefaultSelector()
-        listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
@@ -142,7 +143,7 @@ class Worker:
         self._count += 1
         client = self.clients[self._count] = Client(self._count, connection)
         self._selector.register(connection, selectors.EVENT_READ, client)
-        self._write(client, protocol.Ready(self.info))
+        self._write(client, self.ready)
 
     def _read(self, client: Client) -> None:
         try:
@@ -216,33 +217,11 @@ def _refusal(request_id: str, error: SyringaError) -> protocol.Refused:
     return protocol.Refused(request_id, error.message, error.param, overloaded, error.code)
 
 
-def listen(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    if os.path.exists(path):
-        os.unlink(path)
-    listener.bind(path)
-    os.chmod(path, 0o600)
-    listener.listen(64)
-    return listener
-
-
-@contextlib.contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the terminal from the first that there is to tell; nothing where there is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    columns = TextColumn(what), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None, visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
-
-
-def load(options: WorkerOptions) -> tuple[EngineCore, ModelInfo]:
+def load(options: WorkerOptions) -> tuple[EngineCore, protocol.Ready]:
+    """The engine, and what a worker says once it is there."""
     from syringa.engine.core import EngineCore
+    from syringa.engine.limits import ATTENTION_SPAN, GPU_ATTENTION_SPAN, Limits
     from syringa.engine.loader import LoadOptions, load_model
-    from syringa.engine.scheduler import ATTENTION_SPAN, GPU_ATTENTION_SPAN, Limits
     from syringa.modelfiles import load_tokenizer, locate
 
     wanted = LoadOptions(
@@ -251,6 +230,7 @@ def load(options: WorkerOptions) -> tuple[EngineCore, ModelInfo]:
         threads=options.threads,
         max_model_len=options.max_model_len,
         device=options.device,
+        attention=options.attention,
     )
     with progress_bar("Reading weights") as advance:
         loaded = load_model(wanted, advance)
@@ -260,6 +240,7 @@ def load(options: WorkerOptions) -> tuple[EngineCore, ModelInfo]:
         options.max_queue,
         options.queue_timeout,
         GPU_ATTENTION_SPAN if loaded.gpu else ATTENTION_SPAN,
+        options.gpu_memory_fraction,
     )
     with progress_bar("Recording CUDA graphs") as advance:
         core = EngineCore(
@@ -272,11 +253,16 @@ def load(options: WorkerOptions) -> tuple[EngineCore, ModelInfo]:
             progress=advance,
         )
     release_memory()
-    return core, msgspec.structs.replace(loaded.info, max_model_len=core.max_length)
+    info = msgspec.structs.replace(loaded.info, max_model_len=core.max_length)
+    if loaded.device.type != "cuda":
+        return core, protocol.Ready(info)
+    from syringa.engine.gpu.machine import held_memory
+
+    return core, protocol.Ready(info, "cuda", held_memory(loaded.device))
 
 
 def _exit_status(error: StartupError) -> int:
-    return child.NO_MEMORY if error.code == NO_MEMORY else child.CANNOT_START
+    return {NO_MEMORY: child.NO_MEMORY, NO_GPU_MEMORY: child.NO_GPU_MEMORY}.get(error.code or "", child.CANNOT_START)
 
 
 def main() -> None:
@@ -286,16 +272,17 @@ def main() -> None:
     guard_against_amx(options.dtype)
     # Threads that wait for the next loop by spinning would take the cores from the API process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    listener = listen(options.socket)
+    listener = protocol.listen(options.socket)
     try:
-        core, info = load(options)
+        core, ready = load(options)
     except StartupError as error:
         child.give_up(error.message, _exit_status(error), options.reason_file)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not any(text in str(error) for text in OUT_OF_MEMORY):
+        if not is_shortage(error):
             raise
-        child.give_up(f"there is too little memory for {options.model}", child.NO_MEMORY, options.reason_file)
-    worker = Worker(core, info, listener)
+        status = child.NO_GPU_MEMORY if "CUDA" in str(error) else child.NO_MEMORY
+        child.give_up(f"there is too little memory for {options.model}", status, options.reason_file)
+    worker = Worker(core, ready, listener)
 
     def end(*_: object) -> None:
         worker.ending = True

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import msgspec
 
-from syringa import modelfiles
 from syringa.config import Config
 from syringa.engine import child, policy, protocol
 from syringa.engine.control import Link, State, Want, key_of
 from syringa.engine.cpu import available_memory
+from syringa.engine.memory import Memory, weights
 from syringa.engine.model_worker import ModelWorker, Phase
+from syringa.engine.nvml import GpuMemory, gpu_memory
 from syringa.engine.worker import WorkerOptions
-from syringa.errors import SyringaError
 
 logger = logging.getLogger("syringa.supervisor")
 
@@ -52,9 +52,10 @@ class ModelWorkers:
         spawn: Spawn = lambda options: child.spawn(WORKER_MODULE, options),
         clock: Callable[[], float] = time.monotonic,
         free: Callable[[], int] = available_memory,
+        gpu: Callable[[], GpuMemory | None] = gpu_memory,
     ) -> None:
         self._folder, self._config, self._selector, self._tell = folder, config, selector, tell
-        self._spawn, self._clock, self._free = spawn, clock, free
+        self._spawn, self._clock, self._memory = spawn, clock, Memory(config, free, gpu)
         self._all: dict[str, ModelWorker] = {}
         self._started = 0
         self._pace = STATS_SECONDS
@@ -65,7 +66,9 @@ class ModelWorkers:
         key = key_of(want.options)
         worker = self._all.get(key)
         if worker is None:
-            worker = self._all[key] = ModelWorker(key, want.options, _weights(want.options.model))
+            worker = self._all[key] = ModelWorker(key, want.options, weights(want.options.model))
+            worker.device = self._memory.guess(want.options)
+        worker.name = want.name or worker.name
         worker.idle, worker.keep, worker.dropped = want.idle, want.keep or worker.keep, False
         begins = worker.phase == "cold" or (worker.phase == "failed" and now >= worker.retry_at)
         if not want.soft:
@@ -137,10 +140,11 @@ class ModelWorkers:
         worker.link.flush()
         for message in worker.link.receive():
             match message:
-                case protocol.Ready(info):
+                case protocol.Ready(info, device, memory):
+                    worker.device, worker.on_gpu = device, memory
                     worker.info, worker.ready_at, worker.used_at = info, now, now
                     worker.too_little = worker.hopeless = worker.deaths = 0
-                    logger.info("%s is loaded", worker.options.model)
+                    logger.info("%s is loaded", worker.name)
                     self._set(worker, "ready")
                 case protocol.Stats(stats):
                     worker.observe(stats, now)
@@ -153,9 +157,8 @@ class ModelWorkers:
 
     def _ended(self, worker: ModelWorker, status: int, now: float) -> None:
         phase, reason = worker.phase, worker.reason_left()
-        others = [each for each in self._running() if each is not worker]
         self._forget_process(worker)
-        name = worker.options.model
+        name = worker.name
         if phase == "leaving":
             logger.info("%s is unloaded", name)
             self._set(worker, "queued" if worker.wanted_at > worker.left_at else "cold")
@@ -167,9 +170,12 @@ class ModelWorkers:
             self._set(worker, "queued" if again else "cold", AGAIN if again else "")
             return
         worker.may_recover = status != child.CANNOT_START
-        if status == child.NO_MEMORY:
+        if status in (child.NO_MEMORY, child.NO_GPU_MEMORY):
+            device: policy.Device = "cpu" if status == child.NO_MEMORY else "cuda"
+            if worker.device != device:  # it is not where it was thought to be
+                worker.device, worker.free_at_start = device, self._memory.free(device)
             worker.too_little, worker.too_little_said = worker.free_at_start, reason
-            if not others:
+            if not any(each.device == device for each in self._running()):
                 worker.hopeless = worker.free_at_start
             else:
                 self._set(worker, "queued", "memory is short")
@@ -197,7 +203,7 @@ class ModelWorkers:
             return
         if now < worker.retry_at:
             return
-        free = self._free()
+        free = self._memory.free(worker.device)
         verdict = policy.room(
             worker.newcomer(),
             self._loaded(),
@@ -224,6 +230,11 @@ class ModelWorkers:
         worker.socket = str(Path(self._folder) / f"{self._started}.sock")
         worker.free_at_start = free
         options = msgspec.structs.replace(worker.options, socket=worker.socket)
+        if worker.device == "cuda":
+            known = [(each.options, each.device) for each in self._all.values() if not each.dropped]
+            fraction = self._memory.fraction(options, known)
+            options = msgspec.structs.replace(options, gpu_memory_fraction=fraction)
+            worker.expected = self._memory.expected(fraction)
         worker.process = self._spawn(options)
         self._set(worker, "loading")
 
@@ -238,7 +249,7 @@ class ModelWorkers:
 
     def _loaded(self) -> list[policy.Loaded]:
         now = self._clock()
-        return [worker.loaded(now) for worker in self._running()]
+        return [worker.loaded(now, self._memory.free(worker.device)) for worker in self._running()]
 
     def _running(self) -> Iterable[ModelWorker]:
         return [worker for worker in self._all.values() if worker.process is not None]
@@ -264,17 +275,7 @@ class ModelWorkers:
         if worker.process is not None and worker.process.stdin is not None:
             worker.process.stdin.close()
         worker.process = worker.link = None
-        worker.busy = False
+        worker.busy, worker.on_gpu = False, 0
         for path in (worker.socket, worker.reason_file):
             with contextlib.suppress(OSError):
                 os.unlink(path)
-
-
-def _weights(model: str) -> int:
-    """Bytes that a model's weights have on disk; 0 where that cannot be known, and loading will tell."""
-    try:
-        path = Path(modelfiles.locate(model).path)
-        files = [path] if path.is_file() else path.glob("*.safetensors")
-        return sum(each.stat().st_size for each in files)
-    except (SyringaError, OSError):
-        return 0

@@ -13,8 +13,8 @@ from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
-from syringa.engine import child
-from syringa.engine.worker import Worker, WorkerOptions, listen
+from syringa.engine import child, protocol
+from syringa.engine.worker import Worker, WorkerOptions
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 STEP_SECONDS = 0.005
@@ -75,7 +75,7 @@ class StubCore:
 def main() -> None:
     options = child.begin(WorkerOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    listener = listen(options.socket)
+    listener = protocol.listen(options.socket)
     kind = Path(options.model).name.partition("-")[0]
     others = {path.name for path in Path(options.socket).parent.glob("*.sock")}
     others -= {Path(options.socket).name, "control.sock"}
@@ -87,7 +87,7 @@ def main() -> None:
         child.give_up("it needs 9 GiB", child.NO_MEMORY, options.reason_file)
     elif kind == "doomed":
         os.kill(os.getpid(), signal.SIGKILL)
-    worker = Worker(StubCore(), INFO, listener)  # type: ignore[arg-type]
+    worker = Worker(StubCore(), protocol.Ready(INFO), listener)  # type: ignore[arg-type]
 
     def end(*_: object) -> None:
         worker.ending = True

@@ -16,6 +16,7 @@ from syringa.engine.lookahead import Layout
 from syringa.engine.sampler import SampledTokens, SamplingRow
 from syringa.engine.scheduler import Limits
 from syringa.engine.sequence import Sequence
+from syringa.engine.vision.placing import place
 from syringa.types import EngineRequest, Grammar, TokenLogprobs
 from tests.engine.conftest import Answers, Driver, request
 
@@ -44,6 +45,7 @@ class SlowDevice:
 
     def start(self, layout: Layout) -> Running:
         step = prepare(layout.items, layout.wanted)
+        step.pictures = place(layout.items, step)
         for row, source in zip(step.starts.tolist(), layout.sources.tolist(), strict=False):
             if source >= 0:
                 assert step.tokens[row] == -1

@@ -4,7 +4,19 @@ from typing import Any
 
 import pytest
 
-from syringa.engine.policy import GROWTH, MARGIN, OVERHEAD, Loaded, Newcomer, Verdict, due, estimate, room
+from syringa.engine.policy import (
+    GPU_OVERHEAD,
+    GROWTH,
+    MARGIN,
+    OVERHEAD,
+    Loaded,
+    Newcomer,
+    Verdict,
+    due,
+    estimate,
+    room,
+    share,
+)
 
 GB = 1 << 30
 
@@ -14,7 +26,8 @@ def loaded(key: str, used_at: float = 0.0, **kwargs: Any) -> Loaded:
 
 
 def ask(*there: Loaded, need: int = GB, free: int = 8 * GB, most: int = 0, **kwargs: Any) -> Verdict:
-    new = Newcomer(estimate=need, too_little=kwargs.pop("too_little", 0), hopeless=kwargs.pop("hopeless", 0))
+    known = {name: kwargs.pop(name) for name in ("too_little", "hopeless", "device") if name in kwargs}
+    new = Newcomer(estimate=need, **known)
     return room(new, there, free=free, most=most, **kwargs)
 
 
@@ -90,6 +103,50 @@ def test_one_that_did_not_even_fit_alone() -> None:
     assert ask(*there, need=0, free=2 * GB + MARGIN, hopeless=4 * GB, too_little=4 * GB).action == "evict"
     assert ask(need=0, free=4 * GB, hopeless=4 * GB).action == "never"
     assert ask(need=0, free=5 * GB, hopeless=4 * GB).action == "start"
+
+
+def test_only_memory_of_the_same_kind_is_made_room_in() -> None:
+    there = [loaded("host", 1), loaded("old", 2, device="cuda"), loaded("new", 3, device="cuda")]
+    assert ask(*there, need=2 * GB, free=GB, device="cuda") == Verdict("evict", "old", "GPU memory is short")
+    assert ask(*there, need=2 * GB, free=GB) == Verdict("evict", "host", "memory is short")
+    assert ask(*there, need=2 * GB, free=3 * GB, device="cuda").action == "start"
+    # As many as may be loaded: then it does not matter where.
+    assert ask(*there, need=GB, device="cuda", most=3).key == "host"
+    # Nobody is there whose leaving would help: it may try.
+    assert ask(loaded("host"), need=2 * GB, free=GB, device="cuda").action == "start"
+    assert ask(loaded("host", state="leaving"), there[1], need=2 * GB, free=GB, device="cuda").action == "evict"
+
+
+def test_a_gpu_that_is_too_small_is_told() -> None:
+    there = [loaded("host", 1, memory=90 * GB, held=90 * GB), loaded("a", 2, device="cuda")]
+    verdict = ask(*there, need=0, free=2 * GB, hopeless=4 * GB, device="cuda")
+    assert verdict == Verdict("never", reason="there is too little GPU memory for it")
+
+
+def test_what_a_loading_model_will_take_can_be_had_from_it_later() -> None:
+    coming = loaded("a", state="loading", memory=60 * GB, held=0, device="cuda")
+    assert ask(coming, need=30 * GB, free=80 * GB, device="cuda").action == "wait"
+    assert ask(coming, need=20 * GB, free=80 * GB, device="cuda").action == "start"
+
+
+def test_shares_of_a_gpu() -> None:
+    def parts(*needs: int, total: int = 100, most: int = 0) -> list[float]:
+        return [share(own, [*needs[:i], *needs[i + 1 :]], total=total, most=most) for i, own in enumerate(needs)]
+
+    assert parts(10) == [1.0]
+    assert parts(10, 10) == [0.5, 0.5]
+    assert parts(50, 10) == [0.7, 0.3]
+    assert sum(parts(50, 10, 3)) == pytest.approx(1)
+    assert parts(60, 50) == [1.0, 1.0]  # not both at a time, so each may have it all
+    assert parts(60, 30, 20) == [1.0, 1.0, 1.0]
+    # Two at a time, whichever they are: beside the largest of the others there is room.
+    assert parts(60, 30, 20, most=2) == [0.65, 0.35, 0.3]
+    assert parts(60, 30, most=1) == [1.0, 1.0]
+
+
+def test_the_estimate_for_a_gpu() -> None:
+    assert estimate(0, "cuda") == GPU_OVERHEAD
+    assert 10 * GB < estimate(10 * GB, "cuda") - GPU_OVERHEAD < 11 * GB
 
 
 def test_idle_ones_leave() -> None:

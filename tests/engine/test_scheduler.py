@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from syringa.engine.kv_cache import BLOCK_SIZE
-from syringa.engine.scheduler import SCORING_CHUNK, Limits, QueueFull
+from syringa.engine.limits import SCORING_CHUNK, SCORING_ROWS, Limits, QueueFull
 from tests.engine.scheduling import DryEngine, sequence
 
 
@@ -116,6 +116,32 @@ def test_scoring_a_prompt_takes_small_chunks_and_no_cache() -> None:
     scored = engine.submit(sequence([1] * 300, scoring=True))
     assert [engine.step().items[0].count for _ in range(3)] == [SCORING_CHUNK, SCORING_CHUNK, 300 - 2 * SCORING_CHUNK]
     assert scored.cached == 0
+
+
+def test_scores_of_a_step_are_bounded_whoever_they_are_for() -> None:
+    """A row of logits for each token, and a step of a GPU has thousands."""
+    engine = DryEngine(400, Limits(step_tokens=8192, max_running=64))
+    for i in range(20):
+        engine.submit(sequence([i] * 200, scoring=True))
+    engine.submit(sequence([99] * 300))
+    while engine.live:
+        scoring = {one for one in engine.live if one.scoring}
+        plan = engine.step()
+        rows = sum(item.count for item in plan.items if item.sequence in scoring)
+        assert rows <= SCORING_ROWS
+        if engine.steps == 1:  # who is not scored is not kept waiting by those who are
+            assert rows == SCORING_ROWS
+            assert plan.items[-1].count == 300
+    assert len(engine.finished) == 21
+    assert engine.scheduler.preemptions == 0
+
+
+def test_room_is_kept_for_prompts_that_wait_for_their_scores() -> None:
+    engine = DryEngine(100, Limits(step_tokens=8192, max_running=64))
+    for i in range(30):  # of 13 blocks each: seven fit
+        engine.submit(sequence([i] * 200, scoring=True, max_tokens=2))
+    engine.run()
+    assert engine.scheduler.preemptions == 0
 
 
 def test_the_youngest_is_preempted_and_computed_again() -> None:

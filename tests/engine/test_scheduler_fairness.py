@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from syringa.engine.kv_cache import BLOCK_SIZE
+from syringa.engine.limits import ATTENTION_SPAN, TURN_STEPS, Limits, QueueFull
 from syringa.engine.plan import Plan
-from syringa.engine.scheduler import ATTENTION_SPAN, TURN_STEPS, Limits, QueueFull
 from syringa.engine.sequence import Sequence
 from tests.engine.scheduling import DryEngine, sequence
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from syringa.config import Config
+from syringa.config import Config, ModelSpec
 from syringa.engine import child, protocol
 from syringa.engine.control import State, Want, key_of
+from syringa.engine.nvml import GpuMemory
 from syringa.engine.worker import WorkerOptions
 from syringa.engine.workers import LEAVE_SECONDS, RECENT_SECONDS, ModelWorkers
 from syringa.types import EngineStats
@@ -73,12 +74,14 @@ class House:
 
     def __init__(self, folder: str, **settings: Any) -> None:
         self.now, self.free = 1000.0, 100 * GB
+        self.gpu: GpuMemory | None = None
         self.told: list[State] = []
         self.processes: list[Process] = []
         self.selector = selectors.DefaultSelector()
         self.workers = ModelWorkers(
             folder, Config(**settings), self.selector, self.told.append,
             spawn=self._spawn, clock=lambda: self.now, free=lambda: self.free,
+            gpu=lambda: self.gpu,
         )  # fmt: skip
 
     def _spawn(self, options: WorkerOptions) -> Any:
@@ -227,7 +230,7 @@ def test_a_busy_one_leaves_when_it_is_done_if_another_waits_for_long(folder: str
 
 
 def test_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("syringa.engine.workers._weights", lambda model: 4 * GB)
+    monkeypatch.setattr("syringa.engine.workers.weights", lambda model: 4 * GB)
     monkeypatch.setattr("syringa.engine.model_worker.ModelWorker._resident", lambda self: 5 * GB)
     house = House(folder)
     house.free = 10 * GB
@@ -390,3 +393,121 @@ def test_one_that_somebody_waits_for_is_not_taken_for_less(folder: str) -> None:
     house.want("b")
     house.want("b", soft=True)
     assert house.status("b") == "loading"
+
+
+# On a GPU
+
+
+def gpu(free: int, total: int = 100) -> GpuMemory:
+    return GpuMemory(free * GB, total * GB)
+
+
+def load_on_gpu(house: House, name: str, memory: int) -> Process:
+    house.want(name)
+    process = house.processes[-1]
+    process.say(protocol.Ready(INFO, "cuda", memory * GB))
+    house.stats(process, steps=1)
+    return process
+
+
+def test_a_model_alone_may_take_the_whole_gpu(folder: str) -> None:
+    house = House(folder, model="a")
+    house.gpu = gpu(99)
+    house.want("a")
+    assert house.processes[0].options.gpu_memory_fraction == 1.0
+
+
+@pytest.mark.parametrize("setting", [0.0, 0.3])
+def test_configured_models_share_the_gpu(folder: str, monkeypatch: pytest.MonkeyPatch, setting: float) -> None:
+    sizes = {"a": 40 * GB, "b": 4 * GB, "c": 0}
+    monkeypatch.setattr("syringa.engine.memory.weights", sizes.__getitem__)
+    models = tuple(ModelSpec(id=name, path=name, dtype="int8" if name == "c" else "auto") for name in sizes)
+    house = House(folder, models=models, gpu_memory_fraction=setting)
+    house.gpu = gpu(99)
+    fractions = []
+    for name in "ab":
+        house.workers.want(Want(WorkerOptions.of(ModelSpec(id=name, path=name), Config(gpu_memory_fraction=setting))))
+        house.workers.tick()
+        fractions.append(house.processes[-1].options.gpu_memory_fraction)
+    if setting:
+        assert fractions == [setting, setting]
+    else:  # what they need, and the rest in two: c is for the CPU
+        assert fractions == [pytest.approx(x, abs=0.001) for x in (0.689, 0.311)]
+    assert len({state.key for state in house.told}) == 2  # the share is no part of what a worker is known by
+
+
+def test_gpu_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer that does not fit on the GPU has the least recently used leave that is there, whatever the machine has
+    free; and one for the CPU stays."""
+    monkeypatch.setattr("syringa.engine.workers.weights", lambda model: 20 * GB)
+    monkeypatch.setattr("syringa.engine.model_worker.ModelWorker._resident", lambda self: GB)
+    house = House(folder)
+    house.gpu = gpu(99)
+    first, second = load_on_gpu(house, "a", 50), load_on_gpu(house, "b", 40)
+    on_cpu = house.load("c")
+    house.now += 100
+    house.stats(first, idle_seconds=1, steps=9)
+    house.stats(second, idle_seconds=50, steps=9)
+    house.stats(on_cpu, idle_seconds=90, steps=9)
+    house.gpu = gpu(9)
+    house.want("d")
+    assert retired(second)
+    assert retired(first) is None
+    assert retired(on_cpu) is None
+    assert house.told[-1].reason == "GPU memory is short"
+    second.end()
+    house.gpu = gpu(49)
+    house.pass_time(0)
+    assert house.processes[-1].options.model == "d"
+
+
+def test_a_worker_that_found_too_little_gpu_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those on the GPU leave for it and nobody else does; then it is known that it is hopeless."""
+    monkeypatch.setattr("syringa.engine.model_worker.ModelWorker._resident", lambda self: GB)
+    house = House(folder)
+    house.gpu = gpu(99)
+    first, on_cpu = load_on_gpu(house, "a", 60), house.load("c")
+    house.gpu = gpu(39)
+    house.want("b")
+    house.processes[-1].end(child.NO_GPU_MEMORY)
+    house.pass_time(0)
+    assert house.status("b") == "loading"
+    house.pass_time(1)
+    assert retired(first)
+    first.end()
+    house.gpu = gpu(99)
+    house.pass_time(1)
+    house.processes[-1].end(child.NO_GPU_MEMORY)
+    house.pass_time(0)
+    assert house.status("b") == "failed"
+    assert retired(on_cpu) is None
+
+
+def test_a_gpu_that_nobody_can_ask(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the driver's library, whoever tries finds out, and then another makes room."""
+    house = House(folder)
+    first = load_on_gpu(house, "a", 60)
+    options = WorkerOptions(socket="", model="b", device="cuda")
+    house.workers.want(Want(options))
+    house.workers.tick()
+    assert house.processes[-1].options.gpu_memory_fraction == 1.0
+    house.processes[-1].end(child.NO_GPU_MEMORY)
+    house.pass_time(0)
+    house.pass_time(1)
+    assert retired(first)
+
+
+def test_logs_name_the_model(folder: str, caplog: pytest.LogCaptureFixture) -> None:
+    house = House(folder)
+    caplog.set_level("INFO")
+    house.workers.want(Want(WorkerOptions(socket="", model="/some/path"), 60, name="chat"))
+    house.workers.tick()
+    house.workers.tick()
+    (process,) = house.processes
+    process.say(protocol.Ready(INFO))
+    house.stats(process, steps=1, idle_seconds=0)
+    house.pass_time(61)
+    assert retired(process)
+    process.end()
+    house.pass_time(0)
+    assert caplog.messages == ["chat is loaded", "chat is unloaded"]

@@ -8,7 +8,7 @@ along the way. All others take the wide way: products by the library, and one sm
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from syringa.engine.gpu.cache import GpuCache
 from syringa.engine.gpu.fp8 import Fp8Product
 from syringa.engine.gpu.ops import Ops, Turning
 from syringa.engine.models.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from syringa.engine.vision.placing import StepPictures
 
 
 @dataclass
@@ -64,6 +67,8 @@ class Rows:
     lengths: torch.Tensor  # int32, of the leading rows: tokens of the sequence, the new one included; 0: padding
     later: Later | None = None
     wanted: torch.Tensor | None = None  # rows whose logits are needed; None: all
+    pictures: StepPictures | None = None  # on the device, for a model that reads images
+    shifts: torch.Tensor | None = None  # int32, of rows that all are drawn tokens: from their places to their positions
 
 
 class DeviceModel(Protocol):
@@ -72,6 +77,7 @@ class DeviceModel(Protocol):
     ops: Ops
     recordable: bool  # a step of one token each can be a CUDA graph
     halvable: bool  # fp8 would make it smaller
+    beside: int  # bytes that something of it may take while a step runs
 
     @property
     def device(self) -> torch.device: ...
@@ -88,6 +94,7 @@ class DeviceModel(Protocol):
 
 class GpuDecoder:
     recordable = True
+    beside = 0
 
     def __init__(
         self,

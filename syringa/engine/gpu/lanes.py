@@ -31,6 +31,7 @@ class Lanes:
         self.tables = np.zeros((count, table_width(max_length)), dtype=np.int32)
         self.seeds = np.zeros(count, dtype=np.int64)
         self.choices = np.zeros(count, dtype=np.int32)
+        self.shifts = np.zeros(count, dtype=np.int32)  # from a drawn token's place to its position, behind images
         self.temperatures = np.zeros(count, dtype=np.float32)
         self.top_k = np.zeros(count, dtype=np.int32)
         self.top_p = np.ones(count, dtype=np.float64)
@@ -76,6 +77,7 @@ class Lanes:
         word = sampling.seed & _WORD
         self.seeds[lane] = word - (1 << 64) if word >> 63 else word
         self.choices[lane] = sequence.choice
+        self.shifts[lane] = sequence.pictures.shift if sequence.pictures is not None else 0
         self.temperatures[lane] = sampling.temperature
         # What is left out of the draw must not be searched for: the best token needs no rules.
         filtered = sequence.state.filtered
@@ -86,7 +88,7 @@ class Lanes:
 
     def _grow(self) -> None:
         count = len(self.seeds)
-        for name in ("tables", "seeds", "choices", "temperatures", "top_k", "top_p", "min_p"):
+        for name in ("tables", "seeds", "choices", "shifts", "temperatures", "top_k", "top_p", "min_p"):
             setattr(self, name, np.concatenate([getattr(self, name)] * 2))
         self._blocks += [None] * count
         self._free += range(2 * count - 1, count - 1, -1)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from syringa.engine.gpu import missing_triton
+from syringa.engine.shortage import NO_GPU_MEMORY as NO_GPU_MEMORY
 from syringa.errors import ConfigError, ModelError
 
 GIB = 2**30
 BF16_FROM = (8, 0)  # compute capability
 FP8_FROM = (8, 9)
 MARGIN = 0.06  # of the GPU's memory that is left alone: other programs, fragmentation, what libraries keep
-NO_GPU_MEMORY = "no_gpu_memory"
+CONTEXT = 600 << 20  # bytes that a process takes on a GPU before it has anything there
 
 
 def find_gpu() -> str | None:
@@ -30,20 +31,16 @@ def find_gpu() -> str | None:
     return missing_triton()
 
 
-def choose_device(
-    wanted: str, dtype: str, *, native: bool, sees: bool = False, name: str = "This model"
-) -> torch.device:
-    """`wanted`: auto, cpu or cuda; `sees`: the model reads images. Raises `ConfigError` for what cannot be had."""
+def choose_device(wanted: str, dtype: str, *, native: bool, name: str = "This model") -> torch.device:
+    """`wanted`: auto, cpu or cuda. Raises `ConfigError` for what cannot be had."""
     if dtype == "fp8" and wanted == "cpu":
         raise ConfigError("--dtype fp8 is for GPUs: use --dtype int8 on a CPU")
-    if wanted == "cpu" or (wanted == "auto" and (dtype in ("int8", "fp32") or (sees and dtype != "fp8"))):
+    if wanted == "cpu" or (wanted == "auto" and dtype in ("int8", "fp32")):
         return torch.device("cpu")
     if (reason := find_gpu()) is not None:
         if wanted == "auto" and dtype != "fp8":
             return torch.device("cpu")
         raise ConfigError(f"{'--device cuda' if wanted == 'cuda' else '--dtype fp8'} needs a GPU, and {reason}")
-    if sees:
-        raise ConfigError(f"{name} reads images, and models that do run on CPUs only: use --device cpu")
     if dtype in ("int8", "fp32"):
         raise ConfigError(
             f"--dtype {dtype} is for CPUs: use --dtype bf16{' or fp8' if native else ''} with --device cuda"
@@ -60,6 +57,17 @@ def free_memory(device: torch.device) -> int:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return int(free - MARGIN * total)
+
+
+def left_of_share(device: torch.device, fraction: float) -> int:
+    """Bytes that a process may still take which may have this part of the GPU."""
+    _, total = torch.cuda.mem_get_info(device)
+    return int(fraction * (1 - MARGIN) * total) - torch.cuda.memory_allocated(device) - CONTEXT
+
+
+def held_memory(device: torch.device) -> int:
+    """Bytes that this process takes on the GPU."""
+    return torch.cuda.memory_reserved(device) + CONTEXT
 
 
 def check_weights(parameters: int, dtype: str, name: str, free: int, gpu: str, *, halvable: bool = True) -> None:

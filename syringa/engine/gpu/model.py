@@ -15,9 +15,11 @@ from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.decoder import DeviceModel, Later, Rows
 from syringa.engine.gpu.graphs import Progress
 from syringa.engine.gpu.lanes import table_width
+from syringa.engine.gpu.pictures import send_pictures
 from syringa.engine.gpu.runner import GpuRunner
 from syringa.engine.gpu.transfer import upload
 from syringa.engine.kv_cache import BLOCK_SIZE
+from syringa.engine.limits import SCORING_ROWS, Limits
 from syringa.engine.sampler import Sampler
 
 logger = logging.getLogger("syringa.worker")
@@ -32,15 +34,21 @@ class GpuModel:
     shape: GpuCacheShape
     max_model_len: int
 
-    def blocks(self, tokens: int, gigabytes: float, step_tokens: int, max_running: int) -> int:
+    def blocks(self, tokens: int, gigabytes: float, limits: Limits) -> int:
         """How many blocks the cache gets, once the weights are there. Raises `ConfigError` or `ModelError`."""
-        size = self.shape.bytes_per_block
+        size, device, running = self.shape.bytes_per_block, self.shape.device, limits.max_running
         wanted = -(-tokens // BLOCK_SIZE) if tokens else int(gigabytes * 2**30) // size
-        if self.shape.device.type != "cuda":
+        if device.type != "cuda":
             return wanted or CPU_BLOCKS
-        peak = self.rehearse(max(step_tokens, max_running))
-        logits = 3 * 4 * max_running * self.decoder.vocabulary  # as they are, edited, and on their way to be drawn from
-        free = machine.free_memory(self.shape.device) - peak - logits - GRAPH_ROOM
+        peak = self.rehearse(max(limits.step_tokens, running))
+        # Logits as they are, edited, and on their way to be drawn from; or those of prompts that are scored.
+        logits = 4 * self.decoder.vocabulary * max(3 * running, SCORING_ROWS + running)
+        taken = peak + logits + GRAPH_ROOM + self.decoder.beside
+        free = machine.free_memory(device) - taken
+        if not wanted and 0 < limits.gpu_memory_fraction < 1:
+            # At least one sequence as long as can be: shares are made before anybody knows how large models become.
+            longest = -(-self.max_model_len // BLOCK_SIZE) * size
+            free = min(free, max(longest, machine.left_of_share(device, limits.gpu_memory_fraction) - taken))
         return machine.blocks_that_fit(free, size, BLOCK_SIZE, wanted, halvable=self.decoder.halvable)
 
     @torch.inference_mode()
@@ -58,7 +66,8 @@ class GpuModel:
         later = Later(position, table[leading:], tile, begin, place) if len(first) else None
         everything = step.wanted.tolist() == list(range(len(step.tokens)))
         wanted = None if everything else step.wanted.to(self.shape.device)
-        rows = Rows(token, source, slot, table[:leading], length, later, wanted)
+        pictures = send_pictures(step.pictures, self.shape.device)
+        rows = Rows(token, source, slot, table[:leading], length, later, wanted, pictures)
         return self.decoder.forward(rows, torch.zeros(1, dtype=torch.int64, device=self.shape.device), cache)
 
     def rehearse(self, tokens: int) -> int:

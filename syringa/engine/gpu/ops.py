@@ -6,6 +6,7 @@ Both have the same contract, so everything above can be tested without a GPU. Ro
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from syringa.engine.gpu import reference
+from syringa.errors import ConfigError
+
+logger = logging.getLogger("syringa.worker")
 
 
 class Turning(NamedTuple):
@@ -89,7 +93,8 @@ class Ops(Protocol):
         ...
 
     def tiles(self, starts: Sequence[int], first: Sequence[int]) -> Any:
-        """What `prefill_attention` wants to know of the rows' layout, as an int32 array on the host."""
+        """What `prefill_attention` wants to know of the rows' layout, as an int32 array on the host. Asked for once,
+        shortly before each step that has such rows."""
         ...
 
     def prefill_attention(
@@ -221,10 +226,27 @@ def _queries(qkv: torch.Tensor, heads: int, size: int) -> torch.Tensor:
     return qkv[:, : heads * size].view(len(qkv), heads, size)
 
 
-def choose_ops(device: torch.device) -> Ops:
-    """The kernels on a GPU, the references elsewhere."""
+def choose_ops(device: torch.device, attention: str = "auto") -> Ops:
+    """The kernels on a GPU, the references elsewhere.
+
+    `attention`: whose kernel prompts get. Raises `ConfigError` where "flashinfer" is wanted and cannot be had.
+    """
     if device.type != "cuda":
         return ReferenceOps()
     from syringa.engine.gpu.triton_ops import TritonOps
 
+    if attention == "triton":
+        return TritonOps()
+    from syringa.engine.gpu import flashinfer_ops
+
+    wanted = attention == "flashinfer"
+    reason = flashinfer_ops.missing(torch.cuda.get_device_capability(device))
+    if reason is None:
+        try:
+            return flashinfer_ops.FlashInferOps(required=wanted)
+        except Exception as error:  # an installation that is broken in whatever way
+            reason = f"FlashInfer is installed and cannot be imported ({str(error).strip().split(chr(10), 1)[0]})"
+            logger.log(logging.DEBUG if wanted else logging.WARNING, "%s: ours is used", reason)
+    if wanted:
+        raise ConfigError(f"--attention flashinfer: {reason}")
     return TritonOps()

@@ -17,18 +17,20 @@ from syringa.engine.gpu.cache import GpuCache
 from syringa.engine.gpu.decoder import DeviceModel, Later, Rows
 from syringa.engine.gpu.graphs import Progress, StepGraphs, bucket_sizes
 from syringa.engine.gpu.lanes import Lanes, table_width
+from syringa.engine.gpu.pictures import send_pictures
 from syringa.engine.gpu.transfer import Homeward, upload, views
 from syringa.engine.kv_cache import BLOCK_SIZE
 from syringa.engine.lookahead import Layout
 from syringa.engine.sampler import PendingTokens, SampledTokens, Sampler, SamplingRow
 from syringa.engine.sequence import Sequence
+from syringa.engine.vision.placing import Laid, place
 
 MOST_DRAWS = 1024  # at the least: a request's choices may be more than the sequences that run together
 
 # A row's draw, and a row of a step that adds one token: in this order, each an array.
 DRAW_KINDS: list[type[np.generic]] = [np.float32, np.int64, np.int32, np.int32]  # temperature, seed, choice, position
 RULE_KINDS: list[type[np.generic]] = [np.int32, np.float64, np.float32]  # top-k, top-p, min-p
-ROW_KINDS: list[type[np.generic]] = [np.int32] * 4  # token, source, slot, length
+ROW_KINDS: list[type[np.generic]] = [np.int32] * 5  # token, source, slot, length, shift
 
 
 @dataclass
@@ -118,7 +120,8 @@ class GpuRunner:
         tables = self.lanes.tables[lanes, : int(starts.max()) // BLOCK_SIZE + 1]
         slots = tables[np.arange(count), starts // BLOCK_SIZE] * BLOCK_SIZE + starts % BLOCK_SIZE
         columns = [*self._draw_columns(layout.draws, lanes), layout.tokens(), layout.sources, slots, starts + 1]
-        fills = [0, 0, 0, 0, 0, 1, 0, 0, -1, -1, 0]  # a row that does nothing
+        columns.append(self.lanes.shifts[lanes])
+        fills = [0, 0, 0, 0, 0, 1, 0, 0, -1, -1, 0, 0]  # a row that does nothing
         packed = []
         for column, kind, fill in zip(columns, DRAW_KINDS + RULE_KINDS + ROW_KINDS, fills, strict=True):
             whole = np.full(size, fill, dtype=kind)
@@ -142,8 +145,8 @@ class GpuRunner:
         return found[:4], found[4:7], found[7:]
 
     def _step(self, size: int) -> None:
-        fields, _, (tokens, sources, slots, lengths) = self._views(size, size)
-        rows = Rows(tokens, sources, slots, self._tables[:size], lengths)
+        fields, _, (tokens, sources, slots, lengths, shifts) = self._views(size, size)
+        rows = Rows(tokens, sources, slots, self._tables[:size], lengths, shifts=shifts)
         logits = self.model.forward(rows, self.drawn, self.cache, self._logits[:size])
         self.model.ops.sample(logits, fields, (), self.drawn[:size])
 
@@ -187,7 +190,7 @@ class GpuRunner:
             tiles,
             later,
             starts[leading:],
-            np.array(layout.wanted, dtype=np.int64),
+            np.array(layout.wanted or [0], dtype=np.int64),  # of no rows at all, kernels would read what is not there
             np.array(layout.places, dtype=np.int64),
         ]
         kinds = DRAW_KINDS + RULE_KINDS
@@ -197,7 +200,8 @@ class GpuRunner:
         sent = upload(arrays, self.device)
         token, source, slot, table, length, position, tile, later_starts, first, wanted, places = sent[:11]
         rest = Later(position, table[leading:], tile, later_starts, first) if leading < len(items) else None
-        rows = Rows(token, source, slot, table[:leading], length, rest, wanted)
+        pictures = send_pictures(place(items, Laid(torch.from_numpy(positions), table)), self.device)
+        rows = Rows(token, source, slot, table[:leading], length, rest, wanted, pictures)
         straight = layout.places == list(range(len(layout.wanted)))
         return rows, None if straight else places, (sent[11:15], sent[15:18])
 

@@ -151,7 +151,7 @@ def _load_breadth(
     model = _load(definition, files, half, length)
     layers = layers or _probe(model)
     if device is not None:
-        return _place(device, model, layers, parameters, vocabulary, length)
+        return _place((model, layers, vocabulary, length, device), parameters, reader, threads)
     if dtype == "int8":
         assert kernels is not None  # choose_dtype saw to it
         breadth_int8.swap_linears(model, kernels, breadth_vision.settled_towers(model, family) if family else ())
@@ -166,14 +166,19 @@ def _load_breadth(
 
 
 def _place(
-    device: torch.device, model: Any, layers: list[LayerShape], parameters: int, vocabulary: int, length: int
+    parts: tuple[Any, list[LayerShape], int, int, torch.device], parameters: int, reader: Reader | None, threads: int
 ) -> Breadth:
+    """`parts`: model, layers, vocabulary, length and device."""
     try:
-        gpu = breadth_gpu.on_device(model, layers, vocabulary, length, device)
+        if reader is None:
+            gpu, vision = breadth_gpu.on_device(*parts), None
+        else:
+            gpu, vision = breadth_vision.on_device(*parts, reader, threads)
     except FAILURES as error:
         raise Unsupported(f"it cannot be moved to the GPU: {_first_line(error)}") from None
-    _check(gpu, gpu.shape, vocabulary, f"{str(gpu.shape.dtype).removeprefix('torch.')} on the GPU", GPU_TOLERANCE)
-    return Breadth(gpu, gpu.shape, parameters, vocabulary, gpu=gpu)
+    vocabulary, kind = gpu.decoder.vocabulary, str(gpu.shape.dtype).removeprefix("torch.")
+    _check(gpu, gpu.shape, vocabulary, f"{kind} on the GPU", GPU_TOLERANCE)
+    return Breadth(gpu, gpu.shape, parameters, vocabulary, vision, gpu)
 
 
 def _check(model: Model, cache: CacheShape | GpuCacheShape, vocabulary: int, how: str, tolerance: float = 0.01) -> None:

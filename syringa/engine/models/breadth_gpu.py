@@ -1,26 +1,35 @@
-"""`transformers`' text models on a GPU: by `gpu.decoder`'s contract, so that the same runner takes their steps.
+"""`transformers`' models on a GPU: by `gpu.decoder`'s contract, so that the same runner takes their steps.
 
-Their steps are never recorded: what a definition does beside attention may wait for the host. Attention is by the
-kernels. What these do not cover (capped scores, sinks, keys longer than values, odd sizes) is in plain PyTorch, in
-pieces of a bounded size.
+Attention is by the kernels. What these do not cover (capped scores, sinks, keys longer than values, odd sizes) is in
+plain PyTorch, in pieces of a bounded size. A definition is hundreds of small operations, so that steps are recorded
+where nothing in them waits for the host, which is found out by trying.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from syringa.engine.gpu.cache import GpuCache, GpuCacheShape
 from syringa.engine.gpu.decoder import Later, Rows
+from syringa.engine.gpu.graphs import StepGraphs
 from syringa.engine.gpu.model import GpuModel
 from syringa.engine.gpu.ops import Ops, choose_ops
 from syringa.engine.kv_cache import BLOCK_SIZE
 from syringa.engine.models.breadth_attention import Call, LayerShape, cache_heads, running
+
+if TYPE_CHECKING:
+    from syringa.engine.vision.placing import JointRows
+
+logger = logging.getLogger("syringa.worker")
 
 KERNEL_SIZES = range(16, 257)  # of heads: what the matrix units take at the least, and what fits beside them
 CELLS = 1 << 25  # scores that plain PyTorch holds at a time, fp32
@@ -28,14 +37,15 @@ CELLS = 1 << 25  # scores that plain PyTorch holds at a time, fp32
 
 def on_device(model: Any, layers: list[LayerShape], vocabulary: int, length: int, device: torch.device) -> GpuModel:
     """Moves a model there. Tests do without a GPU: by the kernels' references, on a CPU."""
-    shape = GpuCacheShape(len(layers), *cache_heads(layers), model.dtype, device)
     decoder = BreadthDecoder(model.to(device), layers, vocabulary, choose_ops(device), device)
-    return GpuModel(decoder, shape, length)
+    if device.type == "cuda":
+        decoder.recordable = decoder.recordable and records(decoder)
+    return GpuModel(decoder, decoder.cache_shape, length)
 
 
 class BreadthDecoder:
-    recordable = False
     halvable = False
+    beside = 0
 
     def __init__(self, model: Any, layers: list[LayerShape], vocabulary: int, ops: Ops, device: torch.device) -> None:
         self.model = model
@@ -44,6 +54,11 @@ class BreadthDecoder:
         self.ops = ops
         self.device = device
         self.narrows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.recordable = all(map(_suits_kernels, layers))  # the plain way looks at all that a table could hold
+
+    @property
+    def cache_shape(self) -> GpuCacheShape:
+        return GpuCacheShape(len(self.layers), *cache_heads(self.layers), self.model.dtype, self.device)
 
     @torch.inference_mode()
     def forward(
@@ -52,20 +67,23 @@ class BreadthDecoder:
         self.ops.begin(len(rows.tokens), False)
         # What could not be drawn (a negative token) is computed as any other, and thrown away.
         tokens = torch.where(rows.sources >= 0, drawn[rows.sources.clamp(min=0).long()], rows.tokens.long())
-        tokens = tokens.clamp(min=0)[None]
-        positions = rows.lengths - 1 if rows.later is None else rows.later.positions
+        tokens = tokens.clamp(min=0)
+        positions = (rows.lengths - 1).clamp(min=0) if rows.later is None else rows.later.positions
         narrowing = {"logits_to_keep": 0 if rows.wanted is None else rows.wanted} if self.narrows else {}
         with running(DevicePass(self.layers, rows, cache, self.ops)):
             logits: torch.Tensor = self.model(
-                input_ids=tokens,
-                position_ids=positions.long()[None],
-                attention_mask=torch.ones_like(tokens),
+                **self.given(tokens, positions, rows),
+                attention_mask=torch.ones_like(tokens)[None],
                 use_cache=False,
                 **narrowing,
             ).logits[0]
         if not self.narrows and rows.wanted is not None:
             logits = logits[rows.wanted]
         return logits.float() if out is None else out.copy_(logits)
+
+    def given(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> dict[str, torch.Tensor]:
+        """What the model is called with."""
+        return {"input_ids": tokens[None], "position_ids": positions.long()[None]}
 
 
 class DevicePass:
@@ -80,6 +98,11 @@ class DevicePass:
         self.ops = ops
         self.done = 0
         slots = rows.slots.long()
+        # Rows that do nothing write what the first row writes, to the same place.
+        self.writers = None
+        if rows.later is None and rows.wanted is None:
+            self.writers = torch.arange(len(slots), device=slots.device) * (slots >= 0)
+            slots = slots[self.writers]
         self.blocks, self.offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE
 
     def attention(self, call: Call) -> torch.Tensor:
@@ -87,11 +110,17 @@ class DevicePass:
         self.done += 1
         keys = _view(keys, shape.kv_heads, shape.key_size)
         values = _view(values, shape.kv_heads, shape.value_size)
-        keys[self.blocks, :, self.offsets] = call.k.to(keys.dtype)
-        values[self.blocks, :, self.offsets] = call.v.to(values.dtype)
-        if shape.plain and shape.key_size == shape.value_size and shape.key_size in KERNEL_SIZES:
-            return self._by_kernels(call, shape, keys, values)
-        return self._by_torch(call, keys, values)
+        k, v = (call.k, call.v) if self.writers is None else (call.k[self.writers], call.v[self.writers])
+        keys[self.blocks, :, self.offsets] = k.to(keys.dtype)
+        values[self.blocks, :, self.offsets] = v.to(values.dtype)
+        if _suits_kernels(shape):
+            out = self._by_kernels(call, shape, keys, values)
+        else:
+            out = self._by_torch(call, keys, values)
+        if self.rows.pictures is not None:
+            for joint in self.rows.pictures.joint:
+                self._look_around(joint, call, keys, values, out)
+        return out
 
     def _by_kernels(self, call: Call, shape: LayerShape, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         rows, later, leading = self.rows, self.rows.later, len(self.rows.lengths)
@@ -144,6 +173,20 @@ class DevicePass:
             out[begin:end] = attend(q, keys, values, table[None], at, known, call)[0]
         return out
 
+    def _look_around(
+        self, joint: JointRows, call: Call, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Computes an image's rows again where they see one another: the kernels only look back."""
+        known = joint.first + joint.end - joint.begin
+        table = joint.table[None, : -(-known // BLOCK_SIZE)]
+        last = torch.full((1, 1), known, device=out.device)
+        step = max(1, CELLS // (call.q.shape[1] * known))
+        for row in range(joint.begin, joint.end, step):
+            stop = min(row + step, joint.end)
+            at = torch.arange(joint.first + row - joint.begin, joint.first + stop - joint.begin, device=out.device)
+            q = call.q[None, row:stop]
+            out[row:stop] = attend(q, keys, values, table, at[None], last, call, ahead=True)[0]
+
     @cached_property
     def _lengths(self) -> list[tuple[int, int, int]]:
         """Of sequences that add several tokens: rows, and the first one's position. Waits for the device, once."""
@@ -175,19 +218,21 @@ def attend(
     at: torch.Tensor,
     known: torch.Tensor,
     call: Call,
+    *,
+    ahead: bool = False,
 ) -> torch.Tensor:
     """`[sequences, rows, heads, value size]`, fp32, by all that a call can ask for.
 
     `q`: `[sequences, rows, heads, size]`; `at`: `[sequences, rows]`, their positions; `known`: `[sequences, 1]`, how
-    many tokens the cache has.
+    many tokens the cache has; `ahead`: whether rows also see those of them that come later.
     """
     (count, rows, heads, size), kv_heads = q.shape, keys.shape[1]
     k, v = (cache[tables.long()].transpose(1, 2).flatten(2, 3).float() for cache in (keys, values))
     key = torch.arange(k.shape[2], device=q.device)
     v = v.masked_fill((key >= known)[:, None, :, None], 0.0)  # nobody has written there: it may be no number
-    visible = key <= at[..., None]
+    visible = key < known[..., None] if ahead else key <= at[..., None]
     if call.window:
-        visible &= key > at[..., None] - call.window
+        visible = visible & (key > at[..., None] - call.window)
     grouped = q.float().reshape(count, rows, kv_heads, heads // kv_heads, size).permute(0, 2, 3, 1, 4)
     scores = grouped @ k[:, :, None].transpose(-1, -2) * call.scale
     if call.cap:
@@ -199,6 +244,47 @@ def attend(
     else:
         weights = scores.softmax(-1)
     return (weights @ v[:, :, None]).permute(0, 3, 1, 2, 4).reshape(count, rows, heads, -1)
+
+
+def records(decoder: BreadthDecoder) -> bool:
+    """Whether a step of one token each can be recorded, and then computes what it does otherwise."""
+    device, cache = decoder.device, decoder.cache_shape.allocate(1)
+    zero, one = (torch.full((1,), value, dtype=torch.int32, device=device) for value in (0, 1))
+    rows = Rows(zero, -one, zero, zero.expand(16)[None].contiguous(), one, shifts=zero)
+    drawn = torch.zeros(1, dtype=torch.int64, device=device)
+    out = torch.zeros(1, decoder.vocabulary, dtype=torch.float32, device=device)
+
+    def step(_: int) -> None:
+        decoder.forward(rows, drawn, cache, out)
+
+    graphs = StepGraphs([1], step, device)
+    try:
+        expected = decoder.forward(rows, drawn, cache)
+        with _waiting_refused():  # a recording that fails leaves more behind
+            step(1)
+        graphs.capture()
+        out.fill_(float("nan"))
+        graphs.run(1)
+        return torch.allclose(out, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+    except RuntimeError as error:
+        logger.info("steps are not recorded as CUDA graphs: %s", str(error).partition("\n")[0])
+        return False
+
+
+@contextmanager
+def _waiting_refused() -> Iterator[None]:
+    """Raises `RuntimeError` where an operation waits for the device."""
+    with warnings.catch_warnings():  # that it may miss some
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _suits_kernels(shape: LayerShape) -> bool:
+    return shape.plain and shape.key_size == shape.value_size and shape.key_size in KERNEL_SIZES
 
 
 def _view(cache: torch.Tensor, kv_heads: int, size: int) -> torch.Tensor:

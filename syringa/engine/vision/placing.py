@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
     from syringa.engine.batch import StepTensors
     from syringa.engine.plan import Scheduled
+
+
+class Laid(NamedTuple):
+    """What has to be known of a step. The tables may be on a device."""
+
+    positions: torch.Tensor  # of all rows
+    tables: torch.Tensor  # of all sequences
 
 
 @dataclass
@@ -30,7 +37,7 @@ class StepPictures:
     positions: torch.Tensor | None = None  # [3, T], where some differ from the tokens' places
 
 
-def place(scheduled: Sequence[Scheduled], step: StepTensors) -> StepPictures | None:
+def place(scheduled: Sequence[Scheduled], step: StepTensors | Laid) -> StepPictures | None:
     """None where the step has nothing to do with pictures."""
     if all(item.sequence.pictures is None for item in scheduled):
         return None
@@ -43,7 +50,7 @@ def place(scheduled: Sequence[Scheduled], step: StepTensors) -> StepPictures | N
     return placed
 
 
-def _place(placed: StepPictures, item: Scheduled, row: int, step: StepTensors, s: int) -> None:
+def _place(placed: StepPictures, item: Scheduled, row: int, step: StepTensors | Laid, s: int) -> None:
     pictures = item.sequence.pictures
     assert pictures is not None
     start, end = item.start, item.start + item.count

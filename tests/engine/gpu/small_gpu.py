@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from syringa.engine.gpu.ops import Ops
 from syringa.engine.loader import LoadedModel, assemble
 from syringa.engine.models.config import read_config
 from syringa.engine.weights import open_weights
@@ -14,9 +15,9 @@ from syringa.modelfiles import describe, locate
 CPU = torch.device("cpu")
 
 
-def load_small(folder: Path, dtype: str = "fp32", device: torch.device = CPU) -> LoadedModel:
+def load_small(folder: Path, dtype: str = "fp32", device: torch.device = CPU, ops: Ops | None = None) -> LoadedModel:
     files = locate(str(folder))
     description = describe(files)
     weights = open_weights(files, description.config)
     length = description.max_model_len
-    return assemble(read_config(description.config), description, weights, device, dtype, length, 0.0)
+    return assemble(read_config(description.config), description, weights, device, dtype, length, 0.0, ops=ops)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from syringa.engine.gpu import machine
+from syringa.engine.limits import Limits
 from syringa.errors import ConfigError, ModelError
 
 GIB = 2**30
@@ -63,14 +65,6 @@ def test_what_cannot_be_had_is_refused(
     assert "\n" not in refused.value.message
 
 
-def test_what_reads_images_stays_on_the_cpu(gpu: Any) -> None:
-    gpu(None)
-    assert machine.choose_device("auto", "auto", native=False, sees=True).type == "cpu"
-    for wanted, dtype in (("cuda", "auto"), ("auto", "fp8")):
-        with pytest.raises(ConfigError, match=r"^Seer reads images, .*: use --device cpu$"):
-            machine.choose_device(wanted, dtype, native=False, sees=True, name="Seer")
-
-
 def test_fp8_needs_a_newer_gpu(gpu: Any) -> None:
     gpu(None, (8, 0))
     with pytest.raises(ConfigError, match=r"needs compute capability 8\.9, and this GPU has 8\.0: use bf16"):
@@ -114,3 +108,38 @@ def test_the_cache_gets_what_is_left() -> None:
         machine.blocks_that_fit(-GIB, 1 << 20, 16, 0, halvable=True)
     with pytest.raises(ModelError, match="no room for a cache beside the weights: use a smaller --step-tokens"):
         machine.blocks_that_fit(-GIB, 1 << 20, 16, 0, halvable=False)
+
+
+@pytest.fixture
+def sized(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`sized(free, …)`: how many blocks of 1 MiB a model gets on a GPU of 100 GiB that has this many GiB free."""
+    model_module = pytest.importorskip("syringa.engine.gpu.model")
+
+    def size(free: int, fraction: float, *, allocated: int = 20, longest: int = 160, tokens: int = 0) -> int:
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * GIB, 100 * GIB))
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated * GIB)
+        monkeypatch.setattr(model_module.GpuModel, "rehearse", lambda self, tokens: 0)
+        shape: Any = SimpleNamespace(bytes_per_block=1 << 20, device=torch.device("cuda"))
+        decoder: Any = SimpleNamespace(vocabulary=0, beside=0, halvable=True)
+        model = model_module.GpuModel(decoder, shape, longest)
+        return int(model.blocks(tokens, 0.0, Limits(gpu_memory_fraction=fraction)))
+
+    return size
+
+
+def test_a_cache_takes_its_share_of_the_gpu(sized: Any) -> None:
+    room = machine.MARGIN * 100 * 1024 + 1024  # what is left alone, and room for graphs
+    for fraction in (0.0, 1.0):
+        assert sized(80, fraction) == pytest.approx(80 * 1024 - room, abs=2)
+    # Half of the GPU, of which 20 GiB are taken by the weights already, and something by the context.
+    assert sized(80, 0.5) == pytest.approx(0.94 * 50 * 1024 - 20 * 1024 - 600 - 1024, abs=2)
+    assert sized(10, 0.5) == pytest.approx(10 * 1024 - room, abs=2)  # others have taken more than was thought
+    assert sized(80, 0.5, tokens=77 * 16) == 77
+
+
+def test_a_share_that_is_too_small_has_room_for_one_sequence(sized: Any) -> None:
+    """Where there is memory for it: what a model needs was only guessed."""
+    assert sized(80, 0.1, longest=16_000) == 1000
+    with pytest.raises(ModelError, match="no room for a cache"):
+        sized(6, 0.1, longest=16_000)

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 from syringa.engine.core import EngineCore
 from syringa.engine.gpu.graphs import StepGraphs, bucket_sizes
 from syringa.engine.gpu.lanes import Lanes
+from syringa.engine.gpu.ops import ReferenceOps
 from syringa.engine.gpu.runner import GpuRunner
 from syringa.engine.gpu.transfer import upload
 from syringa.engine.loader import LoadOptions, load_model
@@ -110,6 +111,26 @@ def test_rows_that_fill_up_a_graph_disturb_nobody(folder: Path) -> None:
     assert {tuple(at) for at in changed} == held
     assert len(held) == 5
     driver.finish()
+
+
+def test_a_step_from_which_nobody_draws(folder: Path) -> None:
+    """The middle of a long prompt, alone: kernels for products expect a row, be it for nothing."""
+    loaded = load_small(folder)
+    assert loaded.gpu
+    rows: list[int] = []
+
+    class Watched(ReferenceOps):
+        def head(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            rows.append(len(x))
+            return super().head(x, weight, out)
+
+    loaded.gpu.decoder.ops = Watched()
+    driver = Driver(EngineCore(loaded, Limits(step_tokens=16, max_running=4), kv_cache_tokens=320))
+    driver.submit(request("a", [7] * 60, max_tokens=2, stopping={"ignore_eos": True}))
+    driver.finish()
+    assert rows[:4] == [1, 1, 1, 1]
+    assert min(rows) == 1
+    assert len(driver.answers["a", 0].tokens) == 2
 
 
 def test_sizes_reach_the_most() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,18 @@ import pytest
 import torch
 
 from syringa.engine.core import EngineCore
-from syringa.engine.gpu import machine
 from syringa.engine.gpu.cache import GpuCache, GpuCacheShape
 from syringa.engine.gpu.ops import ReferenceOps
 from syringa.engine.loader import LoadedModel, LoadOptions, load_model, on_gpu
 from syringa.engine.models import breadth_gpu
 from syringa.engine.models.breadth import load_breadth
-from syringa.engine.models.breadth_gpu import BreadthDecoder
+from syringa.engine.models.breadth_gpu import BreadthDecoder, records
 from syringa.engine.scheduler import Limits
-from syringa.errors import ConfigError, ModelError
+from syringa.errors import ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.conftest import Driver, request
 from tests.engine.models.small import PROMPTS, difference, reference, run, save
-from tests.engine.models.test_breadth import FULL, SLIDING, config_of, save_config
+from tests.engine.models.test_breadth import FULL, SLIDING, config_of
 
 CPU = torch.device("cpu")
 # By the kernels: windows, a scale of its own, layers that differ in heads, experts. The last four by plain PyTorch:
@@ -140,6 +140,60 @@ def test_the_engine_gives_the_tokens_of_the_cpu_engine(tmp_path: Path, family: s
     assert answers[0] == answers[1]
 
 
+def test_rows_that_fill_up_a_graph_disturb_nobody(tmp_path: Path) -> None:
+    """Five sequences in a step for eight: the cache changes where they are, and nowhere else."""
+    save(tmp_path, config_of("phi3"))
+    core = EngineCore(load(tmp_path), Limits(max_running=8), kv_cache_tokens=320)
+    driver = Driver(core)
+    for i in range(5):
+        driver.submit(request(str(i), [5 + i] * 9, max_tokens=12, stopping={"ignore_eos": True}))
+    driver.step(2)
+    core.cache.keys.nan_to_num_(0.0).add_(1.0)  # what is written again and again would else look untouched
+    before = core.cache.keys.clone()
+    driver.step()
+    changed = (core.cache.keys != before).any(-1).any(2)[0].nonzero().tolist()
+    held = {(s.blocks[(s.computed - 1) // 16], (s.computed - 1) % 16) for s in core.scheduler.running}
+    assert {tuple(at) for at in changed} == held
+    assert len(held) == 5
+    driver.finish()
+    core.close()
+
+
+@pytest.mark.parametrize(("family", "recordable"), [("phi3", True), ("gpt2", True), ("gemma2", False)])
+def test_steps_are_recorded_where_the_kernels_do_everything(tmp_path: Path, family: str, recordable: bool) -> None:
+    save(tmp_path, config_of(family))
+    loaded = load(tmp_path)
+    assert loaded.gpu is not None
+    assert loaded.gpu.decoder.recordable == recordable
+
+
+def test_recording_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, config_of("phi3"))
+    loaded = load(tmp_path)
+    assert loaded.gpu is not None
+    decoder: Any = loaded.gpu.decoder
+    monkeypatch.setattr(breadth_gpu, "_waiting_refused", nullcontext)
+    assert records(decoder)
+    forward, calls = decoder.forward, []
+
+    def changing(*given: Any) -> torch.Tensor:
+        calls.append(given)
+        logits: torch.Tensor = forward(*given)
+        return logits.mul_(-1.0) if len(calls) > 1 else logits
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "forward", changing)
+        assert not records(decoder)
+
+    @contextmanager
+    def refused() -> Iterator[None]:
+        raise RuntimeError("called a synchronizing CUDA operation")
+        yield
+
+    monkeypatch.setattr(breadth_gpu, "_waiting_refused", refused)
+    assert not records(decoder)
+
+
 def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
     theirs = save(tmp_path, config_of("gemma3_text"))
     loaded = load(tmp_path, "bf16")
@@ -163,11 +217,3 @@ def test_what_mixes_tokens_is_still_found(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(BreadthDecoder, "forward", mixing)
     with pytest.raises(ModelError, match="mixes tokens outside attention"):
         load(tmp_path)
-
-
-def test_what_reads_images_is_refused_before_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = config_of("gemma2").to_dict() | {"architectures": ["Seer"], "vision_config": {"hidden_size": 8}}
-    save_config(tmp_path, raw)
-    monkeypatch.setattr(machine, "find_gpu", lambda: None)
-    with pytest.raises(ConfigError, match=r"^Seer reads images, .*: use --device cpu$"):
-        load_model(LoadOptions(model=str(tmp_path), device="cuda"))

@@ -18,10 +18,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from syringa.engine.batch import prepare
 from syringa.engine.kv_cache import BLOCK_SIZE
-from syringa.engine.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.loader import LoadedModel, LoadOptions, load_model, on_gpu
+from syringa.engine.models.breadth import load_breadth
 from syringa.engine.pictures import Pictures
 from syringa.engine.vision.placing import place
 from syringa.engine.vision.studio import Studio
+from syringa.modelfiles import describe, locate
 from syringa.types import EngineRequest, Image
 from tests.engine.conftest import request
 
@@ -196,7 +198,16 @@ class Small:
         return PLACEHOLDERS.get(self.name, "<image>")
 
     def load(self, dtype: str = "fp32", **options: Any) -> LoadedModel:
-        return load_model(LoadOptions(model=str(self.folder), dtype=dtype, threads=1, **options))
+        options = {"threads": 1, "device": "cpu"} | options
+        return load_model(LoadOptions(model=str(self.folder), dtype=dtype, **options))
+
+    def place(self, dtype: str = "fp32") -> LoadedModel:
+        """By the way of the GPU, on a CPU: the kernels' references."""
+        files = locate(str(self.folder))
+        description = describe(files)
+        found = load_breadth(files, description, dtype, None, description.max_model_len, 1, torch.device("cpu"))
+        assert found.gpu is not None
+        return on_gpu(found.gpu, description, found.parameters, dtype, 0.0, 1, found.vision)
 
     def ask(self, id_: str, text: str, *images: Image, **options: Any) -> EngineRequest:
         """`@` stands for an image."""

@@ -1,0 +1,62 @@
+"""What is free where models are computed, and how much of it one may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from syringa import modelfiles
+from syringa.config import Config, model_specs
+from syringa.engine import policy
+from syringa.engine.control import key_of
+from syringa.engine.nvml import GpuMemory
+from syringa.engine.worker import WorkerOptions
+from syringa.errors import SyringaError
+
+
+class Memory:
+    def __init__(self, config: Config, host: Callable[[], int], gpu: Callable[[], GpuMemory | None]) -> None:
+        self._config, self._host, self._gpu = config, host, gpu
+
+    def free(self, device: policy.Device) -> int:
+        """Bytes. Of a GPU of which nothing is known, the machine's have to do: whoever tries finds out."""
+        gpu = self._gpu() if device == "cuda" else None
+        return gpu.free if gpu else self._host()
+
+    def guess(self, options: WorkerOptions) -> policy.Device:
+        """Where a worker will compute. Once it does, it says so itself."""
+        if options.device == "auto" and options.dtype not in ("int8", "fp32"):
+            return "cuda" if self._gpu() else "cpu"
+        return "cuda" if options.device == "cuda" else "cpu"
+
+    def fraction(self, options: WorkerOptions, known: Iterable[tuple[WorkerOptions, policy.Device]]) -> float:
+        """Which part of the GPU's memory a worker may take: as was set, or so that those fit that are configured or
+        `known`, as many as may be loaded with it."""
+        gpu = self._gpu()
+        if options.gpu_memory_fraction or gpu is None:
+            return options.gpu_memory_fraction or 1.0
+        configured = [WorkerOptions.of(spec, self._config) for spec in model_specs(self._config)]
+        rivals = {key_of(each): (each, self.guess(each)) for each in configured}
+        rivals |= {key_of(each): (each, device) for each, device in known}
+        rivals.pop(key_of(options), None)
+        others = [_need(each) for each, device in rivals.values() if device == "cuda"]
+        return policy.share(_need(options), others, total=gpu.total, most=self._config.max_loaded)
+
+    def expected(self, fraction: float) -> int:
+        """Bytes that a worker with this part of the GPU will take."""
+        gpu = self._gpu()
+        return int(fraction * gpu.total) if gpu else 0
+
+
+def _need(options: WorkerOptions) -> int:
+    return policy.estimate(weights(options.model), "cuda")
+
+
+def weights(model: str) -> int:
+    """Bytes that a model's weights have on disk; 0 where that cannot be known, and loading will tell."""
+    try:
+        path = Path(modelfiles.locate(model).path)
+        files = [path] if path.is_file() else path.glob("*.safetensors")
+        return sum(each.stat().st_size for each in files)
+    except (SyringaError, OSError):
+        return 0
