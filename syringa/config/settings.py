@@ -87,7 +87,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     device: Annotated[Device, says("Where models are computed; auto: on a GPU where there is one.")] = "auto"
     attention: Annotated[
         Literal["auto", "triton", "flashinfer"],
-        says("Whose kernel computes prompts' attention on a GPU; auto: FlashInfer's on Hopper, where it is installed."),
+        says(
+            "Whose kernel computes prompts' attention on a GPU; auto: FlashInfer's on Hopper, where its prebuilt "
+            "kernels are installed."
+        ),
     ] = "auto"
     threads: Annotated[Count, says("CPU threads of the model; 0: chosen for the machine.")] = 0
     kv_cache_tokens: Annotated[Count, says("Tokens that the cache holds; 0: sized from memory.")] = 0

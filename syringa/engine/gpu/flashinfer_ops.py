@@ -7,8 +7,10 @@ or split the keys. Its decode attention is not used: ours stores the new token a
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -31,6 +33,7 @@ ROWS = 128  # of a tile, at the least
 PLAN_BYTES = 8 << 20  # that FlashInfer keeps for a plan
 TILE_BYTES = 32  # that a tile takes of them, rounded up
 SCRATCH = 1 << 20  # it asks for some; this kernel uses none of it
+NO_BUILDING = "FLASHINFER_DISABLE_JIT"  # looked for whenever it has not got a kernel
 
 
 def missing(capability: tuple[int, int]) -> str | None:
@@ -125,7 +128,8 @@ class Plan:
 
 
 class FlashInferOps(TritonOps):
-    """`required`: it is an error if FlashInfer's kernels cannot be had, rather than a reason to use ours."""
+    """`required`: kernels that FlashInfer does not bring along are compiled, which takes minutes, and it is an error if
+    they cannot be. Else they are a reason to use ours."""
 
     def __init__(self, *, required: bool = False) -> None:
         super().__init__()
@@ -174,15 +178,17 @@ class FlashInferOps(TritonOps):
         return plan
 
     def _prepare(self, shape: Shape, step: Step, tables: torch.Tensor) -> Plan | None:
-        """When a model is loaded: FlashInfer compiles a kernel where this machine has not had it before."""
+        """When a model is loaded."""
         if not shape.supported:
             kind = str(shape.dtype).removeprefix("torch.")
             logger.info("FlashInfer has no attention for heads of %d in %s: ours is used", shape.size, kind)
             return None
-        logger.info("preparing FlashInfer's attention for heads of %d: the first time, it is compiled", shape.size)
+        if self.required:
+            logger.info("preparing FlashInfer's attention for heads of %d: the first time, it is compiled", shape.size)
         try:
-            plan = Plan(self.library, shape, tables.device)
-            plan.follow(step, tables)
+            with contextlib.nullcontext() if self.required else _as_it_is():
+                plan = Plan(self.library, shape, tables.device)
+                plan.follow(step, tables)
         except Exception as error:  # what a build can fail of has no end
             reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0].rstrip(".:")
             if self.required:
@@ -190,6 +196,23 @@ class FlashInferOps(TritonOps):
                     f"--attention flashinfer: its kernel could not be built, which needs CUDA's nvcc and ninja "
                     f"({reason}): see to that, or use --attention triton"
                 ) from error
-            logger.warning("FlashInfer's attention cannot be used (%s): ours is used", reason)
+            logger.warning(
+                "FlashInfer's attention is not ready for use (%s): ours is used. --attention flashinfer compiles it",
+                reason,
+            )
             return None
         return plan
+
+
+@contextlib.contextmanager
+def _as_it_is() -> Iterator[None]:
+    """Inside, FlashInfer compiles nothing, and fails instead."""
+    before = os.environ.get(NO_BUILDING)
+    os.environ[NO_BUILDING] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NO_BUILDING]
+        else:
+            os.environ[NO_BUILDING] = before

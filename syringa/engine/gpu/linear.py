@@ -41,6 +41,8 @@ def linear(
     """
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     out = x.new_empty(len(x), outputs, dtype=out_dtype or x.dtype) if out is None else out
+    if not len(x):
+        return out
     config = choose(len(x), outputs, weight.shape[1], gated) if config is None else config
     if isinstance(config, GemvConfig):
         gemv(x, weight, bias, gain, eps, gated, residual, out, config, pdl)

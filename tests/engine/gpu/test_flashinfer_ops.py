@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,10 +134,36 @@ def test_a_kernel_that_cannot_be_built(
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert distance(layer.by(ops, ops.tiles(STARTS, FIRST)), layer.expected()) < EXACT
-    assert caplog.messages == ["FlashInfer's attention cannot be used (Could not find nvcc): ours is used"]
+    assert caplog.messages == [
+        "FlashInfer's attention is not ready for use (Could not find nvcc): ours is used. "
+        "--attention flashinfer compiles it"
+    ]
     ops = FlashInferOps(required=True)
     with pytest.raises(ConfigError, match=r"^--attention flashinfer: .*\(Could not find nvcc\): .*--attention triton$"):
         layer.by(ops, ops.tiles(STARTS, FIRST))
+
+
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("before", [None, "1"])
+def test_nothing_is_compiled_unless_it_was_asked_for(
+    library: Any, monkeypatch: pytest.MonkeyPatch, required: bool, before: str | None
+) -> None:
+    monkeypatch.setattr(flashinfer_ops, "KINDS", (torch.float32,))
+    monkeypatch.delenv(flashinfer_ops.NO_BUILDING, raising=False)
+    if before is not None:
+        monkeypatch.setenv(flashinfer_ops.NO_BUILDING, before)
+    seen: list[str | None] = []
+    plan = library.plan
+
+    def watched(*arguments: Any, **named: Any) -> None:
+        seen.append(os.environ.get(flashinfer_ops.NO_BUILDING))
+        plan(*arguments, **named)
+
+    monkeypatch.setattr(library, "plan", watched)
+    ops, layer = FlashInferOps(required=required), Layer(2, 1, 64, torch.float32)
+    layer.by(ops, ops.tiles(STARTS, FIRST))
+    assert seen == [before if required else "1"]
+    assert os.environ.get(flashinfer_ops.NO_BUILDING) == before
 
 
 def test_the_choice(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:

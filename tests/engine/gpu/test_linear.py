@@ -69,3 +69,10 @@ def test_many_rows_go_to_the_library() -> None:
     assert isinstance(choose(1, 4096, 4096, False), GemvConfig)
     assert isinstance(choose(16, 4096, 4096, False), SkinnyConfig)
     assert choose(65, 4096, 4096, False) is None
+
+
+def test_no_rows_are_no_work() -> None:
+    """A step in the middle of a prompt may want nobody's logits."""
+    weight = random(8, 16)
+    out = linear(weight.new_empty(0, 16), weight)
+    assert out.shape == (0, 8)
