@@ -12,6 +12,7 @@ What clients send and are sent is nobody's business but theirs, so nothing here 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -125,12 +126,32 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Handler(logging.Handler):
-    """Writes to whatever stderr is now, which has a line's end for the end of a buffer."""
+    """Writes to whatever stderr is now, which has a line's end for the end of a buffer.
+
+    Requests end together, when a step of the engine ends: what an event loop has to say in one turn is one write, at
+    the turn's end, unless something is wrong.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: list[str] = []
+        self._turn: asyncio.AbstractEventLoop | None = None  # whose end is waited for
 
     def emit(self, record: logging.LogRecord) -> None:
         # A line that cannot be written is lost: nobody is there to be told, and the request is not to blame.
         with contextlib.suppress(Exception):
-            sys.stderr.write(self.format(record) + "\n")
+            self._lines.append(self.format(record) + "\n")
+            if record.levelno >= logging.WARNING or (loop := asyncio._get_running_loop()) is None:
+                self.flush()
+            elif self._turn is not loop:
+                self._turn = loop
+                loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        with self.lock or contextlib.nullcontext(), contextlib.suppress(Exception):
+            lines, self._lines, self._turn = self._lines, [], None
+            if lines:
+                sys.stderr.write("".join(lines))
 
 
 _second, _shown = -1, ""  # the last one, which the next line is likely to share

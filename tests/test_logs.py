@@ -217,3 +217,50 @@ def test_a_broken_pipe_breaks_nothing_else(monkeypatch: pytest.MonkeyPatch) -> N
     logs.configure("info")
     monkeypatch.setattr(sys, "stderr", Broken())
     logging.getLogger("syringa").error("nobody hears this")
+
+
+class Written(list[str]):
+    """Stands in for stderr."""
+
+    def write(self, text: str) -> None:
+        self.append(text)
+
+
+async def test_what_is_said_in_one_turn_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs.configure("info")
+    logger, written = logging.getLogger("syringa.x"), Written()
+    monkeypatch.setattr(sys, "stderr", written)
+    for turn in range(2):
+        logger.info("a")
+        logger.info("b")
+        assert len(written) == turn
+        await asyncio.sleep(0)
+        assert len(written) == turn + 1
+        assert written[-1].count("\n") == 2
+    logger.info("c")
+    logger.warning("d")  # what is wrong is told at once, and nothing overtakes it
+    assert [line[-1] for line in written[-1].splitlines()] == ["c", "d"]
+
+
+def test_what_a_loop_leaves_unsaid_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs.configure("info")
+    logger, written = logging.getLogger("syringa.x"), Written()
+    monkeypatch.setattr(sys, "stderr", written)
+    loop = asyncio.new_event_loop()
+
+    async def end() -> None:
+        logger.info("last")
+        loop.stop()
+
+    async def again() -> None:
+        logger.info("first")
+        await asyncio.sleep(0)
+
+    task = loop.create_task(end())
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert task.done()
+    asyncio.run(again())
+    logger.info("later")
+    assert [line.rpartition(" ")[2] for line in "".join(written).splitlines()] == ["last", "first", "later"]

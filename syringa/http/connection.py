@@ -26,7 +26,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from syringa.errors import EngineOverloaded, RequestError, SyringaError
 from syringa.http.bounds import SPARE, Shared, Watched
-from syringa.http.exchange import Exchange
+from syringa.http.exchange import Exchange, date_header
 from syringa.http.middleware import error_response
 
 MAX_HEAD = 64 << 10
@@ -177,7 +177,7 @@ class Connection(Watched, HttpToolsProtocol):
             logger=self.logger,
             access_logger=self.access_logger,
             access_log=False,
-            default_headers=self.server_state.default_headers,
+            default_headers=[],  # it has its own
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue,
             keep_alive=keep_alive,
@@ -291,7 +291,7 @@ class Connection(Watched, HttpToolsProtocol):
     def _say(self, error: SyringaError) -> None:
         response = error_response(error)
         head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
-        for name, value in (*self.server_state.default_headers, *response.raw_headers):
+        for name, value in (*date_header(), *response.raw_headers):
             head += [name, b": ", value, b"\r\n"]
         self.flow.resume_reading()
         self.transport.write(b"".join([*head, b"\r\n", bytes(response.body)]))

@@ -121,16 +121,12 @@ class _Server(uvicorn.Server):
     _wake: Callable[[], object] = staticmethod(lambda: None)
 
     async def main_loop(self) -> None:
-        """Sleeps until it is told to end, but for once a second, when the clock of the answers moves on."""
+        """Sleeps until it is told to end."""
         told = asyncio.Event()
         # From a signal's handler, which runs at any moment: the loop has to be woken up.
         self._wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, told.set)
-        tenths = 0
-        while not await self.on_tick(tenths):
-            tenths = (tenths + 10) % 864_000
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await told.wait()
+        while not self.should_exit:
+            await told.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self.drain.run(self.servers)

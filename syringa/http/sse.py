@@ -28,6 +28,11 @@ from syringa.output.collect import collect
 logger = logging.getLogger("syringa.http")
 
 _WAITING = b": waiting\n\n"
+_HEADERS = [
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+]
 # How long a refusal may still have a status of its own before the stream is opened for comments.
 _GRACE = 1.0
 # How long a client may take to read what is left when all of it is there.
@@ -56,11 +61,9 @@ class StreamedAnswer(Response):
     ) -> None:
         """`opening`: the chunks that a stream begins with, sent with the first others, or when it has to wait.
         `around`: a writer's `around_text`, where a chunk's JSON is all that is framed."""
-        super().__init__(
-            headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}, media_type="text/event-stream"
-        )
-        # A stream's length is not known; Response counts the empty body.
-        del self.headers["content-length"]
+        # Not by Response, which would count an empty body.
+        given = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        self.status_code, self.background, self.raw_headers = 200, None, [*_HEADERS, *given]
         self._run = run
         self._write = write if opening is None else self._write_first
         self._write_rest = write

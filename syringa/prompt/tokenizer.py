@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import threading
 from collections.abc import Iterable
@@ -14,6 +15,10 @@ import tokenizers
 
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, load_tokenizer
 from syringa.prompt.lark import Spelling
+from syringa.prompt.words import Words
+
+# One text at a time is encoded: handing it to another thread, as the library would, makes that slower, and more costly.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MARK = re.compile("<.*>", re.DOTALL)
@@ -29,6 +34,7 @@ class Tokenizer:
         self._lock = threading.Lock()
         self._searches: dict[str, frozenset[int]] = {}
         self._layout = _Layout(tokenizer)
+        self._words = Words.of(tokenizer)
         self._prefix = [description.bos_token] if description.add_bos and description.bos_token is not None else []
         self.strips_leading_space = self._layout.strips_leading_space
 
@@ -44,6 +50,8 @@ class Tokenizer:
         `add_special` puts the model's first token before it, where the model has one; a rendered chat template has it
         already. `parse_special` off reads `<|im_end|>` as nine characters, which is what untrusted text is.
         """
+        if self._words is not None and (known := self._words.encode(text, marks=parse_special)) is not None:
+            return self._prefix + known if add_special else known
         tokenizer = self._tokenizer if parse_special else self._without_special()
         # The batch call leaves out offsets, which for a long text cost more than the ids.
         ids: list[int] = tokenizer.encode_batch_fast([_encodable(text)], add_special_tokens=False)[0].ids

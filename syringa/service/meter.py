@@ -29,7 +29,7 @@ class Meter:
     """Belongs to one event loop."""
 
     def __init__(
-        self, add: Callable[[Sequence[UsageRow]], Awaitable[None]], *, flush_seconds: float = 0.8, most: int = 100_000
+        self, add: Callable[[Sequence[UsageRow]], Awaitable[None]], *, flush_seconds: float = 0.9, most: int = 100_000
     ) -> None:
         """`most`: rows that wait while the store is away. With more, the oldest are lost."""
         self._add = add

@@ -28,9 +28,13 @@ class Name(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
-        if value is None or (value.isascii() and "\0" not in value):
-            return value
-        return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+        return None if value is None else clean(value)
+
+
+def clean(name: str) -> str:
+    if name.isascii() and "\0" not in name:
+        return name
+    return name.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 responses = Table(

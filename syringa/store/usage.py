@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Integer, Select, and_, case, cast, delete, func, or_, select
 
 from syringa.store.queries import Queries
-from syringa.store.schema import usage
+from syringa.store.schema import clean, usage
 from syringa.store.values import Grouping, ModelUsage, Outcome, UsageFilter, UsageRow, UsageSum
 
 # Some thousand rows are gone in milliseconds, and others write in between.
@@ -21,12 +21,21 @@ LONGEST_TEXT = 512
 _WRITTEN = ("model", "endpoint", "user", "request_id")
 _TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 _DAY_SECONDS = 86400
+_COLUMNS = tuple(column.name for column in usage.columns)
+_INSERT = "INSERT INTO usage ({}) VALUES ({}) ON CONFLICT DO NOTHING".format(
+    ", ".join(f'"{name}"' for name in _COLUMNS), ", ".join("?" * len(_COLUMNS))
+)
 
 
 class Usage(Queries):
     def add(self, rows: Sequence[UsageRow]) -> None:
         """A row that is there already is left out, so a write whose fate is unknown can be made again."""
-        self.insert_missing(usage, [_values(row) for row in rows])
+        values = [_values(row) for row in rows]
+        if values and self.connection.dialect.name == "sqlite":
+            # Every process does this once a second: as SQL for the driver, it costs half of what it does otherwise.
+            self.connection.exec_driver_sql(_INSERT, [tuple([row[name] for name in _COLUMNS]) for row in values])
+        else:
+            self.insert_missing(usage, values)
 
     def rows(self, which: UsageFilter, after: str | None, limit: int) -> list[UsageRow]:
         """Newest first. `after`: the id of the last row of the page before."""
@@ -98,7 +107,9 @@ def _values(row: UsageRow) -> dict[str, Any]:
     values = msgspec.structs.asdict(row)
     for name in _WRITTEN:
         if values[name] is not None:
-            values[name] = values[name][:LONGEST_TEXT]
+            values[name] = clean(values[name][:LONGEST_TEXT])
+    for name in ("organisation", "key"):
+        values[name] = clean(values[name])
     return values
 
 
