@@ -29,10 +29,18 @@ class Meter:
     """Belongs to one event loop."""
 
     def __init__(
-        self, add: Callable[[Sequence[UsageRow]], Awaitable[None]], *, flush_seconds: float = 0.9, most: int = 100_000
+        self,
+        add: Callable[[Sequence[UsageRow]], Awaitable[None]],
+        *,
+        settle: Callable[[], None] = lambda: None,
+        flush_seconds: float = 0.9,
+        most: int = 100_000,
     ) -> None:
-        """`most`: rows that wait while the store is away. With more, the oldest are lost."""
+        """`settle` notes what was expected. `most`: rows that wait while the store is away. With more, the oldest are
+        lost."""
         self._add = add
+        self._settle = settle
+        self._expecting = False
         self._flush_seconds = flush_seconds
         self._most = most
         self._rows: OrderedDict[Hashable, UsageRow] = OrderedDict()
@@ -58,11 +66,24 @@ class Meter:
             self._lost += 1
             if self._lost == 1:
                 logger.error("%d usage rows wait for the database: from now on the oldest are lost", self._most)
+        self._go_on()
+
+    def expect(self) -> None:
+        """There is something to note, at the next beat: a request that has ended has others behind it."""
+        if self._closed:
+            self._settle()
+        else:
+            self._expecting = True
+            self._go_on()
+
+    def _go_on(self) -> None:
         if self._task is None:
             self._task = asyncio.create_task(self._write())
 
     async def flush(self) -> None:
         """Everything noted so far is in the store. Raises `StoreUnavailable`, and keeps the rows."""
+        self._expecting = False
+        self._settle()
         async with self._writing:
             left = len(self._rows)
             while left > 0 and self._rows:
@@ -81,6 +102,7 @@ class Meter:
         """Writes what is left, and tries again for a while if the store is away."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
+                self._settle()
                 while self._rows:
                     try:
                         await self.flush()
@@ -99,7 +121,7 @@ class Meter:
     async def _write(self) -> None:
         """As long as there is something to write: a server that nobody asks anything sleeps."""
         try:
-            while self._rows:
+            while self._rows or self._expecting:
                 await asyncio.sleep(self._flush_seconds)
                 try:
                     await self.flush()

@@ -117,6 +117,7 @@ class Metrics:
         self._reasoning = self._counter("reasoning_tokens", "Generated tokens that were thought.", MODEL)
         self._cached = self._counter("cached_tokens", "Prompt tokens of requests that came from the cache.", MODEL)
         self._histograms = {name: self._histogram(name, *about) for name, about in _HISTOGRAMS.items()}
+        self.settle: Callable[[], None] = lambda: None  # called before anything is shown: some may not be counted yet
         self._series: dict[str, _Series] = {}
         self._ends: dict[tuple[str, str, Outcome, int], Callable[[], None]] = {}
 
@@ -140,6 +141,7 @@ class Metrics:
 
     async def render(self, stats: Mapping[str, EngineStats | None]) -> bytes:
         """The text for Prometheus. `stats`: what the engine of each model says; None: the model is not loaded."""
+        self.settle()
         return await asyncio.to_thread(self._text, dict(stats))
 
     def _counting(self, model: str, endpoint: str, outcome: Outcome, status: int) -> Callable[[], None]:

@@ -48,7 +48,9 @@ class Work:
         self.books = Books()
         self.books.observers.append(self._charge)
         self.metrics = Metrics(config.metrics_prefix, metrics, index=index)
-        self.books.observers.append(self.metrics)
+        self.metrics.settle = self._settle
+        self.books.observers.append(self._end)
+        self._ended: list[Account] = []
         self.catalogue: Catalogue | None = None  # None: the models are those of the settings
         self.meter: Meter | None = None
         self.price: Callable[[str], Prices] = lambda model: Prices()  # of a model, by its id
@@ -59,8 +61,7 @@ class Work:
         """Reads the keys that are stored, and writes down what requests use from now on. Raises `StartupError` for a
         store that a newer Syringa has changed."""
         await self.keys.start()
-        self.meter = Meter(self.state.database.usage.add)
-        self.books.observers.append(self._note)
+        self.meter = Meter(self.state.database.usage.add, settle=self._settle)
         if self.catalogue is not None:
             await self.catalogue.look()
             self.keys.also.append(self.catalogue.look)
@@ -82,10 +83,24 @@ class Work:
         self.limiter.close()
         await self.state.close()
 
-    def _note(self, account: Account) -> None:
+    def _end(self, account: Account) -> None:
+        """Counting can wait, and it is cheaper for several at once."""
+        self._ended.append(account)
+        if self.meter is not None:
+            self.meter.expect()
+        else:
+            self._settle()
+
+    def _settle(self) -> None:
+        ended, self._ended = self._ended, []
+        for account in ended:
+            self.metrics(account)
+            if self.meter is not None:
+                self._note(account, self.meter)
+
+    def _note(self, account: Account, meter: Meter) -> None:
         used = account.trace
-        assert self.meter is not None
-        self.meter.note(
+        meter.note(
             UsageRow(
                 at=account.began,
                 organisation=account.caller.organisation,

@@ -310,3 +310,32 @@ async def test_a_real_store(tmp_path: Path) -> None:
             ("a", 1, 7, 0.25),
             ("b", 3, 0, 0.0),
         ]
+
+
+async def test_what_is_expected_is_noted_on_the_beat_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    books, ended = Books(), list[str]()
+
+    def settle() -> None:
+        for name in ended:
+            meter.note(row(name))
+        ended.clear()
+
+    meter = Meter(books.add, settle=settle, flush_seconds=0.02)
+    for name in "ab":
+        ended.append(name)
+        meter.expect()
+    assert books.batches == []
+    await until(lambda: len(books.names) == 2)
+    assert len(books.batches) == 1
+    await until(lambda: meter._task is None)
+    ended.append("c")
+    meter.expect()
+    await meter.flush()
+    assert books.names[-1] == "c"
+    ended.append("d")
+    meter.expect()
+    await meter.close()
+    assert books.names[-1] == "d"
+    ended.append("late")
+    meter.expect()
+    assert "is not counted" in caplog.text
