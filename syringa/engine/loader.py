@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from syringa.engine.cpu import NO_MEMORY, available_cores, available_memory, cpu_flags
+from syringa.engine.cpu import NO_MEMORY, available_cores, available_memory
 from syringa.engine.gpu.machine import choose_device
 from syringa.engine.kv_cache import BLOCK_SIZE
 from syringa.engine.layers.cache import CacheTensors
@@ -23,8 +23,9 @@ from syringa.engine.models.decoder import Decoder, Model, Weight, load_layers, l
 from syringa.engine.models.fused import FusedDecoder
 from syringa.engine.models.shapes import check_shapes, count_parameters
 from syringa.engine.native import Kernels, load_kernels
+from syringa.engine.precision import check_memory, choose_dtype
 from syringa.engine.weights import open_weights
-from syringa.errors import ConfigError, ModelError
+from syringa.errors import ConfigError
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, locate
 from syringa.types import ModelInfo
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:  # images need what `syringa[models]` brings
     from syringa.engine.vision.studio import Vision
 
 IMAGE_CONFIGS = ("vision_config", "audio_config", "image_config")  # of models that read more than text
-BYTES = {"int8": 1.0, "bf16": 2.0, "fp32": 4.0}
 Progress = Callable[[int, int], None]
 
 
@@ -206,20 +206,6 @@ def on_gpu(
     return LoadedModel(gpu, None, gpu.shape, description, info, vision, gpu)
 
 
-def choose_dtype(wanted: str, kernels: Kernels | None) -> str:
-    """int8 where the compiled kernels are; else bf16 where the processor multiplies it; else fp32."""
-    if wanted == "int8" and kernels is None:
-        raise ConfigError(
-            "--dtype int8 needs the compiled CPU kernels: install a C++ compiler and reinstall, "
-            "or use --dtype bf16 or fp32"
-        )
-    if wanted != "auto":
-        return wanted
-    if kernels is not None:
-        return "int8"
-    return "bf16" if cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "fp32"
-
-
 def _max_model_len(wanted: int, description: ModelDescription) -> int:
     if wanted > description.max_model_len:
         raise ConfigError(
@@ -227,17 +213,6 @@ def _max_model_len(wanted: int, description: ModelDescription) -> int:
             f"that {description.name} was made for"
         )
     return wanted or description.max_model_len
-
-
-def check_memory(parameters: int, dtype: str, name: str) -> None:
-    """Refuses a model that cannot fit before reading gigabytes of it. Half a GiB is left for torch and the cache."""
-    need, have = parameters * BYTES[dtype] + (512 << 20), available_memory()
-    if need > have:
-        raise ModelError(
-            f"{name} needs about {need / 2**30:.1f} GiB in {dtype} and {have / 2**30:.1f} GiB are free: "
-            "free some memory, choose a smaller model, or a smaller --dtype",
-            code=NO_MEMORY,
-        )
 
 
 def _load_decoder(

@@ -22,14 +22,13 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from syringa.errors import EngineOverloaded, RequestError, SyringaError
+from syringa.errors import SyringaError
 from syringa.http.bounds import SPARE, Shared, Watched
 from syringa.http.exchange import Exchange, date_header
 from syringa.http.middleware import error_response
+from syringa.http.refusals import MAX_HEAD, Refused, size_of, too_large, too_many
 
-MAX_HEAD = 64 << 10
 MAX_TARGET = 8 << 10
 MAX_SOCKET_HEADERS, MAX_SOCKET_LINE = 120, 8000  # of a WebSocket's handshake, which another parser reads again
 MAX_FRAMING = 8  # bytes around a byte of a body: chunks of one byte each have 5
@@ -37,14 +36,6 @@ MAX_PIPELINED = 32
 _SURPLUS_SECONDS = 1.0  # that a connection too many has to say what it wants
 _SLOW_SECONDS = 10.0  # that one gets that has begun to
 _LINGER_SECONDS = 1.0  # after a refusal: closing at once would take it back from a client that is still sending
-
-
-class Refused(RequestError):
-    """A request that never becomes one."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message, code=code)
-        self.status = status
 
 
 class Connection(Watched, HttpToolsProtocol):
@@ -200,24 +191,24 @@ class Connection(Watched, HttpToolsProtocol):
     def _check_head(self) -> None:
         if self._surplus:
             if len(self.connections) > self._shared.limit:
-                raise _too_many()
+                raise too_many()
             self._surplus = False
         if len(self.url) > MAX_TARGET:
             raise Refused(414, "target_too_long", f"The request's target is longer than {MAX_TARGET} bytes.")
         if not self.url.isascii():
             raise Refused(400, "malformed_request", "The request's target has characters that must be escaped.")
-        if self._fed > MAX_HEAD and _size(self.headers) > MAX_HEAD:
-            raise _too_large()
+        if self._fed > MAX_HEAD and size_of(self.headers) > MAX_HEAD:
+            raise too_large()
         if len(self.pipeline) >= MAX_PIPELINED:
             raise Refused(400, "too_many_pipelined", "Too many requests were sent without waiting for an answer.")
         if self.parser.should_upgrade() and self._should_upgrade():
             longest = max(len(name) + len(value) for name, value in self.headers)
             if len(self.headers) > MAX_SOCKET_HEADERS or longest > MAX_SOCKET_LINE:
-                raise _too_large()
+                raise too_large()
 
     def _measure(self) -> None:
         if self._in_head or self._fed - self._body > 2 * MAX_HEAD + MAX_FRAMING * self._body:
-            raise _too_large()
+            raise too_large()
 
     def _await_request(self, seconds: float) -> None:
         if seconds < math.inf:
@@ -234,7 +225,7 @@ class Connection(Watched, HttpToolsProtocol):
             self._await_request(self._shared.read_timeout)  # it may well have been sent: we do not look
             return
         late = Refused(408, "request_timeout", "The request did not arrive in time.")
-        self._refuse(_too_many() if self._surplus else late)
+        self._refuse(too_many() if self._surplus else late)
 
     def _is_answering(self) -> bool:
         return self._running is not None and not self._running.response_complete
@@ -297,30 +288,3 @@ class Connection(Watched, HttpToolsProtocol):
         self.transport.write(b"".join([*head, b"\r\n", bytes(response.body)]))
         self.transport.write_eof()
         self._late = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
-
-
-class SocketConnection(Watched, WebSocketsSansIOProtocol):
-    def shutdown(self) -> None:
-        """The server begins to end. Whoever answers here says goodbye when it is time."""
-
-    def give_up(self) -> None:
-        """The server has ended, and so has whoever answers here."""
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            # No app was asked, so nobody else would end it.
-            self.transport.write(b"".join(self.conn.data_to_send()))
-            self.transport.close()
-
-
-def _size(headers: list[tuple[bytes, bytes]]) -> int:
-    return sum(len(name) + len(value) + 4 for name, value in headers)
-
-
-def _too_large() -> Refused:
-    return Refused(431, "headers_too_large", f"The request's headers are longer than {MAX_HEAD} bytes.")
-
-
-def _too_many() -> EngineOverloaded:
-    return EngineOverloaded("Too many connections are open; try again shortly.", code="too_many_connections")

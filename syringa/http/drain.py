@@ -25,8 +25,9 @@ from syringa.service.work import Work
 
 if TYPE_CHECKING:
     from syringa.http.bounds import Shared
-    from syringa.http.connection import Connection, SocketConnection
+    from syringa.http.connection import Connection
     from syringa.http.desk import Desk
+    from syringa.http.socket_connection import SocketConnection
 
 logger = logging.getLogger("syringa.http")
 

@@ -24,9 +24,10 @@ from syringa.engine.interface import Fleet
 from syringa.errors import StartupError
 from syringa.http.app import create_app
 from syringa.http.bounds import Shared, room
-from syringa.http.connection import Connection, SocketConnection
+from syringa.http.connection import Connection
 from syringa.http.desk import Desk
 from syringa.http.drain import Drain
+from syringa.http.socket_connection import SocketConnection
 from syringa.service.work import Work
 from syringa.store.location import locate
 

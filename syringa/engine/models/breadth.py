@@ -19,7 +19,7 @@ from syringa.engine.gpu import machine
 from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.model import GpuModel
 from syringa.engine.layers.cache import CacheTensors
-from syringa.engine.loader import IMAGE_CONFIGS, CacheShape, check_memory
+from syringa.engine.loader import IMAGE_CONFIGS, CacheShape
 from syringa.engine.models import breadth_attention, breadth_gpu, breadth_int8, breadth_vision
 from syringa.engine.models.breadth_attention import LayerShape, PagedPass, Probe, Unsupported, cache_heads, running
 from syringa.engine.models.breadth_check import check_batching
@@ -27,6 +27,7 @@ from syringa.engine.models.breadth_rotary import fix_rotary
 from syringa.engine.models.breadth_vision import SeeingModel
 from syringa.engine.models.decoder import Model
 from syringa.engine.native import Kernels
+from syringa.engine.precision import check_memory
 from syringa.engine.vision.family import FAMILIES, Family
 from syringa.engine.vision.reader import Reader
 from syringa.engine.vision.studio import Vision
