@@ -98,8 +98,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_fraction: Annotated[
         Annotated[float, Meta(ge=0, le=1)],
         says(
-            "Part of a GPU's memory that each model may take, up to 1; 0: all of it, or where several models may be"
-            " loaded, what each needs and an equal part of the rest."
+            "Part of a GPU's memory up to which a model's cache grows, up to 1; 0: all of it, or where several models"
+            " may be loaded, what each needs and an equal part of the rest."
         ),
     ] = 0.0
     prefix_caching: Annotated[bool, says("Reuse computed prompt prefixes across requests.")] = True

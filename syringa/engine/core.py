@@ -23,7 +23,7 @@ from syringa.engine.sampler import Sampler, SamplerState
 from syringa.engine.scheduler import Scheduler
 from syringa.engine.scoring import score_prompt
 from syringa.engine.sequence import Sequence
-from syringa.engine.shortage import TOO_LARGE, Attempt
+from syringa.engine.shortage import PAUSE_SECONDS, TOO_LARGE, Attempt
 from syringa.engine.stepwise import Stepwise
 from syringa.engine.tally import Tally
 from syringa.errors import EngineOverloaded, InvalidRequest, RequestError, SyringaError
@@ -177,13 +177,14 @@ class EngineCore:
         if self.scheduler.relief.group is None:
             tokens = sum(item.count for item in plan.items)
             logger.warning("too little memory for a step of %d tokens: smaller ones follow", tokens)
+        time.sleep(PAUSE_SECONDS)
         for sequence in self.scheduler.undo(plan, copied=copied):
             logger.error("too little memory for a request of %d tokens: it is given up", len(sequence.tokens))
             self._give_up(sequence)
 
     def _give_up(self, sequence: Sequence) -> None:
         """Its request fails, with all its choices."""
-        for each in list(self._sequences[sequence.origin, sequence.request.id]):
+        for each in list(self._sequences.get((sequence.origin, sequence.request.id), ())):
             self._fail(each.origin, each.request.id, range(each.choice, each.choice + 1 + each.siblings), TOO_LARGE)
             self._drop(each)
 

@@ -27,6 +27,7 @@ class ModelWorker:
         self.key, self.options, self.weights = key, options, weights
         self.name = options.model  # what people call it
         self.device: policy.Device = "cpu"  # where it is, or probably will be
+        self.short_of: policy.Device = "cpu"  # whose memory it waits for; for one on a GPU, maybe the host's
         self.expected = 0  # bytes on a GPU that it was told it may take
         self.on_gpu = 0  # bytes that it has said it takes there
         self.phase: Phase = "cold"
@@ -82,8 +83,8 @@ class ModelWorker:
         self._pause = min(2 * self._pause, child.LONGEST_PAUSE)
 
     def newcomer(self) -> policy.Newcomer:
-        need = policy.estimate(self.weights, self.device)
-        return policy.Newcomer(device=self.device, estimate=need, too_little=self.too_little, hopeless=self.hopeless)
+        need, where = policy.estimate(self.weights, self.short_of), self.short_of
+        return policy.Newcomer(device=where, estimate=need, too_little=self.too_little, hopeless=self.hopeless)
 
     def loaded(self, now: float, free: int = 0) -> policy.Loaded:
         """`free`: bytes that its device has free now."""

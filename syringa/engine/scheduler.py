@@ -29,7 +29,7 @@ class Scheduler:
     def __init__(self, pool: BlockPool, limits: Limits) -> None:
         self.pool = pool
         self.limits = limits
-        # Every running choice can take a step, however small the budget was set.
+        # Every running choice can take a step, however small the budget was set, unless memory is short.
         self.budget = max(limits.step_tokens, limits.max_running)
         self.relief = Relief(self.budget)
         self.waiting = FairQueue()
@@ -91,7 +91,9 @@ class Scheduler:
         for sequence in sorted(lost, key=preemption.age, reverse=True):
             if sequence in self.running:
                 self._send_back(plan, sequence)
-        return self.relief.failed([item for item in plan.items if item.sequence in self.running])
+        left = [item for item in plan.items if item.sequence in self.running]
+        tokens = sum(item.count for item in plan.items)
+        return self.relief.failed(left, tokens=tokens, alone=len(plan.items) == 1)
 
     def complete(self, item: Scheduled) -> None:
         """Books an executed item: its tokens are computed, and its full blocks can be found by others."""

@@ -18,6 +18,7 @@ from syringa.engine.plan import Scheduled
 from syringa.engine.sequence import Sequence
 
 GOOD_STEPS = 32  # after so many that went well, the next may be twice as large
+PAUSE_SECONDS = 0.02  # after a failure: what another program took for a moment is there again
 MOST_FAILURES = 64  # in a row: halving has come to an end long before
 NO_GPU_MEMORY = "no_gpu_memory"  # the code of an error that may not come again when others have left the GPU
 # What libraries say where there is no class for it: torch of a CPU's and of a GPU's memory, cuBLAS, C++.
@@ -79,19 +80,21 @@ class Relief:
         self._failures = 0
         if self._groups:
             self._groups.pop()
-        elif self.limit < self._most:
+        elif self.limit < self._most or self._shares:
             self._good += 1
             if self._good >= GOOD_STEPS:
                 self._good, self.limit = 0, min(self._most, 2 * self.limit)
+                self._shares = {each: 2 * few for each, few in self._shares.items() if 2 * few < self._most}
 
-    def failed(self, items: Seq[Scheduled]) -> list[Sequence]:
-        """These were in a step that was undone. Returns those that are to be given up."""
+    def failed(self, items: Seq[Scheduled], *, tokens: int, alone: bool) -> list[Sequence]:
+        """These are left of a step that was undone, which had so many `tokens`; `alone`: of a single sequence. Returns
+        those that are to be given up."""
         self._good = 0
         self._failures += 1
         if self._groups:
             self._groups.pop()
         else:
-            self.limit = max(1, sum(item.count for item in items) // 2)
+            self.limit = max(1, tokens // 2)
         if self._failures > MOST_FAILURES:
             return [item.sequence for item in items]
         if len(items) > 1:
@@ -100,6 +103,9 @@ class Relief:
             self._groups += [ordered[half:], ordered[:half]]
             return []
         for item in items:
+            if not alone:  # the others have ended meanwhile, or begin again: it is still to be tried by itself
+                self._groups.append([item.sequence])
+                return []
             # An image's tokens may have to be computed together: then the step was no smaller than the one before.
             if item.count == 1 or item.count > self.share(item.sequence):
                 return [item.sequence]

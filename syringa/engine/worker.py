@@ -272,6 +272,8 @@ def main() -> None:
     guard_against_amx(options.dtype)
     # Threads that wait for the next loop by spinning would take the cores from the API process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # The first GPU is then the same one for CUDA as for the driver, which is asked how much memory it has.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     listener = protocol.listen(options.socket)
     try:
         core, ready = load(options)

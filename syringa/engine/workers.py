@@ -67,7 +67,7 @@ class ModelWorkers:
         worker = self._all.get(key)
         if worker is None:
             worker = self._all[key] = ModelWorker(key, want.options, weights(want.options.model))
-            worker.device = self._memory.guess(want.options)
+            worker.device = worker.short_of = self._memory.guess(want.options)
         worker.name = want.name or worker.name
         worker.idle, worker.keep, worker.dropped = want.idle, want.keep or worker.keep, False
         begins = worker.phase == "cold" or (worker.phase == "failed" and now >= worker.retry_at)
@@ -142,6 +142,7 @@ class ModelWorkers:
             match message:
                 case protocol.Ready(info, device, memory):
                     worker.device, worker.on_gpu = device, memory
+                    worker.short_of = device
                     worker.info, worker.ready_at, worker.used_at = info, now, now
                     worker.too_little = worker.hopeless = worker.deaths = 0
                     logger.info("%s is loaded", worker.name)
@@ -172,8 +173,11 @@ class ModelWorkers:
         worker.may_recover = status != child.CANNOT_START
         if status in (child.NO_MEMORY, child.NO_GPU_MEMORY):
             device: policy.Device = "cpu" if status == child.NO_MEMORY else "cuda"
-            if worker.device != device:  # it is not where it was thought to be
-                worker.device, worker.free_at_start = device, self._memory.free(device)
+            if worker.short_of != device:
+                worker.free_at_start = self._memory.free(device)
+            if device == "cuda":
+                worker.device = device  # it may not have been thought to be there
+            worker.short_of = device
             worker.too_little, worker.too_little_said = worker.free_at_start, reason
             if not any(each.device == device for each in self._running()):
                 worker.hopeless = worker.free_at_start
@@ -203,7 +207,7 @@ class ModelWorkers:
             return
         if now < worker.retry_at:
             return
-        free = self._memory.free(worker.device)
+        free = self._memory.free(worker.short_of)
         verdict = policy.room(
             worker.newcomer(),
             self._loaded(),

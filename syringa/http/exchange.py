@@ -30,6 +30,7 @@ class Exchange(RequestResponseCycle):
 
     left: Callable[[], None] | None = None
     _head: bytes | None = None
+    _endless = False
 
     def leave(self) -> None:
         """The client is gone, or what it still sends does not matter any more."""
@@ -84,7 +85,10 @@ class Exchange(RequestResponseCycle):
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         if self.chunked_encoding is None:
-            self.chunked_encoding = self.scope["method"] != "HEAD" and status not in _BODILESS
+            bodiless = self.scope["method"] == "HEAD" or status in _BODILESS
+            # HTTP/1.0 knows no chunks: there, what comes is the body, up to the end of the connection.
+            self._endless = not bodiless and self.scope["http_version"] == "1.0"
+            self.chunked_encoding = not bodiless and not self._endless
             if self.chunked_encoding:
                 lines.append(b"transfer-encoding: chunked\r\n")
         head = b"".join(lines)
@@ -101,7 +105,7 @@ class Exchange(RequestResponseCycle):
                 body = b"%x\r\n%b\r\n" % (len(body), body)
             if not more:
                 body += b"0\r\n\r\n"
-        else:
+        elif not self._endless:
             self.expected_content_length -= len(body)
             if self.expected_content_length < 0 or (self.expected_content_length and not more):
                 raise RuntimeError("a body is not as long as its head says")

@@ -90,11 +90,12 @@ class Outlet:
         if self._broken:
             raise ClientGone
         self.begun = True
-        self._parts += parts
+        last = [*self._parts, *parts] or [b""]
+        self._parts.clear()  # a flush that is due finds nothing
         try:
             await self._start()
-            while self._parts:
-                await self._pass_on(more=len(self._parts) > 1)
+            for place, part in enumerate(last, 1):
+                await self._pass_on(part, more=place < len(last))
         except _BROKEN as error:
             raise ClientGone from error
 
@@ -126,15 +127,15 @@ class Outlet:
             if self._exchange is not None and self._exchange.write(self._parts):
                 self._parts.clear()
             else:
-                await self._pass_on(more=True)
+                await self._pass_on(self._parts.pop(0), more=True)
 
     async def _start(self) -> None:
         if not self._started:
             self._started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
 
-    async def _pass_on(self, *, more: bool) -> None:
-        await self._straight({"type": "http.response.body", "body": self._parts.pop(0), "more_body": more})
+    async def _pass_on(self, part: bytes, *, more: bool) -> None:
+        await self._straight({"type": "http.response.body", "body": part, "more_body": more})
 
     async def _catch_up(self, rest: _Rest) -> None:
         try:

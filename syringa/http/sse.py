@@ -103,6 +103,8 @@ class StreamedAnswer(Response):
             if not isinstance(error, SyringaError):
                 logger.exception("a stream failed")
             last = [self._framing.fail(error)]
+        if self._ticking is not None:
+            self._ticking.cancel()
         if not self._outlet.finish(last):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PATIENCE):

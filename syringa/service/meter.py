@@ -103,7 +103,7 @@ class Meter:
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 self._settle()
-                while self._rows:
+                while self._rows or self._expecting:
                     try:
                         await self.flush()
                     except StoreUnavailable:

@@ -85,19 +85,49 @@ def test_what_was_computed_is_let_go() -> None:
         gc.enable()
 
 
+def fail(relief: Relief, plan: list[Scheduled]) -> list[Sequence]:
+    return relief.failed(plan, tokens=sum(item.count for item in plan), alone=len(plan) == 1)
+
+
+def test_who_is_left_of_a_step_has_not_failed_alone() -> None:
+    relief = Relief(64)
+    left, gone = items(1, 5)
+    assert relief.failed([left], tokens=6, alone=False) == []
+    assert relief.group == [left.sequence]
+    assert relief.limit == 3
+    assert fail(relief, [left]) == [left.sequence]
+    assert relief.failed([], tokens=40, alone=False) == []
+    assert relief.limit == 20
+    assert relief.share(gone.sequence) == 64
+
+
+def test_shares_grow_again() -> None:
+    relief = Relief(64)
+    (large,) = items(40)
+    for _ in range(3):
+        fail(relief, [large])
+        large = Scheduled(large.sequence, 0, relief.share(large.sequence))
+    assert relief.share(large.sequence) == 5
+    shares = []
+    for _ in range(6 * GOOD_STEPS):
+        relief.went_well()
+        shares.append(relief.share(large.sequence))
+    assert sorted(set(shares)) == [5, 10, 20, 40, 64]
+
+
 def test_a_step_is_taken_apart_until_one_fails_alone() -> None:
     relief = Relief(64)
     small, large, middle = items(1, 40, 9)
-    assert relief.failed([small, large, middle]) == []
+    assert fail(relief, [small, large, middle]) == []
     assert relief.limit == 25
     assert relief.group == [small.sequence]
     relief.went_well()
     assert relief.group == [middle.sequence, large.sequence]
-    assert relief.failed([middle, large]) == []
+    assert fail(relief, [middle, large]) == []
     assert relief.group == [middle.sequence]
     relief.went_well()
     counts = []
-    while not (given_up := relief.failed([large])):
+    while not (given_up := fail(relief, [large])):
         assert relief.group == [large.sequence]
         large = Scheduled(large.sequence, 0, min(40, relief.share(large.sequence)))
         counts.append(large.count)
@@ -113,13 +143,13 @@ def test_a_step_is_taken_apart_until_one_fails_alone() -> None:
 def test_what_cannot_be_made_smaller_is_given_up() -> None:
     relief = Relief(64)
     (image,) = items(40)
-    assert relief.failed([image]) == []
-    assert relief.failed([image]) == [image.sequence]  # as many tokens again: they belong together
+    assert fail(relief, [image]) == []
+    assert fail(relief, [image]) == [image.sequence]  # as many tokens again: they belong together
 
 
 def test_steps_grow_again() -> None:
     relief = Relief(64)
-    relief.failed(items(20, 20))
+    fail(relief, items(20, 20))
     for _ in range(2):
         relief.went_well()
     limits = []
@@ -128,7 +158,7 @@ def test_steps_grow_again() -> None:
         limits.append(relief.limit)
     assert limits[:: GOOD_STEPS - 1][:3] == [20, 40, 40]
     assert limits[-1] == 64
-    relief.failed(items(1))
+    fail(relief, items(1))
     assert relief.limit == 1
 
 
@@ -137,8 +167,8 @@ def test_failures_come_to_an_end() -> None:
     relief = Relief(64)
     one = items(1, 2)
     for _ in range(MOST_FAILURES):
-        assert relief.failed(one) == []
-    assert relief.failed(one) == [item.sequence for item in one]
+        assert fail(relief, one) == []
+    assert fail(relief, one) == [item.sequence for item in one]
 
 
 # The engine

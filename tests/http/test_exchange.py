@@ -288,3 +288,14 @@ def test_what_the_parser_promises() -> None:
     with pytest.raises(httptools.HttpParserError) as caught:
         httptools.HttpRequestParser(SimpleNamespace(on_url=on_url)).feed_data(GET)
     assert isinstance(caught.value.__context__, KeyError)
+
+
+async def test_http_1_0_gets_no_chunks() -> None:
+    made, transport = connection(answering(b"a", b"b"))
+    made.data_received(b"GET /x HTTP/1.0\r\nhost: a\r\n\r\n")
+    await turns()
+    head, _, body = transport.text.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body == b"ab"
+    assert transport.closed

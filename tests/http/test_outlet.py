@@ -215,3 +215,32 @@ async def test_a_client_that_does_not_read_is_given_up() -> None:
     with pytest.raises(ClientGone):
         out.put(b"b")
     out.close()
+
+
+class Paused(Straight):
+    """An exchange whose client has to read first, each time."""
+
+    def write(self, parts: list[bytes]) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("started", [True, False])
+@pytest.mark.parametrize("last", [[], [b"y"], [b"y", b"z"]])
+async def test_the_end_comes_whole_and_once(started: bool, last: list[bytes]) -> None:
+    """Also where there is nothing left to say, and where a flush is due while the end waits for its client."""
+    connection = Connection()
+    out = Outlet(connection.send, connection.send, [], cast(Exchange, Paused(connection)))
+    if started:
+        out.put(b"a")
+        await turn()
+    connection.room.clear()
+    if started:
+        out.put(b"b")
+    assert not out.finish(last)
+    end = asyncio.create_task(out.end(last))
+    await turn()
+    connection.room.set()
+    await asyncio.wait_for(end, 1)
+    await turn()
+    assert connection.ended
+    assert b"".join(connection.got) == (b"ab" if started else b"") + b"".join(last)

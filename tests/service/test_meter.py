@@ -339,3 +339,23 @@ async def test_what_is_expected_is_noted_on_the_beat_and_at_the_end(caplog: pyte
     ended.append("late")
     meter.expect()
     assert "is not counted" in caplog.text
+
+
+async def test_what_ends_while_the_end_is_written_is_noted_too() -> None:
+    books, ended = Books(), ["a"]
+
+    def settle() -> None:
+        for name in ended:
+            meter.note(row(name))
+        ended.clear()
+
+    meter = Meter(books.add, settle=settle, flush_seconds=60)
+    meter.expect()
+    books.open.clear()
+    closing = asyncio.create_task(meter.close())
+    await asyncio.sleep(0.01)
+    ended.append("b")
+    meter.expect()
+    books.open.set()
+    await closing
+    assert books.names == ["a", "b"]
