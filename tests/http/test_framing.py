@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from syringa.config import Config
 from tests.chat_models import plain_model
+from tests.client import server
 from tests.fake_engine import FakeEngine
 from tests.http.raw import place
 
@@ -52,3 +55,19 @@ async def test_every_block_is_a_chunk_of_its_own(path: str, asked: dict[str, Any
         assert each.endswith(b"\n\n")
         assert each.count(b"\n\n") == 1
         assert b"\r" not in each
+
+
+async def test_a_stream_with_nothing_in_it_still_ends(tmp_path: Path) -> None:
+    config = Config(port=0, database=str(tmp_path / "a.db"), drain_timeout=1.0)
+    async with asyncio.timeout(20), server(FakeEngine("hello"), config, plain_model()) as http:
+        made = (await http.post("/v1/responses", json={"input": "x", "background": True})).json()
+        path = f"/v1/responses/{made['id']}"
+        while (await http.get(path)).json()["status"] != "completed":
+            await asyncio.sleep(0.02)
+        whole = (await http.get(path, params={"stream": "true"})).text
+        last = whole.count("event: ") - 1
+        assert last > 3
+        for method in ("GET", "HEAD"):
+            answer = await http.request(method, path, params={"stream": "true", "starting_after": last})
+            assert (answer.status_code, answer.text) == (200, "")
+            assert (await http.get("/health")).status_code == 200
