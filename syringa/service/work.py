@@ -50,7 +50,7 @@ class Work:
         self.metrics = Metrics(config.metrics_prefix, metrics, index=index)
         self.metrics.settle = self._settle
         self.books.observers.append(self._end)
-        self._ended: list[Account] = []
+        self._ended: list[tuple[Account, Prices]] = []
         self.catalogue: Catalogue | None = None  # None: the models are those of the settings
         self.meter: Meter | None = None
         self.price: Callable[[str], Prices] = lambda model: Prices()  # of a model, by its id
@@ -84,8 +84,8 @@ class Work:
         await self.state.close()
 
     def _end(self, account: Account) -> None:
-        """Counting can wait, and it is cheaper for several at once."""
-        self._ended.append(account)
+        """Counting can wait, and it is cheaper for several at once; the prices are those of now."""
+        self._ended.append((account, self.price(account.model)))
         if self.meter is not None:
             self.meter.expect()
         else:
@@ -93,12 +93,12 @@ class Work:
 
     def _settle(self) -> None:
         ended, self._ended = self._ended, []
-        for account in ended:
+        for account, prices in ended:
             self.metrics(account)
             if self.meter is not None:
-                self._note(account, self.meter)
+                self._note(account, prices, self.meter)
 
-    def _note(self, account: Account, meter: Meter) -> None:
+    def _note(self, account: Account, prices: Prices, meter: Meter) -> None:
         used = account.trace
         meter.note(
             UsageRow(
@@ -119,7 +119,7 @@ class Work:
                 load_seconds=account.load_seconds,
                 first_token_seconds=account.first_token_seconds,
                 total_seconds=account.total_seconds,
-                cost=cost(self.price(account.model), used.prompt_tokens, used.cached_tokens, used.completion_tokens),
+                cost=cost(prices, used.prompt_tokens, used.cached_tokens, used.completion_tokens),
             )
         )
 

@@ -127,14 +127,14 @@ def test_prompt_logits(
     reference: Any, engine: Callable[..., EngineCore], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every prompt position, in chunks and in one batch: the engine is asked to score the prompts."""
-    core = engine("fp32")
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(core, "_score_prompt", lambda item, logits: collect(item, logits, seen))
 
-    def collect(item: Any, logits: torch.Tensor, into: list[torch.Tensor]) -> None:
-        into.append(logits.clone())
+    def collect(item: Any, logits: torch.Tensor, *, vocabulary: int) -> None:
+        seen.append(logits.clone())
         item.sequence.prompt_scores += [None] * len(logits)
 
+    monkeypatch.setattr("syringa.engine.core.score_prompt", collect)
+    core = engine("fp32")
     worst = 0.0
     for prompt in prompts:
         seen.clear()
