@@ -18,7 +18,7 @@ from syringa.errors import StartupError
 
 STREAMS, TOKENS, PROMPT_TOKENS = 16, 64, 100
 REQUESTS = 8 * STREAMS  # the kernel counts in hundredths of a second: 8,192 tokens make that less than 2 µs a token
-ROUNDS = 3
+ROUNDS = 5
 API = b"syringa.http.process"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import signal
 import socket
 import sys
@@ -19,6 +21,15 @@ from syringa.errors import StartupError
 from syringa.http.server import serve_api
 from syringa.service.catalogue import Catalogue
 from syringa.service.work import Work
+
+PRIORITY = -5  # above a model's threads, which keep every core busy
+
+
+def come_first() -> None:
+    """Clients that are written to should not have to wait for the model, nor interrupt the writing. Only a privileged
+    process may ask for this; others do without."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, min(PRIORITY, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 async def answer(options: ApiOptions) -> None:
@@ -42,6 +53,7 @@ async def answer(options: ApiOptions) -> None:
 def main() -> None:
     options = child.begin(ApiOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every child; the supervisor decides what ends when
+    come_first()
     config = options.config
     logs.configure(config.log_level, config.log_format, prompts=config.log_prompts)
     # What a token makes is gone before the next one comes, without the collector's help; what was loaded, it would go
