@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from syringa.engine.gpu.cache import GpuCache, GpuCacheShape
 from syringa.engine.gpu.ops import Ops
 from syringa.engine.loader import LoadedModel, assemble
 from syringa.engine.models.config import read_config
@@ -21,3 +22,11 @@ def load_small(folder: Path, dtype: str = "fp32", device: torch.device = CPU, op
     weights = open_weights(files, description.config)
     length = description.max_model_len
     return assemble(read_config(description.config), description, weights, device, dtype, length, 0.0, ops=ops)
+
+
+def poisoned_cache(shape: GpuCacheShape, blocks: int) -> GpuCache:
+    """One in which whatever nobody wrote is no number."""
+    cache = GpuCache(shape, blocks)
+    cache.keys.fill_(float("nan"))
+    cache.values.fill_(float("nan"))
+    return cache

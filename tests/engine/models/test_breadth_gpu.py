@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from syringa.engine.core import EngineCore
-from syringa.engine.gpu.cache import GpuCache, GpuCacheShape
+from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.ops import ReferenceOps
 from syringa.engine.loader import LoadedModel, LoadOptions, load_model, on_gpu
 from syringa.engine.models import breadth_gpu
@@ -21,6 +21,7 @@ from syringa.engine.scheduler import Limits
 from syringa.errors import ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.conftest import Driver, request
+from tests.engine.gpu.small_gpu import poisoned_cache
 from tests.engine.models.small import PROMPTS, difference, reference, run, save
 from tests.engine.models.test_breadth import FULL, SLIDING, config_of
 
@@ -105,13 +106,7 @@ def test_what_nobody_wrote_is_not_read(tmp_path: Path, monkeypatch: pytest.Monke
     loaded = load(tmp_path)
     expected = run(loaded, PROMPTS, chunk=13)
 
-    def poisoned(shape: GpuCacheShape, blocks: int) -> GpuCache:
-        cache = GpuCache(shape, blocks)
-        cache.keys.fill_(float("nan"))
-        cache.values.fill_(float("nan"))
-        return cache
-
-    monkeypatch.setattr(GpuCacheShape, "allocate", poisoned)
+    monkeypatch.setattr(GpuCacheShape, "allocate", poisoned_cache)
     for got, wanted in zip(run(loaded, PROMPTS, chunk=13), expected, strict=True):
         assert torch.equal(got, wanted)
 

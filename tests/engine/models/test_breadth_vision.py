@@ -12,7 +12,7 @@ import torch
 from syringa.engine import loader
 from syringa.engine.core import EngineCore
 from syringa.engine.gpu import machine
-from syringa.engine.gpu.cache import GpuCache, GpuCacheShape
+from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.runner import GpuRunner
 from syringa.engine.loader import LoadedModel, LoadOptions, load_model
 from syringa.engine.models import breadth_gpu
@@ -23,6 +23,7 @@ from syringa.errors import ConfigError
 from syringa.modelfiles import describe, locate
 from syringa.types import EngineRequest
 from tests.engine.conftest import Answers, drive
+from tests.engine.gpu.small_gpu import poisoned_cache
 from tests.engine.models.small import difference
 from tests.engine.test_lookahead import SlowDevice
 from tests.engine.vision import theirs
@@ -79,13 +80,7 @@ def test_an_image_computed_whole_reads_nothing_that_nobody_wrote(small: Any, mon
     ours = prepared(loaded, *(model.ask("a", text, *images) for text, images in PROMPTS))
     expected = run(loaded, ours, chunk=13)
 
-    def poisoned(shape: GpuCacheShape, blocks: int) -> GpuCache:
-        cache = GpuCache(shape, blocks)
-        cache.keys.fill_(float("nan"))
-        cache.values.fill_(float("nan"))
-        return cache
-
-    monkeypatch.setattr(GpuCacheShape, "allocate", poisoned)
+    monkeypatch.setattr(GpuCacheShape, "allocate", poisoned_cache)
     for got, wanted in zip(run(loaded, ours, chunk=13), expected, strict=True):
         assert torch.equal(got, wanted)
 
