@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -28,9 +28,18 @@ Batch = Sequence[Event]
 Emit = Callable[[Batch], None]
 """Takes events the moment they are there. What it raises ends the generation.
 
-It may have an attribute `say`, which takes the text of a `TextDelta` of the first choice instead, without the event
-around it; None: not now.
+It may have an attribute `voice`: a `Voice` for tokens whose texts are these, as JSON, or None: not now.
 """
+
+
+class Voice(Protocol):
+    """Says texts of the first choice, without the `TextDelta` around them."""
+
+    said: int  # how many
+
+    def __call__(self, token: int) -> bool:
+        """False: there is no such text."""
+        ...
 
 
 async def generate(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, emit: Emit) -> None:
@@ -89,7 +98,7 @@ class _PromptRun:
 
     __slots__ = (
         "_choices", "_constraint", "_emit", "_engine", "_first_at", "_held", "_pipelines", "_prompt", "_queued",
-        "_request", "_running", "_said", "_say", "_scored", "_texts", "_told", "cached_tokens", "prompt_tokens",
+        "_request", "_running", "_scored", "_texts", "_told", "cached_tokens", "hear", "prompt_tokens",
     )  # fmt: skip
 
     def __init__(self, engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, prompt: int) -> None:
@@ -105,9 +114,8 @@ class _PromptRun:
         self._held: list[EngineDelta] = []
         self._told: list[Event] = []
         self._emit: Emit = self._keep
-        self._texts = vocabulary.text_table
-        self._say: Callable[[str], None] | None = None
-        self._said = 0  # tokens that the pipeline was not told of
+        self._texts = vocabulary.json_table
+        self.hear: Voice | None = None  # what it has said, the pipeline was not told of
         ranked = request.candidates > request.choices
         # Candidates are ranked by their log-probability, whether or not the client wants to see it.
         logprobs = request.logprobs if request.logprobs is not None or not ranked else 0
@@ -151,7 +159,7 @@ class _PromptRun:
     async def run(self, emit: Emit) -> None:
         ranked = len(self._pipelines) > self._choices
         self._emit = self._keep if ranked else emit
-        await self._engine.submit(self._request, self._take)
+        await self._engine.submit(self._request, self)
         if self._running:
             raise EngineUnavailable("The engine ended the request before it was done.")
         if ranked:
@@ -165,16 +173,10 @@ class _PromptRun:
             return False
         self._emit([PromptScored(self._prompt, delta.prompt_logprobs)])
         held, self._held, self._scored = self._held, [], False
-        return any([self._take(each) for each in held])  # noqa: C419 - every one is to be taken
+        return any([self(each) for each in held])  # noqa: C419 - every one is to be taken
 
-    def _take(self, delta: EngineDelta) -> bool:
+    def __call__(self, delta: EngineDelta) -> bool:
         """Passes on what a delta makes. A choice that ends before the engine knows is aborted."""
-        if self._say is not None and delta.finish is None and len(delta.tokens) == 1:
-            token, texts = delta.tokens[0], self._texts
-            if 0 <= token < len(texts) and (text := texts[token]):
-                self._said += 1
-                self._say(text)
-                return False
         if self._first_at is None and delta.finish not in _FAILURES:
             self._first_at = time.perf_counter()
             self._queued = delta.queued_ms
@@ -195,7 +197,8 @@ class _PromptRun:
             self._emit(events)
         if not events or not isinstance(events[-1], Finished):
             if len(self._pipelines) == 1 and not self._prompt and pipeline.steady:
-                self._say = getattr(self._emit, "say", None)
+                voice = getattr(self._emit, "voice", None)
+                self.hear = None if voice is None else voice(self._texts)
             return False
         self._running -= 1
         if delta.finish is None and self._running:
@@ -203,8 +206,9 @@ class _PromptRun:
         return not self._running
 
     def _settle(self) -> None:
-        self._pipelines[0].tokens += self._said
-        self._say, self._said = None, 0
+        if (voice := self.hear) is not None:
+            self._pipelines[0].tokens += voice.said
+            self.hear, voice.said = None, 0
 
     def _keep(self, batch: Batch) -> None:
         self._told += batch

@@ -102,6 +102,12 @@ class EngineDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int = 0  # with images in their places; on the first delta of the first choice, if there are any
     queued_ms: int = 0  # between its arrival and the first step for it; on the first delta of the first choice
 
+    @property
+    def only_token(self) -> int | None:
+        """The token, if there is nothing but one token of the first choice to tell."""
+        tokens = self.tokens
+        return tokens[0] if len(tokens) == 1 and self == EngineDelta(self.request, 0, tokens) else None
+
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of an engine, and its counters since it started."""

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Iterable
+from typing import ClassVar
+
+import msgspec
 
 from syringa.api.model import ServedModel
 from syringa.engine.interface import Take
@@ -26,6 +29,7 @@ class ByteTokenizer:
     longest_token = 7
     bytes_table = [bytes([each]) for each in range(256)] + [b"<end>", b"<start>"]
     text_table = [chr(each) if each < 128 else None for each in range(256)] + [None, None]
+    json_table: ClassVar = [None if each is None else msgspec.json.encode(each) for each in text_table]
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         return list(text.encode("utf-8", "replace"))
@@ -79,6 +83,9 @@ class FakeEngine:
                 async for delta in deltas:
                     if delta.finish is not None:
                         running.discard(delta.choice)
+                    token, hear = delta.only_token, getattr(take, "hear", None)
+                    if token is not None and hear is not None and hear(token):
+                        continue
                     if take(delta):
                         return
         finally:
@@ -101,7 +108,7 @@ class FakeEngine:
                         del plans[choice]
                         continue
                     taken, plans[choice] = plan[: self.at_once], plan[self.at_once :]
-                    yield self._delta(request, choice, taken, left=bool(plans[choice]), first=first and choice == 0)
+                    yield self._delta(request, choice, taken, left=bool(plans[choice]), first=first)
                     if not plans[choice]:
                         del plans[choice]
                 first = False
@@ -134,12 +141,13 @@ class FakeEngine:
         ended = bool(taken) and taken[-1] == END
         finish = None if left else ("stop" if ended else "length")
         prompt = None
-        if first and request.prompt_logprobs is not None:
+        if first and choice == 0 and request.prompt_logprobs is not None:
             prompt = [None, *(score(each, request.prompt_logprobs) for each in request.prompt[1:])]
         scores = [] if request.logprobs is None else [score(each, request.logprobs) for each in taken]
         return EngineDelta(
-            request.id, choice, taken, scores, finish, END if ended else None, len(request.prompt) // 2, prompt,
-            queued_ms=self.queued_ms if first else 0,
+            request.id, choice, taken, scores, finish, END if ended else None,
+            len(request.prompt) // 2 if first else 0, prompt,
+            queued_ms=self.queued_ms if first and choice == 0 else 0,
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -173,21 +174,41 @@ async def test_an_engine_that_just_ends_is_an_error() -> None:
         await run(engine, request())
 
 
+class Spoken:
+    """Says what it has a text for."""
+
+    def __init__(self, events: list[Event], texts: Sequence[bytes | None]) -> None:
+        self.said = self.total = 0
+        self._events, self._texts = events, texts
+
+    def __call__(self, token: int) -> bool:
+        if token >= len(self._texts) or (text := self._texts[token]) is None:
+            return False
+        self.said += 1
+        self.total += 1
+        self._events.append(TextDelta(0, msgspec.json.decode(text)))
+        return True
+
+
 class Teller:
-    """Takes events, and texts apart from them."""
+    """Takes events, and tokens apart from them."""
 
     def __init__(self, *, says: bool) -> None:
         self.events: list[Event] = []
-        self.said = 0
+        self.spoken: list[Spoken] = []
         if says:
-            self.say = self._say
+            self.voice = self._voice
 
     def __call__(self, events: Sequence[Event]) -> None:
         self.events += events
 
-    def _say(self, text: str) -> None:
-        self.said += 1
-        self.events.append(TextDelta(0, text))
+    def _voice(self, texts: Sequence[bytes | None]) -> Spoken:
+        self.spoken.append(Spoken(self.events, texts))
+        return self.spoken[-1]
+
+    @property
+    def said(self) -> int:
+        return sum(each.total for each in self.spoken)
 
 
 # ASCII, parts of characters, an end token that does not end, and ids that no vocabulary has.

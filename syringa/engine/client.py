@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
+import msgspec
+
 from syringa.engine import protocol
-from syringa.engine.interface import Take
+from syringa.engine.interface import Hear, Take
 from syringa.errors import ContextLengthExceeded, EngineOverloaded, EngineUnavailable, InvalidRequest, SyringaError
+from syringa.turn import this_turn
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 RETRY_SECONDS = 0.05
@@ -27,10 +31,12 @@ class WorkerLost(EngineUnavailable):
 class _Run:
     """A request in the worker, and who takes its deltas."""
 
-    __slots__ = ("begun", "ended", "open", "over", "take")
+    __slots__ = ("begun", "ended", "hear", "number", "open", "over", "take")
 
-    def __init__(self, request: EngineRequest, take: Take) -> None:
+    def __init__(self, number: str, request: EngineRequest, take: Take) -> None:
+        self.number = number
         self.take = take
+        self.hear: Hear | None = None
         self.begun = self.over = False
         self.open = set(range(request.choices))
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -43,17 +49,19 @@ class _Run:
             self.open.discard(delta.choice)
         try:
             if self.take(delta) or not self.open:
-                self._end(None)
+                self.end(None)
+            else:
+                self.hear = getattr(self.take, "hear", None)
         except Exception as error:
-            self._end(error)
+            self.end(error)
 
     def fail(self, error: SyringaError) -> None:
         self.open.clear()
         if not self.over:
-            self._end(error)
+            self.end(error)
 
-    def _end(self, error: Exception | None) -> None:
-        self.over = True
+    def end(self, error: Exception | None) -> None:
+        self.over, self.hear = True, None
         if self.ended.done():  # given up by who waited for it
             return
         if error is None:
@@ -69,13 +77,15 @@ class _Connection(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._take = take
         self._frames = protocol.client_frames()
+        self._turn = this_turn()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's are not declared as such
 
     def data_received(self, data: bytes) -> None:
-        for message in self._frames.feed(data):
-            self._take(message, self._transport)
+        with self._turn:
+            for message in self._frames.feed(data):
+                self._take(message, self._transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ended.done():
@@ -93,7 +103,9 @@ class WorkerClient:
         self._known: ModelInfo | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _Run] = {}  # by their requests' ids
+        self._numbered: dict[int, _Run] = {}
+        self._count = 0
         self._stats: deque[asyncio.Future[EngineStats]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -121,20 +133,24 @@ class WorkerClient:
             raise EngineUnavailable(self._absence())
         if request.id in self._runs:
             raise InvalidRequest(f"A request with the id {request.id!r} is running already.")
-        run = self._runs[request.id] = _Run(request, take)
-        self._send(protocol.Submit(request))
+        number = self._fresh_number()
+        run = self._runs[request.id] = self._numbered[number] = _Run(str(number), request, take)
+        self._send(protocol.Submit(msgspec.structs.replace(request, id=run.number)))
         try:
             await run.ended
         finally:
-            del self._runs[request.id]
             if run.open:
                 self.abort(request.id)
+            del self._runs[request.id], self._numbered[number]
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
-        if choice is not None and (run := self._runs.get(request_id)):
+        run = self._runs.get(request_id)
+        if run is None:
+            return
+        if choice is not None:
             run.open.discard(choice)  # it will not finish
         if self.ready:
-            self._send(protocol.Abort(request_id, choice))
+            self._send(protocol.Abort(run.number, choice))
 
     async def stats(self) -> EngineStats:
         if not self.ready:
@@ -150,6 +166,12 @@ class WorkerClient:
             await asyncio.gather(self._task, return_exceptions=True)
         self._lose("The engine was closed.")
 
+    def _fresh_number(self) -> int:
+        while True:
+            self._count = (self._count + 1) % protocol.MOST_NUMBERS
+            if self._count not in self._numbered:
+                return self._count
+
     def _absence(self) -> str:
         if self._known is not None:
             return "The model worker has ended and is being started again: try again shortly."
@@ -159,7 +181,7 @@ class WorkerClient:
         """What is said in one turn of the event loop goes out together: each write wakes the worker."""
         if self._transport is not None:
             if not self._unsent:
-                asyncio.get_running_loop().call_soon(self._flush)
+                this_turn().at_end(self._flush)
             self._unsent.append(protocol.frame(message))
 
     def _flush(self) -> None:
@@ -182,11 +204,13 @@ class WorkerClient:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _take(self, message: object, transport: asyncio.WriteTransport) -> None:
+        if type(message) is array:
+            self._hear(message)
+            return
         match message:
             case protocol.Deltas(deltas):
-                runs = self._runs
                 for delta in deltas:
-                    if (run := runs.get(delta.request)) is not None:
+                    if (run := self._run(delta.request)) is not None:
                         run.push(delta)
             case protocol.Ready(info):
                 self._info = self._known = info
@@ -194,13 +218,26 @@ class WorkerClient:
                 self._ready.set()
                 self._tell()
             case protocol.Refused(request_id, text, param, overloaded, code):
-                if run := self._runs.get(request_id):
+                if (run := self._run(request_id)) is not None:
                     kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
                     run.fail(EngineOverloaded(text) if overloaded else kind(text, param=param))
             case protocol.Stats(stats):
                 future = self._stats.popleft()
                 if not future.done():
                     future.set_result(stats)
+
+    def _hear(self, said: Iterable[int]) -> None:
+        runs, numbers = self._numbered, iter(said)
+        for number, token in zip(numbers, numbers, strict=False):
+            if (run := runs.get(number)) is not None:
+                try:
+                    if run.hear is None or not run.hear(token):
+                        run.push(EngineDelta(run.number, 0, [token]))
+                except Exception as error:
+                    run.end(error)
+
+    def _run(self, number: str) -> _Run | None:
+        return self._numbered.get(int(number))
 
     def _lose(self, reason: str) -> None:
         """Everything in flight gets its error now; nobody waits for a worker that is gone."""

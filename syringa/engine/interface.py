@@ -10,7 +10,12 @@ from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 Take = Callable[[EngineDelta], bool]
 """Takes a delta the moment it is there, and says whether it was the last one that is wanted. What it raises ends the
 request. It is called from the event loop, outside of any task: a task that wakes for each token of each stream would
-cost more than what is done with the token."""
+cost more than what is done with the token.
+
+It may have an attribute `hear`, which takes the `only_token` of a delta instead, and says whether it did: if not, the
+delta has to be told. It is to be looked up again after each delta; None: not now."""
+
+Hear = Callable[[int], bool]
 
 
 Status = Literal["loaded", "loading", "cold", "failed"]

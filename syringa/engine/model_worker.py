@@ -35,7 +35,7 @@ class ModelWorker:
         self.idle, self.keep, self.dropped = 0.0, False, False
         self.soft = False  # nobody waits for it
         self.process: subprocess.Popen[bytes] | None = None
-        self.link: Link[protocol.FromWorker] | None = None
+        self.link: Link[protocol.FromWorker | protocol.Tokens] | None = None
         self.socket = ""
         self.info: ModelInfo | None = None
         self.busy = self.served = False

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
-from typing import Generic, Literal, TypeVar
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -16,6 +17,8 @@ HEADER = 4
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """`request.id` is a number, less than `MOST_NUMBERS`, which is all that a request is called between the two."""
+
     request: EngineRequest
 
 
@@ -46,7 +49,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What one step added, to everything that this client has running."""
+    """What one step added, to everything that this client has running, but for `Tokens`."""
 
     deltas: list[EngineDelta]
 
@@ -71,6 +74,15 @@ class Stays(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 ToWorker = Submit | Abort | AskStats | Retire
 FromWorker = Ready | Deltas | Refused | Stats | Stays
+
+Tokens: TypeAlias = "array[int]"
+"""Deltas that are nothing but an `only_token`: the numbers of their requests and the tokens, by turns. Most steps make
+nothing else, and between two steps whatever reads a longer message falls out of the processor's caches. They come
+behind a length with the highest bit set."""
+
+_TOKENS = 1 << 31
+MOST_NUMBERS = 1 << 32
+
 M = TypeVar("M")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -81,24 +93,59 @@ def frame(message: msgspec.Struct) -> bytes:
     return len(body).to_bytes(HEADER, "little") + body
 
 
+def frame_step(deltas: Iterable[EngineDelta]) -> bytes:
+    """What one step added, for a client that numbers its requests: `Tokens`, then `Deltas` with the rest."""
+    tokens: dict[str, int] = {}
+    others: list[EngineDelta] = []
+    behind: set[str] = set()  # the requests whose order would be lost
+    for delta in deltas:
+        token = delta.only_token
+        if token is None or delta.request in tokens or delta.request in behind:
+            others.append(delta)
+            behind.add(delta.request)
+        else:
+            tokens[delta.request] = token
+    framed = frame(Deltas(others)) if others else b""
+    if tokens:
+        body = array("I", [each for id, token in tokens.items() for each in (int(id), token)]).tobytes()
+        framed = (len(body) | _TOKENS).to_bytes(HEADER, "little") + body + framed
+    return framed
+
+
 class Frames(Generic[M]):
     """Cuts a byte stream back into messages."""
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
-        self._decoder = decoder
-        self._buffer = bytearray()
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+        self._decode: Callable[[bytes | bytearray], M] = decoder.decode
+        self._buffer = bytearray()  # the beginning of a message
+
+    def _tokens(self, body: bytes | bytearray) -> M:
+        raise ValueError("tokens come from workers only")
 
     def feed(self, data: bytes) -> Iterator[M]:
         buffer = self._buffer
-        buffer += data
-        at = 0
-        while len(buffer) - at >= HEADER:
-            end = at + HEADER + int.from_bytes(buffer[at : at + HEADER], "little")
-            if len(buffer) < end:
+        whole: bytes | bytearray = data
+        if buffer:
+            buffer += data
+            whole = buffer
+        at, size = 0, len(whole)
+        while size - at >= HEADER:
+            length = int.from_bytes(whole[at : at + HEADER], "little")
+            end = at + HEADER + (length & ~_TOKENS)
+            if size < end:
                 break
-            yield self._decoder.decode(bytes(buffer[at + HEADER : end]))
+            body = whole[at + HEADER : end]
+            yield self._tokens(body) if length & _TOKENS else self._decode(body)
             at = end
-        del buffer[:at]
+        if whole is buffer:
+            del buffer[:at]
+        elif at < size:
+            buffer += data[at:]
+
+
+class _ClientFrames(Frames["FromWorker | Tokens"]):
+    def _tokens(self, body: bytes | bytearray) -> Tokens:
+        return array("I", bytes(body))
 
 
 def listen(path: str) -> socket.socket:
@@ -118,6 +165,6 @@ def worker_frames() -> Frames[ToWorker]:
     return Frames(msgspec.msgpack.Decoder(ToWorker))
 
 
-def client_frames() -> Frames[FromWorker]:
+def client_frames() -> Frames[FromWorker | Tokens]:
     """For what an API process receives."""
-    return Frames(msgspec.msgpack.Decoder(FromWorker))
+    return _ClientFrames(msgspec.msgpack.Decoder(FromWorker))

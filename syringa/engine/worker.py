@@ -127,7 +127,8 @@ class Worker:
             by_client.setdefault(number, []).append(delta)
         for number, own in by_client.items():
             if client := self.clients.get(number):
-                self._write(client, protocol.Deltas(own))
+                client.unsent += protocol.frame_step(own)
+                self._flush(client)
         for client in [client for client in self.clients.values() if client.unsent]:
             self._flush(client)
 

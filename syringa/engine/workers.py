@@ -262,7 +262,7 @@ class ModelWorkers:
         if worker.enter(phase, reason, self._clock()):
             self._tell(worker.state())
 
-    def _connect(self, path: str) -> Link[protocol.FromWorker] | None:
+    def _connect(self, path: str) -> Link[protocol.FromWorker | protocol.Tokens] | None:
         """A worker listens before it loads, but not before it has started."""
         connection = socket.socket(socket.AF_UNIX)
         try:

@@ -98,7 +98,7 @@ class Connection(Watched, HttpToolsProtocol):
         """The server has ended: an answer that has begun by now stays as it is, which is nobody's mistake."""
         running = self._running
         if running is not None and running.response_started and not running.response_complete:
-            running.disconnected = True
+            running.stop()
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:

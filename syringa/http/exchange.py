@@ -29,22 +29,27 @@ class Exchange(RequestResponseCycle):
     code that cannot. `left` is called when the client is gone before its answer was complete."""
 
     left: Callable[[], None] | None = None
+    flowing = False  # whether chunks of its body can follow, for all we know
     _head: bytes | None = None
     _endless = False
 
     def leave(self) -> None:
         """The client is gone, or what it still sends does not matter any more."""
-        self.disconnected = True
+        self.stop()
         self.message_event.set()
         if self.left is not None:
             self.left()
+
+    def stop(self) -> None:
+        """Nothing more is sent."""
+        self.disconnected, self.flowing = True, False
 
     def write(self, parts: list[bytes]) -> bool:
         """More of a body whose length is not known, each part a chunk of its own. False: the client has to read first,
         and `send` waits for that."""
         if self.flow.write_paused or not self.chunked_encoding:
             return False
-        if not self.disconnected:
+        if not self.disconnected and not self.response_complete:
             if len(parts) == 1 and self._head is None:
                 self.transport.write(b"%x\r\n%b\r\n" % (len(parts[0]), parts[0]))
             else:
@@ -116,6 +121,7 @@ class Exchange(RequestResponseCycle):
     def _put(self, data: bytes) -> None:
         head, self._head = self._head, None
         if head is not None:
+            self.flowing = bool(self.chunked_encoding)
             if len(data) > _LARGE:
                 self.transport.write(head)
             else:
@@ -124,7 +130,7 @@ class Exchange(RequestResponseCycle):
             self.transport.write(data)
 
     def _complete(self) -> None:
-        self.response_complete = True
+        self.response_complete, self.flowing = True, False
         self.message_event.set()
         if not self.keep_alive:
             self.transport.close()

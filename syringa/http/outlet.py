@@ -9,9 +9,7 @@ from typing import Any
 from starlette.types import Send
 
 from syringa.http.exchange import Exchange
-
-# What a write to a connection that is gone raises; uvloop has the latter for a transport that has closed.
-_BROKEN = (OSError, RuntimeError)
+from syringa.turn import BROKEN, this_turn
 
 MOST_WAITING = 8 << 20  # bytes for one client that does not read
 
@@ -33,8 +31,8 @@ class Outlet:
     """
 
     __slots__ = (
-        "_broken", "_exchange", "_headers", "_parts", "_send", "_started", "_straight", "_task", "_waiting", "begun",
-        "used",
+        "_broken", "_exchange", "_headers", "_parts", "_send", "_started", "_straight", "_task", "_turn", "_waiting",
+        "begun", "used",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +43,7 @@ class Outlet:
         self.begun = False
         self.used = False  # since somebody has set it so
         self._send, self._straight, self._headers, self._exchange = send, straight, headers, exchange
+        self._turn = this_turn()
         self._parts: list[bytes] = []
         self._started = False
         self._broken = False
@@ -62,7 +61,11 @@ class Outlet:
                 self._broken = True  # it may be alive, but it does not read
                 raise ClientGone
         elif len(self._parts) == 1:
-            _at_the_end_of_this_turn(self)
+            self._turn.at_end(self.flush)
+
+    def voice(self, texts: Sequence[bytes | None], before: bytes, after: bytes) -> Voice:
+        """What puts one of `texts` between two others."""
+        return Voice(self, self._exchange, texts, before, after)
 
     @property
     def behind(self) -> bool:
@@ -77,7 +80,7 @@ class Outlet:
             return False
         try:
             done = self._exchange.finish([*self._parts, *parts])
-        except _BROKEN as error:
+        except BROKEN as error:
             raise ClientGone from error
         if done:
             self._parts.clear()
@@ -96,7 +99,7 @@ class Outlet:
             await self._start()
             for place, part in enumerate(last, 1):
                 await self._pass_on(part, more=place < len(last))
-        except _BROKEN as error:
+        except BROKEN as error:
             raise ClientGone from error
 
     def close(self) -> None:
@@ -116,7 +119,7 @@ class Outlet:
             stopped_at = sending.send(None)
         except StopIteration:
             return
-        except _BROKEN:
+        except BROKEN:
             self._broken = True
             return
         self._task = asyncio.create_task(self._catch_up(_Rest(sending, stopped_at)))
@@ -140,36 +143,48 @@ class Outlet:
     async def _catch_up(self, rest: _Rest) -> None:
         try:
             await rest
-        except _BROKEN:
+        except BROKEN:
             self._broken = True
         finally:
             self._task, self._waiting = None, 0
 
 
-class _Turn:
-    """The outlets that have something to send at the end of this turn of an event loop."""
+class Voice:
+    """Puts a token's text into an outlet, with what is around it.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.due: list[Outlet] = []
+    Most tokens of most streams come this way, with those of all other streams of their step: if nothing is in the way,
+    the text goes to the connection as soon as they all are ready.
+    """
 
-    def flush(self) -> None:
-        due, self.due = self.due, []
-        for outlet in due:
-            outlet.flush()
+    __slots__ = ("_after", "_before", "_exchange", "_outlet", "_texts", "_turn", "said")
 
+    def __init__(
+        self, outlet: Outlet, exchange: Exchange | None, texts: Sequence[bytes | None], before: bytes, after: bytes
+    ) -> None:
+        self._outlet, self._exchange, self._turn = outlet, exchange, this_turn()
+        self._texts, self._before, self._after = texts, before, after
+        self.said = 0
 
-_turn: _Turn | None = None  # of the loop that runs; a process has one
-
-
-def _at_the_end_of_this_turn(outlet: Outlet) -> None:
-    global _turn
-    loop = asyncio.get_running_loop()
-    if _turn is None or _turn.loop is not loop:
-        _turn = _Turn(loop)
-    _turn.due.append(outlet)
-    if len(_turn.due) == 1:
-        loop.call_soon(_turn.flush)
+    def __call__(self, token: int) -> bool:
+        texts = self._texts
+        if not 0 <= token < len(texts) or (text := texts[token]) is None:
+            return False
+        self.said += 1
+        body = self._before + text + self._after
+        outlet, exchange = self._outlet, self._exchange
+        if (
+            self._turn.held
+            and not outlet._parts
+            and outlet._task is None
+            and exchange is not None
+            and exchange.flowing
+            and not exchange.flow.write_paused
+        ):
+            outlet.used = True
+            self._turn.write(exchange.transport.write, b"%x\r\n%b\r\n" % (len(body), body))
+        else:
+            outlet.put(body)
+        return True
 
 
 class _Rest:

@@ -22,7 +22,7 @@ from syringa.generation import Emit
 from syringa.http.framing import Framing, encode
 from syringa.http.interruption import Presence
 from syringa.http.middleware import unwrapped
-from syringa.http.outlet import ClientGone, Outlet
+from syringa.http.outlet import ClientGone, Outlet, Voice
 from syringa.output.collect import collect
 
 logger = logging.getLogger("syringa.http")
@@ -114,18 +114,9 @@ class StreamedAnswer(Response):
         for event in events:
             self._put(self._write(event))
 
-    def saying(self) -> Callable[[str], None] | None:
-        """What sends a text of the first choice, with the chunk around it."""
+    def voice(self, texts: Sequence[bytes | None]) -> Voice | None:
         around = self._around() if self._around is not None else None
-        if around is None:
-            return None
-        before, after = b"data: " + around[0], around[1] + b"\n\n"
-        put = self._outlet.put
-
-        def say(text: str) -> None:
-            put(before + encode(text) + after)
-
-        return say
+        return None if around is None else self._outlet.voice(texts, b"data: " + around[0], around[1] + b"\n\n")
 
     def _write_first(self, event: Event) -> Sequence[Any]:
         return [*self._open(), *self._write_rest(event)]
@@ -154,20 +145,19 @@ class StreamedAnswer(Response):
 class _Teller:
     """Takes a generation's events for a stream."""
 
-    __slots__ = ("_answer", "_say")
+    __slots__ = ("_answer", "_voice")
 
     def __init__(self, answer: StreamedAnswer) -> None:
         self._answer = answer
-        self._say: Callable[[str], None] | None = None
+        self._voice: Voice | None = None
 
     def __call__(self, events: Sequence[Event]) -> None:
         self._answer.emit(events)
 
-    @property
-    def say(self) -> Callable[[str], None] | None:
-        if self._say is None:
-            self._say = self._answer.saying()
-        return self._say
+    def voice(self, texts: Sequence[bytes | None]) -> Voice | None:
+        if self._voice is None:
+            self._voice = self._answer.voice(texts)
+        return self._voice
 
 
 class WholeAnswer(Response):

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, load_tokenizer
@@ -41,7 +42,7 @@ class Tokenizer:
     @classmethod
     def load(cls, files: ModelFiles, description: ModelDescription | None = None) -> Tokenizer:
         tokenizer = cls(load_tokenizer(files), description or describe(files))
-        tokenizer.text_table  # noqa: B018  it takes a moment, which no request should wait for
+        tokenizer.json_table  # noqa: B018  it takes a moment, which no request should wait for
         return tokenizer
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -156,6 +157,11 @@ class Tokenizer:
         for id_ in self.special_ids:
             texts[id_] = None
         return texts
+
+    @cached_property
+    def json_table(self) -> list[bytes | None]:
+        """The same as JSON strings, for those that show something."""
+        return [msgspec.json.encode(text) if text else None for text in self.text_table]
 
     def _without_special(self) -> tokenizers.Tokenizer:
         # The switch is a state of the tokenizers object, which other threads use meanwhile: so there are two of them.

@@ -243,7 +243,7 @@ async def stub(path: str, handle: Callable[[asyncio.StreamWriter], object]) -> A
 
 
 def deltas(writer: asyncio.StreamWriter, *, finish: bool = True) -> None:
-    writer.write(protocol.frame(protocol.Deltas([EngineDelta("r", 0, [7], finish="stop" if finish else None)])))
+    writer.write(protocol.frame_step([EngineDelta("1", 0, [7], finish="stop" if finish else None)]))
 
 
 @pytest.fixture

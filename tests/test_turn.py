@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from syringa.turn import this_turn
+
+
+async def test_what_is_due_comes_at_the_end_of_the_loops_turn() -> None:
+    done: list[str] = []
+    turn = this_turn()
+    assert turn is this_turn()
+    turn.at_end(lambda: done.append("a"))
+    turn.at_end(lambda: done.append("b"))
+    assert not done
+    await asyncio.sleep(0)
+    assert done == ["a", "b"]
+
+
+async def test_or_where_the_block_ends_writes_first() -> None:
+    done: list[Any] = []
+    turn = this_turn()
+    turn.at_end(lambda: done.append("before"))
+    with turn:
+        assert turn.held
+        turn.at_end(lambda: done.append("inside"))
+        turn.write(done.append, b"written")
+        assert not done
+    assert done == [b"written", "before", "inside"]
+    assert not turn.held
+    await asyncio.sleep(0)
+    assert len(done) == 3
+    turn.at_end(lambda: done.append("after"))
+    await asyncio.sleep(0)
+    assert done[3:] == ["after"]
+
+
+async def test_what_is_asked_for_at_the_end_is_done_at_the_next() -> None:
+    done: list[str] = []
+    turn = this_turn()
+    with turn:
+        turn.at_end(lambda: turn.at_end(lambda: done.append("late")))
+    assert not done
+    await asyncio.sleep(0)
+    assert done == ["late"]
+
+
+@pytest.mark.parametrize("error", [OSError("broken pipe"), RuntimeError("the handler is closed")])
+async def test_a_broken_connection_costs_others_nothing(error: Exception) -> None:
+    written: list[bytes] = []
+
+    def broken(data: bytes) -> None:
+        raise error
+
+    with this_turn():
+        this_turn().write(broken, b"lost")
+        this_turn().write(written.append, b"kept")
+    assert written == [b"kept"]
+
+
+async def test_a_failure_is_told_and_the_rest_is_done() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    done: list[str] = []
+
+    def fail() -> None:
+        raise ValueError("a bug")
+
+    with this_turn():
+        this_turn().at_end(fail)
+        this_turn().at_end(lambda: done.append("rest"))
+    assert done == ["rest"]
+    assert isinstance(told[0]["exception"], ValueError)
+
+
+def test_every_loop_has_its_own() -> None:
+    async def due() -> Any:
+        this_turn().at_end(lambda: None)
+        return this_turn()
+
+    assert asyncio.run(due()) is not asyncio.run(due())
