@@ -17,6 +17,7 @@ import contextlib
 import logging
 import re
 import sys
+import time
 import traceback
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -49,8 +50,7 @@ def configure(level: str, format: Literal["text", "json"] = "text", *, prompts: 
     root = logging.getLogger()
     for old in [each for each in root.handlers if isinstance(each, _Handler)]:
         root.removeHandler(old)
-    handler = _Handler()
-    handler.setFormatter(JsonFormatter(prompts=prompts) if format == "json" else TextFormatter(prompts=prompts))
+    handler = _Handler(JsonFormatter(prompts=prompts) if format == "json" else TextFormatter(prompts=prompts))
     handler.addFilter(name_request)
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
@@ -72,9 +72,13 @@ def name_request(record: logging.LogRecord) -> bool:
 def line(logger: logging.Logger, level: int, message: str, fields: dict[str, Any], id: str) -> None:
     """Logs a message about the request `id` with fields of its own, which JSON lines have apart. Looks for no caller:
     it is for lines that every request has."""
-    record = logging.LogRecord(logger.name, level, "", 0, message, None, None)
-    record.fields, record.request_id = fields, id
-    logger.handle(record)
+    match logging.root.handlers:
+        case [_Handler() as ours]:  # nobody else listens: no record has to be made
+            ours.say(_Line(time.time(), logging.getLevelName(level), logger.name, message, id, fields), level)
+        case _:
+            record = logging.LogRecord(logger.name, level, "", 0, message, None, None)
+            record.fields, record.request_id = fields, id
+            logger.handle(record)
 
 
 def escaped(text: str) -> str:
@@ -86,38 +90,58 @@ def cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"
 
 
-class TextFormatter(logging.Formatter):
+class _Line(msgspec.Struct):
+    """What is to be said; `told`: the lines of an exception."""
+
+    created: float
+    level: str
+    name: str
+    message: str
+    request_id: str
+    fields: dict[str, Any] | None = None
+    told: list[str] | None = None
+
+
+class _Formatter(logging.Formatter):
+    """What both formats have in common."""
+
     def __init__(self, *, prompts: bool = False) -> None:
         super().__init__()
         self._prompts = prompts
 
     def format(self, record: logging.LogRecord) -> str:
-        said = f"{_time(record)} {record.levelname} {record.name}: {escaped(_message(record, self._prompts))}"
-        if id := getattr(record, "request_id", ""):
-            said += f" [{escaped(id)}]"
+        line = _Line(record.created, record.levelname, record.name, _message(record, self._prompts), "")
+        line.request_id, line.fields = getattr(record, "request_id", ""), getattr(record, "fields", None)
         if record.exc_info and record.exc_info[1] is not None:
-            said += "\n" + "\n".join(_told(record.exc_info[1], self._prompts))
-        return said
+            line.told = _told(record.exc_info[1], self._prompts)
+        return self.write(line)
+
+    def write(self, line: _Line) -> str:
+        raise NotImplementedError
 
 
-class JsonFormatter(logging.Formatter):
-    def __init__(self, *, prompts: bool = False) -> None:
-        super().__init__()
-        self._prompts = prompts
+class TextFormatter(_Formatter):
+    def write(self, line: _Line) -> str:
+        said = f"{_time(line.created)} {line.level} {line.name}: {escaped(line.message)}"
+        if line.request_id:
+            said += f" [{escaped(line.request_id)}]"
+        return said if line.told is None else "\n".join([said, *line.told])
 
-    def format(self, record: logging.LogRecord) -> str:
+
+class JsonFormatter(_Formatter):
+    def write(self, line: _Line) -> str:
         said: dict[str, Any] = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": escaped(_message(record, self._prompts)),
+            "time": _time(line.created),
+            "level": line.level.lower(),
+            "logger": line.name,
+            "message": escaped(line.message),
         }
-        if id := getattr(record, "request_id", ""):
-            said["request_id"] = id
-        if fields := getattr(record, "fields", None):
-            said |= fields
-        if record.exc_info and record.exc_info[1] is not None:
-            said["exception"] = "\n".join(_told(record.exc_info[1], self._prompts))
+        if line.request_id:
+            said["request_id"] = line.request_id
+        if line.fields:
+            said |= line.fields
+        if line.told is not None:
+            said["exception"] = "\n".join(line.told)
         try:
             return msgspec.json.encode(said, enc_hook=str).decode()
         except UnicodeEncodeError:  # half a character in a field
@@ -132,20 +156,30 @@ class _Handler(logging.Handler):
     the turn's end, unless something is wrong.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, form: _Formatter) -> None:
         super().__init__()
+        self._form = form
+        self.setFormatter(form)
         self._lines: list[str] = []
         self._turn: asyncio.AbstractEventLoop | None = None  # whose end is waited for
 
     def emit(self, record: logging.LogRecord) -> None:
         # A line that cannot be written is lost: nobody is there to be told, and the request is not to blame.
         with contextlib.suppress(Exception):
-            self._lines.append(self.format(record) + "\n")
-            if record.levelno >= logging.WARNING or (loop := asyncio._get_running_loop()) is None:
-                self.flush()
-            elif self._turn is not loop:
-                self._turn = loop
-                loop.call_soon(self.flush)
+            self._add(self.format(record), record.levelno)
+
+    def say(self, line: _Line, level: int) -> None:
+        """The same without a record."""
+        with self.lock or contextlib.nullcontext(), contextlib.suppress(Exception):
+            self._add(self._form.write(line), level)
+
+    def _add(self, said: str, level: int) -> None:
+        self._lines.append(said + "\n")
+        if level >= logging.WARNING or (loop := asyncio._get_running_loop()) is None:
+            self.flush()
+        elif self._turn is not loop:
+            self._turn = loop
+            loop.call_soon(self.flush)
 
     def flush(self) -> None:
         with self.lock or contextlib.nullcontext(), contextlib.suppress(Exception):
@@ -157,12 +191,12 @@ class _Handler(logging.Handler):
 _second, _shown = -1, ""  # the last one, which the next line is likely to share
 
 
-def _time(record: logging.LogRecord) -> str:
+def _time(created: float) -> str:
     global _second, _shown
-    second = int(record.created)
+    second = int(created)
     if second != _second:
         _second, _shown = second, datetime.fromtimestamp(second, UTC).isoformat()[:-6]
-    return f"{_shown}.{int((record.created - second) * 1000):03d}Z"
+    return f"{_shown}.{int((created - second) * 1000):03d}Z"
 
 
 def _message(record: logging.LogRecord, prompts: bool) -> str:

@@ -64,6 +64,34 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "request_id" not in second
 
 
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize("id", ["", "abc\n"])
+def test_a_line_is_the_same_whoever_else_listens(format: str, id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", format)  # type: ignore[arg-type]
+    root = logging.getLogger()
+    ours = [each for each in root.handlers if type(each).__module__ == "syringa.logs"]
+    for handlers in ([*ours, logging.NullHandler()], ours):
+        root.handlers[:] = handlers
+        logs.line(logging.getLogger("syringa.access"), logging.INFO, "done\x1b", {"status": 200, "model": "é"}, id)
+    first, second = [re.sub(STAMP, "", line) for line in lines(capsys)]
+    assert first == second
+    assert "syringa.access" in first
+
+
+def test_a_line_that_cannot_be_written_costs_nobody_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    class Odd:
+        def __str__(self) -> str:
+            raise ValueError("it has no text")
+
+    logs.configure("info", "json")
+    root = logging.getLogger()
+    root.handlers[:] = [each for each in root.handlers if type(each).__module__ == "syringa.logs"]
+    logs.line(logging.getLogger("syringa.access"), logging.INFO, "done", {"odd": Odd()}, "")
+    logs.line(logging.getLogger("syringa.access"), logging.INFO, "next", {}, "")
+    (line,) = lines(capsys)
+    assert "next" in line
+
+
 def test_configuring_twice_says_everything_once(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info")
     logs.configure("warning", "json")

@@ -10,6 +10,9 @@ from syringa.ids import fresh_id
 
 _encode = msgspec.json.Encoder().encode
 
+_MARK = fresh_id()  # which nobody knows, so that it is nowhere else in a chunk
+_QUOTED = _encode(_MARK)
+
 
 class TextChunks:
     """Writes the chunk that `make` would make of a choice and a text."""
@@ -26,7 +29,6 @@ class TextChunks:
         """What stands before the text, and after it."""
         found = self._around.get(choice)
         if found is None:
-            mark = fresh_id()  # which is nowhere else in it
-            before, after = _encode(self._make(choice, mark)).split(_encode(mark))
+            before, after = _encode(self._make(choice, _MARK)).split(_QUOTED)
             found = self._around[choice] = before, after
         return found
