@@ -50,6 +50,7 @@ class Connection(Watched, HttpToolsProtocol):
         self._upgrading = False
         self._surplus = False  # whether it came when there was no room
         self._deaf = False  # what still comes does not matter any more
+        self._verdict: SyringaError | None = None  # on what came last, to be told when the rest is answered
         self._late: asyncio.TimerHandle | None = None
 
     @property
@@ -186,6 +187,12 @@ class Connection(Watched, HttpToolsProtocol):
             self._complete, self._fed = True, 0
             super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._verdict is not None and not self._is_answering() and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._say(self._verdict)
+
     # What is not allowed.
 
     def _check_head(self) -> None:
@@ -262,14 +269,18 @@ class Connection(Watched, HttpToolsProtocol):
         self._feed(b"".join([*head, b"\r\n", rest]))
 
     def _refuse(self, error: SyringaError) -> None:
-        """Ends the connection: with an answer, if it is this request's turn to be answered and it was not yet."""
+        """Ends the connection, with an answer if there was none yet: now, or when this request's turn has come."""
         self._deaf = True
         self._disarm()
         has_cycle = not self._in_head and not self._complete
         if self._is_answering():
             running = cast(Exchange, self._running)
-            if not has_cycle or running is not self.cycle or running.response_started:
-                self.pipeline.clear()
+            if not has_cycle or running is not self.cycle:
+                if has_cycle:
+                    self.pipeline.popleft()  # this is the one
+                self._verdict = error
+                return
+            if running.response_started:
                 running.keep_alive = False
                 return
             running.scope["state"]["status"] = error.status

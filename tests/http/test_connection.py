@@ -216,16 +216,34 @@ async def test_a_pipelined_body_that_waits_for_its_turn_is_not_late() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [b"\x00\x01", b"GET", HEAD + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", HEALTH * 99, UPGRADE + b"\r\n"],
+    ("bad", "status", "code"),
+    [
+        (b"\x00\x01", 400, "malformed_request"),
+        (b"GET", 408, "request_timeout"),
+        (HEAD + b"content-length: 9\r\n\r\n{", 408, "request_timeout"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", 400, "malformed_request"),
+        (UPGRADE + b"\r\n", 400, "malformed_request"),
+    ],
 )
-async def test_nonsense_behind_a_request_does_not_cost_its_answer(bad: bytes) -> None:
+@pytest.mark.parametrize("good", [1, 3])
+async def test_nonsense_behind_requests_is_answered_in_its_turn(bad: bytes, status: int, code: str, good: int) -> None:
     engine = FakeEngine("hello", delay=0.1)
-    async with place(engine) as here, here.client(ASK + bad) as client:
-        status, _, body = await client.answer()
-        assert status == 200
-        assert json.loads(body)["choices"][0]["text"] == "hello"
-        assert await client.closed()
+    async with place(engine) as here, here.client(ASK * good + bad) as client:
+        for _ in range(good):
+            answer, _, body = await client.answer()
+            assert answer == 200
+            assert json.loads(body)["choices"][0]["text"] == "hello"
+        await client.refused(status, code)
+    assert len(engine.requests) == good
+
+
+async def test_one_request_too_many_costs_the_others_nothing() -> None:
+    engine = FakeEngine("hello", delay=0.1)
+    async with place(engine) as here, here.client(ASK + HEALTH * 99) as client:
+        assert (await client.answer())[0] == 200
+        for _ in range(32):
+            assert (await client.answer())[2] == b'{"status":"ok"}'
+        await client.refused(400, "too_many_pipelined")
 
 
 async def test_a_client_that_leaves_with_requests_in_the_queue() -> None:
