@@ -113,12 +113,15 @@ class Usage(msgspec.Struct, frozen=True):
 class Trace:
     """What a generation leaves behind for the books, however it ends."""
 
-    __slots__ = ("cached_tokens", "completion_tokens", "first_at", "prompt_tokens", "queued", "reasoning_tokens")
+    __slots__ = (
+        "cached_tokens", "completion_tokens", "cut", "first_at", "prompt_tokens", "queued", "reasoning_tokens",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.prompt_tokens = self.completion_tokens = self.cached_tokens = self.reasoning_tokens = 0
         self.queued = 0.0  # seconds in the engine's queue
         self.first_at: float | None = None  # when the first token came, by `time.perf_counter`
+        self.cut = False  # whether a choice ended because it had as many tokens as it may
 
 
 ChoiceEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | Finished

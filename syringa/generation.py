@@ -97,7 +97,7 @@ class _PromptRun:
     """
 
     __slots__ = (
-        "_choices", "_constraint", "_emit", "_engine", "_first_at", "_held", "_pipelines", "_prompt", "_queued",
+        "_choices", "_constraint", "_cut", "_emit", "_engine", "_first_at", "_held", "_pipelines", "_prompt", "_queued",
         "_request", "_running", "_scored", "_texts", "_told", "cached_tokens", "hear", "prompt_tokens",
     )  # fmt: skip
 
@@ -105,6 +105,7 @@ class _PromptRun:
         self.cached_tokens = 0
         self.prompt_tokens = len(request.prompts[prompt])
         self._queued = 0
+        self._cut = False
         self._first_at: float | None = None
         self._engine = engine
         self._prompt = prompt
@@ -153,6 +154,7 @@ class _PromptRun:
         trace.cached_tokens += self.cached_tokens
         trace.completion_tokens += sum([pipeline.tokens for pipeline in self._pipelines])
         trace.reasoning_tokens += sum([pipeline.reasoning_tokens for pipeline in self._pipelines])
+        trace.cut |= self._cut
         trace.queued = max(trace.queued, self._queued / 1000)
         trace.first_at = self._first_at if trace.first_at is None else min(trace.first_at, self._first_at)
 
@@ -201,6 +203,7 @@ class _PromptRun:
                 self.hear = None if voice is None else voice(self._texts)
             return False
         self._running -= 1
+        self._cut |= events[-1].reason == "length"
         if delta.finish is None and self._running:
             self._engine.abort(self._request.id, delta.choice)
         return not self._running

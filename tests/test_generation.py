@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest, SyringaError
-from syringa.events import Event, Finished, GenerationRequest, PromptScored, TextDelta, Usage
-from syringa.generation import generate, stream
+from syringa.events import Event, Finished, GenerationRequest, PromptScored, TextDelta, Trace, Usage
+from syringa.generation import generate, produce, stream
 from syringa.output.collect import Generation, collect
 from syringa.types import EngineDelta, Fault, Sampling, Stopping
 from tests.fake_engine import END, ByteTokenizer, FakeEngine, score
@@ -209,6 +209,15 @@ class Teller:
     @property
     def said(self) -> int:
         return sum(each.total for each in self.spoken)
+
+
+@pytest.mark.parametrize(("tokens", "cut"), [(3, True), (6, False)])
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_the_books_know_what_was_cut(tokens: int, cut: bool, choices: int) -> None:
+    trace = Trace()
+    asked = request(max_tokens=tokens, choices=choices)
+    await produce(FakeEngine("hello"), ByteTokenizer(), asked, lambda events: None, trace)
+    assert trace.cut is cut
 
 
 # ASCII, parts of characters, an end token that does not end, and ids that no vocabulary has.

@@ -46,6 +46,7 @@ _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _RATE_LIMITED = 429
 # How vLLM calls an end. What was refused never began, and is in `requests_total` alone.
 _FINISHED: dict[Outcome, str] = {"ok": "stop", "cancelled": "abort", "failed": "error"}
+_CUT = "length"  # the same for what went well and was cut
 
 _WAITS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
@@ -119,12 +120,12 @@ class Metrics:
         self._histograms = {name: self._histogram(name, *about) for name, about in _HISTOGRAMS.items()}
         self.settle: Callable[[], None] = lambda: None  # called before anything is shown: some may not be counted yet
         self._series: dict[str, _Series] = {}
-        self._ends: dict[tuple[str, str, Outcome, int], Callable[[], None]] = {}
+        self._ends: dict[tuple[str, str, Outcome, int, bool], Callable[[], None]] = {}
 
     def __call__(self, account: Account) -> None:
         """Counts a request that has ended."""
         endpoint = account.endpoint if account.endpoint in ENDPOINTS else ""
-        end = (account.model, endpoint, account.outcome, account.status)
+        end = (account.model, endpoint, account.outcome, account.status, account.trace.cut)
         count = self._ends.get(end)
         if count is None:
             count = self._ends[end] = self._counting(*end)
@@ -144,11 +145,11 @@ class Metrics:
         self.settle()
         return await asyncio.to_thread(self._text, dict(stats))
 
-    def _counting(self, model: str, endpoint: str, outcome: Outcome, status: int) -> Callable[[], None]:
+    def _counting(self, model: str, endpoint: str, outcome: Outcome, status: int, cut: bool) -> Callable[[], None]:
         """What counts an end like this one."""
         counters = [self._requests.labels(model, endpoint, outcome, status)]
         if model and outcome in _FINISHED:
-            counters.append(self._finished.labels(model, _FINISHED[outcome]))
+            counters.append(self._finished.labels(model, _CUT if cut and outcome == "ok" else _FINISHED[outcome]))
         if status == _RATE_LIMITED:
             counters.append(self._refused.labels(endpoint))
         steps = [counter.inc for counter in counters]

@@ -91,6 +91,19 @@ async def test_a_request_is_counted_with_its_times_and_tokens() -> None:
     assert value(found, "syringa_model_load_seconds_count", model_name="qwen") == 0
 
 
+async def test_what_was_cut_went_well() -> None:
+    metrics = Metrics("syringa_")
+    ended = [account(), account(), account()]
+    ended[0].trace.cut = ended[1].trace.cut = True
+    ended[1].cancel()
+    for each in ended:
+        metrics(each)
+    found = await scraped(metrics)
+    reasons = {each["finished_reason"]: value(found, "syringa_request_success_total", **each)
+               for each in named(found, "syringa_request_success_total")}  # fmt: skip
+    assert reasons == {"length": 1, "abort": 1, "stop": 1}
+
+
 async def test_how_a_request_ended() -> None:
     metrics = Metrics("syringa_")
     cancelled = account()
