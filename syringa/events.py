@@ -123,6 +123,10 @@ class Trace:
         self.first_at: float | None = None  # when the first token came, by `time.perf_counter`
         self.cut = False  # whether a choice ended because it had as many tokens as it may
 
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens)
+
 
 ChoiceEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | Finished
 Event = ChoiceEvent | PromptScored | Usage

@@ -60,7 +60,7 @@ async def produce(
     finally:
         for run in runs:
             run.leave(trace)
-    return Usage(trace.prompt_tokens, trace.completion_tokens, trace.cached_tokens, trace.reasoning_tokens)
+    return trace.usage
 
 
 async def stream(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest) -> AsyncGenerator[Event]:

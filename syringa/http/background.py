@@ -52,7 +52,7 @@ async def _carry_out(turn: Turn, run: Run, opening: list[StreamEvent]) -> None:
         run.publish(_stored(events))
 
     try:
-        closing = writer.write(await turn.drive(emit))
+        closing = writer.write(await turn.generate(emit))
     except asyncio.CancelledError:
         if run.cancelled:
             writer.cancel()

@@ -58,10 +58,19 @@ class Turn:
         found: Response = msgspec.to_builtins(self.writer.response)
         return found
 
+    async def generate(self, emit: Emit) -> Usage:
+        """Runs it, and no more. What it had used by then is in the response, whatever the end."""
+        try:
+            return await self.drive(emit)
+        except BaseException:
+            if self.account.trace.first_at is not None:
+                self.writer.spend(self.account.trace.usage)
+            raise
+
     async def run(self, emit: Emit) -> Sequence[Any]:
         """Runs it. The result are the events that close the stream: by then the response is stored."""
         try:
-            closing = self.writer.write(await self.drive(emit))
+            closing = self.writer.write(await self.generate(emit))
         except (asyncio.CancelledError, ClientGone):
             self._give_up()
             raise
@@ -76,7 +85,7 @@ class Turn:
         """Runs it. The result is the body."""
         events: list[Event] = []
         try:
-            usage = await self.drive(events.extend)
+            usage = await self.generate(events.extend)
             body = encode(self.writer.render(collect([*events, usage])))
         except asyncio.CancelledError:
             for event in events:

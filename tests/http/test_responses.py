@@ -274,6 +274,8 @@ async def test_a_stream_that_fails_says_so_and_is_kept(database: str) -> None:
         assert seen[-1]["type"] == "response.failed"
         failed = await stored(http, seen[0]["response"]["id"])
         assert (failed["status"], failed["error"]) == ("failed", {"code": "server_error", "message": "it died"})
+        assert failed["usage"] == seen[-1]["response"]["usage"]
+        assert failed["usage"]["output_tokens"] == 1  # which it had said by then
         error = await http.refuse(400, previous_response_id=failed["id"])
         assert "has failed" in error["message"]
         open_ = await http.post(

@@ -193,9 +193,10 @@ async def test_an_engine_that_fails(database: str) -> None:
         assert seen[-1]["type"] == "response.failed"
         failed = await stored(http, seen[0]["response"]["id"])
         assert (failed["status"], failed["error"]["message"]) == ("failed", "it died")
+        assert failed["usage"]["output_tokens"] == 1
         engine.fail_first = True
-        refused = await http.respond(background=True)
-        assert (await ended(http, refused["id"]))["status"] == "failed"
+        refused = await ended(http, (await http.respond(background=True))["id"])
+        assert (refused["status"], refused["usage"]["output_tokens"]) == ("failed", 0)
 
 
 async def test_a_server_that_ends(database: str) -> None:
@@ -210,6 +211,7 @@ async def test_a_server_that_ends(database: str) -> None:
         failed = await stored(http, slow["id"])
         assert failed["status"] == "failed"
         assert "stopped" in failed["error"]["message"]
+        assert failed["usage"]["output_tokens"] > 1
         assert (await resumed(http, slow["id"]))[-1]["type"] == "response.failed"
 
 

@@ -120,6 +120,10 @@ class ResponseWriter:
         self.write(generation.usage)
         return self.response
 
+    def spend(self, usage: Usage) -> None:
+        """What it has used, if it does not come to its end."""
+        self._usage = usage
+
     def fail(self, error: Exception) -> list[StreamEvent]:
         """Ends a response that cannot go on. What the client is told of the cause is what any endpoint would tell."""
         if self.status in _ENDED:
