@@ -72,13 +72,27 @@ def name_request(record: logging.LogRecord) -> bool:
 def line(logger: logging.Logger, level: int, message: str, fields: dict[str, Any], id: str) -> None:
     """Logs a message about the request `id` with fields of its own, which JSON lines have apart. Looks for no caller:
     it is for lines that every request has."""
+    if (ours := _sole_listener(logger)) is not None:  # then no record has to be made
+        ours.say(_Line(time.time(), logging.getLevelName(level), logger.name, message, id, fields), level)
+    else:
+        record = logging.LogRecord(logger.name, level, "", 0, message, None, None)
+        record.fields, record.request_id = fields, id
+        logger.handle(record)
+
+
+def _sole_listener(logger: logging.Logger) -> _Handler | None:
+    """Our handler, if nobody else hears or looks at what `logger` says."""
+    each: logging.Logger | None = logger
+    if logger.filters:
+        return None
+    while each is not None and each is not logging.root:
+        if each.handlers or not each.propagate:
+            return None
+        each = each.parent
     match logging.root.handlers:
-        case [_Handler() as ours]:  # nobody else listens: no record has to be made
-            ours.say(_Line(time.time(), logging.getLevelName(level), logger.name, message, id, fields), level)
-        case _:
-            record = logging.LogRecord(logger.name, level, "", 0, message, None, None)
-            record.fields, record.request_id = fields, id
-            logger.handle(record)
+        case [_Handler() as ours]:
+            return ours
+    return None
 
 
 def escaped(text: str) -> str:

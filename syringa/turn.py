@@ -39,7 +39,10 @@ class Turn:
             try:
                 do()
             except Exception as error:
-                self.loop.call_exception_handler({"message": "the end of a turn failed", "exception": error})
+                self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        self.loop.call_exception_handler({"message": "the end of a turn failed", "exception": error})
 
     def __enter__(self) -> None:
         self.held = True
@@ -49,10 +52,12 @@ class Turn:
         if self._writes:
             writes, self._writes = self._writes, []
             for write, data in writes:
-                try:  # noqa: SIM105  a context manager for each would cost more than it
+                try:
                     write(data)
                 except BROKEN:
                     pass
+                except Exception as error:
+                    self._tell(error)
         if self._due:
             self.end()
 

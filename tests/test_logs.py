@@ -78,6 +78,27 @@ def test_a_line_is_the_same_whoever_else_listens(format: str, id: str, capsys: p
     assert "syringa.access" in first
 
 
+@pytest.mark.parametrize("name", ["syringa", "syringa.access"])
+def test_whoever_else_listens_is_heard(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info")
+    root, logger = logging.getLogger(), logging.getLogger(name)
+    root.handlers[:] = [each for each in root.handlers if type(each).__module__ == "syringa.logs"]
+    heard: list[logging.LogRecord] = []
+    listener = logging.Handler()
+    listener.emit = heard.append  # type: ignore[method-assign]
+    logger.addHandler(listener)
+    try:
+        logs.line(logging.getLogger("syringa.access"), logging.INFO, "done", {}, "abc")
+    finally:
+        logger.removeHandler(listener)
+    assert [record.getMessage() for record in heard] == ["done"]
+    assert len(lines(capsys)) == 1
+    logging.getLogger("syringa.access").addFilter(refuse := lambda record: False)
+    logs.line(logging.getLogger("syringa.access"), logging.INFO, "done", {}, "abc")
+    logging.getLogger("syringa.access").removeFilter(refuse)
+    assert not lines(capsys)
+
+
 def test_a_line_that_cannot_be_written_costs_nobody_anything(capsys: pytest.CaptureFixture[str]) -> None:
     class Odd:
         def __str__(self) -> str:

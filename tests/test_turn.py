@@ -75,6 +75,26 @@ async def test_a_failure_is_told_and_the_rest_is_done() -> None:
     assert isinstance(told[0]["exception"], ValueError)
 
 
+async def test_a_write_that_fails_otherwise_is_told_and_the_rest_is_done() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    done: list[Any] = []
+
+    def fail(data: bytes) -> None:
+        raise ValueError("a bug")
+
+    turn = this_turn()
+    with turn:
+        turn.write(fail, b"lost")
+        turn.write(done.append, b"kept")
+        turn.at_end(lambda: done.append("due"))
+    assert done == [b"kept", "due"]
+    assert isinstance(told[0]["exception"], ValueError)
+    turn.at_end(lambda: done.append("later"))
+    await asyncio.sleep(0)
+    assert done[2:] == ["later"]
+
+
 def test_every_loop_has_its_own() -> None:
     async def due() -> Any:
         this_turn().at_end(lambda: None)

@@ -213,7 +213,7 @@ class EngineCore:
             0 if sequence.started else sequence.cached,
             sequence.prompt_scores if first else None,
             error,
-            "grammar" if grammar is not None else "engine",
+            "grammar" if grammar is not None and error is not None else "engine",
             sequence.prompt_length if first and sequence.pictures else 0,
             round(1000 * sequence.queued) if first else 0,
         )

@@ -90,6 +90,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 def frame(message: msgspec.Struct) -> bytes:
     body = _encoder.encode(message)
+    if len(body) >= _TOKENS:
+        raise ValueError(f"a message of {len(body)} bytes is too long")
     return len(body).to_bytes(HEADER, "little") + body
 
 
@@ -120,7 +122,7 @@ class Frames(Generic[M]):
         self._buffer = bytearray()  # the beginning of a message
 
     def _tokens(self, body: bytes | bytearray) -> M:
-        raise ValueError("tokens come from workers only")
+        raise msgspec.DecodeError("tokens come from workers only")
 
     def feed(self, data: bytes) -> Iterator[M]:
         buffer = self._buffer
@@ -145,7 +147,10 @@ class Frames(Generic[M]):
 
 class _ClientFrames(Frames["FromWorker | Tokens"]):
     def _tokens(self, body: bytes | bytearray) -> Tokens:
-        return array("I", bytes(body))
+        try:
+            return array("I", bytes(body))
+        except ValueError as error:
+            raise msgspec.DecodeError(f"tokens: {error}") from None
 
 
 def listen(path: str) -> socket.socket:

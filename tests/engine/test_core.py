@@ -223,6 +223,8 @@ def test_grammars_and_their_failures_are_a_requests_own(engine: Make, encode: An
     assert answers["stuck", 0].finish == "error"
     assert answers["stuck", 0].deltas[-1].error
     assert len(answers["free", 0].tokens) == 5
+    for name in ("list", "free"):  # between the first and the last, a token is all there is to tell
+        assert all(delta.only_token is not None for delta in answers[name, 0].deltas[1:-1])
     assert everything_is_free(core)
 
 

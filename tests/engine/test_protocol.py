@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,5 +72,16 @@ def test_messages_of_all_kinds_may_come_together() -> None:
 def test_a_worker_takes_no_tokens() -> None:
     frames = protocol.worker_frames()
     assert list(frames.feed(frame(Abort("1")))) == [Abort("1")]
-    with pytest.raises(ValueError, match="from workers only"):
+    with pytest.raises(msgspec.DecodeError, match="from workers only"):
         list(frames.feed(frame_step([EngineDelta("1", 0, [5])])))
+
+
+def test_tokens_that_are_cut_short_are_no_message() -> None:
+    with pytest.raises(msgspec.DecodeError, match="tokens"):
+        list(client_frames().feed(b"\x03\x00\x00\x80abc"))
+
+
+def test_a_message_has_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_TOKENS", 8)
+    with pytest.raises(ValueError, match="too long"):
+        frame(Refused("7", "a longer message"))
