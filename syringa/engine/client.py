@@ -14,7 +14,7 @@ import msgspec
 from syringa.engine import protocol
 from syringa.engine.interface import Hear, Take
 from syringa.errors import ContextLengthExceeded, EngineOverloaded, EngineUnavailable, InvalidRequest, SyringaError
-from syringa.turn import this_turn
+from syringa.sweep import this_sweep
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 RETRY_SECONDS = 0.05
@@ -77,13 +77,13 @@ class _Connection(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._take = take
         self._frames = protocol.client_frames()
-        self._turn = this_turn()
+        self._sweep = this_sweep()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's are not declared as such
 
     def data_received(self, data: bytes) -> None:
-        with self._turn:
+        with self._sweep:
             for message in self._frames.feed(data):
                 self._take(message, self._transport)
 
@@ -181,7 +181,7 @@ class WorkerClient:
         """What is said in one turn of the event loop goes out together: each write wakes the worker."""
         if self._transport is not None:
             if not self._unsent:
-                this_turn().at_end(self._flush)
+                this_sweep().at_end(self._flush)
             self._unsent.append(protocol.frame(message))
 
     def _flush(self) -> None:

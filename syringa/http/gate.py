@@ -8,7 +8,7 @@ import math
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from syringa.errors import EngineUnavailable, InvalidRequest
+from syringa.errors import EngineUnavailable, InvalidRequest, SyringaError
 from syringa.http.drain import ENDING
 from syringa.service.caller import Caller
 from syringa.service.work import Work
@@ -47,7 +47,12 @@ class Gate:
             return
         state = scope["state"]
         headers = state["given"]
-        caller = state["caller"] = self._work.keys.find(headers.get(b"authorization"))
+        try:
+            caller = state["caller"] = self._work.keys.find(headers.get(b"authorization"))
+        except SyringaError as error:
+            if scope.get("method") == "POST":
+                self._work.metrics.turn_away(path, error.status)
+            raise
         if scope.get("method") != "POST" or path.startswith(ADMIN_PREFIX):
             await self._app(scope, receive, send)
             return

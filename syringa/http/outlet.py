@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Send
 
 from syringa.http.exchange import Exchange
-from syringa.turn import BROKEN, this_turn
+from syringa.sweep import BROKEN, this_sweep
 
 MOST_WAITING = 8 << 20  # bytes for one client that does not read
 
@@ -31,8 +31,18 @@ class Outlet:
     """
 
     __slots__ = (
-        "_broken", "_exchange", "_headers", "_parts", "_send", "_started", "_straight", "_task", "_turn", "_waiting",
-        "begun", "used",
+        "_broken",
+        "_exchange",
+        "_headers",
+        "_parts",
+        "_send",
+        "_started",
+        "_straight",
+        "_sweep",
+        "_task",
+        "_waiting",
+        "begun",
+        "used",
     )  # fmt: skip
 
     def __init__(
@@ -43,7 +53,7 @@ class Outlet:
         self.begun = False
         self.used = False  # since somebody has set it so
         self._send, self._straight, self._headers, self._exchange = send, straight, headers, exchange
-        self._turn = this_turn()
+        self._sweep = this_sweep()
         self._parts: list[bytes] = []
         self._started = False
         self._broken = False
@@ -61,7 +71,7 @@ class Outlet:
                 self._broken = True  # it may be alive, but it does not read
                 raise ClientGone
         elif len(self._parts) == 1:
-            self._turn.at_end(self.flush)
+            self._sweep.at_end(self.flush)
 
     def voice(self, texts: Sequence[bytes | None], before: bytes, after: bytes) -> Voice:
         """What puts one of `texts` between two others."""
@@ -156,12 +166,12 @@ class Voice:
     the text goes to the connection as soon as they all are ready.
     """
 
-    __slots__ = ("_after", "_before", "_exchange", "_outlet", "_texts", "_turn", "said")
+    __slots__ = ("_after", "_before", "_exchange", "_outlet", "_sweep", "_texts", "said")
 
     def __init__(
         self, outlet: Outlet, exchange: Exchange | None, texts: Sequence[bytes | None], before: bytes, after: bytes
     ) -> None:
-        self._outlet, self._exchange, self._turn = outlet, exchange, this_turn()
+        self._outlet, self._exchange, self._sweep = outlet, exchange, this_sweep()
         self._texts, self._before, self._after = texts, before, after
         self.said = 0
 
@@ -173,7 +183,7 @@ class Voice:
         body = self._before + text + self._after
         outlet, exchange = self._outlet, self._exchange
         if (
-            self._turn.held
+            self._sweep.held
             and not outlet._parts
             and outlet._task is None
             and exchange is not None
@@ -181,7 +191,7 @@ class Voice:
             and not exchange.flow.write_paused
         ):
             outlet.used = True
-            self._turn.write(exchange.transport.write, b"%x\r\n%b\r\n" % (len(body), body))
+            self._sweep.write(exchange.transport.write, b"%x\r\n%b\r\n" % (len(body), body))
         else:
             outlet.put(body)
         return True

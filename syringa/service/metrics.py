@@ -140,6 +140,11 @@ class Metrics:
         if account.first_token_seconds is not None:
             _observe(series, account, account.first_token_seconds)
 
+    def turn_away(self, path: str, status: int) -> None:
+        """Counts a request that has no account, because nobody knows its key."""
+        if path in ENDPOINTS:
+            self._requests.labels("", path, "refused", status).inc()
+
     async def render(self, stats: Mapping[str, EngineStats | None]) -> bytes:
         """The text for Prometheus. `stats`: what the engine of each model says; None: the model is not loaded."""
         self.settle()

@@ -10,7 +10,7 @@ import pytest
 
 from syringa.engine import protocol
 from syringa.engine.client import WorkerClient
-from syringa.turn import this_turn
+from syringa.sweep import this_sweep
 from syringa.types import EngineDelta, EngineRequest, ModelInfo, Sampling, Stopping
 
 INFO = ModelInfo(
@@ -76,7 +76,7 @@ class Taker:
         return delta.finish is not None
 
     def _hear(self, token: int) -> bool:
-        self.held.append(this_turn().held)
+        self.held.append(this_sweep().held)
         if token == 13:
             raise RuntimeError("nobody says 13")
         if token < 50:

@@ -180,3 +180,17 @@ async def test_a_deadline_of_the_clients_own(file: str) -> None:
     assert (slow.status_code, slow.json()["error"]["code"]) == (503, "timeout")
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "x-syringa-timeout")
     assert [account.outcome for account in http.accounts] == ["failed", "refused"]
+
+
+async def test_who_has_no_key_is_counted_and_has_no_account(file: str) -> None:
+    async with gate(file, api_key=("secret",), public_metrics=True) as http:
+        wrong = {"authorization": "Bearer guess"}
+        for headers in ({}, wrong, {"authorization": "Bearer secret"}):
+            await http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2}, headers=headers)
+        await http.post("/tokenize", json={"prompt": "hi"}, headers=wrong)
+        await http.get("/v1/responses", headers=wrong)
+        found = [line for line in (await http.get("/metrics")).text.splitlines() if 'status="401"' in line]
+        assert [line.rpartition(" ")[2] for line in found] == ["2.0"]
+        assert 'endpoint="/v1/completions"' in found[0]
+        assert 'outcome="refused"' in found[0]
+        assert [account.status for account in http.accounts] == [200]

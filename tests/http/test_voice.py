@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from syringa.http.connection import Connection
 from syringa.http.outlet import Outlet, Voice
-from syringa.turn import this_turn
+from syringa.sweep import this_sweep
 from tests.http.transport import Transport, connection
 
 TEXTS = [b"zero", b"one", None, b"three"]
@@ -46,7 +46,7 @@ class Stream:
 async def test_the_texts_of_a_step_are_written_when_all_are_there() -> None:
     streams = [Stream(), Stream()]
     voices = [await each.begin() for each in streams]
-    with this_turn():
+    with this_sweep():
         for token, voice in enumerate(voices):
             assert voice(token)
         assert [each.sent for each in streams] == [[], []]
@@ -58,7 +58,7 @@ async def test_the_texts_of_a_step_are_written_when_all_are_there() -> None:
 async def test_what_has_no_text_is_left_to_others() -> None:
     stream = Stream()
     voice = await stream.begin()
-    with this_turn():
+    with this_sweep():
         assert not any([voice(token) for token in (2, 4, -1, 10**6)])  # noqa: C419 - all are to be tried
     assert stream.sent == []
     assert voice.said == 0
@@ -67,7 +67,7 @@ async def test_what_has_no_text_is_left_to_others() -> None:
 async def test_order_is_kept_among_all_that_is_put() -> None:
     stream = Stream()
     voice = await stream.begin()
-    with this_turn():
+    with this_sweep():
         voice(0)
         stream.outlet.put(b"put")
         voice(1)
@@ -82,16 +82,16 @@ async def test_a_client_that_does_not_read_is_waited_for() -> None:
     stream = Stream()
     voice = await stream.begin()
     stream.connection.pause_writing()
-    with this_turn():
+    with this_sweep():
         voice(0)
-    with this_turn():
+    with this_sweep():
         voice(1)
     assert stream.sent == []
     assert stream.outlet.behind
     stream.connection.resume_writing()
     await asyncio.sleep(0.01)
     assert b"".join(stream.sent) == b"6\r\n<zero>\r\n5\r\n<one>\r\n"
-    with this_turn():
+    with this_sweep():
         voice(3)
     assert stream.sent[-1] == b"7\r\n<three>\r\n"
 
@@ -99,7 +99,7 @@ async def test_a_client_that_does_not_read_is_waited_for() -> None:
 async def test_http_1_0_gets_no_chunks() -> None:
     stream = Stream(b"1.0")
     voice = await stream.begin()
-    with this_turn():
+    with this_sweep():
         voice(0)
     await asyncio.sleep(0)
     assert b"".join(stream.sent) == b"<zero>"
@@ -116,6 +116,6 @@ async def test_nothing_is_written_to_who_has_left_or_was_given_up() -> None:
         voice = await stream.begin()
         end(stream)
         before = len(stream.sent)
-        with this_turn():
+        with this_sweep():
             voice(0)
         assert len(stream.sent) == before

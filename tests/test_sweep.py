@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from syringa.turn import this_turn
+from syringa.sweep import this_sweep
 
 
 async def test_what_is_due_comes_at_the_end_of_the_loops_turn() -> None:
     done: list[str] = []
-    turn = this_turn()
-    assert turn is this_turn()
-    turn.at_end(lambda: done.append("a"))
-    turn.at_end(lambda: done.append("b"))
+    sweep = this_sweep()
+    assert sweep is this_sweep()
+    sweep.at_end(lambda: done.append("a"))
+    sweep.at_end(lambda: done.append("b"))
     assert not done
     await asyncio.sleep(0)
     assert done == ["a", "b"]
@@ -21,27 +21,27 @@ async def test_what_is_due_comes_at_the_end_of_the_loops_turn() -> None:
 
 async def test_or_where_the_block_ends_writes_first() -> None:
     done: list[Any] = []
-    turn = this_turn()
-    turn.at_end(lambda: done.append("before"))
-    with turn:
-        assert turn.held
-        turn.at_end(lambda: done.append("inside"))
-        turn.write(done.append, b"written")
+    sweep = this_sweep()
+    sweep.at_end(lambda: done.append("before"))
+    with sweep:
+        assert sweep.held
+        sweep.at_end(lambda: done.append("inside"))
+        sweep.write(done.append, b"written")
         assert not done
     assert done == [b"written", "before", "inside"]
-    assert not turn.held
+    assert not sweep.held
     await asyncio.sleep(0)
     assert len(done) == 3
-    turn.at_end(lambda: done.append("after"))
+    sweep.at_end(lambda: done.append("after"))
     await asyncio.sleep(0)
     assert done[3:] == ["after"]
 
 
 async def test_what_is_asked_for_at_the_end_is_done_at_the_next() -> None:
     done: list[str] = []
-    turn = this_turn()
-    with turn:
-        turn.at_end(lambda: turn.at_end(lambda: done.append("late")))
+    sweep = this_sweep()
+    with sweep:
+        sweep.at_end(lambda: sweep.at_end(lambda: done.append("late")))
     assert not done
     await asyncio.sleep(0)
     assert done == ["late"]
@@ -54,9 +54,9 @@ async def test_a_broken_connection_costs_others_nothing(error: Exception) -> Non
     def broken(data: bytes) -> None:
         raise error
 
-    with this_turn():
-        this_turn().write(broken, b"lost")
-        this_turn().write(written.append, b"kept")
+    with this_sweep():
+        this_sweep().write(broken, b"lost")
+        this_sweep().write(written.append, b"kept")
     assert written == [b"kept"]
 
 
@@ -68,9 +68,9 @@ async def test_a_failure_is_told_and_the_rest_is_done() -> None:
     def fail() -> None:
         raise ValueError("a bug")
 
-    with this_turn():
-        this_turn().at_end(fail)
-        this_turn().at_end(lambda: done.append("rest"))
+    with this_sweep():
+        this_sweep().at_end(fail)
+        this_sweep().at_end(lambda: done.append("rest"))
     assert done == ["rest"]
     assert isinstance(told[0]["exception"], ValueError)
 
@@ -83,21 +83,21 @@ async def test_a_write_that_fails_otherwise_is_told_and_the_rest_is_done() -> No
     def fail(data: bytes) -> None:
         raise ValueError("a bug")
 
-    turn = this_turn()
-    with turn:
-        turn.write(fail, b"lost")
-        turn.write(done.append, b"kept")
-        turn.at_end(lambda: done.append("due"))
+    sweep = this_sweep()
+    with sweep:
+        sweep.write(fail, b"lost")
+        sweep.write(done.append, b"kept")
+        sweep.at_end(lambda: done.append("due"))
     assert done == [b"kept", "due"]
     assert isinstance(told[0]["exception"], ValueError)
-    turn.at_end(lambda: done.append("later"))
+    sweep.at_end(lambda: done.append("later"))
     await asyncio.sleep(0)
     assert done[2:] == ["later"]
 
 
 def test_every_loop_has_its_own() -> None:
     async def due() -> Any:
-        this_turn().at_end(lambda: None)
-        return this_turn()
+        this_sweep().at_end(lambda: None)
+        return this_sweep()
 
     assert asyncio.run(due()) is not asyncio.run(due())

@@ -12,9 +12,12 @@ BROKEN = (OSError, RuntimeError)
 """What a write to a connection that is gone raises; uvloop has the latter for a transport that has closed."""
 
 
-class Turn:
-    """The turns of one event loop. Inside `with turn`, the end is where that ends: who takes a step of the engine from
-    a socket knows that nothing more will come of it, and the loop need not go round once more."""
+class Sweep:
+    """What is done at the end of an event loop's turn.
+
+    Inside `with sweep`, the end is where that ends: who takes a step of the engine from a socket knows that nothing
+    more will come of it, and the loop need not go round once more.
+    """
 
     __slots__ = ("_due", "_writes", "held", "loop")
 
@@ -62,13 +65,13 @@ class Turn:
             self.end()
 
 
-_turn: Turn | None = None  # of the loop that runs; a process has one
+_sweep: Sweep | None = None  # of the loop that runs; a process has one
 
 
-def this_turn() -> Turn:
+def this_sweep() -> Sweep:
     """That of the running loop."""
-    global _turn
+    global _sweep
     loop = asyncio.get_running_loop()
-    if _turn is None or _turn.loop is not loop:
-        _turn = Turn(loop)
-    return _turn
+    if _sweep is None or _sweep.loop is not loop:
+        _sweep = Sweep(loop)
+    return _sweep
