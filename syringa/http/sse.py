@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ _HEADERS = [
 ]
 # How long a refusal may still have a status of its own before the stream is opened for comments.
 _GRACE = 1.0
+_GRAIN = 0.25  # of when that is looked at
 # How long a client may take to read what is left when all of it is there.
 _PATIENCE = 600.0
 
@@ -78,7 +80,7 @@ class StreamedAnswer(Response):
         exchange = scope["state"].get("exchange")
         self._outlet = Outlet(send, unwrapped(scope, send), self.raw_headers, exchange)
         if self._keep_alive:
-            self._ticking = asyncio.get_running_loop().call_later(min(_GRACE, self._keep_alive), self._tick)
+            self._ticking = _about(min(_GRACE, self._keep_alive), self._tick)
         try:
             with Presence(scope, receive):
                 await self._stream()
@@ -132,7 +134,7 @@ class StreamedAnswer(Response):
 
     def _tick(self) -> None:
         """A client, or a proxy between, that hears nothing for long would give up."""
-        self._ticking = asyncio.get_running_loop().call_later(self._keep_alive, self._tick)
+        self._ticking = _about(self._keep_alive, self._tick)
         if not self._outlet.used and not self._outlet.behind:
             with contextlib.suppress(ClientGone):  # whoever writes next is told
                 if opening := self._open():
@@ -140,6 +142,14 @@ class StreamedAnswer(Response):
                 else:
                     self._outlet.put(_WAITING)
         self._outlet.used = False
+
+
+def _about(seconds: float, do: Callable[[], None]) -> asyncio.TimerHandle:
+    """Calls `do` after that time and a little more. Streams that began together are then looked after together: each
+    waking of the process costs as much as some tokens."""
+    loop = asyncio.get_running_loop()
+    grain = min(_GRAIN, seconds / 4)
+    return loop.call_at(math.ceil((loop.time() + seconds) / grain) * grain, do)
 
 
 class _Teller:

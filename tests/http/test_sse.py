@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import httpx
 import pytest
 
 from syringa.config import Config
 from syringa.errors import EngineOverloaded, EngineUnavailable
+from syringa.http import sse
 from tests.client import client, events, eventually, server
 from tests.fake_engine import FakeEngine
 
@@ -120,3 +122,16 @@ async def test_a_slow_start_is_answered_over_a_socket() -> None:
         whole = (await http.post("/v1/completions", json={"prompt": "x"})).json()
     assert ": waiting" in text
     assert "".join(each["choices"][0]["text"] for each in events(text)[:-1]) == whole["choices"][0]["text"] == "hello"
+
+
+@pytest.mark.parametrize("seconds", [0.02, 1.0, 15.0])
+async def test_streams_are_looked_after_together(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    timers = [sse._about(seconds, lambda: None) for _ in range(50)]
+    took = loop.time() - began
+    grain = min(0.25, seconds / 4)
+    assert len({timer.when() for timer in timers}) <= 1 + math.ceil(took / grain)
+    for timer in timers:
+        assert began + seconds <= timer.when() <= began + took + seconds + grain
+        timer.cancel()
