@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -19,6 +19,7 @@ from syringa.output.detokenizer import Vocabulary
 from syringa.output.pipeline import Pipeline
 from syringa.types import EngineDelta, EngineRequest
 
+MOST_AT_ONCE = 256  # prompts of one request in the engine
 _FAILURES = ("error", "abort")
 
 
@@ -56,7 +57,7 @@ async def produce(
         if len(runs) == 1:
             await runs[0].run(emit)
         else:
-            await _together([run.run(emit) for run in runs])
+            await _together(runs, emit)
     finally:
         for run in runs:
             run.leave(trace)
@@ -78,9 +79,16 @@ async def stream(engine: Engine, vocabulary: Vocabulary, request: GenerationRequ
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _together(runs: list[Coroutine[Any, Any, None]]) -> None:
-    """Several prompts at once. One that fails ends them all."""
-    tasks = [asyncio.create_task(run) for run in runs]
+async def _together(runs: Sequence[_PromptRun], emit: Emit) -> None:
+    """Several prompts at once. One that fails ends them all. A request may have more of them than an engine lets wait
+    in its queue, and others wait there too: so many are sent there as can well be computed together."""
+    room = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def one(run: _PromptRun) -> None:
+        async with room:
+            await run.run(emit)
+
+    tasks = [asyncio.create_task(one(run)) for run in runs]
     try:
         await asyncio.gather(*tasks)
     finally:

@@ -13,7 +13,7 @@ from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, Inv
 from syringa.events import Event, Finished, GenerationRequest, PromptScored, TextDelta, Trace, Usage
 from syringa.generation import generate, produce, stream
 from syringa.output.collect import Generation, collect
-from syringa.types import EngineDelta, Fault, Sampling, Stopping
+from syringa.types import EngineDelta, EngineRequest, Fault, Sampling, Stopping
 from tests.fake_engine import END, ByteTokenizer, FakeEngine, score
 
 
@@ -172,6 +172,29 @@ async def test_an_engine_that_just_ends_is_an_error() -> None:
     engine.deltas = deltas  # type: ignore[method-assign]
     with pytest.raises(EngineUnavailable):
         await run(engine, request())
+
+
+async def test_more_prompts_than_an_engine_lets_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("syringa.generation.MOST_AT_ONCE", 4)
+    engine = FakeEngine("hello", delay=0.001)
+    most = 0
+    deltas = engine.deltas
+
+    async def counted(asked: EngineRequest) -> AsyncGenerator[EngineDelta]:
+        nonlocal most
+        async for delta in deltas(asked):
+            most = max(most, len(engine.running))
+            yield delta
+
+    engine.deltas = counted  # type: ignore[method-assign]
+    whole = await run(engine, request(prompts=30))
+    assert [choice.text for choice in whole.choices] == ["hello"] * 30
+    assert whole.usage.completion_tokens == 30 * 6
+    assert most == 4
+    engine.fail = EngineUnavailable("it died")
+    with pytest.raises(EngineUnavailable):
+        await run(engine, request(prompts=30))
+    assert not engine.running
 
 
 class Spoken:

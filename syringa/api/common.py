@@ -179,7 +179,11 @@ def _invalid(error: msgspec.ValidationError, path: str) -> InvalidRequest:
 
 
 def header_value(names: list[str]) -> str:
-    """Field names fit for a response header: what is not plain ASCII is escaped, and the list is cut at 1 KiB."""
+    """Field names fit for a response header: what is not plain ASCII is escaped, and a list of more than 1 KiB ends
+    with the last name that fits."""
     shown = (name[:1024].encode("unicode_escape").decode("ascii").replace(",", "\\x2c") for name in names[:MOST_NAMED])
     text = ", ".join(shown)
-    return text if len(text) <= 1024 else text[:1021] + "..."
+    if len(text) <= 1024:
+        return text
+    head = text[:1019].rpartition(", ")[0]
+    return f"{head}, ..." if head else text[:1021] + "..."

@@ -189,7 +189,7 @@ def to_logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
     bias = {}
     for key, value in given.items():
         param = f"logit_bias.{key}"
-        if not (key.isascii() and key.isdigit() and len(key) < 20):
+        if not (key.isascii() and key.isdigit() and len(key) < 20) or key != str(int(key)):
             raise InvalidRequest(f"{param}: a key is a token id.", param=param)
         check_token(int(key), vocab_size, param)
         if isinstance(value, bool) or not isinstance(value, int | float):

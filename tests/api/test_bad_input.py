@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from syringa.api.common import header_value
 from tests.client import client
 from tests.fake_engine import FakeEngine, fake_model
 
@@ -41,6 +42,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"258": 1}}, "logit_bias.258"),
     ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
     ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+    ({"logit_bias": {"7": 1, "07": -1}}, "logit_bias.07"),
     ({"logit_bias": {"1": 101}}, "logit_bias.1"),
     ({"logit_bias": {"1": "5"}}, "logit_bias.1"),
     ({"logit_bias": {"1": True}}, "logit_bias.1"),
@@ -190,3 +192,15 @@ async def test_what_would_cost_everybody_time(fields: dict[str, Any], param: str
         answer = await http.post("/v1/completions", json={"prompt": "x", **fields})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+def test_a_header_names_whole_fields() -> None:
+    assert header_value(["a", "b,c", "é"]) == "a, b\\x2cc, \\xe9"
+    many = [f"unknown_{number}" for number in range(200)]
+    shown = header_value(many)
+    assert len(shown) <= 1024
+    *names, rest = shown.split(", ")
+    assert rest == "..."
+    assert names == many[: len(names)]
+    assert len(names) > 70
+    assert len(header_value(["x" * 5000])) == 1024
