@@ -11,12 +11,8 @@ import pytest
 from syringa.engine import protocol
 from syringa.engine.client import WorkerClient
 from syringa.sweep import this_sweep
-from syringa.types import EngineDelta, EngineRequest, ModelInfo, Sampling, Stopping
-
-INFO = ModelInfo(
-    architecture="Fake", dtype="int8", max_model_len=64, vocab_size=64, parameters=0, kernels="none", threads=1,
-    load_seconds=0.0,
-)  # fmt: skip
+from syringa.types import EngineDelta, EngineRequest, Sampling, Stopping
+from tests.engine.stub_worker import INFO
 
 
 class Worker:
