@@ -27,7 +27,7 @@ _TEXT = {"type": "string", "minLength": 1}
 MAX_STOP = 1000  # characters: every character of an answer is compared with every stop string
 _STOP_SCHEMA = nullable(_TEXT, {"type": "array", "items": _TEXT, "maxItems": 4})
 _BIAS_SCHEMA = {
-    "propertyNames": {"pattern": "^[0-9]{1,19}$"},
+    "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,18})$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
 }
 _DEFAULT_BREAKERS = ("\n", ":", '"', "*")
