@@ -138,7 +138,10 @@ async def to_generation(body: ChatRequest, models: Models, ignored: list[str], t
     stopping = to_stopping(body, model, length)
     thinking = thoughts.begin(prompt.text, model)
     use, calls = (tools.use, model.dialect.calls) if tools is not None else (None, None)
-    grammar = await compose(model, thinking=thinking, constraint=constraint, tools=use, format=calls or "plain")
+    bound = constraint_field(body, tools)
+    grammar = await compose(
+        model, thinking=thinking, constraint=constraint, tools=use, format=calls or "plain", asked=bound
+    )
     request = GenerationRequest(
         id=fresh_id("chatcmpl-"),
         prompts=[prompt.tokens],
@@ -156,7 +159,7 @@ async def to_generation(body: ChatRequest, models: Models, ignored: list[str], t
             only_calls=use is not None and use.mode == "required",
             parameters=tools.parameters if tools is not None else {},
         ),
-        constraint=constraint_field(body, tools),
+        constraint=bound,
         tenant=tenant,
         user=body.safety_identifier if body.user is None else body.user,
     )

@@ -125,11 +125,11 @@ async def compose(
     constraint: Grammar | None = None,
     tools: ToolUse | None = None,
     format: CallFormat = "plain",
-    asked: str = "response_format",
+    asked: str = "tools",
 ) -> Grammar | None:
     """The grammar of all that the model may write. Raises `InvalidRequest` for what llguidance refuses of it.
 
-    `asked`: the field that the constraint came from.
+    `asked`: where in the request it comes from.
     """
 
     def compiled() -> Grammar | None:
@@ -137,12 +137,12 @@ async def compose(
             model.tokenizer.spelling, thinking=thinking, constraint=constraint, tools=tools, format=format
         )
         if grammar is not None and grammar is not constraint:
-            check_grammar(grammar, "tools" if tools is not None else asked)
+            check_grammar(grammar, asked)
         return grammar
 
     if thinking is None and tools is None:
         return constraint
-    return await in_workshop(compiled, "tools" if tools is not None else asked)
+    return await in_workshop(compiled, asked)
 
 
 def _from_format(given: Any, ignored: list[str]) -> Grammar | None:

@@ -52,7 +52,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     )
     presence_penalty: Annotated[Penalty | None, says("Taken off a token's logit once it was generated.", 0.0)] = None
     repetition_penalty: Annotated[
-        Annotated[float, Meta(ge=0.0001, le=1000)] | None,
+        Annotated[float, Meta(gt=0)] | None,
         says("Weakens tokens of the prompt and the output; 1: off.", 1.0),
     ] = None
     logit_bias: Annotated[
@@ -98,7 +98,7 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
     grammar = None
     if fields.grammar is not None or fields.response_format is not None:
         found = [] if ignored is None else ignored
-        grammar = await in_workshop(lambda: _checked_grammar(fields, found), _constraint_field(fields))
+        grammar = await in_workshop(lambda: _checked_grammar(fields, found), constraint_field(fields))
     seed = random_number(63) if fields.seed is None else fields.seed & (2**63 - 1)
     return Sampling(
         seed=seed,
@@ -121,18 +121,14 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
 def _checked_grammar(fields: SamplingFields, ignored: list[str]) -> Grammar | None:
     grammar = to_grammar(fields.grammar, fields.response_format, ignored)
     if grammar is not None:
-        check_grammar(grammar, _constraint_field(fields))
+        check_grammar(grammar, constraint_field(fields))
     return grammar
 
 
-def _constraint_field(fields: SamplingFields) -> str:
-    return "grammar" if fields.grammar is not None else "response_format"
-
-
-def constraint_field(fields: SamplingFields, tools: object | None) -> str:
-    """The field that a request's grammar comes from."""
+def constraint_field(fields: SamplingFields, tools: object | None = None) -> str:
+    """Where in a request its grammar is."""
     if fields.grammar is not None:
-        return "grammar"
+        return "grammar.value"
     return "tools" if tools is not None else "response_format.json_schema.schema"
 
 

@@ -15,6 +15,8 @@ from syringa.types import Sampling
 
 # Below this, dividing differences of logits by the temperature leaves nothing but the best token.
 _GREEDY_BELOW = 1e-5
+# Beyond these a float32 logit may become infinite, or lose its order.
+_LEAST_FACTOR, _MOST_FACTOR = 1e-30, 1e30
 
 
 class SamplerState:
@@ -125,7 +127,8 @@ def collect_edits(rows: Sequence[SamplingRow], vocab_size: int) -> Edits:
             bias.append((i, *state.bias))
         if state.counts is not None:
             if sampling.repetition_penalty != 1:
-                repetition.append((i, state.counts.seen, sampling.repetition_penalty))
+                factor = min(max(sampling.repetition_penalty, _LEAST_FACTOR), _MOST_FACTOR)
+                repetition.append((i, state.counts.seen, factor))
             if sampling.frequency_penalty or sampling.presence_penalty:
                 ids, counts = state.counts.generated()
                 output.append((i, ids, sampling.frequency_penalty * counts + sampling.presence_penalty))

@@ -97,7 +97,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
-    ({"grammar": {"type": "regex", "value": "("}}, "grammar"),
+    ({"grammar": {"type": "regex", "value": "("}}, "grammar.value"),
     ({"tools": {}}, "tools"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),

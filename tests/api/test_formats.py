@@ -142,7 +142,7 @@ async def test_a_grammar_that_compiles_for_ever_holds_nobody_up(monkeypatch: pyt
     assert plain.status_code == 200
     assert sorted(answer.status_code for answer in answers) == [400, 503, 503]
     slow = next(answer for answer in answers if answer.status_code == 400).json()["error"]
-    assert slow["param"] == "response_format"
+    assert slow["param"] == "response_format.json_schema.schema"
     assert "too long to compile" in slow["message"]
 
 
@@ -155,7 +155,7 @@ async def test_a_schema_that_does_not_compile_is_a_400(schema: Any) -> None:
     async with client() as http:
         answer = await http.post("/v1/completions", json=shaped(schema))
     assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"].startswith("response_format")
+    assert answer.json()["error"]["param"].startswith("response_format.json_schema.schema")
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "llguidance"])

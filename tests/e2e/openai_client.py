@@ -162,7 +162,7 @@ def check_bad_requests():
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": ["a"] * 5}, "stop"),
         ({"logit_bias": {"9999999": 1}}, "logit_bias"),
-        ({"extra_body": {"grammar": {"type": "regex", "value": "("}}}, "grammar"),
+        ({"extra_body": {"grammar": {"type": "regex", "value": "("}}}, "grammar.value"),
         ({"extra_body": {"top_k": "many"}}, "top_k"),
     ]:
         error = refused(openai.BadRequestError, **fields)

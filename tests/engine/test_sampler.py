@@ -163,6 +163,19 @@ def test_order_of_steps(device: torch.device) -> None:
     assert Sampler(VOCAB, device).sample(logits, [masked], bits([[7]])).tokens == [7]
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e40, 1.7e308])
+def test_a_penalty_of_any_size_leaves_numbers(penalty: float, device: torch.device) -> None:
+    logits = torch.zeros((1, VOCAB), device=device)
+    logits[0, :4] = torch.tensor([30.0, 20.0, -20.0, -30.0])
+    seen = row([0, 1, 2, 3], repetition_penalty=penalty)
+    sampler = Sampler(VOCAB, device)
+    edited = sampler._edited(logits, [seen], None)[0]
+    assert edited.isfinite().all()
+    assert edited[:4].tolist() == sorted(edited[:4].tolist(), reverse=True)
+    assert edited[0] > edited[4] >= edited[3]
+    assert (sampler.sample(logits, [seen]).tokens == [0]) == (penalty < 1)
+
+
 # --- steps 7 to 9: what is left to draw from
 
 

@@ -131,13 +131,16 @@ async def _generation(
     stopping = to_stopping(body, model, left if body.max_output_tokens is None else body.max_output_tokens)
     thinking = asked.thoughts.begin(prompt.text, model)
     calls = model.dialect.calls if asked.use is not None else None
+    bound = "tools" if asked.use is not None else "text.format.schema"
+    if body.grammar is not None:
+        bound = "grammar.value"
     grammar = await compose(
         model,
         thinking=thinking,
         constraint=_constraint(asked),
         tools=asked.use,
         format=calls or "plain",
-        asked="text.format",
+        asked=bound,
     )
     scored = _LOGPROBS in asked.include or bool(body.top_logprobs)
     return GenerationRequest(
@@ -154,6 +157,7 @@ async def _generation(
             calls=calls,
             parameters=asked.tools.request.parameters if asked.tools.request is not None else {},
         ),
+        constraint=bound,
         tenant=tenant,
         user=body.safety_identifier if body.user is None else body.user,
     )

@@ -58,7 +58,7 @@ async def read_text(given: dict[str, Any] | None, ignored: list[str], *, open_mo
             field = convert(form, SchemaField, path=_PATH, ignored=ignored)
             echo = _echo(field, open_mode)
             # Compiling a hostile schema can take a while; other requests must not wait for it.
-            grammar = await in_workshop(lambda: _checked(field, ignored), "text.format")
+            grammar = await in_workshop(lambda: _checked(field, ignored), f"{_PATH}.schema")
         case _:
             raise InvalidRequest(
                 f"{_PATH}.type: expected text, json_object or json_schema, not {kind!r}.", param=f"{_PATH}.type"
