@@ -141,9 +141,8 @@ def _load_on_gpu(
         from syringa.engine.models.breadth import load_breadth
 
         threads = options.threads or available_cores()  # images are read on the CPU
-        found = load_breadth(files, description, "bf16", None, length, threads, device)
+        found = load_breadth(files, description, "bf16", None, length, threads, device, ops)
         assert found.gpu is not None
-        found.gpu.decoder.ops = ops
         return on_gpu(found.gpu, description, found.parameters, "bf16", started, options.threads, found.vision)
     config = read_config(description.config)
     weights = open_weights(files, description.config)

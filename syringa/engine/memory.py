@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 
 from syringa import modelfiles
 from syringa.config import Config, model_specs
@@ -39,8 +38,8 @@ class Memory:
         rivals = {key_of(each): (each, self.guess(each)) for each in configured}
         rivals |= {key_of(each): (each, device) for each, device in known}
         rivals.pop(key_of(options), None)
-        others = [_need(each) for each, device in rivals.values() if device == "cuda"]
-        return policy.share(_need(options), others, total=gpu.total, most=self._config.max_loaded)
+        others = [needs(each)["cuda"] for each, device in rivals.values() if device == "cuda"]
+        return policy.share(needs(options)["cuda"], others, total=gpu.total, most=self._config.max_loaded)
 
     def expected(self, fraction: float) -> int:
         """Bytes that a worker with this part of the GPU will take."""
@@ -48,15 +47,15 @@ class Memory:
         return int(fraction * gpu.total) if gpu else 0
 
 
-def _need(options: WorkerOptions) -> int:
-    return policy.estimate(weights(options.model), "cuda")
+def needs(options: WorkerOptions) -> Mapping[policy.Device, int]:
+    """Bytes that a model will take, going by its files: where it computes on a CPU, and where on a GPU."""
+    count = _count(options.model)
+    return {"cpu": policy.estimate(count, options.dtype, "cpu"), "cuda": policy.estimate(count, options.dtype, "cuda")}
 
 
-def weights(model: str) -> int:
-    """Bytes that a model's weights have on disk; 0 where that cannot be known, and loading will tell."""
+def _count(model: str) -> int:
+    """A model's weights; 0 where that cannot be known, and loading will tell."""
     try:
-        path = Path(modelfiles.locate(model).path)
-        files = [path] if path.is_file() else path.glob("*.safetensors")
-        return sum(each.stat().st_size for each in files)
-    except (SyringaError, OSError):
+        return modelfiles.count_weights(modelfiles.locate(model))
+    except SyringaError:
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -23,8 +24,8 @@ _STATUS: dict[Phase, Status] = {
 
 
 class ModelWorker:
-    def __init__(self, key: str, options: WorkerOptions, weights: int) -> None:
-        self.key, self.options, self.weights = key, options, weights
+    def __init__(self, key: str, options: WorkerOptions, needs: Mapping[policy.Device, int]) -> None:
+        self.key, self.options, self.needs = key, options, needs
         self.name = options.model  # what people call it
         self.device: policy.Device = "cpu"  # where it is, or probably will be
         self.short_of: policy.Device = "cpu"  # whose memory it waits for; for one on a GPU, maybe the host's
@@ -83,7 +84,7 @@ class ModelWorker:
         self._pause = min(2 * self._pause, child.LONGEST_PAUSE)
 
     def newcomer(self) -> policy.Newcomer:
-        need, where = policy.estimate(self.weights, self.short_of), self.short_of
+        need, where = self.needs[self.short_of], self.short_of
         return policy.Newcomer(device=where, estimate=need, too_little=self.too_little, hopeless=self.hopeless)
 
     def loaded(self, now: float, free: int = 0) -> policy.Loaded:
@@ -94,7 +95,7 @@ class ModelWorker:
         elif self.phase == "ready" and (self.served or now - self.ready_at > SETTLE_SECONDS):
             state = "settled"
         held = self._held(free)
-        expected = max(self.expected, policy.estimate(self.weights, self.device)) if self.phase == "loading" else held
+        expected = max(self.expected, self.needs[self.device]) if self.phase == "loading" else held
         return policy.Loaded(
             key=self.key,
             device=self.device,
@@ -129,4 +130,4 @@ class ModelWorker:
             pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
             return pages * os.sysconf("SC_PAGE_SIZE")
         except (OSError, ValueError, IndexError):
-            return policy.estimate(self.weights)  # a system without /proc
+            return self.needs["cpu"]  # a system without /proc

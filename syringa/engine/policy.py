@@ -9,7 +9,9 @@ from typing import Literal
 Device = Literal["cpu", "cuda"]
 """Whose memory a model takes: the machine's or the GPU's."""
 
-# Weights take more in memory than in their file, and a process takes something itself.
+BYTES = {"int8": 1, "fp8": 1, "bf16": 2, "fp32": 4}  # of a weight
+USUAL: dict[Device, str] = {"cpu": "int8", "cuda": "bf16"}
+# Some weights are held in more bits than the rest, and a process takes something itself.
 GROWTH, OVERHEAD = 1.3, 512 << 20
 GPU_GROWTH, GPU_OVERHEAD = 1.05, 3 << 30  # a CUDA context, recorded steps, and what the largest step computes with
 MARGIN = 256 << 20  # free memory goes up and down by itself: less than this is no reason to try again
@@ -47,10 +49,11 @@ class Verdict:
     reason: str = ""
 
 
-def estimate(weights: int, device: Device = "cpu") -> int:
-    """Bytes that a model needs whose weights have this many on disk; on a GPU, beside its cache."""
+def estimate(weights: int, dtype: str, device: Device) -> int:
+    """Bytes that a model of so many weights needs; on a GPU, beside its cache."""
+    size = BYTES[USUAL[device] if dtype == "auto" else dtype]
     growth, overhead = (GROWTH, OVERHEAD) if device == "cpu" else (GPU_GROWTH, GPU_OVERHEAD)
-    return int(weights * growth) + overhead
+    return int(weights * size * growth) + overhead
 
 
 def share(own: int, others: Sequence[int], *, total: int, most: int) -> float:

@@ -21,7 +21,7 @@ from syringa.config import Config
 from syringa.engine import child, policy, protocol
 from syringa.engine.control import Link, State, Want, key_of
 from syringa.engine.cpu import available_memory
-from syringa.engine.memory import Memory, weights
+from syringa.engine.memory import Memory, needs
 from syringa.engine.model_worker import ModelWorker, Phase
 from syringa.engine.nvml import GpuMemory, gpu_memory
 from syringa.engine.worker import WorkerOptions
@@ -66,7 +66,7 @@ class ModelWorkers:
         key = key_of(want.options)
         worker = self._all.get(key)
         if worker is None:
-            worker = self._all[key] = ModelWorker(key, want.options, weights(want.options.model))
+            worker = self._all[key] = ModelWorker(key, want.options, needs(want.options))
             worker.device = worker.short_of = self._memory.guess(want.options)
         worker.name = want.name or worker.name
         worker.idle, worker.keep, worker.dropped = want.idle, want.keep or worker.keep, False

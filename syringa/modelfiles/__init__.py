@@ -5,6 +5,7 @@ from syringa.modelfiles.gguf import GgufFile, TensorInfo, read_gguf, read_metada
 from syringa.modelfiles.gguf_config import config_from_gguf
 from syringa.modelfiles.locate import DEFAULT_MODEL, KnownModel, ModelFiles, known_models, locate
 from syringa.modelfiles.pull import pull
+from syringa.modelfiles.sizes import count_weights
 from syringa.modelfiles.tokenizer import load_tokenizer
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ModelFiles",
     "TensorInfo",
     "config_from_gguf",
+    "count_weights",
     "describe",
     "known_models",
     "load_tokenizer",

@@ -32,8 +32,9 @@ def ask(*there: Loaded, need: int = GB, free: int = 8 * GB, most: int = 0, **kwa
 
 
 def test_the_estimate() -> None:
-    assert estimate(0) == OVERHEAD
-    assert estimate(10 * GB) == 10 * GB * GROWTH + OVERHEAD
+    assert estimate(0, "auto", "cpu") == OVERHEAD
+    assert estimate(10 * GB, "auto", "cpu") == estimate(10 * GB, "int8", "cpu") == 10 * GB * GROWTH + OVERHEAD
+    assert estimate(10 * GB, "fp32", "cpu") == estimate(20 * GB, "bf16", "cpu") == 40 * GB * GROWTH + OVERHEAD
 
 
 def test_there_is_room() -> None:
@@ -145,8 +146,9 @@ def test_shares_of_a_gpu() -> None:
 
 
 def test_the_estimate_for_a_gpu() -> None:
-    assert estimate(0, "cuda") == GPU_OVERHEAD
-    assert 10 * GB < estimate(10 * GB, "cuda") - GPU_OVERHEAD < 11 * GB
+    assert estimate(0, "auto", "cuda") == GPU_OVERHEAD
+    assert estimate(5 * GB, "auto", "cuda") == estimate(10 * GB, "fp8", "cuda")
+    assert 10 * GB < estimate(5 * GB, "auto", "cuda") - GPU_OVERHEAD < 11 * GB
 
 
 def test_idle_ones_leave() -> None:

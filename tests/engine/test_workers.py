@@ -230,7 +230,7 @@ def test_a_busy_one_leaves_when_it_is_done_if_another_waits_for_long(folder: str
 
 
 def test_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("syringa.engine.workers.weights", lambda model: 4 * GB)
+    monkeypatch.setattr("syringa.engine.memory._count", lambda model: 4 * GB)
     monkeypatch.setattr("syringa.engine.model_worker.ModelWorker._resident", lambda self: 5 * GB)
     house = House(folder)
     house.free = 10 * GB
@@ -419,8 +419,8 @@ def test_a_model_alone_may_take_the_whole_gpu(folder: str) -> None:
 
 @pytest.mark.parametrize("setting", [0.0, 0.3])
 def test_configured_models_share_the_gpu(folder: str, monkeypatch: pytest.MonkeyPatch, setting: float) -> None:
-    sizes = {"a": 40 * GB, "b": 4 * GB, "c": 0}
-    monkeypatch.setattr("syringa.engine.memory.weights", sizes.__getitem__)
+    sizes = {"a": 20 * GB, "b": 2 * GB, "c": 0}
+    monkeypatch.setattr("syringa.engine.memory._count", sizes.__getitem__)
     models = tuple(ModelSpec(id=name, path=name, dtype="int8" if name == "c" else "auto") for name in sizes)
     house = House(folder, models=models, gpu_memory_fraction=setting)
     house.gpu = gpu(99)
@@ -439,7 +439,7 @@ def test_configured_models_share_the_gpu(folder: str, monkeypatch: pytest.Monkey
 def test_gpu_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newcomer that does not fit on the GPU has the least recently used leave that is there, whatever the machine has
     free; and one for the CPU stays."""
-    monkeypatch.setattr("syringa.engine.workers.weights", lambda model: 20 * GB)
+    monkeypatch.setattr("syringa.engine.memory._count", lambda model: 10 * GB)
     monkeypatch.setattr("syringa.engine.model_worker.ModelWorker._resident", lambda self: GB)
     house = House(folder)
     house.gpu = gpu(99)

@@ -18,41 +18,27 @@ from syringa.engine.batch import StepTensors
 from syringa.engine.gpu import machine
 from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.model import GpuModel
+from syringa.engine.gpu.ops import Ops
 from syringa.engine.layers.cache import CacheTensors
-from syringa.engine.loader import IMAGE_CONFIGS, CacheShape
+from syringa.engine.loader import CacheShape
 from syringa.engine.models import breadth_attention, breadth_gpu, breadth_int8, breadth_vision
 from syringa.engine.models.breadth_attention import LayerShape, PagedPass, Probe, Unsupported, cache_heads, running
 from syringa.engine.models.breadth_check import check_batching
+from syringa.engine.models.breadth_definition import Definition, define, first_line, layer_kinds
 from syringa.engine.models.breadth_rotary import fix_rotary
 from syringa.engine.models.breadth_vision import SeeingModel
 from syringa.engine.models.decoder import Model
 from syringa.engine.native import Kernels
 from syringa.engine.precision import check_memory
-from syringa.engine.vision.family import FAMILIES, Family
 from syringa.engine.vision.reader import Reader
 from syringa.engine.vision.studio import Vision
 from syringa.errors import ModelError
 from syringa.modelfiles import ModelDescription, ModelFiles
 
-ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 # What code that was not written for this may raise.
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
 # On a GPU, products of other sizes round elsewhere; what mixes tokens differs by far more.
 GPU_TOLERANCE = 0.1
-
-
-class Definition(NamedTuple):
-    """A model as transformers defines it, once nothing known speaks against it."""
-
-    model_class: Any
-    config: Any
-    family: Family | None  # of those that read images
-
-    @property
-    def attention(self) -> Any:
-        if self.family is None:
-            return breadth_attention.NAME
-        return {"": breadth_attention.NAME, "text_config": breadth_attention.NAME, "vision_config": "sdpa"}
 
 
 class Breadth(NamedTuple):
@@ -101,6 +87,7 @@ def load_breadth(
     length: int,
     threads: int,
     device: torch.device | None = None,
+    ops: Ops | None = None,
 ) -> Breadth:
     """Raises `ModelError` naming what the model does that cannot be run; nearly always before its weights are read.
 
@@ -120,7 +107,7 @@ def load_breadth(
     breadth_attention.register()
     breadth_int8.register()
     try:
-        return _load_breadth(files, description, dtype, kernels, length, threads, device)
+        return _load_breadth(files, description, dtype, kernels, length, threads, device, ops)
     except Unsupported as reason:
         raise ModelError(f"{name} cannot be run: {reason}") from None
 
@@ -133,8 +120,9 @@ def _load_breadth(
     length: int,
     threads: int,
     device: torch.device | None,
+    ops: Ops | None,
 ) -> Breadth:
-    definition = _definition(files, description)
+    definition = define(files, description)
     family, vocabulary = definition.family, definition.config.get_text_config().vocab_size
     reader = Reader(files, family, definition.config) if family else None
     empty = _empty(definition, length)
@@ -152,7 +140,7 @@ def _load_breadth(
     model = _load(definition, files, half, length)
     layers = layers or _probe(model)
     if device is not None:
-        return _place((model, layers, vocabulary, length, device), parameters, reader, threads)
+        return _place((model, layers, vocabulary, length, device, ops), parameters, reader, threads)
     if dtype == "int8":
         assert kernels is not None  # choose_dtype saw to it
         breadth_int8.swap_linears(model, kernels, breadth_vision.settled_towers(model, family) if family else ())
@@ -167,16 +155,19 @@ def _load_breadth(
 
 
 def _place(
-    parts: tuple[Any, list[LayerShape], int, int, torch.device], parameters: int, reader: Reader | None, threads: int
+    parts: tuple[Any, list[LayerShape], int, int, torch.device, Ops | None],
+    parameters: int,
+    reader: Reader | None,
+    threads: int,
 ) -> Breadth:
-    """`parts`: model, layers, vocabulary, length and device."""
+    """`parts`: model, layers, vocabulary, length, device and its kernels."""
     try:
         if reader is None:
             gpu, vision = breadth_gpu.on_device(*parts), None
         else:
             gpu, vision = breadth_vision.on_device(*parts, reader, threads)
     except FAILURES as error:
-        raise Unsupported(f"it cannot be moved to the GPU: {_first_line(error)}") from None
+        raise Unsupported(f"it cannot be moved to the GPU: {first_line(error)}") from None
     vocabulary, kind = gpu.decoder.vocabulary, str(gpu.shape.dtype).removeprefix("torch.")
     _check(gpu, gpu.shape, vocabulary, f"{kind} on the GPU", GPU_TOLERANCE)
     return Breadth(gpu, gpu.shape, parameters, vocabulary, vision, gpu)
@@ -186,57 +177,14 @@ def _check(model: Model, cache: CacheShape | GpuCacheShape, vocabulary: int, how
     try:
         check_batching(model, cache, vocabulary, tolerance)
     except FAILURES as error:
-        raise Unsupported(f"its definition in transformers fails in {how}: {_first_line(error)}") from None
-
-
-def _definition(files: ModelFiles, description: ModelDescription) -> Definition:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, __version__
-
-    raw = description.config
-    if "quantization_config" in raw:
-        raise Unsupported("its folder is quantized; use the original, or a GGUF file of a Llama-like model")
-    sees = any(raw.get(each) for each in IMAGE_CONFIGS)
-    if sees and raw.get("model_type") not in FAMILIES:
-        raise Unsupported(
-            f"models that read images or sound in the way of {raw.get('model_type')!r} have not been checked; "
-            f"those that read images and have are {', '.join(sorted(FAMILIES))}"
-        )
-    try:
-        config = AutoConfig.from_pretrained(files.path, trust_remote_code=False, local_files_only=True)
-    except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
-        raise Unsupported(
-            f"transformers {__version__} does not know its type, {raw.get('model_type')!r}, or not with this config: "
-            f"{_first_line(error)}"
-        ) from None
-    if config.is_encoder_decoder:
-        raise Unsupported("it is an encoder-decoder model, and only decoders are supported")
-    _check_config(config.get_text_config())
-    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    model_class = kind._model_mapping.get(type(config), None)
-    if model_class is None:
-        raise Unsupported("transformers has no causal language model of this type")
-    if model_class.__name__ != description.architecture:
-        raise Unsupported(f"its config.json names that class, and only {model_class.__name__} generates text")
-    return Definition(model_class, config, breadth_vision.family_of(config) if sees else None)
-
-
-def _check_config(config: Any) -> None:
-    if others := _layer_kinds(config) - ATTENTION_LAYERS:
-        raise Unsupported(f"it has {', '.join(sorted(others))} layers, and only plain attention is supported")
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        raise Unsupported("its positions are ALiBi biases, which are not supported")
-
-
-def _layer_kinds(config: Any) -> set[str]:
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-    return set(map(str, kinds))
+        raise Unsupported(f"its definition in transformers fails in {how}: {first_line(error)}") from None
 
 
 def _empty(definition: Definition, length: int) -> Any:
     """The model without weights."""
     model_class, config, family = definition
     # A hybrid's kinds of layer have been checked one by one.
-    if model_class._is_stateful and not _layer_kinds(config.get_text_config()):
+    if model_class._is_stateful and not layer_kinds(config.get_text_config()):
         raise Unsupported("it is a recurrent or state-space model, and only attention is supported")
     if not model_class._can_set_attn_implementation():
         raise Unsupported("its definition in transformers does not use the attention interface")
@@ -262,7 +210,7 @@ def _probe(model: Any) -> list[LayerShape]:
         with running(probe), torch.no_grad():
             model(input_ids=tokens, position_ids=positions, attention_mask=torch.ones_like(tokens), use_cache=False)
     except FAILURES as error:
-        raise NeedsWeights(f"its definition in transformers fails: {_first_line(error)}") from None
+        raise NeedsWeights(f"its definition in transformers fails: {first_line(error)}") from None
     if (rest := model.config.get_text_config().num_hidden_layers - len(probe.layers)) > 0:
         raise Unsupported(f"{rest} of its layers do not use the attention interface")
     return probe.layers
@@ -282,7 +230,7 @@ def _load(definition: Definition, files: ModelFiles, dtype: torch.dtype, length:
             output_loading_info=True,
         )
     except (*FAILURES, OSError, SafetensorError) as error:
-        raise ModelError(f"{files.path} cannot be loaded: {_first_line(error)}") from None
+        raise ModelError(f"{files.path} cannot be loaded: {first_line(error)}") from None
     # Transformers fills what is missing with random numbers.
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"{files.path} has no tensor for {missing[0]!r}: the model is incomplete")
@@ -291,8 +239,3 @@ def _load(definition: Definition, files: ModelFiles, dtype: torch.dtype, length:
         model.set_experts_implementation("eager")
     fix_rotary(model, length)
     return model
-
-
-def _first_line(error: Exception) -> str:
-    line = str(error).strip().partition("\n")[0] or type(error).__name__
-    return line if len(line) <= 160 else line[:160].rsplit(" ", 1)[0] + " …"

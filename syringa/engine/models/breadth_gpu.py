@@ -35,9 +35,16 @@ KERNEL_SIZES = range(16, 257)  # of heads: what the matrix units take at the lea
 CELLS = 1 << 25  # scores that plain PyTorch holds at a time, fp32
 
 
-def on_device(model: Any, layers: list[LayerShape], vocabulary: int, length: int, device: torch.device) -> GpuModel:
+def on_device(
+    model: Any,
+    layers: list[LayerShape],
+    vocabulary: int,
+    length: int,
+    device: torch.device,
+    ops: Ops | None = None,
+) -> GpuModel:
     """Moves a model there. Tests do without a GPU: by the kernels' references, on a CPU."""
-    decoder = BreadthDecoder(model.to(device), layers, vocabulary, choose_ops(device), device)
+    decoder = BreadthDecoder(model.to(device), layers, vocabulary, ops or choose_ops(device), device)
     if device.type == "cuda":
         decoder.recordable = decoder.recordable and records(decoder)
     return GpuModel(decoder, decoder.cache_shape, length)

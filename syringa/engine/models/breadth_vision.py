@@ -15,7 +15,7 @@ from syringa.engine.cpu import cpu_flags
 from syringa.engine.gpu.decoder import Rows
 from syringa.engine.gpu.machine import NO_GPU_MEMORY
 from syringa.engine.gpu.model import GpuModel
-from syringa.engine.gpu.ops import choose_ops
+from syringa.engine.gpu.ops import Ops, choose_ops
 from syringa.engine.layers.cache import CacheTensors
 from syringa.engine.models.breadth_attention import LayerShape, PagedPass, Unsupported, running
 from syringa.engine.models.breadth_gpu import BreadthDecoder, records
@@ -106,11 +106,12 @@ def on_device(
     vocabulary: int,
     length: int,
     device: torch.device,
+    ops: Ops | None,
     reader: Reader,
     threads: int,
 ) -> tuple[GpuModel, Vision]:
     """`breadth_gpu.on_device` for a model that sees."""
-    decoder = SeeingDecoder(model.to(device), layers, vocabulary, choose_ops(device), device)
+    decoder = SeeingDecoder(model.to(device), layers, vocabulary, ops or choose_ops(device), device)
     if device.type == "cuda":
         decoder.recordable = decoder.recordable and records(decoder)
         decoder.beside = decoder.rehearse(largest_frame(reader, length))
