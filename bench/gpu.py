@@ -124,6 +124,7 @@ def build(
     dtype: str = "bf16",
     length: int = LENGTH,
     attention: str = "auto",
+    deterministic: bool = False,
     **changes: Any,
 ) -> LoadedModel:
     settings = MODELS[name] | changes
@@ -132,7 +133,7 @@ def build(
         name=name, architecture="Qwen3ForCausalLM", config=settings, max_model_len=length, end_tokens=frozenset()
     )
     weights = RandomWeights(config, device)
-    ops = choose_ops(device, attention)
+    ops = choose_ops(device, attention, deterministic=deterministic)
     return assemble(config, description, weights, device, dtype, length, time.perf_counter(), ops=ops)
 
 

@@ -92,6 +92,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             "kernels are installed."
         ),
     ] = "auto"
+    deterministic: Annotated[
+        bool,
+        says(
+            "A seeded request gets the same bytes under any load on a GPU too, where that costs some speed; on a CPU "
+            "it always does in int8 and bf16."
+        ),
+    ] = False
     threads: Annotated[Count, says("CPU threads of the model; 0: chosen for the machine.")] = 0
     kv_cache_tokens: Annotated[Count, says("Tokens that the cache holds; 0: sized from memory.")] = 0
     kv_cache_gb: Annotated[Annotated[float, Meta(ge=0)], says("Memory for the cache in GiB; 0: chosen.")] = 0.0

@@ -23,7 +23,7 @@ from syringa.engine.models.decoder import Decoder, Model, Weight, load_layers, l
 from syringa.engine.models.fused import FusedDecoder
 from syringa.engine.models.shapes import check_shapes, count_parameters
 from syringa.engine.native import Kernels, load_kernels
-from syringa.engine.precision import check_memory, choose_dtype
+from syringa.engine.precision import check_deterministic, check_deterministic_cpu, check_memory, choose_dtype
 from syringa.engine.weights import open_weights
 from syringa.errors import ConfigError
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, locate
@@ -79,6 +79,7 @@ class LoadOptions:
     native_kernels: bool = True  # False: plain PyTorch, the reference
     device: str = "auto"
     attention: str = "auto"  # whose kernel, for prompts on a GPU
+    deterministic: bool = False  # a row's bits never depend on the rows beside it
 
 
 def load_model(options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
@@ -97,6 +98,8 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     threads = options.threads or available_cores()
     kernels = load_kernels(threads) if options.native_kernels else None
     dtype = choose_dtype(options.dtype, kernels)
+    if options.deterministic:
+        check_deterministic_cpu(dtype, native=is_native(description.config), compiled=kernels is not None)
     # The kernels bring threads of their own; torch's would only compete with them for the cores.
     kernels_multiply = kernels is not None and (dtype == "int8" or is_native(description.config))
     torch.set_num_threads(1 if kernels_multiply else threads)
@@ -136,7 +139,9 @@ def _load_on_gpu(
 
     started = time.perf_counter()
     length = _max_model_len(options.max_model_len, description)
-    ops = choose_ops(device, options.attention)
+    if options.deterministic:
+        check_deterministic(options.dtype, native=is_native(description.config), attention=options.attention)
+    ops = choose_ops(device, options.attention, deterministic=options.deterministic)
     if not is_native(description.config):
         from syringa.engine.models.breadth import load_breadth
 
@@ -148,9 +153,16 @@ def _load_on_gpu(
     weights = open_weights(files, description.config)
     dtype = "bf16" if options.dtype == "auto" else options.dtype
     parameters, name = count_parameters(config), torch.cuda.get_device_name(device)
-    machine.check_weights(parameters, dtype, description.name, machine.free_memory(device), name)
+    machine.check_weights(
+        parameters, dtype, description.name, machine.free_memory(device), name, halvable=not options.deterministic
+    )
     check_shapes(config, weights, files.path)
-    return assemble(config, description, weights, device, dtype, length, started, options.threads, progress, ops)
+    loaded = assemble(config, description, weights, device, dtype, length, started, options.threads, progress, ops)
+    if options.deterministic:
+        from syringa.engine.gpu.steady_check import check_steady
+
+        check_steady(loaded)
+    return loaded
 
 
 def assemble(

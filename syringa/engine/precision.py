@@ -32,3 +32,24 @@ def check_memory(parameters: int, dtype: str, name: str) -> None:
             "free some memory, choose a smaller model, or a smaller --dtype",
             code=NO_MEMORY,
         )
+
+
+def check_deterministic(dtype: str, *, native: bool, attention: str = "auto") -> None:
+    """Refuses `--deterministic` on a GPU for what it is not built for."""
+    _check_native(native)
+    if dtype == "fp8":
+        raise ConfigError("--deterministic on a GPU is for bf16, not for fp8")
+    if attention == "flashinfer":
+        raise ConfigError("--deterministic takes our own attention: leave out --attention flashinfer")
+
+
+def check_deterministic_cpu(dtype: str, *, native: bool, compiled: bool) -> None:
+    """The same on a CPU, where nothing else is computed for it."""
+    _check_native(native)
+    if not compiled or dtype not in ("int8", "bf16"):
+        raise ConfigError(f"--deterministic on a CPU takes the compiled kernels, and int8 or bf16: not {dtype}")
+
+
+def _check_native(native: bool) -> None:
+    if not native:
+        raise ConfigError("--deterministic is not for models that run on transformers' definitions: leave it out")

@@ -43,6 +43,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     device: str = "auto"
     attention: str = "auto"
+    deterministic: bool = False
     threads: int = 0
     max_model_len: int = 0
     kv_cache_tokens: int = 0
@@ -232,6 +233,7 @@ def load(options: WorkerOptions) -> tuple[EngineCore, protocol.Ready]:
         max_model_len=options.max_model_len,
         device=options.device,
         attention=options.attention,
+        deterministic=options.deterministic,
     )
     with progress_bar("Reading weights") as advance:
         loaded = load_model(wanted, advance)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-import torch.nn.functional as F
 
 from syringa.engine.gpu.cache import GpuCache
 from syringa.engine.gpu.fp8 import Fp8Product
@@ -28,9 +27,6 @@ class Product:
 
     weight: torch.Tensor  # [outputs, inputs]
     bias: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
 
 
 @dataclass
@@ -155,11 +151,14 @@ class GpuDecoder:
         norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         normed = ops.rms_norm(x, self.layers[0].input_norm, eps)
         for layer, (keys, values), following in zip(self.layers, cache.layers, norms, strict=True):
-            mixed = self._attend(layer, layer.qkv(normed), rows, keys, values)
-            normed = ops.add_rms_norm(layer.out(mixed), x, layer.post_norm, eps)
-            wide = ops.silu_mul(layer.gate_up(normed))
-            normed = ops.add_rms_norm(layer.down(wide), x, following, eps)
+            mixed = self._attend(layer, self._product(normed, layer.qkv), rows, keys, values)
+            normed = ops.add_rms_norm(self._product(mixed, layer.out), x, layer.post_norm, eps)
+            wide = ops.silu_mul(self._product(normed, layer.gate_up))
+            normed = ops.add_rms_norm(self._product(wide, layer.down), x, following, eps)
         return normed
+
+    def _product(self, x: torch.Tensor, by: Product | Fp8Product) -> torch.Tensor:
+        return self.ops.product(x, by.weight, by.bias) if isinstance(by, Product) else by(x)
 
     def _attend(
         self, layer: GpuLayer, qkv: torch.Tensor, rows: Rows, keys: torch.Tensor, values: torch.Tensor

@@ -15,7 +15,7 @@ KIND = torch.float8_e4m3fn
 
 
 class Fp8Product:
-    """Has `decoder.Product`'s contract."""
+    """A linear layer in 8 bits."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight, scale = quantized(weight)

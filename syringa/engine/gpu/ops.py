@@ -61,6 +61,10 @@ class Ops(Protocol):
         out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
+    def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Of any number of rows, and nothing beside."""
+        ...
+
     def head(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Logits, fp32."""
         ...
@@ -158,6 +162,9 @@ class ReferenceOps:
         y = reference.linear(x, weight, bias, gain=gain, eps=eps, gated=gated, residual=residual)
         return y if out is None else out.copy_(y)
 
+    def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, weight, bias)
+
     def head(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(reference.linear(x, weight, out_dtype=torch.float32))
 
@@ -226,15 +233,20 @@ def _queries(qkv: torch.Tensor, heads: int, size: int) -> torch.Tensor:
     return qkv[:, : heads * size].view(len(qkv), heads, size)
 
 
-def choose_ops(device: torch.device, attention: str = "auto") -> Ops:
+def choose_ops(device: torch.device, attention: str = "auto", *, deterministic: bool = False) -> Ops:
     """The kernels on a GPU, the references elsewhere.
 
-    `attention`: whose kernel prompts get. Raises `ConfigError` where "flashinfer" is wanted and cannot be had.
+    `attention`: whose kernel prompts get. `deterministic`: a row's bits never depend on the rows beside it. Raises
+    `ConfigError` where "flashinfer" is wanted and cannot be had.
     """
     if device.type != "cuda":
         return ReferenceOps()
     from syringa.engine.gpu.triton_ops import TritonOps
 
+    if deterministic:
+        from syringa.engine.gpu.steady_ops import SteadyOps
+
+        return SteadyOps()
     if attention == "triton":
         return TritonOps()
     from syringa.engine.gpu import flashinfer_ops

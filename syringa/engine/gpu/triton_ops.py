@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from syringa.engine.gpu import elementwise, rotary
 from syringa.engine.gpu.decode import DecodeConfig, NewTokens, decode_attention
@@ -24,7 +25,8 @@ class TritonOps:
 
     def __init__(self) -> None:
         # Kernels that begin while the one before still runs: the hardware has that from Hopper on.
-        self.overlap_rows = OVERLAP_ROWS if torch.cuda.get_device_capability() >= (9, 0) else 0
+        overlaps = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+        self.overlap_rows = OVERLAP_ROWS if overlaps else 0
         self.pdl = False
 
     def begin(self, rows: int, alike: bool) -> None:
@@ -58,6 +60,9 @@ class TritonOps:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return linear(x, weight, bias, gain=gain, eps=eps, gated=gated, residual=residual, out=out, pdl=self.pdl)
+
+    def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, weight, bias)
 
     def head(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if len(x) <= self.narrow_rows:

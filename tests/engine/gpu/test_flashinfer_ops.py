@@ -237,7 +237,7 @@ def test_the_engine_answers_alike(library: Any, monkeypatch: pytest.MonkeyPatch,
 def test_the_setting_reaches_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     save(tmp_path, AutoConfig.for_model("qwen3", **(SIZES | {"head_dim": 32})))
     asked, chosen = [], ReferenceOps()
-    monkeypatch.setattr(ops_module, "choose_ops", lambda device, attention: asked.append(attention) or chosen)
+    monkeypatch.setattr(ops_module, "choose_ops", lambda device, attention, **_: asked.append(attention) or chosen)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "G")
     monkeypatch.setattr(machine, "free_memory", lambda device: 8 << 30)
     spec = ModelSpec(id="a", path=str(tmp_path))
