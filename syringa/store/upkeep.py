@@ -46,8 +46,10 @@ class Upkeep(Queries):
         query = (
             select(responses.c.organisation, responses.c.id, responses.c.body)
             .where(responses.c.owner.is_not(None), or_(*lost))
+            # In one order for all who do this at a time; what another has at hand is waited for, and is ended then.
+            .order_by(responses.c.organisation, responses.c.id)
             .limit(CHUNK)
-            .with_for_update(skip_locked=True)
+            .with_for_update()
         )
         failed = []
         for organisation, id, body in self.connection.execute(query).all():

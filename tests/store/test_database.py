@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,14 +120,14 @@ async def test_those_who_queue_for_a_lock_wait_no_longer_than_the_first(file: Pa
         await store.create_response(response("r1"))
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        asked = [asyncio.create_task(store.create_response(response(f"q{number}"))) for number in range(10)]
-        done, late = await asyncio.wait(asked, timeout=2.5)  # one after the other they would take 5 seconds
+        asked = [asyncio.create_task(store.create_response(response(f"q{number}"))) for number in range(40)]
+        done, late = await asyncio.wait(asked, timeout=10)  # one after the other they would take 20 seconds
         assert not late
         assert all(isinstance(task.exception(), StoreUnavailable) for task in done)
         other.execute("ROLLBACK")
         other.close()
         assert await store.create_response(response("r2"))
-        assert await store.get_response(US, "q9") is None
+        assert await store.get_response(US, "q39") is None
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.db"])  # with its log, and without
@@ -195,8 +196,8 @@ async def test_those_who_queue_for_a_table_wait_no_longer_than_the_first(postgre
         await store.create_response(response("r1"))
         with inside(store).engine.begin() as other:
             other.execute(text("LOCK TABLE responses IN ACCESS EXCLUSIVE MODE"))
-            asked = [asyncio.create_task(store.create_response(response(f"q{number}"))) for number in range(40)]
-            done, late = await asyncio.wait(asked, timeout=2.5)  # four at a time they would take 5 seconds
+            asked = [asyncio.create_task(store.create_response(response(f"q{number}"))) for number in range(160)]
+            done, late = await asyncio.wait(asked, timeout=10)  # four at a time they would take 20 seconds
             assert not late
             assert all(isinstance(task.exception(), StoreUnavailable) for task in done)
         assert await store.create_response(response("r2"))
@@ -208,11 +209,14 @@ async def test_one_that_gives_way_to_another_tries_again(postgres: Postgres) -> 
         for id in ("c1", "c2"):
             await store.create_conversation(conversation(id))
         tries = []
+        each_has_its_first = threading.Barrier(2)
 
         def both(session: Any, first: str, second: str) -> None:
             tries.append(first)
+            again = len(tries) > 2
             session.conversations.add_items(US, first, items(f"{first}-{second}"))
-            session.conversations.connection.execute(text("SELECT pg_sleep(0.2)"))
+            if not again:
+                each_has_its_first.wait(30)
             session.conversations.add_items(US, second, items(f"{first}-{second}"))
 
         await asyncio.gather(
@@ -224,6 +228,30 @@ async def test_one_that_gives_way_to_another_tries_again(postgres: Postgres) -> 
             history = await store.conversation_history(US, id)
             assert history is not None
             assert sorted(each.id for each in history) == ["c1-c2", "c2-c1"]
+
+
+async def test_what_another_is_about_to_end_is_waited_for(postgres: Postgres) -> None:
+    """Whoever has asked for lost responses to be ended reads them afterwards, and must not find them running."""
+    async with Store(postgres.new_database()) as store:
+        await store.create_response(response("r1", owner="dead", status="in_progress"))
+        at_hand, go_on = threading.Event(), threading.Event()
+
+        def slowly(session: Any) -> None:
+            assert session.upkeep.fail_orphans(["dead"], None, "lost")
+            at_hand.set()
+            assert go_on.wait(30)
+
+        other = asyncio.create_task(store.write(slowly))
+        assert await asyncio.to_thread(at_hand.wait, 30)
+        own = asyncio.create_task(store.fail_orphans(gone=lambda owner: owner == "dead"))
+        _, early = await asyncio.wait([own], timeout=0.3)
+        go_on.set()
+        assert early
+        assert await own == []
+        await other
+        found = await store.get_response(US, "r1")
+        assert found is not None
+        assert (found.status, found.owner) == ("failed", None)
 
 
 async def test_a_closed_store(database: str) -> None:
