@@ -66,7 +66,7 @@ def events(text: str) -> list[Any]:
     return found
 
 
-async def eventually(condition: Any, seconds: float = 2.0) -> bool:
+async def eventually(condition: Any, seconds: float = 30.0) -> bool:
     for _ in range(int(seconds / 0.01)):
         if condition():
             return True
@@ -74,7 +74,7 @@ async def eventually(condition: Any, seconds: float = 2.0) -> bool:
     return False
 
 
-async def until(condition: Callable[[], Awaitable[object]], seconds: float = 1.5) -> None:
+async def until(condition: Callable[[], Awaitable[object]], seconds: float = 30.0) -> None:
     """What is asked for over and over, until it is so."""
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110  it can only be asked

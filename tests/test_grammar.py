@@ -50,11 +50,11 @@ def test_a_token_that_is_not_there_is_named() -> None:
 
 @pytest.mark.parametrize("text", [LARK, "a\n", "/\\/" * 100_000, '"\\"' * 100_001, "<" * 300_000, "<a " * 100_000])
 def test_every_text_is_cut_at_once(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert "".join(word.text for word in words(text)) == text
     if "turn" not in text:
         assert by_id(Grammar("lark", text), IDS).value == text
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(

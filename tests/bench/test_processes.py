@@ -27,7 +27,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def server(code: str, *arguments: str, timeout: float = 20.0) -> Server:
+def server(code: str, *arguments: str, timeout: float = 60.0) -> Server:
     return Server(
         name="fake",
         version="",

@@ -13,7 +13,8 @@ import openai
 from client_checks import refused, run_checks
 
 URL, KEY, MODEL = sys.argv[1:]
-LONG = {"model": MODEL, "prompt": "Once", "max_tokens": 1000, "stream": True, "extra_body": {"ignore_eos": True}}
+WHOLE = {"ignore_eos": True}
+LONG = {"model": MODEL, "prompt": "Once", "max_tokens": 3000, "stream": True, "extra_body": WHOLE}
 statuses: list[int] = []
 turned_away = threading.Event()
 
@@ -27,7 +28,7 @@ def note(response: Any) -> None:
 
 def client(max_retries: int) -> openai.OpenAI:
     watched = openai.DefaultHttpxClient(event_hooks={"response": [note]})
-    return openai.OpenAI(base_url=URL + "/v1", api_key=KEY, timeout=60, max_retries=max_retries, http_client=watched)
+    return openai.OpenAI(base_url=URL + "/v1", api_key=KEY, timeout=120, max_retries=max_retries, http_client=watched)
 
 
 def check_one_too_many_without_retries():
@@ -43,7 +44,7 @@ def check_a_call_that_is_one_too_many_is_made_again():
     answers = []
 
     def second() -> None:
-        answers.append(client(6).completions.create(model=MODEL, prompt="x", max_tokens=2))
+        answers.append(client(6).completions.create(model=MODEL, prompt="x", max_tokens=2, extra_body=WHOLE))
 
     caller = threading.Thread(target=second)
     with client(6).completions.create(**LONG) as stream:
@@ -51,8 +52,8 @@ def check_a_call_that_is_one_too_many_is_made_again():
         statuses.clear()
         turned_away.clear()
         caller.start()
-        assert turned_away.wait(30)
-    caller.join(60)
+        assert turned_away.wait(60)
+    caller.join(120)
     assert answers[0].usage.completion_tokens == 2
     assert statuses[0] == 429
     assert statuses[-1] == 200

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 def run_python(server: Server, script: str, environment: tuple[str, ...], key: str = KEY) -> None:
     command = [str(python_with(*environment)), str(HERE / script), server.url, key, MODEL]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     _check(result, re.findall(r"^def (check_\w+)", (HERE / script).read_text(), re.MULTILINE))
 
 
@@ -30,7 +30,7 @@ def run_node(server: Server, script: str, environment: tuple[str, ...]) -> None:
     text = (HERE / script).read_text()
     # By way of standard input: packages are looked for beside a script, or in the working folder if there is none.
     command = [node, "--input-type=module", "-", server.url, KEY, MODEL]
-    result = subprocess.run(command, input=text, cwd=folder, capture_output=True, text=True, timeout=180)
+    result = subprocess.run(command, input=text, cwd=folder, capture_output=True, text=True, timeout=600)
     _check(result, re.findall(r'^check\("([^"]+)"', text, re.MULTILINE))
 
 

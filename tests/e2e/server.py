@@ -34,7 +34,7 @@ class Server:
                     found.append(int(path.name))
         return found
 
-    def wait_ready(self, seconds: float = 60) -> None:
+    def wait_ready(self, seconds: float = 120) -> None:
         wait_for(lambda: self.ready() == 200, seconds)
 
     def ready(self) -> int | None:
@@ -46,10 +46,10 @@ class Server:
     def stop(self) -> int:
         """Ends it as an administrator would. The result is its exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def complete(self, **body: object) -> httpx.Response:
-        return httpx.post(self.url + "/v1/completions", json=body, timeout=60)
+        return httpx.post(self.url + "/v1/completions", json=body, timeout=120)
 
 
 def free_port() -> int:
@@ -83,12 +83,12 @@ def _running(arguments: Sequence[str], ready: bool, log: IO[str]) -> Iterator[Se
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
 
 
-def wait_for(condition: object, seconds: float = 10.0) -> None:
+def wait_for(condition: object, seconds: float = 60.0) -> None:
     assert callable(condition)
     end = time.monotonic() + seconds
     while not condition():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import socket
 import subprocess
 import sys
@@ -61,6 +62,24 @@ class Service:
                         return pid
         raise LookupError(f"nobody has the connection of port {port}")
 
+    def connections(self) -> dict[int, http.client.HTTPConnection]:
+        """One to each process that answers. Which of them takes a new one is not for clients to say."""
+        found: dict[int, http.client.HTTPConnection] = {}
+        end = time.monotonic() + 60
+        while found.keys() != set(self.server.children(API)):
+            assert time.monotonic() < end, "one of them takes no connection"
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+            found.setdefault(self.who_answers(connection.sock.getsockname()[1]), connection)
+        return found
+
+    def wait_known(self, *keys: Key) -> None:
+        """Until every process lets them in."""
+        for connection in self.connections().values():
+            for key in keys:
+                wait_for(lambda connection=connection, key=key: status(connection, key) == 200)
+
     def figure(self, name: str) -> float:
         """One of the engine's, which are the same whichever process is asked."""
         (line,) = [each for each in self.metrics().splitlines() if each.startswith(f"syringa_{name}{{")]
@@ -72,7 +91,7 @@ class Service:
     def wait_idle(self) -> None:
         """Nothing runs in the engine, nothing waits, and no block belongs to anybody."""
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        wait_for(lambda: [self.figure(name) for name in names] == [0, 0, 0], 30)
+        wait_for(lambda: [self.figure(name) for name in names] == [0, 0, 0])
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")
@@ -85,22 +104,22 @@ class Place:
         self.service, self.admin = service, admin
         self.url, self.database = service.url, service.database
         self.ours, self.theirs = self._make_key("ours"), self._make_key("theirs")
-        time.sleep(1)  # every process knows them by then
+        service.wait_known(self.ours, self.theirs)
 
     def _make_key(self, organisation: str) -> Key:
-        made = self.ask("POST", "/admin/keys", self.admin, json={"organisation": organisation}).json()
         self.ask("PUT", f"/admin/organisations/{organisation}", self.admin, json={"requests_per_minute": 0})
+        made = self.ask("POST", "/admin/keys", self.admin, json={"organisation": organisation}).json()
         return Key(made["id"], made["key"])
 
     def ask(self, method: str, path: str, key: Key | None = None, **more: Any) -> httpx.Response:
         headers = {"authorization": (key or self.ours).header, **more.pop("headers", {})}
-        return httpx.request(method, self.url + path, headers=headers, timeout=60, **more)
+        return httpx.request(method, self.url + path, headers=headers, timeout=120, **more)
 
     def complete(self, **body: Any) -> httpx.Response:
         return self.ask("POST", "/v1/completions", json={"prompt": PROMPT, "max_tokens": 2, **body})
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.service.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.service.port), timeout=60)
 
     def raw(self, *lines: bytes, body: bytes = b"") -> bytes:
         """The whole answer to a request that is written by hand, on a connection of its own."""
@@ -119,6 +138,14 @@ def start(database: str, folder: Path, *arguments: str) -> Iterator[Service]:
     given = ("--workers", "2", "--database", database, "--public-metrics", *arguments)
     with log.open("w") as out, serve(*given, log=out) as server:
         yield Service(server, database, log)
+
+
+def status(connection: http.client.HTTPConnection, key: Key) -> int:
+    """What the process at the other end answers to a key."""
+    connection.request("GET", "/v1/models", headers={"authorization": key.header})
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
 
 
 def command(database: str, *arguments: str) -> subprocess.CompletedProcess[str]:

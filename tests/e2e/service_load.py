@@ -23,6 +23,7 @@ Fate = Literal["ok", "left", "refused", "failed", "broken"]
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 METERED = (COMPLETIONS, CHAT, RESPONSES)
+LATE = 2.0  # seconds that a busy machine may take to notice that a process was killed, or to write a row
 _DONE = ("[DONE]", "response.completed", "response.incomplete")
 # Each is wrong in another way.
 _BROKEN: tuple[tuple[str, bytes, dict[str, str]], ...] = (
@@ -202,7 +203,7 @@ def differences(
     refusals: Counter[tuple[str, str, int]] = Counter()
     doubtful: Counter[tuple[str, str, int]] = Counter()
     for each in metered:
-        may_be_lost = any(kill - 1.0 <= each.ended <= kill + 0.5 for kill in kills)
+        may_be_lost = any(kill - 1.0 - LATE <= each.ended <= kill + LATE for kill in kills)
         if each.fate == "refused":
             name = (each.plan.key.id, each.plan.path, each.status)
             refusals[name] += 1
@@ -212,7 +213,7 @@ def differences(
         if row is None:
             if each.fate != "broken" and not may_be_lost:
                 wrong.append(f"no row for {each}")
-        elif each.fate == "left" and row.outcome == "failed" and any(row.at < moment + 0.5 for moment in failures):
+        elif each.fate == "left" and row.outcome == "failed" and any(row.at < moment + LATE for moment in failures):
             continue
         elif fault := _fault(each, row):
             wrong.append(f"{fault}: {each}, {row}")

@@ -38,14 +38,14 @@ async def served() -> AsyncIterator[tuple[WorkerClient, str]]:
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await condition():  # noqa: ASYNC110  the engine can only be asked
             await asyncio.sleep(0.02)
 
 
 async def test_streaming_and_waiting_clients_that_leave() -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "n": 3}
-    async with served() as (engine, url), httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with served() as (engine, url), httpx.AsyncClient(base_url=url, timeout=120) as client:
 
         async def busy() -> bool:
             return (await engine.stats()).running == 3

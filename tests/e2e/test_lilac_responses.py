@@ -54,7 +54,7 @@ def run(server: Server, language: str, example: str) -> subprocess.CompletedProc
         command = [node, "--input-type=module", "-"]
     else:
         command = ["sh"]
-    return subprocess.run(command, input=code, cwd=folder, capture_output=True, text=True, timeout=180)
+    return subprocess.run(command, input=code, cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,8 @@ def answers(shared_server: Server) -> Answers:
         example = getattr(lilac_responses, f"{language}_{subject}".upper())
         result = run(shared_server, language, example + WHOLE[language])
         assert result.returncode == 0, result.stderr
-        answer: dict[str, Any] = json.loads(result.stdout.rpartition("ANSWER ")[2])
+        last = result.stdout.rstrip("\n").rpartition("\n")[2]
+        answer: dict[str, Any] = json.loads(last.removeprefix("ANSWER "))
         return answer
 
     asked = [

@@ -56,7 +56,7 @@ def entries(server: Server) -> dict[str, Any]:
 
 def test_a_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -> None:
     with serve("--config", config(tmp_path), "--workers", "2") as server:
-        wait_for(lambda: entries(server)["first"]["status"] == "loaded", 60)
+        wait_for(lambda: entries(server)["first"]["status"] == "loaded")
         listed = entries(server)
         assert [each["status"] for each in listed.values()] == ["loaded", "cold", "failed"]
         assert [each["context_length"] for each in listed.values()] == [1024, 512, None]
@@ -70,7 +70,7 @@ def test_a_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -
         assert answer.json()["usage"]["completion_tokens"] == 5  # its default
         (second,) = set(server.children(WORKER)) - {first}
 
-        wait_for(lambda: server.children(WORKER) == [first], 20)
+        wait_for(lambda: server.children(WORKER) == [first])
         assert not alive(second)
         wait_for(lambda: entries(server)["second"]["status"] == "cold")
 
@@ -87,7 +87,7 @@ def test_a_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -
 
 def test_models_take_turns_in_one_place(tmp_path: Path) -> None:
     with serve("--config", config(tmp_path, "max_loaded = 1\n")) as server:
-        wait_for(lambda: entries(server)["first"]["status"] == "loaded", 60)
+        wait_for(lambda: entries(server)["first"]["status"] == "loaded")
         names = ["first", "second"] * 4
         with ThreadPoolExecutor(len(names)) as pool:
             answers = list(pool.map(lambda name: complete(server, name, max_tokens=40, temperature=0), names))
@@ -99,8 +99,8 @@ def test_models_take_turns_in_one_place(tmp_path: Path) -> None:
 
 def test_all_workers_end_with_a_killed_supervisor(tmp_path: Path) -> None:
     with serve("--config", config(tmp_path)) as server:
-        assert complete(server, "second").status_code == 200
         assert complete(server, "first").status_code == 200
+        assert complete(server, "second").status_code == 200
         children = server.children()
         assert len(server.children(WORKER)) == 2
         os.kill(server.process.pid, signal.SIGKILL)

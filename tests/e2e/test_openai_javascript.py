@@ -21,6 +21,6 @@ def test_the_package(shared_server: Server) -> None:
     # By way of standard input: packages are looked for beside a script, or in the working folder if there is none.
     command = [node, "--input-type=module", "-", shared_server.url, KEY, MODEL]
     with SCRIPT.open() as script:
-        result = subprocess.run(command, stdin=script, cwd=folder, capture_output=True, text=True, timeout=120)
+        result = subprocess.run(command, stdin=script, cwd=folder, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "all is well\n"

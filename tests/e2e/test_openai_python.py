@@ -76,6 +76,6 @@ def test_lilacs_example(python: Path, shared_server: Server) -> None:
 
 
 def _run(python: Path, *arguments: str) -> str:
-    result = subprocess.run([str(python), *arguments], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([str(python), *arguments], capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -18,11 +18,11 @@ from tests.schemas import validate
 pytestmark = pytest.mark.model
 FACTS = "Remember these facts for later. " + " ".join(f"Box number {n} holds {n * 7} marbles." for n in range(1, 25))
 SHORT: dict[str, Any] = {"temperature": 0, "max_output_tokens": 24}
-LONG: dict[str, Any] = {"background": True, "ignore_eos": True, "max_output_tokens": 1500}
+LONG: dict[str, Any] = {"background": True, "ignore_eos": True, "max_output_tokens": 6000}
 
 
 def respond(server: Server, input: Any, key: str | None = None, **body: Any) -> dict[str, Any]:
-    answer = httpx.post(f"{server.url}/v1/responses", json={"input": input} | body, headers=_key(key), timeout=60)
+    answer = httpx.post(f"{server.url}/v1/responses", json={"input": input} | body, headers=_key(key), timeout=120)
     assert answer.status_code == 200, answer.text
     validate(answer.json(), "Response")
     found: dict[str, Any] = answer.json()
@@ -30,7 +30,7 @@ def respond(server: Server, input: Any, key: str | None = None, **body: Any) -> 
 
 
 def get(server: Server, path: str, key: str | None = None) -> httpx.Response:
-    return httpx.get(f"{server.url}/v1/responses/{path}", headers=_key(key), timeout=60)
+    return httpx.get(f"{server.url}/v1/responses/{path}", headers=_key(key), timeout=120)
 
 
 def _key(key: str | None) -> dict[str, str]:
@@ -69,7 +69,7 @@ def test_a_background_response_outlives_its_client_and_not_its_server(database: 
     with serve("--database", database) as server:
         url = f"{server.url}/v1/responses"
         seen: list[dict[str, Any]] = []
-        with httpx.stream("POST", url, json={"input": "Tell a story.", "stream": True} | LONG, timeout=60) as answer:
+        with httpx.stream("POST", url, json={"input": "Tell a story.", "stream": True} | LONG, timeout=120) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     seen.append(json.loads(line.removeprefix("data: ")))
@@ -79,12 +79,12 @@ def test_a_background_response_outlives_its_client_and_not_its_server(database: 
         time.sleep(0.5)
         assert get(server, id).json()["status"] == "in_progress"
         short = respond(server, "Say hello.", background=True, **SHORT)
-        wait_for(lambda: get(server, short["id"]).json()["status"] == "completed", 30)
+        wait_for(lambda: get(server, short["id"]).json()["status"] == "completed")
         events = stream_events(get(server, f"{short['id']}?stream=true").text)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         later = stream_events(get(server, f"{short['id']}?stream=true&starting_after=4").text)
         assert later == events[5:]
-        with httpx.stream("GET", f"{url}/{id}?stream=true&starting_after=10", timeout=60) as answer:
+        with httpx.stream("GET", f"{url}/{id}?stream=true&starting_after=10", timeout=120) as answer:
             lines = (line for line in answer.iter_lines() if line.startswith("data: "))
             again = [json.loads(next(lines).removeprefix("data: ")) for _ in range(9)]
         assert again == seen[11:20]
@@ -102,7 +102,7 @@ def test_a_background_response_is_cancelled_by_any_process(file: str) -> None:
     with serve("--database", file, "--workers", "2") as server:
         ids = [respond(server, "Tell a story.", **LONG)["id"] for _ in range(3)]
         for id in ids:
-            answer = httpx.post(f"{server.url}/v1/responses/{id}/cancel", timeout=60)
+            answer = httpx.post(f"{server.url}/v1/responses/{id}/cancel", timeout=120)
             assert answer.json()["status"] == "cancelled"
         time.sleep(2)
         for id in ids:
@@ -116,7 +116,7 @@ def test_a_server_that_is_stopped_says_what_became_of_its_responses(file: str) -
     with serve("--database", file, "--drain-timeout", "1") as server:
         id = respond(server, "Tell a story.", **LONG)["id"]
         server.process.terminate()
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
     with serve("--database", file) as server:
         lost = get(server, id).json()
         assert lost["status"] == "failed"
@@ -132,7 +132,7 @@ def test_two_organisations(file: str) -> None:
             f"{server.url}/v1/responses",
             json={"input": "What is it?", "previous_response_id": mine["id"]},
             headers=_key("two"),
-            timeout=60,
+            timeout=120,
         )
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "previous_response_not_found")
         respond(server, "What is it?", key="one", previous_response_id=mine["id"], **SHORT)
@@ -147,7 +147,7 @@ def test_two_turns_over_a_websocket(file: str) -> None:
                 event = {"type": "response.create", "input": input, "store": False, **SHORT, **body}
                 socket.send(json.dumps(event))
                 while True:
-                    seen: dict[str, Any] = json.loads(socket.recv(60))
+                    seen: dict[str, Any] = json.loads(socket.recv(120))
                     validate(seen, "ResponseStreamEvent")
                     if seen["type"] in ("response.completed", "response.incomplete"):
                         found: dict[str, Any] = seen["response"]

@@ -251,7 +251,7 @@ def test_clients_that_never_finish_sending(place: Place) -> None:
                     answer += part
             assert answer.startswith(b"HTTP/1.1 408 "), answer
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
-    wait_for(lambda: all(count <= files[pid] + 8 for pid, count in place.service.files().items()), 15)
+    wait_for(lambda: all(count <= files[pid] + 8 for pid, count in place.service.files().items()))
 
 
 def test_clients_that_never_read(place: Place) -> None:
@@ -268,8 +268,8 @@ def test_clients_that_never_read(place: Place) -> None:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 each.connect(("127.0.0.1", place.service.port))
                 each.sendall(b"\r\n".join(lines) + sent)
-            wait_for(lambda: place.service.figure("num_requests_running") >= 20, 30)
+            wait_for(lambda: place.service.figure("num_requests_running") >= 20)
             served = len(took)
             wait_for(lambda: len(took) >= served + 10, 60)
-        wait_for(lambda: place.service.figure("num_requests_running") <= 1, 30)
+        wait_for(lambda: place.service.figure("num_requests_running") <= 1)
     assert all(now < memory[pid] + (200 << 20) for pid, now in place.service.memory().items())

@@ -92,7 +92,7 @@ def test_auto(server: Server, strict: bool) -> None:
     tools = [{**tool, "function": {**tool["function"], "strict": strict}} for tool in TOOLS]
     example = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome", "unit": "celsius"}}</tool_call>'
     prompt = f"User: The weather in Rome?\nAssistant: {example}\nUser: The weather in Paris?\nAssistant:"
-    body = ask(server, tools=tools, n=8, prompt=prompt, temperature=1.0, max_tokens=200)
+    body = ask(server, tools=tools, n=24, prompt=prompt, temperature=1.0, max_tokens=200)
     seen = 0
     for choice in body["choices"]:
         assert "<tool_call>" not in choice["text"]  # a cut call shows nothing of itself either

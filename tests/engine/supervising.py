@@ -61,7 +61,7 @@ async def running(
         finally:
             await fleet.close()
             supervisor.ending = True
-            await asyncio.to_thread(thread.join, 20)
+            await asyncio.to_thread(thread.join, 60)
             assert not thread.is_alive()
             assert made.processes() == {}
 
@@ -85,7 +85,7 @@ async def answer(engine: Engine, name: str = "r", tokens: int = 3, begun: asynci
     return got
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "this did not come true in time"

@@ -33,7 +33,7 @@ class Worker:
 
     async def hear(self, count: int) -> list[protocol.ToWorker]:
         """The first messages, once there are as many."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.told) < count:
                 self._more.clear()
                 await self._more.wait()

@@ -237,9 +237,9 @@ def test_a_costly_grammar_ends_alone_and_stalls_nobody(engine: Make, encode: Any
     driver.submit(request("costly", encode("Hello"), grammar=costly, choices=64, max_tokens=40, stopping=ends))
     longest = 0.0
     while core.busy or core.stats().waiting:
-        started = time.perf_counter()
+        started = time.process_time()
         driver.step()
-        longest = max(longest, time.perf_counter() - started)
+        longest = max(longest, time.process_time() - started)
     answers = driver.answers
     assert len(answers["steady", 0].tokens) == 60
     last = [answers["costly", choice].deltas[-1] for choice in range(64)]

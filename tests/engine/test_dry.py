@@ -88,8 +88,8 @@ def test_grows_and_forks() -> None:
 
 def test_a_long_context_costs_little_a_step() -> None:
     state = DryState(Sampling(seed=0, dry_multiplier=0.8), [1] * 32_000)
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(10):
         state.observe(1)
         state.penalties()
-    assert (time.perf_counter() - started) / 10 < 0.05
+    assert (time.process_time() - started) / 10 < 0.05

@@ -20,7 +20,7 @@ from syringa.types import EngineDelta
 from tests.engine.stub_worker import INFO
 from tests.engine.supervising import answer, running, specs, until
 
-CONFIG = Config(load_timeout=15.0)
+CONFIG = Config(load_timeout=60.0)
 
 
 async def test_the_default_is_loaded_at_the_start_and_others_when_they_are_wanted(
@@ -49,7 +49,7 @@ async def test_the_default_is_loaded_at_the_start_and_others_when_they_are_wante
 
 
 async def test_an_unused_model_is_unloaded_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(load_timeout=15.0, model_idle=1.0)
+    config = Config(load_timeout=60.0, model_idle=1.0)
     async with running(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
         engine = server.fleet.engine("fine-2")
         assert await answer(engine, tokens=300) == list(range(1, 301))  # longer than the idle time: it is in use
@@ -88,7 +88,7 @@ async def test_models_share_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_busy_model_makes_room_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """One client after the other keeps it busy; who waits for another model is not left waiting for ever."""
     monkeypatch.setattr("syringa.engine.workers.PATIENCE", 0.5)
-    config = Config(load_timeout=30.0, max_loaded=1)
+    config = Config(load_timeout=60.0, max_loaded=1)
     async with running(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
         served = 0
 

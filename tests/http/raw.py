@@ -28,7 +28,7 @@ class Client:
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         """The next response, which has a length."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
             return int(head[0].split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
@@ -41,7 +41,7 @@ class Client:
         assert await self.closed()
         return headers
 
-    async def closed(self, seconds: float = 3) -> bool:
+    async def closed(self, seconds: float = 30) -> bool:
         """Whether nothing more comes, and the connection ends."""
         try:
             async with asyncio.timeout(seconds):

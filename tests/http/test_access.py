@@ -80,7 +80,7 @@ async def test_a_stream_has_one_when_it_has_ended(log: list[dict[str, Any]]) -> 
             async for _ in answer.aiter_lines():
                 break
             assert not [line for line in of(log, "syringa.access") if line["method"] == "POST"]
-        for _ in range(100):
+        for _ in range(3000):
             await asyncio.sleep(0.01)
             if found := [line for line in of(log, "syringa.access") if line["method"] == "POST"]:
                 break

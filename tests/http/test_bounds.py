@@ -23,8 +23,8 @@ async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
     async with place(engine) as here, here.client() as client:
         client.writer.transport.pause_reading()
         client.send(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
-        assert await eventually(lambda: engine.running, 5)
-        assert await eventually(lambda: not engine.running, 20)
+        assert await eventually(lambda: engine.running)
+        assert await eventually(lambda: not engine.running)
         assert await eventually(lambda: here.accounts and here.accounts[0].outcome == "cancelled")
 
 

@@ -75,11 +75,10 @@ async def test_a_kept_connection_has_its_own_limit(monkeypatch: pytest.MonkeyPat
         for sent in (b"", ASK, ASK):  # each takes longer than that
             client.send(sent)
             assert (await client.answer())[0] == 200
-        for _ in range(6):
-            with contextlib.suppress(RuntimeError):  # what uvloop says when it has closed
-                client.send(b"\r\n")
-            await asyncio.sleep(0.1)
-        assert await client.closed(0.1)
+        async with asyncio.timeout(30):
+            while not await client.closed(0.1):
+                with contextlib.suppress(RuntimeError):  # what uvloop says when it has closed
+                    client.send(b"\r\n")
 
 
 async def test_a_body_that_stops_is_in_the_books_as_left() -> None:
@@ -179,7 +178,7 @@ async def test_handshakes_that_the_second_parser_would_choke_on() -> None:
             assert b"101" in await client.reader.readline()
             await asyncio.sleep(0.5)  # the time for requests is not for it
             client.send(b"\x89\x80\x00\x00\x00\x00")  # a ping
-            assert await asyncio.wait_for(client.reader.readuntil(b"\x8a\x00"), 2)
+            assert await asyncio.wait_for(client.reader.readuntil(b"\x8a\x00"), 30)
 
 
 @pytest.mark.parametrize("cut", [0, 20, len(HEAD), -3])

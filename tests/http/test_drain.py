@@ -54,7 +54,7 @@ class Ending:
         end()
         assert await eventually(lambda: self.work.draining)
 
-    async def is_gone(self, seconds: float = 3.0) -> bool:
+    async def is_gone(self, seconds: float = 30.0) -> bool:
         async def gone() -> bool:
             try:
                 async with httpx.AsyncClient(base_url=self.http.base_url, trust_env=False) as http:
@@ -78,7 +78,7 @@ class Ending:
 
 @contextlib.asynccontextmanager
 async def place(
-    monkeypatch: pytest.MonkeyPatch, path: Path, engine: FakeEngine | None = None, *, drain_timeout: float = 5.0
+    monkeypatch: pytest.MonkeyPatch, path: Path, engine: FakeEngine | None = None, *, drain_timeout: float = 90.0
 ) -> AsyncIterator[Ending]:
     engine = engine or FakeEngine("hello", delay=0.02)
     works: list[Work] = []
@@ -95,7 +95,7 @@ async def place(
 
 async def test_nobody_new_is_let_in_while_streams_finish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async with place(monkeypatch, tmp_path) as here:
-        body = {**LONG, "max_tokens": 40, "stream": True}
+        body = {**LONG, "max_tokens": 150, "stream": True}
         async with here.http.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.aiter_lines()
             first = await anext(lines)
@@ -111,13 +111,13 @@ async def test_nobody_new_is_let_in_while_streams_finish(monkeypatch: pytest.Mon
             text = "\n".join([first, *[line async for line in lines]])
         seen = events(text.rstrip())
         assert seen[-1] == "[DONE]"
-        assert len([each for each in seen[:-1] if each["choices"][0]["text"]]) == 40
+        assert len([each for each in seen[:-1] if each["choices"][0]["text"]]) == 150
         assert await here.is_gone()
         assert not here.engine.running
 
 
 async def test_a_server_without_requests_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async with place(monkeypatch, tmp_path, drain_timeout=60) as here:
+    async with place(monkeypatch, tmp_path, drain_timeout=120) as here:
         end()
         assert await here.is_gone()
 
@@ -146,8 +146,8 @@ async def test_what_does_not_finish_is_told(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 async def test_a_second_signal_ends_it_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(serving, "_SAME_SIGNAL_SECONDS", 0.2)
-    async with place(monkeypatch, tmp_path, drain_timeout=60) as here:
+    monkeypatch.setattr(serving, "_SAME_SIGNAL_SECONDS", 60)
+    async with place(monkeypatch, tmp_path, drain_timeout=120) as here:
         stream = asyncio.create_task(here.new("/v1/completions", json={**LONG, "stream": True}))
         assert await eventually(lambda: here.engine.running)
         await asyncio.sleep(0.1)
@@ -155,8 +155,9 @@ async def test_a_second_signal_ends_it_at_once(monkeypatch: pytest.MonkeyPatch, 
         end()  # the same, told by another
         await asyncio.sleep(0.4)
         assert not stream.done()
+        monkeypatch.setattr(serving, "_SAME_SIGNAL_SECONDS", 0)
         end()
-        seen = events((await asyncio.wait_for(stream, 3)).text)
+        seen = events((await asyncio.wait_for(stream, 30)).text)
         assert seen[-1]["error"]["code"] == "server_ending"
         assert await here.is_gone()
 
@@ -170,13 +171,13 @@ async def test_kept_connections_close(monkeypatch: pytest.MonkeyPatch, tmp_path:
         idle[1].write(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
         await idle[0].readuntil(b'{"status":"ok"}')
         fresh = await asyncio.open_connection("127.0.0.1", port)
-        busy = asyncio.create_task(here.http.post("/v1/completions", json={**LONG, "max_tokens": 40}))
+        busy = asyncio.create_task(here.http.post("/v1/completions", json={**LONG, "max_tokens": 150}))
         assert await eventually(lambda: here.engine.running)
         await here.drain()
-        assert await asyncio.wait_for(idle[0].read(), 1) == b""
+        assert await asyncio.wait_for(idle[0].read(), 30) == b""
         assert not busy.done()
         fresh[1].write(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
-        said = await asyncio.wait_for(fresh[0].read(), 1)
+        said = await asyncio.wait_for(fresh[0].read(), 30)
         assert b" 503 " in said
         assert b"server_ending" in said
         answer = await busy
@@ -188,7 +189,7 @@ async def test_kept_connections_close(monkeypatch: pytest.MonkeyPatch, tmp_path:
 async def rest(socket: ClientConnection) -> tuple[list[str], int | None]:
     """The types of the events that still come, and the code with which the server closes."""
     kinds = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async for text in socket:
             kinds.append(json.loads(text)["type"])
     return kinds, socket.close_code
@@ -198,11 +199,11 @@ async def test_websockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     async with place(monkeypatch, tmp_path) as here:
         url = str(here.http.base_url).replace("http:", "ws:") + "/v1/responses"
         async with connect(url, proxy=None) as idle, connect(url, proxy=None) as busy:
-            create = {"type": "response.create", "input": "x", "max_output_tokens": 40, "ignore_eos": True}
+            create = {"type": "response.create", "input": "x", "max_output_tokens": 150, "ignore_eos": True}
             await busy.send(json.dumps(create))
             await busy.recv()
             await here.drain()
-            assert await asyncio.wait_for(rest(idle), 1) == ([], 1001)
+            assert await asyncio.wait_for(rest(idle), 30) == ([], 1001)
             with pytest.raises(websockets.InvalidStatus) as refused:
                 await connect(url, proxy=None)
             assert refused.value.response.status_code == 503
@@ -236,7 +237,7 @@ async def test_background_responses_have_their_time_too(
         id = (await here.new("/v1/responses", json=body)).json()["id"]
         await here.drain()
         assert (await here.new("/health")).status_code == 200  # it is there until the end
-        assert await here.is_gone(25)
+        assert await here.is_gone(60)
     config = Config(port=0, database=str(tmp_path / "syringa.db"))
     async with server(FakeEngine("hello"), config, plain_model()) as http:
         found = (await http.get(f"/v1/responses/{id}")).json()
@@ -251,9 +252,9 @@ async def test_a_client_that_does_not_read_holds_nobody_up(monkeypatch: pytest.M
         body = json.dumps({**LONG, "prompt": ["x"] * 50, "max_tokens": 3000, "stream": True}).encode()
         head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
         writer.write(head + body)
-        assert await eventually(lambda: engine.running, 5)
+        assert await eventually(lambda: engine.running)
         end()
-        assert await here.is_gone(6)
+        assert await here.is_gone()
         assert await eventually(lambda: not engine.running)
         writer.transport.abort()
         assert reader
@@ -269,7 +270,7 @@ async def test_what_is_still_being_sent_is_told(
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
         await asyncio.sleep(0.1)
         await here.drain()
-        said = await asyncio.wait_for(reader.read(), 5)
+        said = await asyncio.wait_for(reader.read(), 30)
         assert said.startswith(b"HTTP/1.1 503 ")
         assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "server_ending"
         writer.close()
@@ -288,8 +289,8 @@ async def test_what_nobody_reads_is_no_error(
         _, writer = await asyncio.open_connection("127.0.0.1", here.http.base_url.port)
         writer.transport.pause_reading()
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        assert await eventually(lambda: behind, 20)
+        assert await eventually(lambda: behind)
         await here.drain()
-        assert await here.is_gone(8)
+        assert await here.is_gone()
         writer.transport.abort()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

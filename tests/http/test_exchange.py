@@ -8,6 +8,7 @@ import httptools
 import pytest
 
 from syringa.http.exchange import Exchange
+from tests.client import eventually
 from tests.http.transport import connection
 
 
@@ -60,7 +61,7 @@ async def test_a_head_waits_for_what_follows_it() -> None:
     made.data_received(GET)
     await turns()
     assert not transport.writes
-    await asyncio.sleep(0.1)
+    assert await eventually(lambda: transport.writes)
     assert len(transport.writes) == 1
     assert transport.text.endswith(b"\r\n\r\nhello")
 
@@ -202,7 +203,7 @@ async def test_pipelined_answers_come_in_order() -> None:
 
     made, transport = connection(app)
     made.data_received(b"".join(b"%s /%d HTTP/1.1\r\nhost: a\r\n\r\n" % (b"GET", each) for each in (1, 2, 3)))
-    await asyncio.sleep(0.1)
+    assert await eventually(lambda: len(transport.writes) == 3)
     bodies = [each.rpartition(b"\r\n\r\n")[2] for each in transport.writes]
     assert bodies == [b"/1/1!", b"/2/2!", b"/3/3!"]
 

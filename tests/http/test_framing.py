@@ -44,7 +44,7 @@ async def test_every_block_is_a_chunk_of_its_own(path: str, asked: dict[str, Any
     head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     engine = FakeEngine("hello", at_once=at_once)
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(30),
         place(engine, plain_model()) as here,
         here.client(head.encode() + body) as client,
     ):
@@ -59,7 +59,7 @@ async def test_every_block_is_a_chunk_of_its_own(path: str, asked: dict[str, Any
 
 async def test_a_stream_with_nothing_in_it_still_ends(tmp_path: Path) -> None:
     config = Config(port=0, database=str(tmp_path / "a.db"), drain_timeout=1.0)
-    async with asyncio.timeout(20), server(FakeEngine("hello"), config, plain_model()) as http:
+    async with asyncio.timeout(60), server(FakeEngine("hello"), config, plain_model()) as http:
         made = (await http.post("/v1/responses", json={"input": "x", "background": True})).json()
         path = f"/v1/responses/{made['id']}"
         while (await http.get(path)).json()["status"] != "completed":  # noqa: ASYNC110  it can only be asked

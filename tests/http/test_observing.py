@@ -92,17 +92,18 @@ async def test_who_asks_meanwhile_gets_the_same_and_who_leaves_takes_nothing_alo
 
         async def stats(self) -> EngineStats:
             self.asked += 1
-            await asyncio.sleep(0.02)
+            await answers.wait()
             return EngineStats()
 
-    engine = Slow()
+    engine, answers = Slow(), asyncio.Event()
     async with Service(warm=engine).client() as http:
         asking = [asyncio.create_task(http.get("/metrics")) for _ in range(20)]
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.5)  # all of them wait by then
         asking[0].cancel()
-        answers = await asyncio.gather(*asking[1:])
+        answers.set()
+        got = await asyncio.gather(*asking[1:])
         assert engine.asked == 1
-        assert {answer.status_code for answer in answers} == {200}
+        assert {answer.status_code for answer in got} == {200}
         assert (await http.get("/metrics")).status_code == 200
         assert engine.asked == 2
 

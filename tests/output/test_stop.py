@@ -127,6 +127,6 @@ def test_without_stop_strings_everything_passes() -> None:
 
 def test_long_stop_strings_do_not_slow_it_down() -> None:
     stop = StopStrings(["a" * 20_000 + "b"])
-    start = time.perf_counter()
+    start = time.process_time()
     feed_all(stop, [Piece("aaaa")] * 20_000)
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3

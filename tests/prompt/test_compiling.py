@@ -29,9 +29,9 @@ def _endless() -> None:
 
 
 async def test_a_slow_one_is_answered_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_workshop", Workshop(threads=2, seconds=0.2))
+    monkeypatch.setattr(compiling, "_workshop", Workshop(threads=2, seconds=1))
     release = threading.Event()
-    slow = asyncio.create_task(in_workshop(lambda: release.wait(10), "tools"))
+    slow = asyncio.create_task(in_workshop(lambda: release.wait(60), "tools"))
     await asyncio.sleep(0)
     assert await in_workshop(lambda: 1) == 1
     assert await asyncio.to_thread(lambda: 2) == 2
@@ -48,11 +48,11 @@ async def test_what_has_no_room_or_no_turn_is_told_to_come_again() -> None:
 
     def slow() -> bool:
         began.set()
-        return release.wait(10)
+        return release.wait(60)
 
     first = asyncio.create_task(workshop.run(slow))
     await asyncio.sleep(0)
-    assert began.wait(5)
+    assert began.wait(60)
     ran: list[int] = []
     waiting = [asyncio.create_task(workshop.run(lambda: ran.append(1))) for _ in range(2)]
     await asyncio.sleep(0)

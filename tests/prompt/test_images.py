@@ -77,7 +77,7 @@ async def test_several_at_once_but_not_too_many(web: Web, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "_AT_ONCE", 3)
 
     async def slow(writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
         writer.write(response(picture()))
 
     web.pages |= {f"/{n}": slow for n in range(7)}
@@ -90,7 +90,7 @@ async def test_one_that_fails_ends_the_others(web: Web) -> None:
         await asyncio.sleep(60)
 
     web.pages["/forever"] = forever
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         error = await refused(web.url("/forever"), web.url("/missing"), index=1)
     assert "status 404" in error.message
     assert len(asyncio.all_tasks()) <= 2 + web.at_once

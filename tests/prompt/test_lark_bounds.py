@@ -34,11 +34,11 @@ def check(text: str) -> None:
     ids=lambda text: text[:30],
 )
 def test_few_operators_make_a_terminal(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(InvalidRequest, match="at most 6 of & and ~") as caught:
         check(text)
     assert caught.value.param == "here"
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_odd_values_are_for_llguidance_to_refuse(value: str) -> None:
     ids=["long", "deep", "a chain", "a wide rule"],
 )
 def test_hostile_texts_end_soon(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with contextlib.suppress(InvalidRequest):
         check(text)
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 3
 
 
 def test_our_own_grammars_are_not_counted() -> None:

@@ -76,11 +76,11 @@ TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", TOO_MUCH)
 def test_patterns_that_hold_at_once_are_few(name: str) -> None:
     schema, path = TOO_MUCH[name]
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(InvalidRequest, match=r"at most|more than") as caught:
         enforceable(schema)
     assert caught.value.param == path
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def record(**properties: Any) -> dict[str, Any]:
@@ -143,13 +143,13 @@ def test_large_schemas_are_counted_first() -> None:
     optional = {"items": {"properties": {str(each): {"type": "string"} for each in range(10_000)}}}
     names = [str(each) for each in range(MOST_NODES)]
     nodes = {"properties": {each: {"type": "string"} for each in names}, "required": names}
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(InvalidRequest, match="400 properties can be optional, got 10000") as caught:
         enforceable(optional)
     assert caught.value.param == ".items.properties"
     with pytest.raises(InvalidRequest, match="more than 5000 parts"):
         enforceable(nodes)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_paths_are_spelt_only_for_those_who_read_them() -> None:
@@ -172,7 +172,7 @@ def test_paths_are_spelt_only_for_those_who_read_them() -> None:
     ids=["unknown words", "a long chain", "combinations"],
 )
 def test_other_excesses_end_soon(schema: Any) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with contextlib.suppress(InvalidRequest):
         enforceable(schema)
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 3

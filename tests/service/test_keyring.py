@@ -55,7 +55,7 @@ async def add(store: Store, organisation: str = "acme", **changes: Any) -> tuple
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if condition():
             return
         await asyncio.sleep(0.01)
@@ -294,7 +294,8 @@ async def test_a_database_that_is_removed(tmp_path: Path, anew: bool, caplog: py
         await asyncio.sleep(0.1)
         assert ring.find(header).key == kept.id
         assert ring.required
-        assert sum(record.name == "syringa.service" for record in caplog.records) <= 2
+        told = [record.message for record in caplog.records if record.name == "syringa.service"]
+        assert len(told) == len(set(told))  # each thing once, not at each poll
         assert anew or not file.exists()
         async with Store(str(file)) as elsewhere:
             other, _ = await add(elsewhere)
@@ -339,7 +340,7 @@ async def test_last_use_is_written_now_and_then(store: Store, clock: Clock, monk
         ring.find("Bearer static")
         refused(ring, expired)
 
-        for _ in range(500):
+        for _ in range(3000):
             found = await store.keys.get(kept.id)
             assert found is not None
             if found.last_used_at:

@@ -62,7 +62,7 @@ async def test_a_response_that_another_process_ends_is_told(tmp_path: Path, monk
     assert not lost.is_set()
     async with Store(str(tmp_path / "syringa.db")) as other:
         await other.finish_response("acme", "r", status="cancelled", body="{}")
-        await asyncio.wait_for(lost.wait(), 2)
+        await asyncio.wait_for(lost.wait(), 30)
     await state.close()
 
 
@@ -72,11 +72,11 @@ async def test_a_heartbeat_keeps_a_response_alive(tmp_path: Path, monkeypatch: p
     await state.store.create_response(response("r", status="in_progress", owner=state.owner))
     state.run(Running("acme", "r"))
     async with Store(str(tmp_path / "syringa.db")) as other:
-        await asyncio.sleep(0.5)
-        assert await other.fail_orphans(silent_for=0.3) == []
+        await asyncio.sleep(2)
+        assert await other.fail_orphans(silent_for=1.5) == []
         await state.close()
-        await asyncio.sleep(0.4)
-        assert await other.fail_orphans(silent_for=0.3) == [Running("acme", "r")]
+        await asyncio.sleep(1.7)
+        assert await other.fail_orphans(silent_for=1.5) == [Running("acme", "r")]
 
 
 async def test_events_that_cannot_be_stored_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,8 @@ def check_alike(loaded: LoadedModel, asked: list[EngineRequest], found: Answers,
         ((prompt, pictures),) = prepared(loaded, request)
         logits = run(loaded, [(prompt + tokens[:at], pictures)])[0][-1]
         row = SamplingRow(SamplerState(request.sampling, request.prompt, tokens[:at]), key[1], at)
-        rounded = logits + 1e-5 * torch.randn(64, VOCABULARY)
+        noise = torch.randn(64, VOCABULARY, generator=torch.Generator().manual_seed(0))
+        rounded = logits + 1e-5 * noise
         assert {tokens[at], other[at]} <= set(Sampler(VOCABULARY).sample(rounded, [row] * 64).tokens)
 
 

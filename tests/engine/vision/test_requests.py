@@ -218,8 +218,10 @@ def test_others_go_on_while_the_tower_works(engine: Any, model: Small, monkeypat
     core = engine()
     encode = core.arrivals.studio._encode
 
+    goes_on = Event()
+
     def slow(frame: Any) -> Any:
-        time.sleep(0.2)
+        goes_on.wait(60)
         return encode(frame)
 
     monkeypatch.setattr(core.arrivals.studio, "_encode", slow)
@@ -230,6 +232,7 @@ def test_others_go_on_while_the_tower_works(engine: Any, model: Small, monkeypat
     driver.step(20)
     assert len(driver.answers["b", 0].tokens) == 20
     assert ("a", 0) not in driver.answers
+    goes_on.set()
     assert driver.finish()["a", 0].finish
 
 
@@ -274,23 +277,26 @@ def test_an_aborted_image_is_left_and_another_request_takes_over(
 ) -> None:
     core = engine()
     studio = core.arrivals.studio
-    encode, begun, seen = studio._encode, Event(), []
+    encode, begun, goes_on, seen = studio._encode, Event(), Event(), []
 
     def slow(frame: Any) -> Any:
         seen.append(frame)
         begun.set()
-        time.sleep(0.05)
+        goes_on.wait(60)
         return encode(frame)
 
     monkeypatch.setattr(studio, "_encode", slow)
     core.submit(model.ask("a", "@", RED))
-    assert begun.wait(5)
+    assert begun.wait(60)
     core.submit(model.ask("b", "@", RED, max_tokens=2))
     core.abort("a")
+    goes_on.set()
     assert {id_ for id_, _ in Driver(core).finish()} == {"b"}
     frames = 4 + 1
     assert frames < len(seen) < 2 * frames
+    goes_on.clear()
     core.submit(model.ask("c", "@", BLUE))
     core.abort("c")
+    goes_on.set()
     time.sleep(0.2)
     assert studio.encoded == 1
