@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import itertools
 import json
 import os
 import subprocess
@@ -89,9 +90,13 @@ def check_greedy(dtype: str) -> bool:
     for prompt in PROMPTS:
         asked = {"temperature": 0, "max_tokens": 64, "logprobs": 2}
         here, there = (complete(device, prompt, **asked)["logprobs"] for device in ("cuda", "cpu"))
-        parted = next((i for i, (a, b) in enumerate(zip(here["tokens"], there["tokens"], strict=False)) if a != b), -1)
-        if parted < 0:
+        if here["tokens"] == there["tokens"]:
             same += 1
+            continue
+        pairs = itertools.zip_longest(here["tokens"], there["tokens"])
+        parted = next(i for i, (a, b) in enumerate(pairs) if a != b)
+        if parted == len(there["tokens"]):  # the CPU's answer had ended
+            wrong += 1
             continue
         first, second = sorted(there["top_logprobs"][parted].values(), reverse=True)[:2]
         near = first - second < ROUNDING[dtype][1]
@@ -184,7 +189,7 @@ def ready(device: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", default="default")
     parser.add_argument("--dtypes", default="bf16", help="on the GPU, one after another: bf16,fp8")
     parser.add_argument("--deterministic", action="store_true")

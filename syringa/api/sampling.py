@@ -129,7 +129,10 @@ def constraint_field(fields: SamplingFields, tools: object | None = None) -> str
     """Where in a request its grammar is."""
     if fields.grammar is not None:
         return "grammar.value"
-    return "tools" if tools is not None else "response_format.json_schema.schema"
+    if tools is not None:
+        return "tools"
+    shaped = (fields.response_format or {}).get("type") == "json_schema"
+    return "response_format.json_schema.schema" if shaped else "response_format"
 
 
 def to_stopping(fields: SamplingFields, model: ServedModel, max_tokens: int) -> Stopping:

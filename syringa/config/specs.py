@@ -40,6 +40,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: Annotated[Count, says("Longest prompt plus answer, in tokens; 0: what the model allows.")] = 0
     dtype: Annotated[Dtype, says("Precision of the weights.")] = "auto"
     device: Annotated[Device, says("Where it is computed.")] = "auto"
+    deterministic: Annotated[bool, says("The same bytes under any load, on a GPU too.")] = False
     threads: Annotated[Count, says("CPU threads; 0: chosen for the machine.")] = 0
     kv_cache_tokens: Annotated[Count, says("Tokens that the cache holds; 0: sized from memory.")] = 0
     kv_cache_gb: Annotated[Annotated[float, Meta(ge=0)], says("Memory for the cache in GiB; 0: chosen.")] = 0.0
@@ -57,6 +58,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 # What a table does not say of these is as the setting of the same name says.
 INHERITED = (
-    "max_model_len", "dtype", "device", "threads", "kv_cache_tokens", "kv_cache_gb", "chat_template", "tool_format",
-    "reasoning_format",
+    "max_model_len", "dtype", "device", "deterministic", "threads", "kv_cache_tokens", "kv_cache_gb", "chat_template",
+    "tool_format", "reasoning_format",
 )  # fmt: skip

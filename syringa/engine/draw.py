@@ -5,12 +5,15 @@ are reduced by kernels that work row by row (`softmax`, sums over a fixed block)
 (no `exp` over the whole batch: its vector body and its scalar tail may differ), and which branch a row takes depends on
 the row alone.
 
+One thing is only nearly so, and on a GPU alone: the mass that top-p compares is added up in float64, in an order that
+may depend on the batch. It would take a difference of some 1e-15 for that to show.
+
 A row that has nothing to draw from (all masked, or not finite) gets `NO_TOKEN`; its neighbours never notice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -170,7 +173,15 @@ def top_logits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
 def _weights(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
     # Subtracting first keeps the differences exact at low temperatures, where dividing first would round them away.
     best = logits.amax(-1, keepdim=True)
-    return logits.sub(best).div_(temperatures[:, None]).softmax(-1)
+    return by_row(torch.softmax, logits.sub(best).div_(temperatures[:, None]))
+
+
+def by_row(function: Callable[[torch.Tensor, int], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    """`softmax` or `log_softmax` of each row. On a GPU their sums begin at the row's first whole 16 bytes, which is
+    somewhere else in each row if its length is no multiple of that: it is made one."""
+    length = rows.shape[-1]
+    missing = -length % 4 if rows.is_cuda else 0
+    return function(F.pad(rows, (0, missing), value=_NEGATIVE), -1)[:, :length] if missing else function(rows, -1)
 
 
 def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

@@ -99,7 +99,9 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     kernels = load_kernels(threads) if options.native_kernels else None
     dtype = choose_dtype(options.dtype, kernels)
     if options.deterministic:
-        check_deterministic_cpu(dtype, native=is_native(description.config), compiled=kernels is not None)
+        native = is_native(description.config)
+        size = read_config(description.config).head_size if native else 0
+        check_deterministic_cpu(dtype, native=native, compiled=kernels is not None, head_size=size)
     # The kernels bring threads of their own; torch's would only compete with them for the cores.
     kernels_multiply = kernels is not None and (dtype == "int8" or is_native(description.config))
     torch.set_num_threads(1 if kernels_multiply else threads)
@@ -161,6 +163,8 @@ def _load_on_gpu(
     if options.deterministic:
         from syringa.engine.gpu.steady_check import check_steady
 
+        assert loaded.gpu is not None
+        loaded.gpu.decoder.halvable = False
         check_steady(loaded)
     return loaded
 

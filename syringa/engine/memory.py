@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from syringa import modelfiles
 from syringa.config import Config, model_specs
 from syringa.engine import policy
 from syringa.engine.control import key_of
+from syringa.engine.models.config import is_native
 from syringa.engine.nvml import GpuMemory
 from syringa.engine.worker import WorkerOptions
 from syringa.errors import SyringaError
@@ -49,13 +51,17 @@ class Memory:
 
 def needs(options: WorkerOptions) -> Mapping[policy.Device, int]:
     """Bytes that a model will take, going by its files: where it computes on a CPU, and where on a GPU."""
-    count = _count(options.model)
-    return {"cpu": policy.estimate(count, options.dtype, "cpu"), "cuda": policy.estimate(count, options.dtype, "cuda")}
+    count, native = _weights(options.model)
+    on_cpu = policy.estimate(count, options.dtype, "cpu", least=1 if native else 2)  # those are read in bf16 first
+    return {"cpu": on_cpu, "cuda": policy.estimate(count, options.dtype, "cuda")}
 
 
-def _count(model: str) -> int:
-    """A model's weights; 0 where that cannot be known, and loading will tell."""
+def _weights(model: str) -> tuple[int, bool]:
+    """How many a model has, and whether it runs natively. 0 where that cannot be known, and loading will tell: whatever
+    lies in somebody's folder must not end the process that all models depend on."""
     try:
-        return modelfiles.count_weights(modelfiles.locate(model))
-    except SyringaError:
-        return 0
+        files = modelfiles.locate(model)
+        native = files.kind == "gguf" or is_native(modelfiles.read_json(Path(files.path) / "config.json"))
+        return modelfiles.count_weights(files), native
+    except (SyringaError, OSError, ValueError):
+        return 0, True

@@ -49,9 +49,9 @@ class Verdict:
     reason: str = ""
 
 
-def estimate(weights: int, dtype: str, device: Device) -> int:
-    """Bytes that a model of so many weights needs; on a GPU, beside its cache."""
-    size = BYTES[USUAL[device] if dtype == "auto" else dtype]
+def estimate(weights: int, dtype: str, device: Device, *, least: int = 1) -> int:
+    """Bytes that a model of so many weights needs; on a GPU, beside its cache. `least`: for each weight."""
+    size = max(BYTES[USUAL[device] if dtype == "auto" else dtype], least)
     growth, overhead = (GROWTH, OVERHEAD) if device == "cpu" else (GPU_GROWTH, GPU_OVERHEAD)
     return int(weights * size * growth) + overhead
 

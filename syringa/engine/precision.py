@@ -7,6 +7,7 @@ from syringa.engine.native import Kernels
 from syringa.errors import ConfigError, ModelError
 
 BYTES = {"int8": 1.0, "bf16": 2.0, "fp32": 4.0}
+HEAD_PARTS = 16  # components of a head that the compiled kernels take at a time
 
 
 def choose_dtype(wanted: str, kernels: Kernels | None) -> str:
@@ -43,11 +44,17 @@ def check_deterministic(dtype: str, *, native: bool, attention: str = "auto") ->
         raise ConfigError("--deterministic takes our own attention: leave out --attention flashinfer")
 
 
-def check_deterministic_cpu(dtype: str, *, native: bool, compiled: bool) -> None:
+def check_deterministic_cpu(dtype: str, *, native: bool, compiled: bool, head_size: int) -> None:
     """The same on a CPU, where nothing else is computed for it."""
     _check_native(native)
-    if not compiled or dtype not in ("int8", "bf16"):
-        raise ConfigError(f"--deterministic on a CPU takes the compiled kernels, and int8 or bf16: not {dtype}")
+    if not compiled:
+        raise ConfigError("--deterministic on a CPU needs the compiled kernels: install a C++ compiler and reinstall")
+    if dtype not in ("int8", "bf16"):
+        raise ConfigError(f"--deterministic on a CPU is for int8 and bf16, not for {dtype}")
+    if head_size % HEAD_PARTS:
+        raise ConfigError(
+            f"--deterministic on a CPU is for heads of a multiple of {HEAD_PARTS}, and this model's are of {head_size}"
+        )
 
 
 def _check_native(native: bool) -> None:

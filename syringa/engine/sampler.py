@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from syringa.engine.draw import NO_TOKEN, draw_filtered, draw_greedy, draw_plain, top_logits, uniforms
+from syringa.engine.draw import NO_TOKEN, by_row, draw_filtered, draw_greedy, draw_plain, top_logits, uniforms
 from syringa.engine.sampling_rows import SamplerState, SamplingRow, collect_edits
 from syringa.types import TokenLogprobs
 
@@ -267,7 +267,7 @@ def _bucket(top: int) -> int:
 
 def _raw_logprobs(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> torch.Tensor:
     """A line for each row, flattened: the token's log-probability, then ids and log-probabilities of the best."""
-    scores = logits.log_softmax(-1)
+    scores = by_row(torch.log_softmax, logits)
     lines = [scores.gather(-1, tokens.clamp(min=0)[:, None]).double()]
     if top:
         values, ids = top_logits(scores, top)

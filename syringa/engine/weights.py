@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from syringa.errors import ModelError
-from syringa.modelfiles import ModelFiles
+from syringa.modelfiles import INDEX, ModelFiles
 from syringa.modelfiles.gguf import GgufFile, read_gguf
 
 GGUF_NAMES = {
@@ -106,7 +106,7 @@ class SafetensorsWeights:
     def __init__(self, folder: Path) -> None:
         from safetensors import SafetensorError, safe_open
 
-        index = folder / "model.safetensors.index.json"
+        index = folder / INDEX
         if index.exists():
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         else:

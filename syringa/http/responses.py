@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import msgspec
@@ -18,7 +19,7 @@ from syringa.api.responses import (
     prepare_compaction,
 )
 from syringa.api.responses.schemas import EMPTY_INCLUDES, HONOURED_INCLUDES
-from syringa.errors import InvalidRequest, NotFound
+from syringa.errors import InvalidRequest, NotFound, StoreUnavailable
 from syringa.http import background, reading
 from syringa.http.framing import DONE, Framing, named
 from syringa.http.route import Route
@@ -28,7 +29,7 @@ from syringa.service import owner
 from syringa.service import record as records
 from syringa.service.history import decoded
 from syringa.service.work import Work
-from syringa.store import ACTIVE, Page, StoredResponse
+from syringa.store import ACTIVE, Page, Running, StoredResponse
 
 
 class Responses:
@@ -158,7 +159,8 @@ class Responses:
         store = self._state.store
         found = await records.read(store, organisation, id)
         if found is not None and found[0].owner is not None and owner.is_gone(found[0].owner):
-            await self._state.fail_orphans()
+            with contextlib.suppress(StoreUnavailable):  # somebody holds it for long: then it is as it was
+                await self._state.fail_orphans(Running(organisation, id))
             found = await records.read(store, organisation, id)
         if found is None:
             raise _missing(id)

@@ -3,13 +3,14 @@
 from syringa.modelfiles.description import ModelDescription, describe
 from syringa.modelfiles.gguf import GgufFile, TensorInfo, read_gguf, read_metadata
 from syringa.modelfiles.gguf_config import config_from_gguf
-from syringa.modelfiles.locate import DEFAULT_MODEL, KnownModel, ModelFiles, known_models, locate
+from syringa.modelfiles.locate import DEFAULT_MODEL, INDEX, KnownModel, ModelFiles, known_models, locate, read_json
 from syringa.modelfiles.pull import pull
 from syringa.modelfiles.sizes import count_weights
 from syringa.modelfiles.tokenizer import load_tokenizer
 
 __all__ = [
     "DEFAULT_MODEL",
+    "INDEX",
     "GgufFile",
     "KnownModel",
     "ModelDescription",
@@ -23,5 +24,6 @@ __all__ = [
     "locate",
     "pull",
     "read_gguf",
+    "read_json",
     "read_metadata",
 ]

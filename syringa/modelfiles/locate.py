@@ -14,6 +14,7 @@ from syringa.errors import ModelError
 from syringa.modelfiles.gguf import read_gguf
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+INDEX = "model.safetensors.index.json"  # which file has which tensor, where there are several
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEFAULT_NAMES = {DEFAULT_MODEL.lower(), "default", "smollm2"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -184,7 +185,7 @@ def _has_weights(path: Path) -> bool:
 
 def _check_shards(path: Path) -> None:
     """An interrupted download leaves some of the shards that the index names."""
-    weights = read_json(path / "model.safetensors.index.json").get("weight_map")
+    weights = read_json(path / INDEX).get("weight_map")
     if isinstance(weights, dict):
         missing = sorted({str(file) for file in weights.values() if not (path / str(file)).is_file()})
         if missing:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from syringa.errors import ModelError
 from syringa.modelfiles.gguf import read_gguf
-from syringa.modelfiles.locate import ModelFiles
+from syringa.modelfiles.locate import INDEX, ModelFiles, read_json
 
 _LONGEST_HEADER = 100_000_000  # what safetensors itself reads
 
@@ -17,7 +17,11 @@ def count_weights(files: ModelFiles) -> int:
     """Going by the files' tables; the weights themselves are not read."""
     if files.kind == "gguf":
         return sum(math.prod(tensor.shape) for tensor in read_gguf(files.path).tensors.values())
-    return sum(map(_count_safetensors, Path(files.path).glob("*.safetensors")))
+    folder = Path(files.path)
+    index = read_json(folder / INDEX).get("weight_map")
+    # Some folders hold the same weights a second time, in one file that the index does not name.
+    named = {folder / str(file) for file in index.values()} if isinstance(index, dict) else None
+    return sum(map(_count_safetensors, named or folder.glob("*.safetensors")))
 
 
 def _count_safetensors(path: Path) -> int:
@@ -27,6 +31,9 @@ def _count_safetensors(path: Path) -> int:
             if length > _LONGEST_HEADER:
                 raise ValueError
             table = json.loads(file.read(length))
-        return sum(math.prod(tensor["shape"]) for name, tensor in table.items() if name != "__metadata__")
+        shapes = [tensor["shape"] for name, tensor in table.items() if name != "__metadata__"]
+        if not all(type(size) is int and size >= 0 for shape in shapes for size in shape):
+            raise ValueError
+        return sum(map(math.prod, shapes))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ModelError(f"{path} cannot be read as safetensors") from None

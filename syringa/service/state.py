@@ -98,9 +98,9 @@ class State:
         task.add_done_callback(self._writing.discard)
         return task
 
-    async def fail_orphans(self) -> None:
-        """Marks as failed what other processes left behind when they died."""
-        for lost in await self.store.fail_orphans(silent_for=SILENT_SECONDS, gone=owner.is_gone):
+    async def fail_orphans(self, only: Running | None = None) -> None:
+        """Marks as failed what other processes left behind when they died. `only`: one response of that."""
+        for lost in await self.store.fail_orphans(silent_for=SILENT_SECONDS, gone=owner.is_gone, only=only):
             logger.warning("response %s was lost with the process that ran it", lost.id)
 
     async def close(self) -> None:

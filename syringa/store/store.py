@@ -199,16 +199,18 @@ class Store(Errands):
         silent_for: float | None = None,
         gone: Callable[[str], bool] | None = None,
         message: str = LOST,
+        only: Running | None = None,
     ) -> list[Running]:
         """Marks as failed what still runs on paper though its process is gone, and says which responses these were.
 
-        A process is gone if it gave no heartbeat for `silent_for` seconds, or if `gone` says so of its name.
+        A process is gone if it gave no heartbeat for `silent_for` seconds, or if `gone` says so of its name. `only`:
+        one response, which is no longer running afterwards, whoever ended it.
         """
         since = None if silent_for is None else self._clock() - silent_for
         owners = await self.read(lambda session: session.upkeep.owners()) if gone is not None else []
         lost = [owner for owner in owners if gone is not None and gone(owner)]
         failed: list[Running] = []
-        while some := await self.write(lambda session: session.upkeep.fail_orphans(lost, since, message)):
+        while some := await self.write(lambda session: session.upkeep.fail_orphans(lost, since, message, only)):
             failed += some
         return failed
 

@@ -38,19 +38,24 @@ class Upkeep(Queries):
         query = select(responses.c.owner).where(responses.c.owner.is_not(None)).distinct()
         return list(self.connection.execute(query).scalars())
 
-    def fail_orphans(self, gone: Collection[str], silent_since: float | None, message: str) -> list[Running]:
-        """Ends one chunk of the responses whose process is gone, or was not heard of since then."""
+    def fail_orphans(
+        self, gone: Collection[str], silent_since: float | None, message: str, only: Running | None = None
+    ) -> list[Running]:
+        """Ends one chunk of the responses whose process is gone, or was not heard of since then.
+
+        What another has at hand is left to it; but `only` one is waited for.
+        """
         lost: list[Any] = [responses.c.owner.in_(gone)]
         if silent_since is not None:
             lost.append(responses.c.heartbeat < silent_since)
         query = (
             select(responses.c.organisation, responses.c.id, responses.c.body)
             .where(responses.c.owner.is_not(None), or_(*lost))
-            # In one order for all who do this at a time; what another has at hand is waited for, and is ended then.
-            .order_by(responses.c.organisation, responses.c.id)
             .limit(CHUNK)
-            .with_for_update()
+            .with_for_update(skip_locked=only is None)
         )
+        if only is not None:
+            query = query.where(responses.c.organisation == only.organisation, responses.c.id == only.id)
         failed = []
         for organisation, id, body in self.connection.execute(query).all():
             change = update(responses).where(responses.c.organisation == organisation, responses.c.id == id)

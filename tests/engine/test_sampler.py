@@ -489,3 +489,17 @@ def test_a_mask_comes_before_a_favoured_token(device: torch.device) -> None:
     each.favoured = best
     others = [token for token in range(VOCAB) if token != best]
     assert Sampler(VOCAB, device).sample(logits, [each], bits([others])).tokens != [best]
+
+
+@pytest.mark.parametrize("length", [301, 302, 303, 304])
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_rows_are_filled_up_for_a_gpu(length: int, function: Any) -> None:
+    """What is filled in changes nothing. That a row's place does not show is for a GPU to say."""
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    rows = torch.randn(5, length)
+    found = draw.by_row(function, rows.as_subclass(OnGpu)).as_subclass(torch.Tensor)
+    assert found.shape == rows.shape
+    assert torch.allclose(found, function(rows, -1), atol=1e-6)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import selectors
 import signal
 import socket
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ import pytest
 from syringa.config import Config, ModelSpec
 from syringa.engine import child, protocol
 from syringa.engine.control import State, Want, key_of
+from syringa.engine.memory import needs
 from syringa.engine.nvml import GpuMemory
+from syringa.engine.policy import OVERHEAD
 from syringa.engine.worker import WorkerOptions
 from syringa.engine.workers import LEAVE_SECONDS, RECENT_SECONDS, ModelWorkers
 from syringa.types import EngineStats
@@ -69,10 +73,14 @@ class Process:
                 each.close()
 
 
+houses: list[House] = []  # that a test has made
+
+
 class House:
     """Workers whose clock, memory and processes belong to the test."""
 
     def __init__(self, folder: str, **settings: Any) -> None:
+        houses.append(self)
         self.now, self.free = 1000.0, 100 * GB
         self.gpu: GpuMemory | None = None
         self.told: list[State] = []
@@ -83,6 +91,15 @@ class House:
             spawn=self._spawn, clock=lambda: self.now, free=lambda: self.free,
             gpu=lambda: self.gpu,
         )  # fmt: skip
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.end()
+        for key in list(self.selector.get_map().values()):
+            self.selector.unregister(key.fileobj)
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+        self.selector.close()
 
     def _spawn(self, options: WorkerOptions) -> Any:
         self.processes.append(Process(options))
@@ -119,6 +136,8 @@ class House:
 def folder() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as path:
         yield path
+    while houses:
+        houses.pop().close()
 
 
 def retired(process: Process) -> protocol.Retire | None:
@@ -230,7 +249,7 @@ def test_a_busy_one_leaves_when_it_is_done_if_another_waits_for_long(folder: str
 
 
 def test_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("syringa.engine.memory._count", lambda model: 4 * GB)
+    monkeypatch.setattr("syringa.engine.memory._weights", lambda model: (4 * GB, True))
     monkeypatch.setattr("syringa.engine.model_worker.ModelWorker._resident", lambda self: 5 * GB)
     house = House(folder)
     house.free = 10 * GB
@@ -420,7 +439,7 @@ def test_a_model_alone_may_take_the_whole_gpu(folder: str) -> None:
 @pytest.mark.parametrize("setting", [0.0, 0.3])
 def test_configured_models_share_the_gpu(folder: str, monkeypatch: pytest.MonkeyPatch, setting: float) -> None:
     sizes = {"a": 20 * GB, "b": 2 * GB, "c": 0}
-    monkeypatch.setattr("syringa.engine.memory._count", sizes.__getitem__)
+    monkeypatch.setattr("syringa.engine.memory._weights", lambda model: (sizes[model], True))
     models = tuple(ModelSpec(id=name, path=name, dtype="int8" if name == "c" else "auto") for name in sizes)
     house = House(folder, models=models, gpu_memory_fraction=setting)
     house.gpu = gpu(99)
@@ -436,10 +455,39 @@ def test_configured_models_share_the_gpu(folder: str, monkeypatch: pytest.Monkey
     assert len({state.key for state in house.told}) == 2  # the share is no part of what a worker is known by
 
 
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "denied"), OSError(5, "disk"), UnicodeDecodeError("a", b"", 0, 1, "")]
+)
+def test_a_folder_that_cannot_be_read_harms_nobody(
+    folder: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def locate(model: str) -> None:
+        raise error
+
+    monkeypatch.setattr("syringa.modelfiles.locate", locate)
+    house = House(folder)
+    house.want("a")
+    assert house.processes[0].options.model == "a"  # which will say what is wrong
+
+
+def test_what_runs_on_transformers_is_read_in_bf16_first(tmp_path: Path) -> None:
+    needed = []
+    for kind in ("llama", "gemma"):
+        path = tmp_path / kind
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps({"model_type": kind}))
+        (path / "tokenizer.json").write_text("{}")
+        header = json.dumps({"a": {"shape": [1000, 1_000_000]}}).encode()
+        (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        needed.append(needs(WorkerOptions(socket="", model=str(path))))
+    assert 1.9 < (needed[1]["cpu"] - OVERHEAD) / (needed[0]["cpu"] - OVERHEAD) < 2.1
+    assert needed[0]["cuda"] == needed[1]["cuda"] > 2 * 10**9
+
+
 def test_gpu_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newcomer that does not fit on the GPU has the least recently used leave that is there, whatever the machine has
     free; and one for the CPU stays."""
-    monkeypatch.setattr("syringa.engine.memory._count", lambda model: 10 * GB)
+    monkeypatch.setattr("syringa.engine.memory._weights", lambda model: (10 * GB, True))
     monkeypatch.setattr("syringa.engine.model_worker.ModelWorker._resident", lambda self: GB)
     house = House(folder)
     house.gpu = gpu(99)

@@ -31,6 +31,22 @@ def test_a_folder(tmp_path: Path) -> None:
     assert count_weights(ModelFiles("small", str(tmp_path), "folder")) == 36
 
 
+def test_weights_that_are_there_twice(tmp_path: Path) -> None:
+    """Once in the files that the index names, once in one for other programs."""
+    save_file({"a": torch.zeros(8, 4)}, tmp_path / "model-1.safetensors")
+    save_file({"a": torch.zeros(8, 4)}, tmp_path / "consolidated.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    assert count_weights(ModelFiles("small", str(tmp_path), "folder")) == 32
+
+
+@pytest.mark.parametrize("shape", ["[Infinity]", "[NaN]", "[-1]", '["8"]', "[8.5]", "8", "null"])
+def test_a_shape_that_is_none(tmp_path: Path, shape: str) -> None:
+    header = f'{{"a": {{"shape": {shape}}}}}'.encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="safetensors"):
+        count_weights(ModelFiles("small", str(tmp_path), "folder"))
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x0c" + b"\0" * 7 + b'{"a": "size"}', b"\x09" + b"\0" * 7]
 )

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import event, text
 
 from syringa.errors import StoreUnavailable
-from syringa.store import Store
+from syringa.store import Running, Store
 from tests.store.postgres import Postgres
 from tests.store.things import ORGANISATION as US
 from tests.store.things import Clock, conversation, inside, item, items, response
@@ -243,7 +243,8 @@ async def test_what_another_is_about_to_end_is_waited_for(postgres: Postgres) ->
 
         other = asyncio.create_task(store.write(slowly))
         assert await asyncio.to_thread(at_hand.wait, 30)
-        own = asyncio.create_task(store.fail_orphans(gone=lambda owner: owner == "dead"))
+        assert await store.fail_orphans(gone=lambda owner: owner == "dead") == []  # that of all waits for nobody
+        own = asyncio.create_task(store.fail_orphans(gone=lambda owner: owner == "dead", only=Running(US, "r1")))
         _, early = await asyncio.wait([own], timeout=0.3)
         go_on.set()
         assert early

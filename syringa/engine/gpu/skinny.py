@@ -25,7 +25,7 @@ class SkinnyConfig(NamedTuple):
     splits: int = 1  # programs that share a tile's inputs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _skinny_kernel(
     x_ptr,
     w_ptr,

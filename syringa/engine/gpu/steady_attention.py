@@ -14,7 +14,7 @@ import triton.language as tl
 from syringa.engine.gpu.launch import overlap, release, wait
 from syringa.engine.gpu.prefill import _walk, choose
 
-ROWS = 64  # query heads at most that share a key-value head; fewer rows are other instructions
+LEAST_ROWS = 64  # fewer are other instructions, for whose sums nobody vouches
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def row_attention(
         SIZE=size,
         BLOCK_SIZE=block,
         WINDOW=window,
-        ROWS=ROWS,
+        ROWS=max(LEAST_ROWS, triton.next_power_of_2(heads // kv_heads)),
         SPAN=triton.next_power_of_2(size),
         KEYS=config.keys,
         STAGES=config.stages,

@@ -3,46 +3,63 @@
 from __future__ import annotations
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from syringa.engine.gpu.decoder import GpuDecoder
 from syringa.engine.gpu.ops import Ops
 from syringa.engine.gpu.prefill import prefill_attention, query_tiles
-from syringa.engine.gpu.steady_product import WIDE, product
+from syringa.engine.gpu.steady_product import WIDE, WideConfig, product
 from syringa.engine.kv_cache import BLOCK_SIZE
 from syringa.engine.loader import LoadedModel
 from syringa.errors import ConfigError
 
 ROWS = 300  # more than any tile has
-FEW = (1, 16, 17, 64)  # rows, for each of which other tiles are chosen
+FEW = (1, 2, 16, 17, 33, 64)  # rows, for which other tiles are chosen
+OUTLIERS = 97  # every so many inputs one is large
 LENGTH = 150  # tokens of a sequence: several rounds of keys, the last not whole
 CHUNK = 37
 
 
 @torch.inference_mode()
 def check_steady(loaded: LoadedModel) -> None:
-    """Raises `ConfigError` if a row's bits depend on the rows beside it."""
+    """Raises `ConfigError` if a row's bits depend on the rows beside it, or if the kernels do not fit the GPU."""
     assert loaded.gpu is not None
     decoder = loaded.gpu.decoder
     assert isinstance(decoder, GpuDecoder)
+    try:
+        _check(decoder)
+    except OutOfResources as error:
+        raise ConfigError(f"--deterministic: its kernels do not fit this GPU ({error}); leave it out") from None
+
+
+def _check(decoder: GpuDecoder) -> None:
     layer = decoder.layers[0]
-    weights = [layer.qkv.weight, layer.out.weight, layer.gate_up.weight, layer.down.weight, decoder.head]
-    for weight in weights:
-        if not products_agree(weight):
-            raise _unsteady(f"products of {weight.shape[0]} × {weight.shape[1]} weights")
+    for by in (layer.qkv, layer.out, layer.gate_up, layer.down):
+        if not products_agree(by.weight, by.bias):
+            raise _unsteady(f"products of {by.weight.shape[0]} × {by.weight.shape[1]} weights")
+    if not products_agree(decoder.head, None, torch.float32):
+        raise _unsteady("logits")
     heads, kv_heads, size = decoder.config.heads, decoder.config.kv_heads, decoder.config.head_size
     for window in sorted({layer.window for layer in decoder.layers}):
         if not attention_agrees(decoder.ops, heads, kv_heads, size, window, decoder.embedding):
             raise _unsteady("attention")
 
 
-def products_agree(weight: torch.Tensor) -> bool:
-    """Whether all tiles that may be chosen give a row the same bits."""
+def products_agree(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None = None) -> bool:
+    """Whether all tiles that may be chosen give a row the same bits: by the way, all are compiled."""
     x = _random(weight, ROWS, weight.shape[1])
-    whole, *others = (product(x, weight, config=config) for config in WIDE)
-    same = [torch.equal(other, whole) for other in others]
-    same += [torch.equal(product(x[:rows], weight), whole[:rows]) for rows in FEW]
-    same += [torch.equal(product(x[-rows:], weight), whole[-rows:]) for rows in FEW]
-    return all(same)
+    x[:, ::OUTLIERS] *= 100  # as in real models: sums of numbers of very different sizes are where orders show
+
+    def times(rows: torch.Tensor, config: WideConfig | None = None) -> torch.Tensor:
+        out = torch.empty(len(rows), len(weight), dtype=dtype or weight.dtype, device=weight.device)
+        return product(rows, weight, bias, out, config)
+
+    first, *others = WIDE
+    whole = times(x, first)
+    same = all(torch.equal(times(x, config), whole) for config in others)
+    return same and all(
+        torch.equal(times(x[:rows]), whole[:rows]) and torch.equal(times(x[-rows:]), whole[-rows:]) for rows in FEW
+    )
 
 
 def attention_agrees(ops: Ops, heads: int, kv_heads: int, size: int, window: int, like: torch.Tensor) -> bool:

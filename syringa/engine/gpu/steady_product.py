@@ -129,6 +129,4 @@ def choose(rows: int, outputs: int) -> SkinnyConfig | WideConfig:
         return next(config for config, found in zip(WIDE, tiles, strict=True) if found >= WIDE[config])
     if outputs > 32768:
         return SkinnyConfig(128, 64, 4, 5)
-    if outputs > (4096 if rows <= 16 else 2048):
-        return SkinnyConfig(64, 128, 4, 4)
-    return SkinnyConfig(16, 256, 2, 6) if rows <= 16 else SkinnyConfig(16, 512, 4, 3)
+    return SkinnyConfig(16, 256, 2, 6) if rows <= 16 and outputs <= 4096 else SkinnyConfig(64, 128, 4, 4)

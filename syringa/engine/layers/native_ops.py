@@ -11,11 +11,11 @@ from syringa.engine.batch import StepTensors
 from syringa.engine.layers.cache import LayerCache
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.native import AttentionBatch, AttentionShape, Kernels, RotaryShape
+from syringa.engine.precision import HEAD_PARTS
 
 
 def runs_natively(head_size: int) -> bool:
-    """Heads are processed sixteen components at a time."""
-    return head_size % 16 == 0
+    return head_size % HEAD_PARTS == 0
 
 
 class NativeOps:

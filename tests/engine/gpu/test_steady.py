@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig
+from triton.runtime.errors import OutOfResources
 
 from syringa.config import Config, ModelSpec
 from syringa.engine.gpu import machine, reference, steady_check
@@ -83,14 +84,18 @@ def test_a_decoder(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("kind", "head_size", "settings", "says"),
     [
-        ({"dtype": "fp32"}, "int8 or bf16: not fp32"),
-        ({"dtype": "bf16", "native_kernels": False}, "compiled kernels"),
+        ("llama", 16, {"dtype": "fp32"}, "not for fp32"),
+        ("llama", 16, {"dtype": "bf16", "native_kernels": False}, "compiled kernels"),
+        ("llama", 24, {}, "this model's are of 24"),
+        ("gemma", 16, {}, "transformers' definitions"),
     ],
 )
-def test_what_is_not_promised_on_a_cpu(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
-    save(tmp_path, AutoConfig.for_model("llama", **SIZES))
+def test_what_is_not_promised_on_a_cpu(
+    kind: str, head_size: int, settings: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    save(tmp_path, AutoConfig.for_model(kind, **(SIZES | {"head_dim": head_size})))
     with pytest.raises(ConfigError, match=says):
         load_model(LoadOptions(str(tmp_path), deterministic=True, device="cpu", **settings))
 
@@ -126,19 +131,35 @@ def test_a_gpu_that_does_not_keep_it_is_refused(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ConfigError, match=r"products of \d+ × \d+ weights"):
         steady_check.check_steady(loaded)
 
+    def too_large(*_: Any) -> bool:
+        raise OutOfResources(163_840, 101_376, "shared memory")
+
+    monkeypatch.setattr(steady_check, "products_agree", too_large)
+    with pytest.raises(ConfigError, match="do not fit this GPU"):
+        steady_check.check_steady(loaded)
+
+
+def test_more_query_heads_than_a_tile_has_rows() -> None:
+    cache = Paged([33, 5], 1, 32)
+    q = random(2, 80 * 32)
+    given = cache.keys, cache.values, cache.tables, cache.lengths
+    expected = reference.decode_attention(q.view(2, 80, 32), *given)
+    assert distance(row_attention(q, *given, 80, out=poisoned(2, 80 * 32)), expected.flatten(1)) < EXACT
+
 
 def test_the_trial_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are exact in any order agree; one bit in few rows is noticed."""
     weight = torch.ones(8, 16)
     monkeypatch.setattr(steady_check, "_random", lambda like, *shape, seed=0: torch.ones(*shape))
     monkeypatch.setattr(steady_check, "WIDE", dict.fromkeys(TILES[1:], 0))
-    assert steady_check.products_agree(weight)
+    bias = torch.ones(8)
+    assert steady_check.products_agree(weight, bias)
 
-    def unsteady(x: torch.Tensor, weight: torch.Tensor, config: WideConfig | None = None) -> torch.Tensor:
-        return product(x, weight, config=config) + (1e-6 if len(x) == 17 else 0)
+    def unsteady(x: torch.Tensor, weight: torch.Tensor, *given: Any) -> torch.Tensor:
+        return product(x, weight, *given) + (1e-3 if len(x) == 17 else 0)
 
     monkeypatch.setattr(steady_check, "product", unsteady)
-    assert not steady_check.products_agree(weight)
+    assert not steady_check.products_agree(weight, bias)
 
 
 def test_the_setting_reaches_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +170,7 @@ def test_the_setting_reaches_the_model(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(ops_module, "choose_ops", lambda device, attention, *, deterministic: SteadyOps())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "G")
     monkeypatch.setattr(machine, "free_memory", lambda device: 8 << 30)
-    options = WorkerOptions.of(ModelSpec(id="a", path=str(tmp_path)), Config(deterministic=True))
+    options = WorkerOptions.of(ModelSpec(id="a", path=str(tmp_path), deterministic=True), Config())
     assert options.deterministic
     files = locate(str(tmp_path))
     wanted = LoadOptions(str(tmp_path), deterministic=options.deterministic)
