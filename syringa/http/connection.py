@@ -35,7 +35,7 @@ MAX_FRAMING = 8  # bytes around a byte of a body: chunks of one byte each have 5
 MAX_PIPELINED = 32
 _SURPLUS_SECONDS = 1.0  # that a connection too many has to say what it wants
 _SLOW_SECONDS = 10.0  # that one gets that has begun to
-_LINGER_SECONDS = 1.0  # after a refusal: closing at once would take it back from a client that is still sending
+_LINGER_SECONDS = 1.0  # after an early answer: closing at once would take it back from a client that is still sending
 
 
 class Connection(Watched, HttpToolsProtocol):
@@ -188,6 +188,9 @@ class Connection(Watched, HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._running is not None and not self._running.keep_alive and not self.transport.is_closing():
+            self._linger()
+            return
         super().on_response_complete()
         if self._verdict is not None and not self._is_answering() and not self.transport.is_closing():
             self._unset_keepalive_if_required()
@@ -295,7 +298,13 @@ class Connection(Watched, HttpToolsProtocol):
         head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
         for name, value in (*date_header(), *response.raw_headers):
             head += [name, b": ", value, b"\r\n"]
-        self.flow.resume_reading()
         self.transport.write(b"".join([*head, b"\r\n", bytes(response.body)]))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Ends the connection, but hears the client out for a moment."""
+        self._deaf = True
+        self._disarm()
+        self.flow.resume_reading()
         self.transport.write_eof()
         self._late = self.loop.call_later(_LINGER_SECONDS, self.transport.close)

@@ -132,7 +132,7 @@ class Exchange(RequestResponseCycle):
     def _complete(self) -> None:
         self.response_complete, self.flowing = True, False
         self.message_event.set()
-        if not self.keep_alive:
+        if not self.keep_alive and not self.more_body:  # else the connection sees to it
             self.transport.close()
         self.on_response()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 
 import pytest
@@ -108,6 +109,19 @@ async def test_a_body_that_stops_is_in_the_books_as_left() -> None:
 async def test_malformed_requests(sent: bytes) -> None:
     async with place() as here, here.client(sent) as client:
         await client.refused(400, "malformed_request")
+
+
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+async def test_a_client_that_sends_all_before_it_listens_hears_why_it_was_refused(connection: str) -> None:
+    def post(port: int) -> int:
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        with contextlib.closing(client):
+            headers = {"content-type": "application/json", "connection": connection}
+            client.request("POST", "/v1/completions", b"x" * 20_000_000, headers)
+            return client.getresponse().status
+
+    async with place(read_timeout=30, max_body_bytes=1000) as here:
+        assert await asyncio.to_thread(post, here.port) == 413
 
 
 async def test_absurd_chunks_are_no_way_around_the_limits() -> None:
