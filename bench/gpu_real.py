@@ -73,7 +73,7 @@ def chat(text: str, **fields: Any) -> dict[str, Any]:
     return choice
 
 
-def check_scores(dtype: str) -> bool:
+def check_scores(dtype: str, deterministic: bool) -> bool:
     text = TEXT.read_text()[:6000]
     scores = {
         device: complete(device, text, echo=True, max_tokens=0, logprobs=0)["logprobs"]["token_logprobs"][1:]
@@ -85,7 +85,7 @@ def check_scores(dtype: str) -> bool:
     return mean < ROUNDING[dtype][0] and off < 0.02
 
 
-def check_greedy(dtype: str) -> bool:
+def check_greedy(dtype: str, deterministic: bool) -> bool:
     same = wrong = 0
     for prompt in PROMPTS:
         asked = {"temperature": 0, "max_tokens": 64, "logprobs": 2}
@@ -106,7 +106,7 @@ def check_greedy(dtype: str) -> bool:
     return wrong == 0
 
 
-def check_clients(dtype: str) -> bool:
+def check_clients(dtype: str, deterministic: bool) -> bool:
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
@@ -144,7 +144,7 @@ def check_clients(dtype: str) -> bool:
     )
 
 
-def check_seeds(dtype: str) -> bool:
+def check_seeds(dtype: str, deterministic: bool) -> bool:
     """With `--deterministic` all are the same beside other streams. Without it, other sizes round elsewhere."""
     asked = {"temperature": 0.8, "seed": 7, "max_tokens": 64}
     alone = [complete("cuda", prompt, **asked)["text"] for prompt in PROMPTS]
@@ -155,22 +155,18 @@ def check_seeds(dtype: str) -> bool:
             each.result()
     same = sum(a == b for a, b in zip(alone, crowded, strict=True))
     say(f"  {same} of {len(PROMPTS)} seeded answers are the same beside {len(noise)} other streams")
-    return same == len(PROMPTS) or not deterministic()
+    return same == len(PROMPTS) or not deterministic
 
 
-def deterministic() -> bool:
-    return "--deterministic" in sys.argv
+CHECKS: list[Callable[[str, bool], bool]] = [check_scores, check_greedy, check_clients, check_seeds]
 
 
-CHECKS: list[Callable[[str], bool]] = [check_scores, check_greedy, check_clients, check_seeds]
-
-
-def start(device: str, model: str, dtype: str, folder: Path) -> subprocess.Popen[bytes]:
+def start(device: str, model: str, dtype: str, folder: Path, deterministic: bool = False) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "syringa", "serve", "--model", model, "--port", str(PORTS[device])),
         *("--device", device, "--dtype", dtype, "--requests-per-minute", "0", "--log-level", "warning"),
         *("--database", str(folder / f"{device}.db")),
-        *(["--deterministic"] if deterministic() and device == "cuda" else []),
+        *(["--deterministic"] if deterministic else []),
     ]
     return subprocess.Popen(command, stdout=(folder / f"{device}.log").open("wb"), stderr=subprocess.STDOUT)
 
@@ -201,13 +197,13 @@ def main() -> int:
         try:
             for dtype in given.dtypes.split(","):
                 began = time.perf_counter()
-                server = start("cuda", given.model, dtype, folder)
+                server = start("cuda", given.model, dtype, folder, given.deterministic)
                 try:
                     ready("cuda", server, folder / "cuda.log")
                     say(f"{given.model}, {dtype}: ready after {time.perf_counter() - began:.1f} s")
                     ready("cpu", reference, folder / "cpu.log")
                     for check in CHECKS:
-                        passed = check(dtype)
+                        passed = check(dtype, given.deterministic)
                         say(f"{'ok   ' if passed else 'WRONG'} {check.__name__}")
                         right = right and passed
                 finally:
