@@ -29,7 +29,7 @@ class PrefillConfig(NamedTuple):
 
 
 @triton.jit
-def _walk(
+def walk(
     q, best, total, gathered, keys_ptr, values_ptr, table, low, high, position, d, rate, block_stride, slot_stride,
     SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr, KEYS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -128,11 +128,11 @@ def _prefill_kernel(
     low = tl.maximum(earliest - WINDOW + 1, 0) // KEYS * KEYS if WINDOW else 0
     middle = (earliest + 1) // KEYS * KEYS
     high = first + tl.minimum(offset + ROWS, count)
-    best, total, gathered = _walk(
+    best, total, gathered = walk(
         q, best, total, gathered, keys, values, table, low, middle, position, d, rate, block_stride, slot_stride,
         SIZE, BLOCK_SIZE, WINDOW, False, KEYS, STAGES,
     )  # fmt: skip
-    best, total, gathered = _walk(
+    best, total, gathered = walk(
         q, best, total, gathered, keys, values, table, tl.maximum(low, middle), high, position, d, rate, block_stride,
         slot_stride, SIZE, BLOCK_SIZE, WINDOW, True, KEYS, STAGES,
     )  # fmt: skip

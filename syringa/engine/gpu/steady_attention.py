@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from syringa.engine.gpu.launch import overlap, release, wait
-from syringa.engine.gpu.prefill import _walk, choose
+from syringa.engine.gpu.prefill import choose, walk
 
 LEAST_ROWS = 64  # fewer are other instructions, for whose sums nobody vouches
 
@@ -64,11 +64,11 @@ def _row_kernel(
         rate = scale * 1.44269504  # exp2 is what the hardware has
         low = tl.maximum(length - WINDOW, 0) // KEYS * KEYS if WINDOW else 0
         middle = length // KEYS * KEYS
-        best, total, gathered = _walk(
+        best, total, gathered = walk(
             q, best, total, gathered, keys, values, table, low, middle, position, d, rate, block_stride, slot_stride,
             SIZE, BLOCK_SIZE, WINDOW, False, KEYS, STAGES,
         )  # fmt: skip
-        best, total, gathered = _walk(
+        best, total, gathered = walk(
             q, best, total, gathered, keys, values, table, tl.maximum(low, middle), length, position, d, rate,
             block_stride, slot_stride, SIZE, BLOCK_SIZE, WINDOW, True, KEYS, STAGES,
         )  # fmt: skip
