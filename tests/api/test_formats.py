@@ -120,7 +120,7 @@ async def test_what_would_take_too_long_is_refused_at_once(body: dict[str, Any],
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
     assert param in answer.json()["error"]["message"]
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 5
 
 
 async def test_options_of_llguidance_are_named() -> None:

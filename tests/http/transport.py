@@ -18,7 +18,7 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[bytes] = []
-        self.closed = False
+        self.closed = self.ended = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -28,7 +28,7 @@ class Transport(asyncio.Transport):
         self.writes.append(bytes(data))
 
     def write_eof(self) -> None:
-        pass
+        self.ended = True
 
     def close(self) -> None:
         self.closed = True

@@ -38,7 +38,7 @@ def test_few_operators_make_a_terminal(text: str) -> None:
     with pytest.raises(InvalidRequest, match="at most 6 of & and ~") as caught:
         check(text)
     assert caught.value.param == "here"
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_large_schemas_are_counted_first() -> None:
     assert caught.value.param == ".items.properties"
     with pytest.raises(InvalidRequest, match="more than 5000 parts"):
         enforceable(nodes)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 5
 
 
 def test_paths_are_spelt_only_for_those_who_read_them() -> None:
