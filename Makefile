@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml setup.py constraints.txt $(wildcard build_tools/*.py syringa/engine/native/*.cpp syringa/engine/native/*.h)
+SOURCES := pyproject.toml setup.py constraints.txt $(wildcard build_tools/*.py syringa/engine/cpu/native/*.cpp syringa/engine/cpu/native/*.h)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .PHONY: help serve test check format bench clean
@@ -38,7 +38,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.cpu $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venvs build *.egg-info syringa/engine/native/*.so
+	rm -rf $(VENV) .venvs build *.egg-info syringa/engine/cpu/native/*.so
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

@@ -11,7 +11,7 @@ from setuptools.command.editable_wheel import editable_wheel
 sys.path.insert(0, str(Path(__file__).parent / "build_tools"))
 from compilers import FLAGS, any_compiler, variants
 
-SOURCES = Path(__file__).parent / "syringa" / "engine" / "native"
+SOURCES = Path(__file__).parent / "syringa" / "engine" / "cpu" / "native"
 
 
 def build_kernels(target: Path) -> None:
@@ -36,7 +36,7 @@ def build_kernels(target: Path) -> None:
 class BuildPy(build_py):
     def run(self):
         super().run()
-        build_kernels(Path(self.build_lib) / "syringa" / "engine" / "native")
+        build_kernels(Path(self.build_lib) / "syringa" / "engine" / "cpu" / "native")
 
 
 class EditableWheel(editable_wheel):

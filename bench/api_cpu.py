@@ -1,7 +1,7 @@
 """The API process's own CPU time per streamed token, on the real model: `python -m bench.api_cpu`.
 
 The model runs in a process of its own, so what is counted here is HTTP, text and events alone: the time that the
-kernel charges to `syringa.http.process`, over the tokens that its clients received.
+kernel charges to `syringa.http.server.process`, over the tokens that its clients received.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from syringa.errors import StartupError
 STREAMS, TOKENS, PROMPT_TOKENS = 16, 64, 100
 REQUESTS = 8 * STREAMS  # the kernel counts in hundredths of a second: 8,192 tokens make that less than 2 µs a token
 ROUNDS = 5
-API = b"syringa.http.process"
+API = b"syringa.http.server.process"
 
 
 def main() -> int:

@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator
 
 import uvloop
 
-from syringa.api.model import FixedModels
+from syringa.api.models.served_model import FixedModels
 from syringa.config import Config
 from syringa.engine.interface import Sole
-from syringa.http.server import listen, serve_api
-from syringa.service.work import Work
+from syringa.http.server.server import listen, serve_api
+from syringa.service.app_state import Work
 from syringa.types import EngineDelta, EngineRequest
 from tests.fake_engine import FakeEngine, fake_model
 

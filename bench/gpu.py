@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from syringa.engine.core import EngineCore
-from syringa.engine.gpu.ops import choose_ops
-from syringa.engine.loader import LoadedModel, assemble
+from syringa.engine.gpu.ops.base import choose_ops
+from syringa.engine.loading.loader import LoadedModel, assemble
 from syringa.engine.models.config import DecoderConfig, read_config
-from syringa.engine.scheduler import Limits
+from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.worker.core import EngineCore
 from syringa.modelfiles import ModelDescription
 from syringa.types import EngineRequest, Sampling, Stopping
 

@@ -32,9 +32,9 @@ from bench.gpu_lab import (
     turning,
     winners,
 )
-from syringa.engine.gpu import reference
-from syringa.engine.gpu.decode import DecodeConfig, NewTokens, decode_attention
-from syringa.engine.gpu.prefill import PrefillConfig, prefill_attention, query_tiles
+from syringa.engine.gpu.kernels import reference
+from syringa.engine.gpu.kernels.decode_attention import DecodeConfig, NewTokens, decode_attention
+from syringa.engine.gpu.kernels.prefill_attention import PrefillConfig, prefill_attention, query_tiles
 
 DECODE_SHAPES = [(32, 1, 16000), (32, 1, 384), (32, 64, 384), (32, 256, 1024), (16, 1, 384), (16, 64, 384)]
 DECODE = [(1, 64, 4, 4), (1, 64, 4, 5), (1, 32, 4, 4), (1, 32, 4, 5), (1, 128, 8, 3)]
@@ -199,7 +199,7 @@ def company(name: str, many: Prompts, run: Callable[[Prompts], torch.Tensor]) ->
 
 def flashinfers() -> None:
     """FlashInfer's attention beside ours and PyTorch's: right, the same bits in any company, and how fast."""
-    from syringa.engine.gpu.flashinfer_ops import FlashInferOps, missing
+    from syringa.engine.gpu.ops.flashinfer_ops import FlashInferOps, missing
 
     if (reason := missing(torch.cuda.get_device_capability())) is not None:
         print("FlashInfer: " + reason)

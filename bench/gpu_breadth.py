@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from bench.gpu import LENGTH, MAX_RUNNING, MODELS, STEP_TOKENS, drain, say, workload
-from syringa.engine.core import EngineCore
-from syringa.engine.loader import LoadedModel, on_gpu
-from syringa.engine.models import breadth, breadth_attention, breadth_gpu
-from syringa.engine.models.breadth_rotary import fix_rotary
-from syringa.engine.scheduler import Limits
+from syringa.engine.loading.loader import LoadedModel, on_gpu
+from syringa.engine.models.hf import attention
+from syringa.engine.models.hf import gpu as breadth_gpu
+from syringa.engine.models.hf import model as breadth
+from syringa.engine.models.hf.rotary import fix_rotary
+from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.worker.core import EngineCore
 from syringa.modelfiles import ModelDescription
 
 WORKLOADS = ("decode_b1", "decode_b64", "prefill")
@@ -27,12 +29,10 @@ def build(name: str, device: torch.device, length: int = LENGTH, **changes: Any)
     from transformers import AutoConfig, AutoModelForCausalLM
 
     started, settings = time.perf_counter(), MODELS[name] | changes
-    breadth_attention.register()
+    attention.register()
     config = AutoConfig.for_model(**settings)
     with torch.device(device):
-        model: Any = AutoModelForCausalLM.from_config(
-            config, attn_implementation=breadth_attention.NAME, dtype=torch.bfloat16
-        )
+        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=torch.bfloat16)
     fix_rotary(model.eval().requires_grad_(False), length)
     layers = breadth._probe(model)
     gpu = breadth_gpu.on_device(model, layers, config.vocab_size, length, device)

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from bench.gpu import build, make_request, say
-from syringa.engine.batch import prepare
-from syringa.engine.core import EngineCore
-from syringa.engine.gpu.fp8 import Fp8Product
-from syringa.engine.gpu.ops import ReferenceOps
-from syringa.engine.kv_cache import BLOCK_SIZE
-from syringa.engine.loader import LoadedModel, LoadOptions, load_model
-from syringa.engine.sampler import Sampler, SamplerState, SamplingRow
-from syringa.engine.scheduler import Limits
+from syringa.engine.execution.batch import prepare
+from syringa.engine.gpu.ops.base import ReferenceOps
+from syringa.engine.gpu.ops.fp8 import Fp8Product
+from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.sampling.sampler import Sampler, SamplerState, SamplingRow
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.worker.core import EngineCore
 from syringa.errors import ConfigError
 from syringa.types import EngineRequest, Sampling
 

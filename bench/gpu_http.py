@@ -23,7 +23,7 @@ from typing import Any
 from bench.gpu import MODELS, say, workload
 
 PORT = 18765
-API = b"syringa.http.process"
+API = b"syringa.http.server.process"
 STARTUP_SECONDS = 300
 
 

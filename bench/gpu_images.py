@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from syringa.engine.core import EngineCore
-from syringa.engine.loader import LoadedModel, LoadOptions, load_model
-from syringa.engine.scheduler import Limits
+from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest
 from tests.engine.vision.small import FAMILIES, Small, picture, prepared, run, save
 

@@ -52,14 +52,14 @@ from bench.gpu_lab import (
     turning,
     winners,
 )
-from syringa.engine.gpu import reference
-from syringa.engine.gpu.decode import NewTokens, decode_attention
-from syringa.engine.gpu.elementwise import add_rms_norm, rms_norm, silu_mul
-from syringa.engine.gpu.gemv import GemvConfig
-from syringa.engine.gpu.linear import Config, linear
-from syringa.engine.gpu.rotary import rotate_and_store
-from syringa.engine.gpu.sampling import sample
-from syringa.engine.gpu.skinny import SkinnyConfig
+from syringa.engine.gpu.kernels import reference
+from syringa.engine.gpu.kernels.decode_attention import NewTokens, decode_attention
+from syringa.engine.gpu.kernels.elementwise import add_rms_norm, rms_norm, silu_mul
+from syringa.engine.gpu.kernels.gemv import GemvConfig
+from syringa.engine.gpu.kernels.rotary import rotate_and_store
+from syringa.engine.gpu.kernels.sampling import sample
+from syringa.engine.gpu.kernels.skinny_gemm import SkinnyConfig
+from syringa.engine.gpu.ops.linear import Config, linear
 
 # By inputs: all of a round's warps should lie along them, so that no input is loaded twice.
 GEMV = {

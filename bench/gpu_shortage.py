@@ -14,9 +14,9 @@ import torch
 
 from bench.gpu import build, make_request
 from bench.gpu_check import Say, strangers
-from syringa.engine.core import EngineCore
-from syringa.engine.limits import Limits
-from syringa.engine.loader import LoadedModel
+from syringa.engine.loading.loader import LoadedModel
+from syringa.engine.scheduling.limits import Limits
+from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest
 
 MIB = 1 << 20

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from bench.gpu import build, drain, make_request, say, workload
-from syringa.engine.core import EngineCore
-from syringa.engine.gpu.steady_check import check_steady
-from syringa.engine.loader import LoadedModel
-from syringa.engine.scheduler import Limits
+from syringa.engine.gpu.batch_invariant_check import check_steady
+from syringa.engine.loading.loader import LoadedModel
+from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest, Sampling, Stopping
 
 RULES: list[dict[str, Any]] = [

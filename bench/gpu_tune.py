@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bench.gpu import make_request
-from syringa.engine.core import EngineCore
+from syringa.engine.worker.core import EngineCore
 
 Say = Callable[[str], None]
 
@@ -38,7 +38,7 @@ def timed(run: Callable[[], object], launches: int = 8) -> float:
 
 def attention(say: Say) -> dict[int, Any]:
     """The best tiles for batches of mixed lengths, by rows."""
-    from syringa.engine.gpu.decode import choose, decode_attention
+    from syringa.engine.gpu.kernels.decode_attention import choose, decode_attention
 
     heads, kv_heads, size = 32, 8, 128
     found: dict[int, Any] = {}
@@ -76,7 +76,7 @@ def attention(say: Say) -> dict[int, Any]:
 
 
 def _tiles() -> list[Any]:
-    from syringa.engine.gpu.decode import DecodeConfig
+    from syringa.engine.gpu.kernels.decode_attention import DecodeConfig
 
     shapes = [(64, 4, 4, 128), (64, 4, 3, 128), (32, 4, 4, 128), (32, 4, 6, 128), (32, 2, 4, 168), (64, 8, 3, 64)]
     names = ("keys", "warps", "stages", "registers")

@@ -13,13 +13,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from syringa.engine.batch import StepTensors
-from syringa.engine.cpu import available_cores
-from syringa.engine.kv_cache import BLOCK_SIZE
-from syringa.engine.layers.cache import CacheTensors
-from syringa.engine.layers.linear import Int8Linear
-from syringa.engine.layers.native_ops import attend
-from syringa.engine.native import AttentionShape, Kernels, load_kernels
+from syringa.engine.cpu.features import available_cores
+from syringa.engine.cpu.layers.cache import CacheTensors
+from syringa.engine.cpu.layers.linear import Int8Linear
+from syringa.engine.cpu.layers.native_ops import attend
+from syringa.engine.cpu.native import AttentionShape, Kernels, load_kernels
+from syringa.engine.execution.batch import StepTensors
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, SIZE, INNER, VOCAB = 30, 576, 9, 3, 64, 1536, 49152
 REPEATS = 7

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from syringa.dialect import CallFormat, ThoughtFormat
+from syringa.output_formats import CallFormat, ThoughtFormat
 from syringa.types import Image, Sampling, Stopping, TokenLogprobs
 
 EndReason = Literal["stop", "length", "tool_calls"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from syringa.api.model import ServedModel
-from syringa.dialect import Dialect
-from syringa.prompt.lark import Spelling
-from syringa.prompt.template import ChatTemplate
+from syringa.api.models.served_model import ServedModel
+from syringa.output_formats import Dialect
+from syringa.prompt.chat.template import ChatTemplate
+from syringa.prompt.grammar.lark import Spelling
 from tests.fake_engine import END, START, ByteTokenizer, fake_model
 
 # [s]instructions [u]question [a]answer

@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 
-from syringa.api.model import FixedModels, ServedModel
+from syringa.api.models.served_model import FixedModels, ServedModel
 from syringa.config import Config
 from syringa.engine.interface import Sole
 from syringa.http.app import create_app
-from syringa.http.server import listen, serve_api
-from syringa.service.account import Observer
-from syringa.service.work import Work
+from syringa.http.server.server import listen, serve_api
+from syringa.service.app_state import Work
+from syringa.service.usage.account import Observer
 from tests.fake_engine import FakeEngine, fake_model
 
 

@@ -19,6 +19,9 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "person")
 
 
+# Triton decides at its import whether kernels are interpreted, and tests of any folder may be the first to import it.
+os.environ["TRITON_INTERPRET"] = "1"
+
 # Whatever a test stores without saying where goes to a folder of the tests' own, not to the user's.
 _data = tempfile.TemporaryDirectory(prefix="syringa-tests-")
 os.environ["XDG_DATA_HOME"] = _data.name

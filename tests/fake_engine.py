@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import msgspec
 
-from syringa.api.model import ServedModel
+from syringa.api.models.served_model import ServedModel
 from syringa.engine.interface import Take
 from syringa.errors import EngineUnavailable
-from syringa.prompt.lark import Spelling
+from syringa.prompt.grammar.lark import Spelling
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo, TokenLogprobs
 
 END, START, VOCAB = 256, 257, 258

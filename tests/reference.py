@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from syringa.engine.weights import open_weights
+from syringa.engine.loading.weights import open_weights
 from syringa.modelfiles import describe, locate
 
 

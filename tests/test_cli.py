@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-import syringa.api.loading
-from syringa.api.completions import CompletionRequest
-from syringa.api.sampling import SamplingFields
+import syringa.api.models.loading
+from syringa.api.completions.request import CompletionRequest
+from syringa.api.fields.sampling import SamplingFields
 from syringa.cli import main
 from syringa.cli.fields import to_fields
 from syringa.cli.options import SAMPLING
 from syringa.config import FIELDS, Config, variable
 from syringa.errors import ConfigError, EngineUnavailable
 from syringa.modelfiles.locate import models_folder
-from syringa.prompt.template import ChatTemplate
+from syringa.prompt.chat.template import ChatTemplate
 from tests.chat_models import thinking_model
 from tests.fake_engine import FakeEngine, fake_model
 
@@ -57,8 +57,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
     template = ChatTemplate("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
     module = types.SimpleNamespace(start_local=start_local)
-    monkeypatch.setitem(sys.modules, "syringa.engine.local", module)
-    monkeypatch.setattr(syringa.api.loading, "load_model", lambda config: fake_model(template=template))
+    monkeypatch.setitem(sys.modules, "syringa.engine.client.local", module)
+    monkeypatch.setattr(syringa.api.models.loading, "load_model", lambda config: fake_model(template=template))
     return fake
 
 
@@ -267,7 +267,7 @@ def test_chat_shows_thoughts_and_leaves_them_out_of_the_conversation(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = thinking_model("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
-    monkeypatch.setattr(syringa.api.loading, "load_model", lambda config: model)
+    monkeypatch.setattr(syringa.api.models.loading, "load_model", lambda config: model)
     engine.script = b"<think>let me see</think>\n\nhello"
     assert chat(monkeypatch, "one", "two") == 0
     assert bytes(engine.requests[1].prompt) == b"u:one;a:hello;u:two;"

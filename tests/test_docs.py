@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from syringa import config
-from syringa.api.describe import IGNORED, REFUSED
-from syringa.api.openapi import OPERATIONS, fields
+from syringa.api.fields.annotations import IGNORED, REFUSED
+from syringa.api.openapi.document import OPERATIONS, fields
 from syringa.config.specs import INHERITED
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -12,21 +12,21 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "syringa"
 
-VALUES = {"types", "errors", "events", "dialect", "ids"}
+VALUES = {"types", "errors", "events", "output_formats", "ids"}
 BASE = VALUES | {"config", "modelfiles", "grammar"}
 LAYERS: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
-    "dialect": set(),
+    "output_formats": set(),
     "schema_types": set(),
-    "events": {"types", "dialect"},
-    "config": {"errors", "dialect"},
+    "events": {"types", "output_formats"},
+    "config": {"errors", "output_formats"},
     "ids": set(),
     "logs": set(),
     "sweep": set(),
     "grammar": {"types", "errors"},
     "modelfiles": {"types", "errors"},
-    "prompt": {"types", "errors", "dialect", "schema_types", "modelfiles", "grammar"},
+    "prompt": {"types", "errors", "output_formats", "schema_types", "modelfiles", "grammar"},
     "output": VALUES | {"schema_types", "modelfiles", "grammar"},
     "engine": {"types", "errors", "config", "logs", "modelfiles", "grammar", "sweep"},
     "generation": VALUES | {"engine", "output"},
@@ -41,8 +41,13 @@ LAYERS: dict[str, set[str]] = {
 # Above the engine, only what it promises may be known, and how to start one.
 ENGINE_DOORS = {
     "generation": {"syringa.engine.interface"},
-    "http": {"syringa.engine.interface", "syringa.engine.child", "syringa.engine.fleet", "syringa.engine.supervisor"},
-    "cli": {"syringa.engine.interface", "syringa.engine.local", "syringa.engine.supervisor"},
+    "http": {
+        "syringa.engine.interface",
+        "syringa.engine.processes.managed_process",
+        "syringa.engine.client.engines",
+        "syringa.engine.processes.supervisor",
+    },
+    "cli": {"syringa.engine.interface", "syringa.engine.client.local", "syringa.engine.processes.supervisor"},
 }
 HEAVY = {"torch", "transformers", "torchvision"}
 
@@ -109,7 +114,7 @@ def test_the_layers_have_no_circle() -> None:
         left = {layer: below for layer, below in left.items() if layer not in free}
 
 
-@pytest.mark.parametrize("module", ["syringa.http.server", "syringa.cli.app", "syringa.cli.source"])
+@pytest.mark.parametrize("module", ["syringa.http.server.server", "syringa.cli.app", "syringa.cli.source"])
 def test_the_api_process_loads_no_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit(bool({HEAVY!r} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=PACKAGE.parent).returncode == 0

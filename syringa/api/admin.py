@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from syringa.api.describe import says
+from syringa.api.fields.annotations import says
 
 Limit = Annotated[int, Meta(ge=0, le=10**12)]
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from syringa.api.describe import says
-from syringa.api.metadata import MetadataField, check_metadata
+from syringa.api.fields.annotations import says
+from syringa.api.fields.metadata import MetadataField, check_metadata
 from syringa.api.responses.context import Context, Item
 from syringa.api.responses.input import read_input
 from syringa.api.responses.items import new_id

@@ -13,8 +13,8 @@ import msgspec
 from syringa.cli import moments
 from syringa.cli.stored import LIMITS, read_limit, show, show_limit, using
 from syringa.errors import ConfigError, StartupError
-from syringa.service.caller import Rates
-from syringa.service.keys import PREFIX, check_organisation, mint
+from syringa.service.auth.caller import Rates
+from syringa.service.auth.keys import PREFIX, check_organisation, mint
 from syringa.store import ApiKey, Store
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from syringa.cli import moments
 from syringa.cli.stored import LIMITS, read_limit, show, show_limit, using
 from syringa.errors import ConfigError
-from syringa.service.keys import check_organisation
+from syringa.service.auth.keys import check_organisation
 from syringa.store import Organisation
 
 _TITLES = {"organisation": False, **{name.replace("_", " "): True for name in LIMITS}, "made": False}

@@ -17,6 +17,6 @@ def read_settings(flags: Mapping[str, Any], file: Path | None) -> Config:
 def _read_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
     if not fields:
         return {}
-    from syringa.api.defaults import read_defaults
+    from syringa.api.fields.defaults import read_defaults
 
     return read_defaults(fields)

@@ -20,7 +20,7 @@ from syringa.errors import ConfigError, StartupError, StoreError
 from syringa.types import ModelInfo
 
 if TYPE_CHECKING:
-    from syringa.engine.supervisor import Shared
+    from syringa.engine.processes.supervisor import Shared
 
 DTYPES = {"int8": "int8 weights", "bf16": "bf16 weights", "fp32": "fp32 weights"}
 
@@ -29,8 +29,8 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
     """Blocks until the server ends; the result is the exit status."""
     config = read_settings(flags, file)
 
-    from syringa.api.loading import serving_specs
-    from syringa.http.server import check, listen
+    from syringa.api.models.loading import serving_specs
+    from syringa.http.server.server import check, listen
 
     # What can be wrong is found before anything slow starts.
     specs = serving_specs(config)
@@ -38,7 +38,7 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
     check(config)
     check_keys(config)
     with listen(config) as listener:
-        from syringa.engine import supervisor
+        from syringa.engine.processes import supervisor
 
         port = listener.getsockname()[1]
         console = Console(highlight=False, soft_wrap=True)
@@ -68,7 +68,7 @@ def check_keys(config: Config) -> None:
     """Whoever can reach a server beyond this machine needs a key, so there has to be one."""
     if config.api_key or settings.is_loopback(config.host):
         return
-    from syringa.service.keyring import usable
+    from syringa.service.auth.key_cache import usable
     from syringa.store import Store
 
     async def has_key() -> bool:
@@ -88,8 +88,8 @@ def check_keys(config: Config) -> None:
 
 def share(config: Config, folder: str) -> Shared:
     """What API processes share: limits, which one that dies and comes back must still know; and metrics."""
-    from syringa.engine.supervisor import Shared
-    from syringa.service.limits import Limiter
+    from syringa.engine.processes.supervisor import Shared
+    from syringa.service.limits.rate_limiter import Limiter
 
     limits, metrics = Path(folder) / "limits", Path(folder) / "metrics"
     Limiter.create(str(limits))

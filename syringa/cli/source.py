@@ -22,8 +22,8 @@ from syringa.errors import (
 if TYPE_CHECKING:
     import httpx
 
-    from syringa.api.common import Call
-    from syringa.api.model import ServedModel
+    from syringa.api.decoding import Call
+    from syringa.api.models.served_model import ServedModel
     from syringa.engine.interface import Engine
 
 Fields = dict[str, Any]
@@ -67,11 +67,11 @@ async def open_source(
         return
     config = read_settings(flags, file)
 
-    from syringa.api.loading import load_model
+    from syringa.api.models.loading import load_model
 
     model_here = load_model(config)
 
-    from syringa.engine.local import start_local
+    from syringa.engine.client.local import start_local
 
     async with start_local(config) as engine:
         await engine.wait_ready()
@@ -86,18 +86,18 @@ class LocalSource:
         self.name = model.id
 
     async def complete(self, fields: Fields) -> AsyncGenerator[Part]:
-        from syringa.api.common import convert
-        from syringa.api.completions import CompletionRequest, to_generation
-        from syringa.api.model import FixedModels
+        from syringa.api.completions.request import CompletionRequest, to_generation
+        from syringa.api.decoding import convert
+        from syringa.api.models.served_model import FixedModels
 
         call = await to_generation(convert(fields, CompletionRequest), FixedModels([self._model]), [])
         async for part in self._parts(call):
             yield part
 
     async def chat(self, messages: Messages, fields: Fields) -> AsyncGenerator[Part]:
-        from syringa.api.chat import ChatRequest, to_generation
-        from syringa.api.common import convert
-        from syringa.api.model import FixedModels
+        from syringa.api.chat.request import ChatRequest, to_generation
+        from syringa.api.decoding import convert
+        from syringa.api.models.served_model import FixedModels
 
         if self._model.template is None:
             raise ModelError(f"{self.name} has no chat template: use `syringa complete`")

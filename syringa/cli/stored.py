@@ -14,10 +14,10 @@ from rich.text import Text
 
 from syringa import config as settings
 from syringa.errors import ConfigError, StartupError, StoreError
-from syringa.service.keyring import is_absent
-from syringa.service.keys import check_limit
+from syringa.service.auth.key_cache import is_absent
+from syringa.service.auth.keys import check_limit
 from syringa.store import Store
-from syringa.store.location import hide_password
+from syringa.store.url import hide_password
 
 T = TypeVar("T")
 

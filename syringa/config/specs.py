@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from syringa.dialect import CallFormat, ThoughtFormat
+from syringa.output_formats import CallFormat, ThoughtFormat
 
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp
 
-from syringa.api.model import Models
+from syringa.api.models.served_model import Models
 from syringa.config import Config
 from syringa.engine.interface import Fleet
-from syringa.http.desk import Desk
-from syringa.http.middleware import middleware
-from syringa.http.route import Paths
-from syringa.http.routes import Api
-from syringa.service.work import Work
+from syringa.http.dispatch import Desk
+from syringa.http.middleware.errors import middleware
+from syringa.http.routes.openai import Api
+from syringa.http.routing import Paths
+from syringa.service.app_state import Work
 
 
 def create_app(

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from syringa.events import ToolCallDelta, ToolCallStart
 from syringa.ids import fresh_id
 from syringa.output.detokenizer import Piece
-from syringa.output.parts import HeldText, Part, overlap
+from syringa.output.stages import HeldText, Part, overlap
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")

@@ -8,22 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from syringa.dialect import THOUGHTS
-from syringa.events import (
-    ChoiceEvent,
-    EndReason,
-    Finished,
-    OutputFormat,
-    ReasoningDelta,
-    ScoredToken,
-    TextDelta,
-)
+from syringa.events import ChoiceEvent, EndReason, Finished, OutputFormat, ReasoningDelta, ScoredToken, TextDelta
 from syringa.output.detokenizer import Detokenizer, Piece, Vocabulary
 from syringa.output.harmony import HarmonyMessages
-from syringa.output.parts import Part, Stage, Thought
 from syringa.output.reasoning import Thoughts
+from syringa.output.stages import Part, Stage, Thought
 from syringa.output.stop import StopStrings
 from syringa.output.tools import CallParser, call_parser
+from syringa.output_formats import THOUGHTS
 from syringa.types import EngineDelta, TokenLogprobs
 
 PLAIN = OutputFormat()

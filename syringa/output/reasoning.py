@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from syringa.dialect import ThoughtMarks
 from syringa.output.detokenizer import Piece
-from syringa.output.parts import HeldText, Part, overlap
+from syringa.output.stages import HeldText, Part, overlap
+from syringa.output_formats import ThoughtMarks
 
 
 class _In(Enum):

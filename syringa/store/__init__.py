@@ -9,8 +9,7 @@ read, so importing this package and making a `Store` cost nothing.
 
 from __future__ import annotations
 
-from syringa.store.store import Store
-from syringa.store.values import (
+from syringa.store.records import (
     ACTIVE,
     ApiKey,
     BrokenChain,
@@ -35,6 +34,7 @@ from syringa.store.values import (
     UsageRow,
     UsageSum,
 )
+from syringa.store.store import Store
 
 __all__ = [
     "ACTIVE",

@@ -31,7 +31,7 @@ from sqlalchemy.exc import (
 
 from syringa.errors import ConfigError, StoreError, StoreUnavailable, SyringaError
 from syringa.store import migrations
-from syringa.store.location import Location, hide_password
+from syringa.store.url import Location, hide_password
 
 logger = logging.getLogger("syringa.store")
 

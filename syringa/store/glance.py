@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from syringa.store.location import Location
+from syringa.store.url import Location
 
 if TYPE_CHECKING:
     import sqlite3

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from syringa.store.values import (
+from syringa.store.records import (
     ApiKey,
     Grouping,
     KeySnapshot,

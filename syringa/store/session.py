@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from syringa.store.chains import Chains
-from syringa.store.conversations import Conversations
-from syringa.store.events import Events
-from syringa.store.keys import Keys, Organisations
-from syringa.store.models import Models
-from syringa.store.responses import Responses
-from syringa.store.revisions import Revisions
-from syringa.store.secrets import Secrets
-from syringa.store.upkeep import Upkeep
-from syringa.store.usage import Usage
+from syringa.store.queries.chains import Chains
+from syringa.store.queries.conversations import Conversations
+from syringa.store.queries.events import Events
+from syringa.store.queries.keys import Keys, Organisations
+from syringa.store.queries.maintenance import Upkeep
+from syringa.store.queries.models import Models
+from syringa.store.queries.responses import Responses
+from syringa.store.queries.revisions import Revisions
+from syringa.store.queries.secrets import Secrets
+from syringa.store.queries.usage import Usage
 
 
 class Session:

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
-from syringa.store.errands import Errands
+from syringa.store.executor import Errands
 from syringa.store.glance import Glance
-from syringa.store.location import locate
 from syringa.store.parts import KeyPart, ModelPart, OrganisationPart, UsagePart
-from syringa.store.values import (
+from syringa.store.records import (
     BrokenChain,
     Chain,
     Conversation,
@@ -23,6 +22,7 @@ from syringa.store.values import (
     Status,
     StoredResponse,
 )
+from syringa.store.url import locate
 
 LOST = "The process that ran this response ended before the response was finished."
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from syringa.service.keys import digest
+from syringa.service.auth.keys import digest
 
 
 def test_a_key_is_printed_once_and_alone(syringa: Any, stored: Any) -> None:

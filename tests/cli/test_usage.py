@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from syringa.cli.usage import NUMBERS
-from syringa.service.keys import mint
+from syringa.service.auth.keys import mint
 from syringa.store import Store, UsageRow
 
 DAY = 86400

@@ -20,7 +20,7 @@ from syringa.store import Store, UsageRow
 from tests.e2e.server import Server, serve, wait_for
 
 PROMPT = "the purple giraffe of Samarkand"  # not to be found in any log
-WORKER, API = "syringa.engine.worker", "syringa.http.process"
+WORKER, API = "syringa.engine.worker.server", "syringa.http.server.process"
 
 
 class Key(msgspec.Struct, frozen=True):

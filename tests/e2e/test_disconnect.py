@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from syringa.api.loading import load_model
-from syringa.api.model import FixedModels
+from syringa.api.models.loading import load_model
+from syringa.api.models.served_model import FixedModels
 from syringa.config import Config
-from syringa.engine.client import WorkerClient
+from syringa.engine.client.local import start_local
+from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.interface import Sole
-from syringa.engine.local import start_local
-from syringa.http.server import listen, serve_api
-from syringa.service.work import Work
+from syringa.http.server.server import listen, serve_api
+from syringa.service.app_state import Work
 
 pytestmark = pytest.mark.model
 

@@ -15,7 +15,7 @@ from tests.e2e.server import Server, alive, serve, wait_for
 
 pytestmark = pytest.mark.model
 
-WORKER = "syringa.engine.worker"
+WORKER = "syringa.engine.worker.server"
 # The same files; a different length makes them different workers.
 TWO = """
 drain_timeout = 2

@@ -16,7 +16,7 @@ from tests.e2e.server import Server, alive, serve, wait_for
 
 pytestmark = pytest.mark.model
 
-WORKER, API = "syringa.engine.worker", "syringa.http.process"
+WORKER, API = "syringa.engine.worker.server", "syringa.http.server.process"
 
 
 @pytest.fixture(scope="module")

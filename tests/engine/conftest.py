@@ -15,17 +15,17 @@ from syringa.types import EngineDelta, EngineRequest, FinishReason, Sampling, St
 if TYPE_CHECKING:  # unit tests of torch-free modules must not wait for torch
     from tokenizers import Tokenizer
 
-    from syringa.engine.core import EngineCore
-    from syringa.engine.loader import LoadedModel
+    from syringa.engine.loading.loader import LoadedModel
+    from syringa.engine.worker.core import EngineCore
 
 
 @pytest.fixture(scope="session")
 def load() -> Callable[[str], LoadedModel]:
     """`load(dtype)` gives the default model, the same one each time."""
-    from syringa.engine.cpu import guard_against_amx
+    from syringa.engine.cpu.features import guard_against_amx
 
     guard_against_amx("bf16")
-    from syringa.engine.loader import LoadOptions, load_model
+    from syringa.engine.loading.loader import LoadOptions, load_model
 
     loaded: dict[str, LoadedModel] = {}
 
@@ -47,7 +47,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def engine(load: Callable[[str], LoadedModel], tokenizer: Tokenizer) -> Iterator[Callable[..., EngineCore]]:
     """`engine(dtype="int8", limits=…, kv_cache_tokens=…)`: a fresh engine on the shared weights."""
-    from syringa.engine.core import EngineCore
+    from syringa.engine.worker.core import EngineCore
 
     made: list[EngineCore] = []
 

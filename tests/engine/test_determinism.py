@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from syringa.engine.core import EngineCore
-from syringa.engine.scheduler import Limits
+from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest
 from tests.engine.conftest import Answers, Driver, drive, request
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from syringa.engine.core import EngineCore
+from syringa.engine.worker.core import EngineCore
 from tests.engine.conftest import drive, request
 
 pytestmark = pytest.mark.model

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from syringa.engine.core import EngineCore
-from syringa.engine.loader import LoadedModel
-from syringa.engine.weights import open_weights
+from syringa.engine.loading.loader import LoadedModel
+from syringa.engine.loading.weights import open_weights
+from syringa.engine.worker.core import EngineCore
 from syringa.modelfiles import describe, locate
 from tests.engine.conftest import Driver, drive, request
 from tests.reference import reference_model
@@ -133,7 +133,7 @@ def test_prompt_logits(
         seen.append(logits.clone())
         item.sequence.prompt_scores += [None] * len(logits)
 
-    monkeypatch.setattr("syringa.engine.core.score_prompt", collect)
+    monkeypatch.setattr("syringa.engine.worker.core.score_prompt", collect)
     core = engine("fp32")
     worst = 0.0
     for prompt in prompts:

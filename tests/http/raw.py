@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from syringa.api.model import ServedModel
+from syringa.api.models.served_model import ServedModel
 from syringa.config import Config
 from tests.client import server
 from tests.fake_engine import FakeEngine

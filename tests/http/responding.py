@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 
-from syringa.api.model import FixedModels, ServedModel
+from syringa.api.models.served_model import FixedModels, ServedModel
 from syringa.config import Config
 from syringa.engine.interface import Sole
 from syringa.http.app import create_app
-from syringa.service.work import Work
+from syringa.service.app_state import Work
 from tests.chat_models import plain_model
 from tests.fake_engine import FakeEngine
 

@@ -26,13 +26,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from syringa.api.model import FixedModels
-from syringa.api.openapi import OPERATIONS, fields
+from syringa.api.models.served_model import FixedModels
+from syringa.api.openapi.document import OPERATIONS, fields
 from syringa.config import Config
 from syringa.engine.interface import Sole
 from syringa.http.app import create_app
-from syringa.http.gate import PUBLIC_PATHS
-from syringa.service.work import Work
+from syringa.http.middleware.auth import PUBLIC_PATHS
+from syringa.service.app_state import Work
 from tests.chat_models import plain_model
 from tests.client import events
 from tests.fake_engine import FakeEngine

@@ -8,8 +8,8 @@ from typing import Any
 from uvicorn.config import Config as Settings
 from uvicorn.server import ServerState
 
-from syringa.http.bounds import Shared
-from syringa.http.connection import Connection
+from syringa.http.server.connection import Connection
+from syringa.http.server.limits import Shared
 
 
 class Transport(asyncio.Transport):

@@ -146,7 +146,8 @@ def test_known_models_names_what_could_be_pulled() -> None:
 @pytest.mark.usefixtures("pulled")
 def test_nothing_heavy_is_imported() -> None:
     code = (
-        "import sys, syringa.modelfiles, syringa.prompt.tokenizer, syringa.prompt.template, syringa.output.stop;"
+        "import sys, syringa.modelfiles, syringa.output.stop;"
+        "import syringa.prompt.tokens.tokenizer, syringa.prompt.chat.template;"
         "from syringa.modelfiles import *; load_tokenizer(locate('default'));"
         "print([m for m in ('torch', 'transformers', 'numpy', 'gguf', 'huggingface_hub') if m in sys.modules])"
     )

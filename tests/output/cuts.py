@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from syringa.events import ToolCallDelta, ToolCallStart
 from syringa.output.detokenizer import Piece
-from syringa.output.parts import Part, Stage, Thought
+from syringa.output.stages import Part, Stage, Thought
 
 
 def pieces(text: str, cuts: Sequence[int] = (), marks: Sequence[str] = ()) -> list[Piece]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from syringa.modelfiles import ModelDescription, locate
 from syringa.modelfiles.tokenizer import tokenizer_from_gguf
 from syringa.output.detokenizer import Detokenizer, Piece, plain_text
-from syringa.prompt.tokenizer import Tokenizer
+from syringa.prompt.tokens.tokenizer import Tokenizer
 
 SPM_METADATA = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_spm.json").read_text())["metadata"]
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syringa.dialect import THOUGHTS, ThoughtFormat
 from syringa.output.detokenizer import Piece
 from syringa.output.reasoning import Thoughts
+from syringa.output_formats import THOUGHTS, ThoughtFormat
 from tests.output.cuts import check, pieces, run, some_cuts, told
 
 MARKS: dict[ThoughtFormat, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syringa.output.tools import call_parser
 from tests.output.cuts import pieces, run, some_cuts, told
-from tests.prompt.calls.families import FAMILIES, Family
+from tests.prompt.grammar.calls.families import FAMILIES, Family
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),

@@ -8,8 +8,8 @@ import pytest
 
 from syringa.store import Store
 from syringa.store.glance import Glance
-from syringa.store.location import locate
-from tests.store.test_keys import key
+from syringa.store.url import locate
+from tests.store.queries.test_keys import key
 
 
 def replace(old: Path, new: Path) -> None:

@@ -11,9 +11,9 @@ from syringa.api.responses.compact import Compaction, CompactionWriter, prepare_
 from syringa.api.responses.context import Context, Item, ResponseCall, Seal
 from syringa.api.responses.count import count_input
 from syringa.api.responses.modes import error_event, in_mode
-from syringa.api.responses.object import Response
 from syringa.api.responses.prepare import prepare, referenced
 from syringa.api.responses.request import CompactRequest, InputTokensRequest, ResponseRequest
+from syringa.api.responses.response_object import Response
 from syringa.api.responses.stream import StreamEvent
 from syringa.api.responses.writer import ResponseWriter
 

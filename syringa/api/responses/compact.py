@@ -8,22 +8,22 @@ from typing import Annotated, Any
 
 import msgspec
 
-from syringa.api.common import Call
-from syringa.api.describe import says
-from syringa.api.formats import compose
-from syringa.api.model import Models
+from syringa.api.decoding import Call
+from syringa.api.fields.annotations import says
+from syringa.api.fields.constraints import compose
+from syringa.api.fields.reasoning import read_thinking
+from syringa.api.models.served_model import Models
 from syringa.api.responses.context import Context, Item, Seal
 from syringa.api.responses.items import new_id
 from syringa.api.responses.lowering import lower
-from syringa.api.responses.object import ResponseUsage, usage_of
 from syringa.api.responses.request import CompactRequest
+from syringa.api.responses.response_object import ResponseUsage, usage_of
 from syringa.api.responses.sealing import seal_summary
-from syringa.api.thinking import read_thinking
 from syringa.errors import InvalidRequest
 from syringa.events import Event, GenerationRequest, OutputFormat
 from syringa.ids import random_number
 from syringa.output.collect import Generation
-from syringa.prompt.images import fetch_images
+from syringa.prompt.images.images import fetch_images
 from syringa.types import Sampling, Stopping
 
 _MOST_TOKENS = 1024

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from syringa.api.common import Call
+from syringa.api.decoding import Call
 from syringa.api.responses.writer import ResponseWriter
 
 Item = dict[str, Any]

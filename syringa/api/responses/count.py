@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from syringa.api.model import Models
+from syringa.api.models.served_model import Models
 from syringa.api.responses.context import Context
 from syringa.api.responses.lowering import lower, read_reasoning
 from syringa.api.responses.prepare import check_conversation

@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from syringa.api.common import convert
-from syringa.api.messages import Said, read_arguments
+from syringa.api.chat.messages import Said, read_arguments
+from syringa.api.decoding import convert
 from syringa.api.responses.context import Context, Item
 from syringa.api.responses.custom_input import PARAMETER
 from syringa.api.responses.items import new_id
+from syringa.api.responses.messages import Turns
 from syringa.api.responses.parts import PartReader, read_texts
 from syringa.api.responses.schemas import ITEM_TYPES, LONGEST_ID
 from syringa.api.responses.sealing import open_summary, open_thought
-from syringa.api.responses.turns import Turns
 from syringa.errors import InvalidRequest, NotFound
 
 _INLINE_ITEMS = 200  # reading more takes milliseconds, in which other requests must not wait

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from syringa.api.describe import says
-from syringa.api.model import ServedModel
+from syringa.api.fields.annotations import says
+from syringa.api.models.served_model import ServedModel
 from syringa.events import ScoredToken
 from syringa.ids import fresh_id
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from syringa.prompt.lark import quoted
+from syringa.prompt.grammar.lark import quoted
 
 _TOKEN = re.compile(
     r"""

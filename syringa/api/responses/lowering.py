@@ -8,18 +8,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from syringa.api.chat_prompt import ChatPrompt, Rendering, fit, template_of
-from syringa.api.common import convert
-from syringa.api.messages import Said
-from syringa.api.model import ServedModel
+from syringa.api.chat.messages import Said
+from syringa.api.chat.prompt import ChatPrompt, Rendering, fit, template_of
+from syringa.api.decoding import convert
+from syringa.api.fields.reasoning import Effort, ThinkingRequest, read_thinking
+from syringa.api.models.served_model import ServedModel
 from syringa.api.responses.context import Context, Item
 from syringa.api.responses.input import read_input
-from syringa.api.responses.object import ReasoningEcho
+from syringa.api.responses.messages import joined
+from syringa.api.responses.response_object import ReasoningEcho
 from syringa.api.responses.schemas import EFFORTS
-from syringa.api.responses.turns import joined
-from syringa.api.thinking import Effort, ThinkingRequest, read_thinking
 from syringa.errors import InvalidRequest
-from syringa.prompt.tools import ToolUse
+from syringa.prompt.chat.tools import ToolUse
 
 _INSTRUCTIONS = ("system", "developer")
 _OPEN_EFFORTS = ("none", "low", "medium", "high", "xhigh")

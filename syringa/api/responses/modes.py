@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from syringa.api.common import ErrorBody
+from syringa.api.decoding import ErrorBody
 
 THOUGHT, OPEN_THOUGHT = "reasoning_text", "reasoning"
 _STATES = ("delta", "done")

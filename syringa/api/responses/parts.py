@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from syringa.api.common import convert
-from syringa.api.message_parts import Content, has_images
+from syringa.api.chat.content import Content, has_images
+from syringa.api.decoding import convert
 from syringa.errors import InvalidRequest
-from syringa.prompt.images import ImageSource
+from syringa.prompt.images.images import ImageSource
 
 
 class TextField(msgspec.Struct, kw_only=True):

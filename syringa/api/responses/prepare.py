@@ -10,29 +10,29 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from syringa.api.chat_prompt import ChatPrompt
-from syringa.api.common import convert
-from syringa.api.defaults import with_defaults
-from syringa.api.formats import compose
-from syringa.api.metadata import check_metadata
-from syringa.api.model import Models, ServedModel
+from syringa.api.chat.prompt import ChatPrompt
+from syringa.api.decoding import convert
+from syringa.api.fields.constraints import compose
+from syringa.api.fields.defaults import with_defaults
+from syringa.api.fields.metadata import check_metadata
+from syringa.api.fields.reasoning import ThinkingRequest
+from syringa.api.fields.sampling import to_sampling, to_stop, to_stopping
+from syringa.api.models.served_model import Models, ServedModel
 from syringa.api.responses.context import Context, ResponseCall
 from syringa.api.responses.input import kind_of
 from syringa.api.responses.items import new_id
 from syringa.api.responses.lowering import lower, read_reasoning
-from syringa.api.responses.object import ConversationReference, Echo, ReasoningEcho
 from syringa.api.responses.request import REFUSED, CompactRequest, InputTokensRequest, ResponseRequest
+from syringa.api.responses.response_object import ConversationReference, Echo, ReasoningEcho
 from syringa.api.responses.schemas import EMPTY_INCLUDES, HONOURED_INCLUDES
 from syringa.api.responses.sealing import seal_thought
 from syringa.api.responses.text import TextRequest, read_text
 from syringa.api.responses.tools import Tools, read_tools
 from syringa.api.responses.writer import ResponseWriter, Style
-from syringa.api.sampling import to_sampling, to_stop, to_stopping
-from syringa.api.thinking import ThinkingRequest
 from syringa.errors import InvalidRequest
 from syringa.events import GenerationRequest, OutputFormat
-from syringa.prompt.images import fetch_images
-from syringa.prompt.tools import ToolUse
+from syringa.prompt.chat.tools import ToolUse
+from syringa.prompt.images.images import fetch_images
 from syringa.types import Grammar, Sampling
 
 _LOGPROBS, _SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"

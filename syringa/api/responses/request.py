@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from syringa.api.describe import refused, says, unheeded
-from syringa.api.metadata import MetadataField
+from syringa.api.fields.annotations import refused, says, unheeded
+from syringa.api.fields.metadata import MetadataField
+from syringa.api.fields.sampling import MAX_COUNT, Count, SamplingFields
+from syringa.api.fields.tools import MAX_TOOLS
 from syringa.api.responses.schemas import (
     CHOICE_SCHEMA,
     CONVERSATION_SCHEMA,
@@ -20,8 +22,6 @@ from syringa.api.responses.schemas import (
     TEXT_SCHEMA,
     TOOL_SCHEMA,
 )
-from syringa.api.sampling import MAX_COUNT, Count, SamplingFields
-from syringa.api.tools import MAX_TOOLS
 
 REFUSED = {
     "prompt": "Prompt templates are not kept here: send `instructions` and `input`.",

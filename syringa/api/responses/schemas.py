@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from syringa.api.describe import REFUSED, nullable, record
+from syringa.api.fields.annotations import REFUSED, nullable, record
 
 NAME = "^[a-zA-Z0-9_-]{1,64}$"
 ITEM_TYPES = (

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import msgspec
 
-from syringa.api.describe import says
+from syringa.api.fields.annotations import says
 from syringa.api.responses.items import Logprob, OutputItem, Part
-from syringa.api.responses.object import Response
+from syringa.api.responses.response_object import Response
 
 
 class StreamEvent(msgspec.Struct, kw_only=True, gc=False):

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from syringa.api.common import convert
-from syringa.api.formats import ANY_OBJECT, check_grammar, schema_grammar
+from syringa.api.decoding import convert
+from syringa.api.fields.constraints import ANY_OBJECT, check_grammar, schema_grammar
 from syringa.api.responses.schemas import NAME
 from syringa.errors import InvalidRequest
-from syringa.prompt.compiling import in_workshop
+from syringa.prompt.grammar.compile_pool import in_workshop
 from syringa.types import Grammar
 
 _PATH = "text.format"

@@ -8,16 +8,24 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from syringa.api.common import convert
-from syringa.api.formats import check_grammar
+from syringa.api.decoding import convert
+from syringa.api.fields.constraints import check_grammar
+from syringa.api.fields.tools import (
+    MAX_TOOLS,
+    Choice,
+    FunctionField,
+    ToolRequest,
+    arguments_schema,
+    offer,
+    read_function,
+)
 from syringa.api.responses.custom_input import parameters
 from syringa.api.responses.lark_pattern import lark_pattern
 from syringa.api.responses.schemas import NAME
-from syringa.api.tools import MAX_TOOLS, Choice, FunctionField, ToolRequest, arguments_schema, offer, read_function
 from syringa.errors import InvalidRequest
-from syringa.prompt.compiling import in_workshop
-from syringa.prompt.schema import enforceable
-from syringa.prompt.tools import Tool, ToolUse
+from syringa.prompt.chat.tools import Tool, ToolUse
+from syringa.prompt.grammar.compile_pool import in_workshop
+from syringa.prompt.grammar.schema import enforceable
 from syringa.types import Grammar
 
 _TEXT = {"type": "text"}

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from syringa.api.model import ServedModel
-from syringa.api.responses.growth import Growing, GrowingCall, GrowingCustomCall, GrowingMessage, GrowingThought
+from syringa.api.models.served_model import ServedModel
 from syringa.api.responses.items import OutputItem
 from syringa.api.responses.modes import OPEN_THOUGHT, THOUGHT
-from syringa.api.responses.object import Echo, IncompleteDetails, Response, ResponseError, usage_of
+from syringa.api.responses.output_items import Growing, GrowingCall, GrowingCustomCall, GrowingMessage, GrowingThought
+from syringa.api.responses.response_object import Echo, IncompleteDetails, Response, ResponseError, usage_of
 from syringa.api.responses.stream import ItemEvent, ResponseEvent, StreamEvent
 from syringa.errors import EngineOverloaded, RateLimited, RequestError, SyringaError
 from syringa.events import (

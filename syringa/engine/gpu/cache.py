@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from syringa.engine.kv_cache import BLOCK_SIZE
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from syringa.engine.gpu.cache import GpuCache
-from syringa.engine.gpu.fp8 import Fp8Product
-from syringa.engine.gpu.ops import Ops, Turning
+from syringa.engine.gpu.ops.base import Ops, Turning
+from syringa.engine.gpu.ops.fp8 import Fp8Product
 from syringa.engine.models.config import DecoderConfig
 
 if TYPE_CHECKING:
-    from syringa.engine.vision.placing import StepPictures
+    from syringa.engine.vision.layout import StepPictures
 
 
 @dataclass

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from syringa.engine.cpu.layers.rotary import rotary_tables
 from syringa.engine.gpu.decoder import GpuDecoder, GpuLayer, Product
-from syringa.engine.gpu.fp8 import Fp8Product
-from syringa.engine.gpu.ops import Ops, Turning, choose_ops
-from syringa.engine.layers.rotary import rotary_tables
+from syringa.engine.gpu.ops.base import Ops, Turning, choose_ops
+from syringa.engine.gpu.ops.fp8 import Fp8Product
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.models.decoder import Weight
 

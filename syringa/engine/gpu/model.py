@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from syringa.engine.batch import StepTensors
-from syringa.engine.gpu import machine
+from syringa.engine.execution.batch import StepTensors
+from syringa.engine.gpu import device as machine
 from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.decoder import DeviceModel, Later, Rows
 from syringa.engine.gpu.graphs import Progress
-from syringa.engine.gpu.lanes import table_width
-from syringa.engine.gpu.pictures import send_pictures
-from syringa.engine.gpu.runner import GpuRunner
+from syringa.engine.gpu.images import send_pictures
+from syringa.engine.gpu.input_batch import table_width
+from syringa.engine.gpu.model_runner import GpuRunner
 from syringa.engine.gpu.transfer import upload
-from syringa.engine.kv_cache import BLOCK_SIZE
-from syringa.engine.limits import SCORING_ROWS, Limits
-from syringa.engine.sampler import Sampler
+from syringa.engine.sampling.sampler import Sampler
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+from syringa.engine.scheduling.limits import SCORING_ROWS, Limits
 
 logger = logging.getLogger("syringa.worker")
 

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
-from syringa.engine.batch import StepTensors
-from syringa.engine.layers.cache import CacheTensors
-from syringa.engine.layers.linear import LinearLayer
-from syringa.engine.layers.ops import Ops
+from syringa.engine.cpu.layers.cache import CacheTensors
+from syringa.engine.cpu.layers.linear import LinearLayer
+from syringa.engine.cpu.layers.ops import Ops
+from syringa.engine.execution.batch import StepTensors
 from syringa.engine.models.config import DecoderConfig
 
 Weight = Callable[[str], torch.Tensor]  # a tensor by its Hugging Face name

@@ -7,13 +7,13 @@ from typing import cast
 
 import torch
 
-from syringa.engine.batch import StepTensors
-from syringa.engine.layers.cache import CacheTensors
-from syringa.engine.layers.linear import Int8Linear, LinearLayer
-from syringa.engine.layers.native_ops import NativeOps, native_batch
+from syringa.engine.cpu.layers.cache import CacheTensors
+from syringa.engine.cpu.layers.linear import Int8Linear, LinearLayer
+from syringa.engine.cpu.layers.native_ops import NativeOps, native_batch
+from syringa.engine.cpu.native import Kernels, Layer, Stack, StepRows
+from syringa.engine.execution.batch import StepTensors
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.models.decoder import DecoderLayer
-from syringa.engine.native import Kernels, Layer, Stack, StepRows
 
 
 class FusedDecoder:

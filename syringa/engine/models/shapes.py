@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from syringa.engine.loading.weights import WeightSource
 from syringa.engine.models.config import DecoderConfig
-from syringa.engine.weights import WeightSource
 from syringa.errors import ModelError
 
 

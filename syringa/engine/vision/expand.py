@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from syringa.engine.pictures import Picture, Pictures, Run, plane_positions
+from syringa.engine.vision.images import Picture, Pictures, Run, plane_positions
 
 
 class Expander:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from syringa.engine.models.breadth_attention import Unsupported
+from syringa.engine.models.hf.attention import Unsupported
 from syringa.engine.vision.family import Family, Inputs, Words
 from syringa.errors import InvalidRequest
 from syringa.modelfiles import ModelFiles, load_tokenizer

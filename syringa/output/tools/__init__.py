@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from syringa.dialect import CALL_TAGS, GEMMA_MARKS, CallFormat
 from syringa.output.detokenizer import Piece
-from syringa.output.parts import Part
+from syringa.output.stages import Part
 from syringa.output.tools.deepseek import DeepseekCalls, DeepseekV31Calls
 from syringa.output.tools.gemma import GemmaCalls
 from syringa.output.tools.hermes import HermesCalls
@@ -17,6 +16,7 @@ from syringa.output.tools.kimi import KimiCalls
 from syringa.output.tools.llama3 import Llama3Calls
 from syringa.output.tools.mistral import MistralArgsCalls, MistralCalls
 from syringa.output.tools.tagged import TaggedCalls
+from syringa.output_formats import CALL_TAGS, GEMMA_MARKS, CallFormat
 
 Parameters = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each function's arguments."""

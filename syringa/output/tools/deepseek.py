@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from syringa.dialect import CALL_MARKS
 from syringa.output.tools.marked import MarkedCalls
+from syringa.output_formats import CALL_MARKS
 
 _PARTS = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>")
 

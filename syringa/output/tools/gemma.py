@@ -5,12 +5,12 @@ It is JSON with keys that have no quotes, and with a mark on both sides of a tex
 
 from __future__ import annotations
 
-from syringa.dialect import GemmaMarks
-from syringa.output.parts import Part, overlap
+from syringa.output.stages import Part, overlap
 from syringa.output.tools.call import BLANKS
 from syringa.output.tools.stage import CallStage, begins, first_of, new_id
 from syringa.output.tools.tagged import LONGEST_NAME, leading_name, one_begins
 from syringa.output.tools.values import STRING, escaped, to_json
+from syringa.output_formats import GemmaMarks
 from syringa.schema_types import ALL
 
 _CALL = "call:"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from syringa.dialect import CALL_MARKS
 from syringa.output.tools.marked import MarkedCalls
+from syringa.output_formats import CALL_MARKS
 
 _HEAD = re.compile(r"(?:functions\.)?(.*?)(:\d+)?")
 

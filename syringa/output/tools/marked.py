@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from syringa.dialect import CallMarks
-from syringa.output.parts import Part
+from syringa.output.stages import Part
 from syringa.output.tools.call import BLANKS, JsonValue
 from syringa.output.tools.stage import CallStage, begins, first_of, new_id
+from syringa.output_formats import CallMarks
 
 _NAME = re.compile(r"[\w.\-]+")
 _LONGEST_HEAD = 200  # characters of a name, and an id where it stands beside it

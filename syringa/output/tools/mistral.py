@@ -9,10 +9,10 @@ import re
 import secrets
 import string
 
-from syringa.dialect import CALL_MARKS
 from syringa.output.tools.call import CallReader
 from syringa.output.tools.marked import MarkedCalls
 from syringa.output.tools.objects import ObjectCalls, ObjectFormat
+from syringa.output_formats import CALL_MARKS
 
 _ID = re.compile("[a-zA-Z0-9]{9}")
 _CHARACTERS = string.ascii_letters + string.digits

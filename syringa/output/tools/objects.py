@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from syringa.output.parts import Part
+from syringa.output.stages import Part
 from syringa.output.tools.call import BLANKS, CallReader
 from syringa.output.tools.stage import CallStage, begins, new_id
 

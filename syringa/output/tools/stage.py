@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from syringa.events import ToolCallDelta, ToolCallStart
 from syringa.ids import fresh_id
 from syringa.output.detokenizer import Piece
-from syringa.output.parts import HeldText, Part, overlap
+from syringa.output.stages import HeldText, Part, overlap
 
 
 class CallStage:

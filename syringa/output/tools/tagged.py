@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from syringa.dialect import CallTags
-from syringa.output.parts import Part
+from syringa.output.stages import Part
 from syringa.output.tools.call import BLANKS
 from syringa.output.tools.stage import CallStage, begins, new_id
 from syringa.output.tools.values import STRING, ValueReader, escaped
+from syringa.output_formats import CallTags
 from syringa.schema_types import ALL, SchemaTypes, Types
 
 NAME = re.compile(r"[\w.:/-]*")

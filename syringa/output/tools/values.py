@@ -13,7 +13,7 @@ import json
 import re
 from typing import NoReturn
 
-from syringa.output.parts import overlap
+from syringa.output.stages import overlap
 from syringa.schema_types import Types, type_of
 
 STRING: Types = frozenset({"string"})

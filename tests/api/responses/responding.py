@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from syringa.api.common import convert
-from syringa.api.model import FixedModels, ServedModel
+from syringa.api.decoding import convert
+from syringa.api.models.served_model import FixedModels, ServedModel
 from syringa.api.responses import Context, ResponseCall, ResponseRequest, StreamEvent, prepare
 from syringa.errors import SyringaError
 from syringa.events import Event

@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from syringa.api.openapi import document
+from syringa.api.openapi.document import document
 from tests.api.responses.responding import context, refused
 from tests.fake_engine import fake_model
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from syringa.api.common import Call, convert
-from syringa.api.model import FixedModels, ServedModel
+from syringa.api.decoding import Call, convert
+from syringa.api.models.served_model import FixedModels, ServedModel
 from syringa.api.responses import CompactRequest, Context, prepare_compaction
 from syringa.api.responses.sealing import open_summary
 from syringa.generation import generate

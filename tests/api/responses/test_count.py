@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from syringa.api.common import convert
-from syringa.api.model import FixedModels
+from syringa.api.decoding import convert
+from syringa.api.models.served_model import FixedModels
 from syringa.api.responses import InputTokensRequest, count_input
 from syringa.errors import InvalidRequest
 from tests.api.responses.responding import context, prepared

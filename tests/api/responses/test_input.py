@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from syringa.api.common import convert
+from syringa.api.decoding import convert
 from syringa.api.responses import ResponseRequest, referenced
 from syringa.api.responses.sealing import seal_summary, seal_thought
 from tests.api.responses.responding import FakeSeal, context, prepared, prompt, prompt_of, refused, respond

@@ -7,9 +7,9 @@ import pytest
 from syringa.api.responses.custom_input import CustomInput, parameters
 from syringa.api.responses.lark_pattern import lark_pattern
 from syringa.errors import InvalidRequest
-from syringa.prompt.grammar import validate
+from syringa.prompt.grammar.validation import validate
 from syringa.types import Grammar
-from tests.prompt.matching import follows
+from tests.prompt.grammar.matching import follows
 
 ARITHMETIC = """
 start: expr

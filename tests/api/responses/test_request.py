@@ -7,7 +7,7 @@ import pytest
 
 from tests.api.responses.responding import context, plain, prepared, prompt, prompt_of, ran, respond, stream
 from tests.chat_models import OPENING, thinking_model, tool_model
-from tests.prompt.matching import follows
+from tests.prompt.grammar.matching import follows
 from tests.schemas import validate, validate_open
 
 FUNCTION = {

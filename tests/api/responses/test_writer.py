@@ -6,22 +6,8 @@ import msgspec
 import pytest
 
 from syringa.errors import EngineError, EngineOverloaded, InvalidRequest
-from syringa.events import (
-    Finished,
-    TextDelta,
-    Usage,
-)
-from tests.api.responses.responding import (
-    context,
-    plain,
-    prepared,
-    ran,
-    rebuilt,
-    respond,
-    stream,
-    types,
-    written,
-)
+from syringa.events import Finished, TextDelta, Usage
+from tests.api.responses.responding import context, plain, prepared, ran, rebuilt, respond, stream, types, written
 from tests.chat_models import thinking_model, tool_model
 from tests.fake_engine import FakeEngine
 from tests.schemas import validate, validate_open

@@ -8,16 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syringa.events import (
-    Event,
-    Finished,
-    ReasoningDelta,
-    ScoredToken,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallStart,
-    Usage,
-)
+from syringa.events import Event, Finished, ReasoningDelta, ScoredToken, TextDelta, ToolCallDelta, ToolCallStart, Usage
 from syringa.output.collect import collect
 from syringa.types import TokenLogprobs
 from tests.api.responses.responding import context, plain, prepared, rebuilt, written

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from syringa.engine.gpu import reference
+from syringa.engine.gpu.kernels import reference
 
 
 class BatchPrefillWithPagedKVCacheWrapper:

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from syringa.engine.gpu.cache import GpuCache, GpuCacheShape
-from syringa.engine.gpu.ops import Ops
-from syringa.engine.loader import LoadedModel, assemble
+from syringa.engine.gpu.ops.base import Ops
+from syringa.engine.loading.loader import LoadedModel, assemble
+from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import read_config
-from syringa.engine.weights import open_weights
 from syringa.modelfiles import describe, locate
 
 CPU = torch.device("cpu")

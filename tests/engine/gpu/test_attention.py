@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from syringa.engine.gpu import decode, launch, prefill, reference
-from syringa.engine.gpu.decode import DecodeConfig, NewTokens, decode_attention
-from syringa.engine.gpu.prefill import PrefillConfig, prefill_attention, query_tiles
-from syringa.engine.layers.rotary import rotary_tables
+from syringa.engine.cpu.layers.rotary import rotary_tables
+from syringa.engine.gpu.kernels import decode_attention as decode
+from syringa.engine.gpu.kernels import launch, reference
+from syringa.engine.gpu.kernels import prefill_attention as prefill
+from syringa.engine.gpu.kernels.decode_attention import DecodeConfig, NewTokens, decode_attention
+from syringa.engine.gpu.kernels.prefill_attention import PrefillConfig, prefill_attention, query_tiles
 from tests.engine.gpu.paged import EXACT, Paged, distance, poisoned, random
 
 SHAPES = [

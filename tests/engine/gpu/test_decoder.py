@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from syringa.engine.core import EngineCore
-from syringa.engine.scheduler import Limits
+from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.worker.core import EngineCore
 from tests.engine.conftest import drive, request
 from tests.engine.gpu.small_gpu import load_small
 from tests.engine.models.small import PROMPTS, SIZES, difference, reference, run, save

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from syringa.engine.gpu import elementwise, reference
+from syringa.engine.gpu.kernels import elementwise, reference
 from tests.engine.gpu.paged import CUT, EXACT, distance, poisoned, random
 
 kinds = pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, EXACT), (torch.bfloat16, CUT)])

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from syringa.engine.gpu import missing_triton
-from syringa.engine.gpu.ops import ReferenceOps
+from syringa.engine.gpu.ops.base import ReferenceOps
 from tests.engine.gpu.paged import random
 
 
 @pytest.mark.skipif(missing_triton() is not None, reason="no Triton")
 @pytest.mark.parametrize("width", [64, 1500])
 def test_rows_are_those_of_known_and_of_drawn_tokens(width: int) -> None:
-    from syringa.engine.gpu.embedding import embed
+    from syringa.engine.gpu.kernels.embedding import embed
 
     table = random(50, width)
     tokens = torch.tensor([7, -1, 0, 49, -1], dtype=torch.int32)

@@ -15,15 +15,18 @@ import torch
 from transformers import AutoConfig
 
 from syringa.config import Config, ModelSpec
-from syringa.engine import loader, worker
-from syringa.engine.core import EngineCore
-from syringa.engine.gpu import flashinfer_ops, machine, reference
-from syringa.engine.gpu import ops as ops_module
-from syringa.engine.gpu.flashinfer_ops import FlashInferOps, Step, missing
-from syringa.engine.gpu.ops import ReferenceOps, choose_ops
-from syringa.engine.gpu.triton_ops import TritonOps
-from syringa.engine.scheduler import Limits
-from syringa.engine.worker import WorkerOptions
+from syringa.engine.gpu import device as machine
+from syringa.engine.gpu.kernels import reference
+from syringa.engine.gpu.ops import base as ops_module
+from syringa.engine.gpu.ops import flashinfer_ops
+from syringa.engine.gpu.ops.base import ReferenceOps, choose_ops
+from syringa.engine.gpu.ops.flashinfer_ops import FlashInferOps, Step, missing
+from syringa.engine.gpu.ops.triton_ops import TritonOps
+from syringa.engine.loading import loader
+from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.worker import server
+from syringa.engine.worker.core import EngineCore
+from syringa.engine.worker.server import WorkerOptions
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.conftest import Driver, request
@@ -250,7 +253,7 @@ def test_the_setting_reaches_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     monkeypatch.setattr(loader, "load_model", load)
     with pytest.raises(ModelError, match="enough"):
-        worker.load(options)
+        server.load(options)
     files = locate(str(tmp_path))
     model = loader._load_on_gpu(wanted[0], files, describe(files), torch.device("cpu"), None)
     assert asked == ["flashinfer"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from syringa.engine.gpu.fp8 import KIND, Fp8Product, quantized
+from syringa.engine.gpu.ops.fp8 import KIND, Fp8Product, quantized
 from tests.engine.gpu.paged import distance, random
 
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from syringa.engine.gpu import launch, reference
-from syringa.engine.gpu.gemv import GemvConfig
-from syringa.engine.gpu.linear import Config, choose, linear
-from syringa.engine.gpu.skinny import SkinnyConfig
+from syringa.engine.gpu.kernels import launch, reference
+from syringa.engine.gpu.kernels.gemv import GemvConfig
+from syringa.engine.gpu.kernels.skinny_gemm import SkinnyConfig
+from syringa.engine.gpu.ops.linear import Config, choose, linear
 from tests.engine.gpu.paged import CUT, EXACT, distance, poisoned, random
 
 ONE_ROUND = GemvConfig(outputs=4, inputs=128, warps=1)

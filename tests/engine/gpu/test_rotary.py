@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from syringa.engine.gpu import reference, rotary
-from syringa.engine.layers.rotary import rotary_tables
+from syringa.engine.cpu.layers.rotary import rotary_tables
+from syringa.engine.gpu.kernels import reference, rotary
 from tests.engine.gpu.paged import CUT, EXACT, distance, poisoned, random
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from syringa.engine import draw
-from syringa.engine.gpu import missing_triton, reference
+from syringa.engine.gpu import missing_triton
+from syringa.engine.gpu.kernels import reference
+from syringa.engine.sampling import draw
 from tests.engine.gpu.paged import random
 
 Sample = Callable[..., torch.Tensor]
@@ -23,7 +24,7 @@ def sample(request: pytest.FixtureRequest) -> Sample:
         return reference.sample
     if reason := missing_triton():
         pytest.skip(reason)
-    from syringa.engine.gpu import sampling
+    from syringa.engine.gpu.kernels import sampling
 
     return sampling.sample
 
@@ -103,7 +104,7 @@ RULES = [
 @pytest.mark.parametrize(("spread", "few"), [(0.5, 64), (6.0, 8192)], ids=["flat", "peaked"])
 def test_filtered_draws_are_the_cpus(sample: Sample, spread: float, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not missing_triton():  # candidates that are too many to be copied together are found in the whole row
-        monkeypatch.setattr("syringa.engine.gpu.sampling._FEW", few)
+        monkeypatch.setattr("syringa.engine.gpu.kernels.sampling._FEW", few)
     rows, size = len(RULES), 3000
     logits = random(rows, size, seed=3) * spread
     temperatures = torch.linspace(0.5, 1.5, rows)

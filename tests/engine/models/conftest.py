@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syringa.engine.cpu import available_cores, guard_against_amx
+from syringa.engine.cpu.features import available_cores, guard_against_amx
 
 guard_against_amx("int8")  # caps oneDNN without probing, which would take seconds
 
@@ -12,6 +12,6 @@ guard_against_amx("int8")  # caps oneDNN without probing, which would take secon
 @pytest.fixture(scope="session", autouse=True)
 def kernel_threads() -> None:
     """The kernels' threads are started once a process: one-threaded small models must not decide how many there are."""
-    from syringa.engine.native import load_kernels
+    from syringa.engine.cpu.native import load_kernels
 
     load_kernels(available_cores())

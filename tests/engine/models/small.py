@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from syringa.engine.batch import prepare
-from syringa.engine.kv_cache import BLOCK_SIZE
-from syringa.engine.loader import LoadedModel
+from syringa.engine.execution.batch import prepare
+from syringa.engine.loading.loader import LoadedModel
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 SIZES = {
     "hidden_size": 64,

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from syringa.engine.core import EngineCore
-from syringa.engine.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
 from syringa.engine.models.decoder import Decoder
 from syringa.engine.models.fused import FusedDecoder
+from syringa.engine.worker.core import EngineCore
 from syringa.errors import ModelError
 from tests.engine.conftest import drive, request
 from tests.engine.models.small import PROMPTS, SIZES, difference, reference, run, save

@@ -16,13 +16,13 @@ import torch
 from PIL import Image as Pillow
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from syringa.engine.batch import prepare
-from syringa.engine.kv_cache import BLOCK_SIZE
-from syringa.engine.loader import LoadedModel, LoadOptions, load_model, on_gpu
-from syringa.engine.models.breadth import load_breadth
-from syringa.engine.pictures import Pictures
-from syringa.engine.vision.placing import place
-from syringa.engine.vision.studio import Studio
+from syringa.engine.execution.batch import prepare
+from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, on_gpu
+from syringa.engine.models.hf.model import load_breadth
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+from syringa.engine.vision.images import Pictures
+from syringa.engine.vision.layout import place
+from syringa.engine.vision.preprocessor import Studio
 from syringa.modelfiles import describe, locate
 from syringa.types import EngineRequest, Image
 from tests.engine.conftest import request

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from syringa.engine.pictures import Picture
 from syringa.engine.vision.expand import Expander
+from syringa.engine.vision.images import Picture
 from tests.engine.vision.small import encode, id_of, tokenizer
 
 PLACE = id_of("<start_of_image>")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from syringa.engine.core import EngineCore
-from syringa.engine.scheduler import Limits
+from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.worker.core import EngineCore
 from tests.engine.conftest import drive
 from tests.engine.models.small import difference
 from tests.engine.vision import theirs

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from syringa.engine.loader import LoadOptions, load_model
+from syringa.engine.loading.loader import LoadOptions, load_model
 from syringa.errors import ModelError
 from tests.engine.vision.small import FAMILIES, tokenizer
 

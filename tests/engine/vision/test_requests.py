@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from syringa.engine.core import EngineCore
-from syringa.engine.scheduler import Limits
+from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.worker.core import EngineCore
 from syringa.errors import ContextLengthExceeded, EngineOverloaded, InvalidRequest
 from syringa.types import Grammar, Image
 from tests.engine.conftest import Answers, Driver, drive, request
@@ -252,7 +252,7 @@ def test_too_many_waiting_are_refused(engine: Any, model: Small, monkeypatch: py
     core.submit(model.ask("a", "@", RED))
     with pytest.raises(EngineOverloaded):
         core.submit(model.ask("b", "@", RED))
-    monkeypatch.setattr("syringa.engine.arrivals.MOST_IMAGE_BYTES", 10)
+    monkeypatch.setattr("syringa.engine.scheduling.pending.MOST_IMAGE_BYTES", 10)
     core = engine()
     core.submit(model.ask("a", "@", RED))
     with pytest.raises(EngineOverloaded):
@@ -262,7 +262,7 @@ def test_too_many_waiting_are_refused(engine: Any, model: Small, monkeypatch: py
 def test_a_model_that_reads_text_refuses_images(tmp_path: Any) -> None:
     from transformers import AutoConfig
 
-    from syringa.engine.loader import LoadOptions, load_model
+    from syringa.engine.loading.loader import LoadOptions, load_model
 
     save_text_model(tmp_path, AutoConfig.for_model("gpt2", **SIZES, n_embd=64, n_layer=2, n_head=4, n_positions=256))
     core = EngineCore(load_model(LoadOptions(model=str(tmp_path), dtype="fp32", threads=1)), kv_cache_tokens=256)

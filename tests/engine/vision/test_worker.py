@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from syringa.config import Config
-from syringa.engine.local import start_local
+from syringa.engine.client.local import start_local
 from syringa.errors import ContextLengthExceeded, InvalidRequest
 from syringa.types import EngineDelta, EngineRequest, Image
 from tests.engine.vision.small import picture, save

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syringa.dialect import GEMMA_MARKS, CallFormat
 from syringa.events import ToolCallDelta, ToolCallStart
 from syringa.output.detokenizer import Piece
 from syringa.output.tools import call_parser
+from syringa.output_formats import GEMMA_MARKS, CallFormat
 from tests.output.cuts import check, pieces, run, some_cuts, told
 
 FORMATS: list[CallFormat] = ["gemma", "function-gemma"]

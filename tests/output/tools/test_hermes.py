@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from syringa.events import ToolCallDelta, ToolCallStart
 from syringa.output.detokenizer import Piece
-from syringa.output.parts import Part
+from syringa.output.stages import Part
 from syringa.output.tools import call_parser
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, "}</tool_call>\\""]}}</tool_call>'

@@ -1,0 +1,125 @@
+"""Reads what the API needs of a model's files: description, tokenizer and template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from syringa import modelfiles
+from syringa.api.models.served_model import ModelCard, ServedModel, capabilities
+from syringa.config import Config, ModelSpec, model_specs, sole_spec
+from syringa.errors import ConfigError, ModelError
+from syringa.prompt.chat.format_detection import choose
+from syringa.prompt.chat.template import ChatTemplate
+from syringa.prompt.images.images import ImagePolicy
+from syringa.prompt.tokens.tokenizer import Tokenizer
+
+
+def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
+    """Reads what the API needs of a model: description, tokenizer and template. Raises `StartupError`.
+
+    Without a `spec` it is the model that `config.model` names, by itself.
+    """
+    given = sole_spec(config) if spec is None else spec
+    files = modelfiles.locate(given.path)
+    description = modelfiles.describe(files)
+    spec = _named(given, description) if spec is None and given not in config.models else given
+    tokenizer = Tokenizer.load(files, description)
+    sources = _sources(spec, description)
+    template = _template(spec, sources, description.special_tokens)  # first: it says what is wrong with a broken one
+    return ServedModel(
+        id=spec.id,
+        aliases=spec.aliases,
+        tokenizer=tokenizer,
+        max_model_len=_context_length(spec, description),
+        end_tokens=description.end_tokens,
+        bos_token=description.bos_token,
+        architecture=description.architecture,
+        template=template,
+        dialect=choose(*sources, tokenizer.added_tokens, calls=spec.tool_format, thought=spec.reasoning_format),
+        sees_images=_sees_images(description),
+        image_policy=image_policy(config),
+        prices=spec.prices,
+        defaults=spec.defaults,
+    )
+
+
+def serving_specs(config: Config) -> tuple[ModelSpec, ...]:
+    """The models of a server, each with an id; the first is the default one. Raises `StartupError`."""
+    specs = model_specs(config)
+    if config.models:
+        return specs
+    return tuple(_named(spec, modelfiles.describe(modelfiles.locate(spec.path))) for spec in specs)
+
+
+def _named(spec: ModelSpec, description: modelfiles.ModelDescription) -> ModelSpec:
+    """The model of the flat settings answers to its files' name and to the setting, too."""
+    id, *aliases = dict.fromkeys((spec.id or description.name, *spec.aliases, description.name, spec.path))
+    return msgspec.structs.replace(spec, id=id, aliases=tuple(aliases))
+
+
+def describe_model(spec: ModelSpec, created: int) -> ModelCard:
+    """What can be told of a model without its tokenizer. Raises `StartupError`."""
+    description = modelfiles.describe(modelfiles.locate(spec.path))
+    sources = _sources(spec, description)
+    dialect = choose(*sources, (), calls=spec.tool_format, thought=spec.reasoning_format)
+    return ModelCard(
+        id=spec.id,
+        aliases=spec.aliases,
+        created=created,
+        max_model_len=_context_length(spec, description),
+        capabilities=capabilities(
+            chat=bool(sources[0]), vision=_sees_images(description), reasoning=dialect.thought is not None
+        ),
+        prices=spec.prices,
+        status="cold",
+    )
+
+
+def _context_length(spec: ModelSpec, description: modelfiles.ModelDescription) -> int:
+    return min(spec.max_model_len or description.max_model_len, description.max_model_len)
+
+
+def _sees_images(description: modelfiles.ModelDescription) -> bool:
+    return bool(description.config.get("vision_config"))
+
+
+def image_policy(config: Config) -> ImagePolicy:
+    """What the settings say of images."""
+    return ImagePolicy(
+        private=config.image_hosts_private,
+        max_bytes=config.image_max_bytes,
+        timeout=config.image_timeout,
+        max_pixels=config.image_max_pixels,
+        max_images=config.images_per_request,
+    )
+
+
+def _sources(spec: ModelSpec, description: modelfiles.ModelDescription) -> tuple[str | None, str | None]:
+    """The text of the chat template, and of the one for requests with tools where there is another."""
+    if not spec.chat_template:
+        return description.chat_template, description.tool_template
+    try:
+        return Path(spec.chat_template).read_text(encoding="utf-8"), None
+    except FileNotFoundError:
+        raise ConfigError(f"chat_template: there is no file {spec.chat_template}", param="chat_template") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"chat_template: {spec.chat_template} cannot be read: {error}", param="chat_template"
+        ) from None
+
+
+def _template(
+    spec: ModelSpec, sources: tuple[str | None, str | None], special_tokens: dict[str, Any]
+) -> ChatTemplate | None:
+    source, tool_source = sources
+    if not source:
+        return None
+    try:
+        return ChatTemplate(source, special_tokens, tool_source)
+    except ModelError as error:
+        if not spec.chat_template:
+            raise
+        raise ConfigError(f"{spec.chat_template}: {error.message}", param="chat_template") from None

@@ -1,0 +1,39 @@
+"""An engine for one process and its own use: `syringa complete` and `syringa chat` without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from syringa.config import Config, sole_spec
+from syringa.engine.client.worker_client import WorkerClient
+from syringa.engine.processes import managed_process
+from syringa.engine.worker.server import WorkerOptions
+from syringa.errors import StartupError
+
+
+@contextlib.asynccontextmanager
+async def start_local(config: Config) -> AsyncIterator[WorkerClient]:
+    """Loads the model in a worker process; the worker and its memory are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="syringa-") as folder:
+        path = str(Path(folder) / "worker.sock")
+        process = managed_process.spawn(
+            "syringa.engine.worker.server", WorkerOptions.of(sole_spec(config), config, path)
+        )
+        client = WorkerClient(path)
+        client.start()
+        try:
+            waiting = asyncio.create_task(client.wait_ready())
+            while not waiting.done():
+                await asyncio.wait([waiting], timeout=0.1)
+                if process.poll() is not None:
+                    waiting.cancel()
+                    said = process.returncode in managed_process.SAID
+                    raise StartupError("" if said else f"the model worker ended with status {process.returncode}")
+            yield client
+        finally:
+            await client.close()
+            await asyncio.to_thread(managed_process.stop, process, 5.0)

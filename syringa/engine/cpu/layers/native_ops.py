@@ -1,0 +1,126 @@
+"""The operations between the linear layers, on the compiled kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import addressof, byref
+
+import torch
+
+from syringa.engine.cpu.layers.cache import LayerCache
+from syringa.engine.cpu.native import AttentionBatch, AttentionShape, Kernels, RotaryShape
+from syringa.engine.execution.batch import StepTensors
+from syringa.engine.loading.precision import HEAD_PARTS
+from syringa.engine.models.config import DecoderConfig
+
+
+def runs_natively(head_size: int) -> bool:
+    return head_size % HEAD_PARTS == 0
+
+
+class NativeOps:
+    def __init__(
+        self,
+        kernels: Kernels,
+        config: DecoderConfig,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        norms: list[tuple[torch.Tensor, torch.Tensor] | None],
+    ) -> None:
+        self.kernels = kernels
+        self.config = config
+        self.rotary = rotary  # also keeps the memory alive that the pointers below name
+        self.norms = norms
+        c = config
+        scale = c.head_size**-0.5
+        self.attention_shapes = [AttentionShape(c.heads, c.kv_heads, c.head_size, w, scale) for w in c.windows]
+        self.rotary_shapes = [
+            RotaryShape(c.heads, c.kv_heads, c.head_size, c.rotary if turned else 0, c.eps) for turned in c.rotated
+        ]
+        self.norm_addresses = [(n[0].data_ptr(), n[1].data_ptr()) if n else (None, None) for n in norms]
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        y = torch.empty_like(x)
+        self.kernels.rms_norm(x.data_ptr(), weight.data_ptr(), x.shape[0], x.shape[1], eps, y.data_ptr())
+        return y
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        rows, width = gate_up.shape
+        y = torch.empty(rows, width // 2)
+        self.kernels.silu_mul(gate_up.data_ptr(), rows, width // 2, y.data_ptr())
+        return y
+
+    def attention(self, layer: int, qkv: torch.Tensor, step: StepTensors, cache: LayerCache) -> torch.Tensor:
+        rows, stride = qkv.shape
+        half = cache.keys.dtype == torch.bfloat16
+        keys, values = cache.keys.data_ptr(), cache.values.data_ptr()
+        self.kernels.rotary_and_cache(
+            byref(self.rotary_shapes[layer]),
+            qkv.data_ptr(),
+            stride,
+            rows,
+            step.positions.data_ptr(),
+            step.slots.data_ptr(),
+            self.rotary[0].data_ptr(),
+            self.rotary[1].data_ptr(),
+            *self.norm_addresses[layer],
+            keys,
+            values,
+            half,
+        )
+        width = self.config.heads * self.config.head_size
+        out = torch.empty(rows, width)
+        attend(self.kernels, self.attention_shapes[layer], step, keys, values, qkv, stride, out, half)
+        return out
+
+
+class NativeDraw:
+    """Plain-temperature draws; has `draw_plain`'s contract."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def __call__(self, logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+        rows, size = logits.shape
+        if logits.stride(1) != 1:
+            logits = logits.contiguous()
+        temperatures, uniforms = temperatures.contiguous(), uniforms.contiguous()
+        tokens = torch.empty(rows, dtype=torch.int64)
+        self.kernels.draw(
+            logits.data_ptr(),
+            logits.stride(0),
+            rows,
+            size,
+            temperatures.data_ptr(),
+            uniforms.data_ptr(),
+            tokens.data_ptr(),
+        )
+        return tokens
+
+
+def attend(
+    kernels: Kernels,
+    shape: AttentionShape,
+    step: StepTensors,
+    keys: int,
+    values: int,
+    q: torch.Tensor,
+    stride: int,
+    out: torch.Tensor,
+    half: bool,
+) -> None:
+    """Attention of `q`'s rows over the cache at `keys` and `values`."""
+    kernels.attention(
+        byref(shape), native_batch(step), keys, values, q.data_ptr(), stride, out.data_ptr(), out.shape[1], half
+    )
+
+
+def native_batch(step: StepTensors) -> int:
+    """The step's layout as the kernels want it, made once a step."""
+    if step.native is None:
+        pointer = ctypes.POINTER(ctypes.c_int32)
+        step.native = AttentionBatch(
+            len(step.first),
+            *(ctypes.cast(t.data_ptr(), pointer) for t in (step.starts, step.first, step.tables)),
+            step.tables.shape[1],
+        )
+    return addressof(step.native)

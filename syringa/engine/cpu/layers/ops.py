@@ -1,0 +1,113 @@
+"""The operations between the linear layers, in plain PyTorch: the reference, and what runs where no kernel was built.
+
+`NativeOps` in `native_ops.py` does the same with the compiled kernels. Activations are fp32 on both.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from syringa.engine.cpu.layers.cache import LayerCache, read_cache, write_cache
+from syringa.engine.execution.batch import StepTensors
+from syringa.engine.models.config import DecoderConfig
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+
+
+class Ops(Protocol):
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+    def attention(self, layer: int, qkv: torch.Tensor, step: StepTensors, cache: LayerCache) -> torch.Tensor:
+        """Norms and turns q and k of `[q | k | v]` rows, writes the cache, attends: `[tokens, heads · size]`."""
+        ...
+
+
+class TorchOps:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        norms: list[tuple[torch.Tensor, torch.Tensor] | None],
+    ) -> None:
+        self.config = config
+        self.cosine, self.sine = rotary
+        self.norms = norms
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
+
+    def attention(self, layer: int, qkv: torch.Tensor, step: StepTensors, cache: LayerCache) -> torch.Tensor:
+        c = self.config
+        rows = qkv.view(qkv.shape[0], c.heads + 2 * c.kv_heads, c.head_size)
+        q, k, v = rows.split([c.heads, c.kv_heads, c.kv_heads], dim=1)
+        if (norms := self.norms[layer]) is not None:
+            q, k = self.rms_norm(q, norms[0], c.eps), self.rms_norm(k, norms[1], c.eps)
+        if c.rotated[layer]:
+            q, k = self._turn(q, step.positions), self._turn(k, step.positions)
+        write_cache(cache, k, v, step.slots)
+        return paged_attention(q, cache, step, window=c.windows[layer]).flatten(1)
+
+    def _turn(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        cosine, sine = self.cosine[positions.long()][:, None], self.sine[positions.long()][:, None]
+        half = self.config.rotary // 2
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat([a * cosine - b * sine, b * cosine + a * sine, rest], dim=-1)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    cache: LayerCache,
+    step: StepTensors,
+    *,
+    window: int = 0,
+    scale: float | None = None,
+    cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`q`: `[tokens, heads, size]`, fp32. One sequence after the other.
+
+    `cap` squashes scores as Gemma 2 does; `sinks` holds a score per head that takes weight and gives no value.
+    """
+    out = torch.empty(q.shape[0], q.shape[1], cache.values.shape[3])
+    for s in range(len(step.first)):
+        begin, end, first = int(step.starts[s]), int(step.starts[s + 1]), int(step.first[s])
+        known = first + end - begin
+        k, v = read_cache(cache, step.tables[s, : -(-known // BLOCK_SIZE)].long(), known)
+        at = torch.arange(first, known)[:, None]
+        key = torch.arange(known)[None, :]
+        visible = (key <= at) & (key > at - window) if window else key <= at
+        out[begin:end] = attend_rows(q[begin:end], k, v, visible, scale=scale, cap=cap, sinks=sinks)
+    return out
+
+
+def attend_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor | None,
+    *,
+    scale: float | None = None,
+    cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One sequence's rows over what `read_cache` gave. `visible`: `[rows, keys]`; None: all of them."""
+    (count, heads, size), kv_heads = q.shape, k.shape[0]
+    rows = q.view(count, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
+    scores = rows @ k[:, None] * (size**-0.5 if scale is None else scale)
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        sink = sinks.view(kv_heads, heads // kv_heads, 1, 1).expand(-1, -1, count, 1)
+        weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(count, heads, -1)

@@ -1,0 +1,122 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+"""Norms and the gate of the MLP, a row or a piece of one per program: bytes in, bytes out, nothing else costs."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from syringa.engine.gpu.kernels.launch import overlap, release, wait
+
+
+@triton.jit
+def _norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    x_stride,
+    residual_stride,
+    out_stride,
+    eps,
+    WIDTH: tl.constexpr,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < WIDTH
+    release(PDL)
+    weight = tl.load(weight_ptr + at, inside, 0.0).to(tl.float32)
+    wait(PDL)
+    x = tl.load(x_ptr + row * x_stride + at, inside, 0.0).to(tl.float32)
+    if ADD:
+        residual = residual_ptr + row * residual_stride + at
+        x += tl.load(residual, inside, 0.0).to(tl.float32)
+        tl.store(residual, x.to(residual_ptr.dtype.element_ty), inside)
+    rate = tl.rsqrt(tl.sum(x * x) / WIDTH + eps)
+    tl.store(out_ptr + row * out_stride + at, (x * rate * weight).to(out_ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def _silu_mul_kernel(
+    gate_ptr, out_ptr, gate_stride, out_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < WIDTH
+    release(PDL)
+    wait(PDL)
+    gate = tl.load(gate_ptr + row * gate_stride + at, inside, 0.0).to(tl.float32)
+    up = tl.load(gate_ptr + row * gate_stride + WIDTH + at, inside, 0.0).to(tl.float32)
+    tl.store(out_ptr + row * out_stride + at, (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty), inside)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, pdl: bool = False
+) -> torch.Tensor:
+    """`x`: `[rows, width]`, its rows contiguous."""
+    return _norm(x, None, weight, eps, out, pdl)
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None = None,
+    *,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Adds `x` to `residual` in place, and gives the norm of the sum."""
+    return _norm(x, residual, weight, eps, out, pdl)
+
+
+def _norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None,
+    pdl: bool,
+) -> torch.Tensor:
+    rows, width = x.shape
+    out = torch.empty_like(x) if out is None else out
+    block = triton.next_power_of_2(width)
+    added = x if residual is None else residual
+    _norm_kernel[(rows,)](
+        x,
+        added,
+        weight,
+        out,
+        x.stride(0),
+        added.stride(0),
+        out.stride(0),
+        eps,
+        WIDTH=width,
+        ADD=residual is not None,
+        BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16),
+        **overlap(pdl),
+    )
+    return out
+
+
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: bool = False) -> torch.Tensor:
+    """silu(first half) · second half, of each row."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width) if out is None else out
+    block = min(triton.next_power_of_2(width), 1024)
+    _silu_mul_kernel[(rows, triton.cdiv(width, block))](
+        gate_up,
+        out,
+        gate_up.stride(0),
+        out.stride(0),
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=4,
+        **overlap(pdl),
+    )
+    return out

@@ -1,0 +1,143 @@
+"""The operations of a decoder on the kernels: `ops.Ops` for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from syringa.engine.gpu.kernels import elementwise, rotary
+from syringa.engine.gpu.kernels.decode_attention import DecodeConfig, NewTokens, decode_attention
+from syringa.engine.gpu.kernels.embedding import embed
+from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, query_tiles
+from syringa.engine.gpu.kernels.sampling import sample
+from syringa.engine.gpu.ops.base import Turning
+from syringa.engine.gpu.ops.linear import SKINNY_ROWS, linear
+
+# Up to so many rows, the launches' own time is worth hiding; with more, kernels that wait only stand in the way.
+OVERLAP_ROWS = 64
+
+
+class TritonOps:
+    narrow_rows = SKINNY_ROWS
+
+    def __init__(self) -> None:
+        # Kernels that begin while the one before still runs: the hardware has that from Hopper on.
+        overlaps = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+        self.overlap_rows = OVERLAP_ROWS if overlaps else 0
+        self.pdl = False
+
+    def begin(self, rows: int, alike: bool) -> None:
+        # Never for other steps: every kernel would have to be compiled both ways.
+        self.pdl = alike and rows <= self.overlap_rows
+
+    def embed(
+        self, table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor
+    ) -> torch.Tensor:
+        return embed(table, tokens, sources, drawn, pdl=self.pdl)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return elementwise.rms_norm(x, weight, eps, pdl=self.pdl)
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return elementwise.add_rms_norm(x, residual, weight, eps, pdl=self.pdl)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return elementwise.silu_mul(gate_up, pdl=self.pdl)
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        gain: torch.Tensor | None = None,
+        eps: float = 0.0,
+        gated: bool = False,
+        residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return linear(x, weight, bias, gain=gain, eps=eps, gated=gated, residual=residual, out=out, pdl=self.pdl)
+
+    def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, weight, bias)
+
+    def head(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if len(x) <= self.narrow_rows:
+            return linear(x, weight, out=out, pdl=self.pdl)
+        return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        turning: Turning,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        heads: int,
+    ) -> None:
+        rotary.rotate_and_store(qkv, positions, slots, *turning, keys, values, heads, pdl=self.pdl)
+
+    def decode_attention(
+        self,
+        qkv: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        tables: torch.Tensor,
+        lengths: torch.Tensor,
+        heads: int,
+        window: int,
+        store: tuple[torch.Tensor, Turning] | None,
+        out: torch.Tensor | None = None,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        new = None if store is None else NewTokens(store[0], *store[1])
+        return decode_attention(
+            qkv,
+            keys,
+            values,
+            tables,
+            lengths,
+            heads,
+            new=new,
+            window=window,
+            scale=scale,
+            out=out,
+            config=self.decode_config(len(lengths), keys.shape[1]),
+            pdl=self.pdl,
+        )
+
+    def decode_config(self, rows: int, kv_heads: int) -> DecodeConfig | None:
+        """None: the kernel's own choice."""
+        return None
+
+    def tiles(self, starts: Sequence[int], first: Sequence[int]) -> Any:
+        return query_tiles(starts, first).numpy()
+
+    def prefill_attention(
+        self,
+        qkv: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        tables: torch.Tensor,
+        tiles: torch.Tensor,
+        starts: torch.Tensor,
+        first: torch.Tensor,
+        heads: int,
+        window: int,
+        out: torch.Tensor,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        return prefill_attention(
+            qkv, keys, values, tables, tiles, starts, first, heads, window=window, scale=scale, out=out, pdl=self.pdl
+        )
+
+    def sample(
+        self, logits: torch.Tensor, fields: Sequence[torch.Tensor], rules: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> None:
+        top_k, top_p, min_p = rules or (None, None, None)
+        temperatures, seeds, choices, positions = fields
+        sample(logits, temperatures, seeds, choices, positions, top_k, top_p, min_p, out, pdl=self.pdl)

@@ -1,0 +1,295 @@
+"""From a model's files to a model that runs: chooses precision and kernels, checks memory, reads the weights."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from syringa.engine.cpu.features import NO_MEMORY, available_cores, available_memory
+from syringa.engine.cpu.layers.cache import CacheTensors
+from syringa.engine.cpu.layers.linear import DenseLinear, Int8Linear, Linear, LinearLayer
+from syringa.engine.cpu.layers.native_ops import NativeOps, runs_natively
+from syringa.engine.cpu.layers.ops import TorchOps
+from syringa.engine.cpu.layers.rotary import rotary_tables
+from syringa.engine.cpu.native import Kernels, load_kernels
+from syringa.engine.gpu.device import choose_device
+from syringa.engine.loading.precision import check_deterministic, check_deterministic_cpu, check_memory, choose_dtype
+from syringa.engine.loading.weights import open_weights
+from syringa.engine.models.config import DecoderConfig, is_native, read_config
+from syringa.engine.models.decoder import Decoder, Model, Weight, load_layers, load_norms
+from syringa.engine.models.fused import FusedDecoder
+from syringa.engine.models.shapes import check_shapes, count_parameters
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+from syringa.errors import ConfigError
+from syringa.modelfiles import ModelDescription, ModelFiles, describe, locate
+from syringa.types import ModelInfo
+
+if TYPE_CHECKING:  # images need what `syringa[models]` brings
+    from syringa.engine.gpu.cache import GpuCacheShape
+    from syringa.engine.gpu.model import GpuModel
+    from syringa.engine.gpu.ops.base import Ops
+    from syringa.engine.scheduling.scheduler import Limits
+    from syringa.engine.vision.preprocessor import Vision
+
+IMAGE_CONFIGS = ("vision_config", "audio_config", "image_config")  # of models that read more than text
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    layers: int
+    kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        return CacheTensors.bytes_per_block(self.layers, self.kv_heads, self.head_size, self.dtype)
+
+    def allocate(self, blocks: int) -> CacheTensors:
+        return CacheTensors(self.layers, blocks, self.kv_heads, self.head_size, self.dtype)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    model: Model
+    kernels: Kernels | None
+    cache: CacheShape | GpuCacheShape
+    description: ModelDescription
+    info: ModelInfo
+    vision: Vision | None = None  # for a model that reads images
+    gpu: GpuModel | None = None  # the model, where it is on a GPU
+
+    @property
+    def device(self) -> torch.device:
+        return self.gpu.decoder.device if self.gpu is not None else torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    model: str = "default"
+    dtype: str = "auto"
+    threads: int = 0
+    max_model_len: int = 0
+    native_kernels: bool = True  # False: plain PyTorch, the reference
+    device: str = "auto"
+    attention: str = "auto"  # whose kernel, for prompts on a GPU
+    deterministic: bool = False  # a row's bits never depend on the rows beside it
+
+
+def load_model(options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
+    """Raises `ModelError` or `ConfigError`, with one line that says what to do."""
+    started = time.perf_counter()
+    files = locate(options.model)
+    description = describe(files)
+    device = choose_device(
+        options.device,
+        options.dtype,
+        native=is_native(description.config),
+        name=description.architecture,
+    )
+    if device.type == "cuda":
+        return _load_on_gpu(options, files, description, device, progress)
+    threads = options.threads or available_cores()
+    kernels = load_kernels(threads) if options.native_kernels else None
+    dtype = choose_dtype(options.dtype, kernels)
+    if options.deterministic:
+        native = is_native(description.config)
+        size = read_config(description.config).head_size if native else 0
+        check_deterministic_cpu(dtype, native=native, compiled=kernels is not None, head_size=size)
+    # The kernels bring threads of their own; torch's would only compete with them for the cores.
+    kernels_multiply = kernels is not None and (dtype == "int8" or is_native(description.config))
+    torch.set_num_threads(1 if kernels_multiply else threads)
+    length = _max_model_len(options.max_model_len, description)
+    cache: CacheShape | GpuCacheShape
+    vision: Vision | None = None
+    if is_native(description.config):
+        model, cache, parameters = _load_decoder(files, description, dtype, kernels, length, progress)
+        vocabulary = description.config["vocab_size"]
+    else:
+        from syringa.engine.models.hf.model import load_breadth
+
+        found = load_breadth(files, description, dtype, kernels, length, threads)
+        model, cache, parameters, vocabulary, vision, _ = found
+    info = ModelInfo(
+        architecture=description.architecture,
+        dtype=dtype,
+        max_model_len=length,
+        vocab_size=vocabulary,
+        parameters=parameters,
+        kernels=kernels.variant if kernels else "torch",
+        threads=threads,
+        load_seconds=time.perf_counter() - started,
+    )
+    return LoadedModel(model, kernels, cache, description, info, vision)
+
+
+def _load_on_gpu(
+    options: LoadOptions,
+    files: ModelFiles,
+    description: ModelDescription,
+    device: torch.device,
+    progress: Progress | None,
+) -> LoadedModel:
+    from syringa.engine.gpu import device as machine
+    from syringa.engine.gpu.ops.base import choose_ops
+
+    started = time.perf_counter()
+    length = _max_model_len(options.max_model_len, description)
+    if options.deterministic:
+        check_deterministic(options.dtype, native=is_native(description.config), attention=options.attention)
+    ops = choose_ops(device, options.attention, deterministic=options.deterministic)
+    if not is_native(description.config):
+        from syringa.engine.models.hf.model import load_breadth
+
+        threads = options.threads or available_cores()  # images are read on the CPU
+        found = load_breadth(files, description, "bf16", None, length, threads, device, ops)
+        assert found.gpu is not None
+        return on_gpu(found.gpu, description, found.parameters, "bf16", started, options.threads, found.vision)
+    config = read_config(description.config)
+    weights = open_weights(files, description.config)
+    dtype = "bf16" if options.dtype == "auto" else options.dtype
+    parameters, name = count_parameters(config), torch.cuda.get_device_name(device)
+    machine.check_weights(
+        parameters, dtype, description.name, machine.free_memory(device), name, halvable=not options.deterministic
+    )
+    check_shapes(config, weights, files.path)
+    loaded = assemble(config, description, weights, device, dtype, length, started, options.threads, progress, ops)
+    if options.deterministic:
+        from syringa.engine.gpu.batch_invariant_check import check_steady
+
+        assert loaded.gpu is not None
+        loaded.gpu.decoder.halvable = False
+        check_steady(loaded)
+    return loaded
+
+
+def assemble(
+    config: DecoderConfig,
+    description: ModelDescription,
+    weights: Weight,
+    device: torch.device,
+    dtype: str,
+    length: int,
+    started: float,
+    threads: int = 0,
+    progress: Progress | None = None,
+    ops: Ops | None = None,
+) -> LoadedModel:
+    """A model on a GPU, from wherever its weights come. `progress` is told of layers."""
+    from syringa.engine.gpu.cache import GpuCacheShape
+    from syringa.engine.gpu.loading import load_gpu_decoder
+    from syringa.engine.gpu.model import GpuModel
+
+    done = itertools.count(1)
+
+    def tick() -> None:
+        if progress:
+            progress(next(done), config.layers)
+
+    kind = torch.float32 if dtype == "fp32" else torch.bfloat16
+    decoder = load_gpu_decoder(config, weights, device, length, dtype=kind, fp8=dtype == "fp8", ops=ops, tick=tick)
+    shape = GpuCacheShape(config.layers, config.kv_heads, config.head_size, kind, device)
+    gpu = GpuModel(decoder, shape, length)
+    return on_gpu(gpu, description, count_parameters(config), dtype, started, threads)
+
+
+def on_gpu(
+    gpu: GpuModel,
+    description: ModelDescription,
+    parameters: int,
+    dtype: str,
+    started: float,
+    threads: int = 0,
+    vision: Vision | None = None,
+) -> LoadedModel:
+    info = ModelInfo(
+        architecture=description.architecture,
+        dtype=dtype,
+        max_model_len=gpu.max_model_len,
+        vocab_size=gpu.decoder.vocabulary,
+        parameters=parameters,
+        kernels="triton" if gpu.shape.device.type == "cuda" else "torch",
+        threads=threads or available_cores(),
+        load_seconds=time.perf_counter() - started,
+    )
+    return LoadedModel(gpu, None, gpu.shape, description, info, vision, gpu)
+
+
+def _max_model_len(wanted: int, description: ModelDescription) -> int:
+    if wanted > description.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {wanted} is more than the {description.max_model_len} tokens "
+            f"that {description.name} was made for"
+        )
+    return wanted or description.max_model_len
+
+
+def _load_decoder(
+    files: ModelFiles,
+    description: ModelDescription,
+    dtype: str,
+    kernels: Kernels | None,
+    length: int,
+    progress: Progress | None,
+) -> tuple[Model, CacheShape, int]:
+    config = read_config(description.config)
+    weights = open_weights(files, description.config)
+    parameters = count_parameters(config)
+    check_memory(parameters, dtype, description.name)
+    check_shapes(config, weights, files.path)
+    half = torch.float32 if dtype == "fp32" else torch.bfloat16
+    native_ops = kernels is not None and runs_natively(config.head_size)
+
+    def make(weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer:
+        if dtype == "int8":
+            assert kernels is not None  # choose_dtype saw to it
+            return Int8Linear(kernels, weight, bias, gated=gated and native_ops)
+        return DenseLinear(kernels, weight, bias, half) if kernels is not None else Linear(weight, bias, half)
+
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        if progress:
+            progress(done, config.layers + 1)
+
+    embedding = weights("model.embed_tokens.weight")
+    head = make(embedding if config.tied else weights("lm_head.weight"), None)
+    tick()
+    layers = load_layers(config, weights, make, tick)
+    rotary = rotary_tables(config.rope, config.rotary, length, config.max_positions)
+    norms = load_norms(config, weights)
+    parts = embedding.to(half), layers, weights("model.norm.weight").float(), head
+    decoder: Model
+    if kernels is None or not native_ops:
+        decoder = Decoder(config, TorchOps(config, rotary, norms), *parts)
+    elif dtype == "int8":
+        decoder = FusedDecoder(config, NativeOps(kernels, config, rotary, norms), *parts)
+    else:
+        decoder = Decoder(config, NativeOps(kernels, config, rotary, norms), *parts)
+    return decoder, CacheShape(config.layers, config.kv_heads, config.head_size, half), parameters
+
+
+def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float, limits: Limits) -> int:
+    """How many blocks the cache gets: from a flag, or a share of free memory that suits the model."""
+    if loaded.gpu is not None:
+        return loaded.gpu.blocks(tokens, gigabytes, limits)
+    size, have = loaded.cache.bytes_per_block, available_memory()
+    if tokens or gigabytes:
+        blocks = -(-tokens // BLOCK_SIZE) if tokens else int(gigabytes * 2**30) // size
+        if blocks * size > have:
+            raise ConfigError(
+                f"a cache of {blocks * BLOCK_SIZE:,} tokens needs {blocks * size / 2**30:,.1f} GiB of memory and "
+                f"{have / 2**30:.1f} GiB are free: choose a smaller --kv-cache-gb or --kv-cache-tokens",
+                code=NO_MEMORY,
+            )
+        return max(1, blocks)
+    two_full_contexts = 2 * -(-loaded.info.max_model_len // BLOCK_SIZE) * size
+    return max(1, int(min(have / 4, max(512 << 20, two_full_contexts))) // size)

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from syringa.config import Config
+from syringa.types import EngineRequest, Grammar, Image
+from tests.api.chat.chatting import HI, post, prompt_of, refused, send
+from tests.api.chat.test_tools import HERMES
+from tests.api.fields.test_tools import NOW, TOOLS
+from tests.chat_models import plain_model, seeing_model, thinking_model, tool_model
+from tests.client import events
+from tests.fake_engine import END, FakeEngine, fake_model
+
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
+    "gg=="
+)
+
+
+async def test_the_body() -> None:
+    body = await post({"model": "alias"})
+    assert body.pop("id").startswith("chatcmpl-")
+    assert body.pop("created") > 1.7e9
+    assert body == {
+        "object": "chat.completion",
+        "model": "fake",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "hello", "refusal": None, "tool_calls": []},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 8,
+            "completion_tokens": 6,
+            "total_tokens": 14,
+            "prompt_tokens_details": {"cached_tokens": 4},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+    }
+
+
+async def test_both_paths() -> None:
+    for path in ("/v1/chat/completions", "/api/v2/chat/completions"):
+        assert (await post({}, path=path))["choices"][0]["message"]["content"] == "hello"
+
+
+async def test_every_sampling_field_reaches_the_engine() -> None:
+    engine = FakeEngine("x")
+    body = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 5, "frequency_penalty": 1,
+        "presence_penalty": -1, "repetition_penalty": 1.5, "dry_multiplier": 0.8, "dry_base": 2,
+        "dry_allowed_length": 3,
+    }  # fmt: skip
+    more = {
+        "max_tokens": 9, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [1, 2], "n": 2, "logit_bias": {"5": 1},
+        "grammar": {"type": "regex", "value": "[a-z]+"}, "user": "u", "logprobs": True, "top_logprobs": 3,
+    }  # fmt: skip
+    await post(body | more, engine)
+    (request,) = engine.requests
+    assert {name: getattr(request.sampling, name) for name in body} == body
+    assert request.sampling.grammar == Grammar("regex", "[a-z]+")
+    assert request.sampling.logit_bias == {5: 1}
+    assert (request.stopping.max_tokens, request.stopping.min_tokens, request.stopping.ignore_eos) == (9, 2, True)
+    assert (request.stopping.stop_tokens, request.stopping.end_tokens) == ({1, 2}, {END})
+    assert (request.choices, request.logprobs) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [
+        ({}, 4096 - 8),
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 6}, 6),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
+        ({"max_tokens": 4096 - 8}, 4096 - 8),
+    ],
+)
+async def test_how_long_an_answer_may_be(fields: dict[str, Any], length: int) -> None:
+    engine = FakeEngine("x")
+    await post(fields, engine)
+    assert engine.requests[0].stopping.max_tokens == length
+
+
+async def test_the_prompt_is_the_template_and_nothing_before_it() -> None:
+    messages = [{"role": "system", "content": "Be kind."}, *HI]
+    assert await prompt_of({"messages": messages}) == "[s]Be kind.[u]hi[a]"
+    assert await prompt_of({"messages": messages, "add_generation_prompt": False}) == "[s]Be kind.[u]hi"
+
+
+async def test_the_last_message_continued() -> None:
+    messages = [*HI, {"role": "assistant", "content": "Well, "}]
+    body = {"messages": messages, "continue_final_message": True}
+    assert await prompt_of(body) == "[u]hi[a]Well, "
+    error = await refused(body | {"add_generation_prompt": True})
+    assert error["param"] == "continue_final_message"
+
+
+async def test_logprobs() -> None:
+    body = await post({"logprobs": True, "top_logprobs": 2}, FakeEngine("é"))
+    first, second, end = body["choices"][0]["logprobs"]["content"]
+    assert first == {
+        "token": "bytes:\\xc3",
+        "logprob": -195 / 64,
+        "bytes": [0xC3],
+        "top_logprobs": [
+            {"token": "bytes:\\xc3", "logprob": -195 / 64, "bytes": [0xC3]},
+            {"token": "bytes:\\xc4", "logprob": -195 / 64 - 1, "bytes": [0xC4]},
+        ],
+    }
+    assert bytes(first["bytes"] + second["bytes"]).decode() == "é"
+    assert (end["token"], end["bytes"]) == ("<end>", None)
+    body = await post({"logprobs": True}, FakeEngine("a"))
+    assert [each["top_logprobs"] for each in body["choices"][0]["logprobs"]["content"]] == [[], []]
+
+
+async def test_a_stream_without_usage_has_none() -> None:
+    chunks = events((await send({"stream": True})).text)
+    assert chunks.pop() == "[DONE]"
+    assert all("usage" not in chunk for chunk in chunks)
+    assert chunks[-1]["choices"][0]["delta"] == {}
+
+
+def picture(**fields: Any) -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {"url": PIXEL} | fields}
+    return {"role": "user", "content": [{"type": "text", "text": "What is "}, part, {"type": "text", "text": "?"}]}
+
+
+async def test_images() -> None:
+    engine = FakeEngine("a pixel")
+    await post({"messages": [picture(), picture(detail="low")]}, engine, model=seeing_model())
+    assert bytes(engine.requests[0].prompt) == b"[user]What is <image>?" * 2 + b"[assistant]"
+    first, second = engine.requests[0].images
+    assert isinstance(first, Image)
+    assert (first.digest, first.detail, second.detail) == (second.digest, "auto", "low")
+    assert first.data.startswith(b"\x89PNG")
+
+
+async def test_images_that_cannot_be_seen() -> None:
+    error = await refused({"messages": [*HI, picture()]})
+    assert error["param"] == "messages[1].content[1]"
+    assert "cannot see" in error["message"]
+    error = await refused({"messages": [picture(url="data:image/png;base64,AAAA")]}, model=seeing_model())
+    assert error["param"] == "messages[0].content[1].image_url.url"
+    error = await refused({"messages": [picture(url="http://127.0.0.1/x.png")]}, model=seeing_model())
+    assert error["param"] == "messages[0].content[1].image_url.url"
+    error = await refused({"messages": [picture()]}, model=plain_model(sees_images=True))
+    assert error["param"] == "messages[0].content"
+
+
+TURNS = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "1"},
+    {"role": "user", "content": "two"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "three"},
+]
+
+
+@pytest.mark.parametrize(
+    ("limit", "prompt"),
+    [
+        (37, "[s]S[u]one[a]1[u]two[a]2[u]three[a]"),
+        (36, "[s]S[u]two[a]2[u]three[a]"),
+        (27, "[s]S[u]two[a]2[u]three[a]"),
+        (26, "[s]S[u]three[a]"),
+        (17, "[s]S[u]three[a]"),
+        (3, "[s]S[u]three[a]"),
+    ],
+)
+async def test_truncation_drops_the_oldest_turns(limit: int, prompt: str) -> None:
+    body = {"messages": TURNS, "max_tokens": 2, "truncate_sequence": True}
+    model = plain_model(max_model_len=limit)
+    if limit == 3:
+        error = await refused(body, model=model)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    else:
+        assert await prompt_of(body, model=model) == prompt
+
+
+async def test_a_long_conversation_loses_as_little_as_it_can() -> None:
+    messages = [each for index in range(300) for each in ({"role": "user", "content": f"q{index}" * 9}, TURNS[2])]
+    body = {"messages": messages[:-1], "truncate_sequence": True}
+    engine = FakeEngine("x")
+    whole = await post(body, engine)
+    assert 4096 - 100 < len(engine.requests[0].prompt) < 4096
+    assert whole["choices"][0]["finish_reason"] in ("stop", "length")
+    error = await refused(body | {"truncate_sequence": False})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+async def test_what_does_not_fit_says_both_numbers() -> None:
+    error = await refused({"max_completion_tokens": 30}, model=plain_model(max_model_len=37))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert all(number in error["message"] for number in ("37", "8", "30", "max_completion_tokens"))
+    error = await refused({}, model=plain_model(max_model_len=8))
+    assert error["code"] == "context_length_exceeded"
+    error = await refused({"messages": [{"role": "user", "content": "x" * 100_000}]})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+async def test_a_model_without_a_template() -> None:
+    error = await refused({}, model=fake_model())
+    assert "--chat-template" in error["message"]
+
+
+async def test_what_is_kept_and_what_is_named() -> None:
+    quiet = {"user": "u", "store": False, "service_tier": "auto", "verbosity": "medium", "modalities": ["text"]}
+    assert "x-syringa-ignored" not in (await send(quiet)).headers
+    assert (await post({"metadata": {"a": "b"}}))["metadata"] == {"a": "b"}
+    loud = {"service_tier": "flex", "verbosity": "low", "prompt_cache_key": "k", "metadata": {"a": "b"}, "stream": True}
+    assert (await send(loud)).headers["x-syringa-ignored"] == "service_tier, verbosity, prompt_cache_key, metadata"
+    both = {"user": "u", "safety_identifier": "s"}
+    assert (await send(both)).headers["x-syringa-ignored"] == "safety_identifier"
+    answer = await send(loud, config=Config(unknown_fields="refuse"))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "service_tier")
+
+
+class TalkingEngine(FakeEngine):
+    """Mixes thoughts, calls, pieces of them and text, by the seed."""
+
+    parts = (HERMES, "é ", "\n", "<tool_call>", "x<", HERMES[:40], "😀", NOW, "</think>")
+
+    def _plan(self, request: EngineRequest, choice: int) -> list[int]:
+        seed = request.sampling.seed + choice
+        script = "<think>hm 😀</think>\n" * (seed % 2)
+        script += "".join(self.parts[seed // 9**place % 9] for place in range(5))
+        return [*script.encode(), END][: request.stopping.max_tokens]
+
+
+bodies = st.fixed_dictionaries(
+    {"seed": st.integers(0, 9**5)},
+    optional={
+        "n": st.integers(1, 3),
+        "max_tokens": st.integers(1, 300),
+        "logprobs": st.booleans(),
+        "tools": st.just(TOOLS),
+        "stop": st.sampled_from(["x", "é", '"}', ["\n", "😀"]]),
+        "reasoning_effort": st.sampled_from(["none", "low"]),
+        "parallel_tool_calls": st.booleans(),
+    },
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(body=bodies, at_once=st.integers(1, 9), model=st.sampled_from([plain_model(), tool_model(), thinking_model()]))
+async def test_reassembled_chunks_equal_the_body(body: dict[str, Any], at_once: int, model: Any) -> None:
+    whole = await post(body, TalkingEngine(at_once=at_once), model=model)
+    streamed = await post(
+        body | {"stream": True, "stream_options": {"include_usage": True}}, TalkingEngine(at_once=at_once), model=model
+    )
+    for each in (whole, streamed):
+        del each["id"], each["created"]
+        for choice in each["choices"]:
+            for call in choice["message"]["tool_calls"]:
+                assert call.pop("id").startswith("call_")
+    assert streamed == whole
+    for choice in whole["choices"]:
+        assert choice["finish_reason"] != "tool_calls" or choice["message"]["tool_calls"]
+        assert choice["message"]["content"] is not None or choice["message"]["tool_calls"]

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.api.chat.chatting import HI, post, prompt_of, refused
+from tests.api.fields.test_tools import CALL, TOOLS, named
+from tests.chat_models import NO_SYSTEM, plain_model, thinking_model, tool_model
+from tests.fake_engine import FakeEngine
+
+HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(("model", "call"), [(plain_model(), CALL), (tool_model(), HERMES), (thinking_model(), HERMES)])
+@pytest.mark.parametrize("choice", [None, "auto", "required", named()])
+async def test_calls(model: Any, call: str, choice: Any) -> None:
+    engine = FakeEngine(call)
+    body = {"tools": TOOLS, "tool_choice": choice}
+    whole = await post(body, engine, model=model)
+    streamed = await post(
+        body | {"stream": True, "stream_options": {"include_usage": True}}, FakeEngine(call, at_once=3), model=model
+    )
+    for answer in (whole, streamed):
+        (found,) = answer["choices"]
+        (call_,) = found["message"]["tool_calls"]
+        assert call_.pop("id").startswith("call_")
+        assert call_ == {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Zürich"}'}}
+        assert found["message"]["content"] is None
+        assert found["finish_reason"] == ("stop" if choice == named() else "tool_calls")
+    grammar = engine.requests[0].sampling.grammar
+    assert grammar is not None
+    assert ("TEXT" in grammar.value) == (choice in (None, "auto"))
+
+
+async def test_tools_in_the_prompt() -> None:
+    told = await prompt_of({"tools": TOOLS}, model=tool_model())
+    assert told.startswith('[tools]{"name": "weather"')
+    assert told.endswith("[user]hi[assistant]")
+    told = await prompt_of({"tools": TOOLS})
+    assert told.startswith("[s]You can call these functions.")
+    assert told.endswith("</tool_call>[u]hi[a]")
+    told = await prompt_of({"tools": TOOLS, "messages": [{"role": "system", "content": "Be kind."}, *HI]})
+    assert "plain text.\n\nBe kind.[u]" in told
+    assert told.endswith("</tool_call>[u]hi[a]")
+    told = await prompt_of({"tools": TOOLS}, model=plain_model(NO_SYSTEM))
+    assert told.startswith("[u]You can call these functions.")
+    assert told.endswith("</tool_call>[u]hi[a]")
+
+
+@pytest.mark.parametrize("model", [plain_model(), tool_model()])
+async def test_choice_none_offers_no_tools(model: Any) -> None:
+    engine = FakeEngine(CALL)
+    body = await post({"tools": TOOLS, "tool_choice": "none"}, engine, model=model)
+    assert body["choices"][0]["message"]["content"] == CALL
+    assert b"weather" not in bytes(engine.requests[0].prompt)
+    assert engine.requests[0].sampling.grammar is None
+
+
+async def test_a_model_that_was_not_taught_decides_before_it_draws() -> None:
+    cases = [({}, plain_model()), ({"tool_choice": "required"}, plain_model()), ({}, tool_model())]
+    openings = []
+    for body, model in cases:
+        engine = FakeEngine(CALL)
+        await post({"tools": TOOLS} | body, engine, model=model)
+        openings.append(bytes(engine.requests[0].sampling.opening))
+    assert openings == [b"<tool_call>", b"", b""]
+
+
+async def test_one_call_at_a_time() -> None:
+    engine = FakeEngine(CALL)
+    for parallel in (None, True, False):
+        await post({"tools": TOOLS, "parallel_tool_calls": parallel}, engine)
+    grammars = [str(request.sampling.grammar) for request in engine.requests]
+    assert grammars[0] == grammars[1] != grammars[2]
+
+
+async def test_tools_and_a_format() -> None:
+    engine = FakeEngine("{}")
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
+    for choice in ("auto", "required", "none"):
+        await post({"tools": TOOLS, "tool_choice": choice, "response_format": shape}, engine)
+    either, calls, text = (str(request.sampling.grammar) for request in engine.requests)
+    assert "null" in either
+    assert "weather" in either
+    assert "null" not in calls
+    assert "weather" in calls
+    assert "weather" not in text
+    error = await refused({"tools": TOOLS, "grammar": {"type": "regex", "value": "a"}})
+    assert error["param"] == "grammar"

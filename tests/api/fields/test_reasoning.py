@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from syringa.types import Grammar
+from tests.api.chat.chatting import post, prompt_of, refused, send
+from tests.chat_models import OPENING, thinking_model
+from tests.fake_engine import ByteTokenizer, FakeEngine
+
+
+async def test_thoughts_stand_apart() -> None:
+    for script, model in [
+        ("<think>\nHm.\n</think>\n\nhello", thinking_model()),
+        ("Hm.\n</think>\n\nhello", thinking_model(OPENING)),
+    ]:
+        body = await post({}, FakeEngine(script), model=model)
+        message = body["choices"][0]["message"]
+        assert (message["content"], message["reasoning"].strip()) == ("hello", "Hm.")
+        assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    body = await post({}, FakeEngine("hello"), model=thinking_model())
+    assert "reasoning" not in body["choices"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "[effort free][assistant]<think>"),
+        ({"chat_template_kwargs": {"thinking": False}}, "[effort free][assistant]</think>"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "[effort free][assistant]</think>"),
+        ({"chat_template_kwargs": {"thinking": None}}, "[effort free][assistant]<think>"),
+        ({"chat_template_kwargs": {"thinking": True, "enable_thinking": False}}, "[effort free][assistant]<think>"),
+        ({"reasoning_effort": "none"}, "[effort free][assistant]</think>"),
+        ({"reasoning_effort": "high"}, "[effort high][assistant]<think>"),
+        ({"chat_template_kwargs": {"reasoning_effort": "dire"}}, "[effort dire][assistant]<think>"),
+    ],
+)
+async def test_the_template_hears_of_thinking(fields: dict[str, Any], prompt: str) -> None:
+    assert await prompt_of(fields, model=thinking_model(OPENING)) == "[user]hi" + prompt
+
+
+async def test_an_effort_is_a_budget_where_the_template_has_no_word_for_it() -> None:
+    for effort, budget in [("minimal", 256), ("low", 1024), ("medium", 4096), ("high", None), ("xhigh", None)]:
+        engine = FakeEngine("x")
+        answer = await send({"reasoning_effort": effort}, engine, model=thinking_model())
+        assert "x-syringa-ignored" not in answer.headers
+        grammar = engine.requests[0].sampling.grammar
+        assert (grammar is None) == (budget is None)
+        assert grammar is None or f"max_tokens={budget}]" in grammar.value
+    await post({"reasoning_effort": "low", "thinking_token_budget": 7}, engine, model=thinking_model())
+    assert "max_tokens=7]" in str(engine.requests[-1].sampling.grammar)
+
+
+async def test_an_effort_where_thoughts_cannot_be_cut() -> None:
+    model = thinking_model(tokenizer=ByteTokenizer())
+    answer = await send({"reasoning_effort": "low"}, model=model)
+    assert answer.headers["x-syringa-ignored"] == "reasoning_effort"
+    assert "x-syringa-ignored" not in (await send({"reasoning_effort": "high"}, model=model)).headers
+    assert (await refused({"thinking_token_budget": 5}, model=model))["param"] == "thinking_token_budget"
+
+
+async def test_a_thought_that_the_prompt_opens_is_closed_where_none_is_wanted() -> None:
+    engine = FakeEngine("x")
+    stubborn = "{{ messages[0].content }}<think>"
+    await post({"reasoning_effort": "none"}, engine, model=thinking_model(stubborn))
+    assert "thought: <[2]>" in str(engine.requests[0].sampling.grammar)
+
+
+async def test_what_a_model_that_does_not_think_ignores() -> None:
+    body = {
+        "reasoning_effort": "low",
+        "thinking_token_budget": 5,
+        "chat_template_kwargs": {"thinking": True, "mood": "merry"},
+    }
+    answer = await send(body)
+    assert answer.headers["x-syringa-ignored"].split(", ") == [
+        "chat_template_kwargs.mood",
+        "chat_template_kwargs.thinking",
+        "reasoning_effort",
+        "thinking_token_budget",
+    ]
+    for off in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"thinking": False}}):
+        assert "x-syringa-ignored" not in (await send(off)).headers
+
+
+async def test_a_format_binds_the_answer_and_not_the_thought() -> None:
+    engine = FakeEngine("x")
+    await post({"response_format": {"type": "json_object"}}, engine, model=thinking_model())
+    assert "THOUGHT" in str(engine.requests[0].sampling.grammar)
+    await post({"response_format": {"type": "json_object"}}, engine)
+    assert engine.requests[1].sampling.grammar == Grammar("json_schema", '{"type":"object"}')

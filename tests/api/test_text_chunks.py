@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syringa.api.completions.writer import Choice, Completion
+from syringa.api.text_chunks import TextChunks
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.text()), max_size=8), st.text(max_size=8))
+def test_chunks_are_what_they_would_be_without_a_template(parts: list[tuple[int, str]], model: str) -> None:
+    def make(choice: int, text: str) -> Completion:
+        return Completion("cmpl-1", "text_completion", 7, model, [Choice(choice, text)], None)
+
+    write = TextChunks(make)
+    for choice, text in parts:
+        assert bytes(write(choice, text)) == msgspec.json.encode(make(choice, text))

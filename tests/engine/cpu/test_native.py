@@ -1,0 +1,338 @@
+"""Every built variant of the kernels against plain PyTorch, and each row against itself in other company."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from ctypes import byref
+
+import pytest
+import torch
+
+from syringa.engine.cpu.features import cpu_flags
+from syringa.engine.cpu.layers.cache import CacheTensors, LayerCache, write_cache
+from syringa.engine.cpu.layers.linear import DenseLinear, Int8Linear
+from syringa.engine.cpu.layers.native_ops import attend
+from syringa.engine.cpu.native import FOLDER, NEEDS, AttentionShape, Kernels, RotaryShape, load_kernels
+from syringa.engine.execution.batch import StepTensors
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+
+VARIANTS = [name for name, needs in NEEDS.items() if needs <= cpu_flags() and (FOLDER / f"kernels_{name}.so").exists()]
+GROUP = 64  # in gemm.h
+DTYPES = [torch.float32, torch.bfloat16]
+pytestmark = pytest.mark.skipif(not VARIANTS, reason="no kernels were built: there was no compiler")
+
+
+@functools.cache
+def variant(name: str) -> Kernels:
+    return Kernels(name, ctypes.CDLL(str(FOLDER / f"kernels_{name}.so")), 2)
+
+
+@pytest.fixture(params=VARIANTS)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """Each library is a world of its own, with its own threads, so all can live in one process."""
+    return variant(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _seeded_and_alone() -> Iterator[None]:
+    """torch's threads would only compete with the kernels'."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_best_variant_is_chosen() -> None:
+    chosen = load_kernels(2)
+    assert chosen is not None
+    assert chosen.variant == VARIANTS[0]
+
+
+# --- int8 products
+
+
+def quantized_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The same quantization in whole numbers: only the sum over groups is left to rounding."""
+    outputs, inputs = w.shape
+    peaks = w.abs().amax(1)
+    inverse = torch.where(peaks > 0, 127 / peaks, 0)
+    bytes_w = (w * inverse[:, None]).round()
+    total = torch.zeros(len(x), outputs, dtype=torch.float64)
+    for begin in range(0, inputs, GROUP):
+        part = x[:, begin : begin + GROUP]
+        peak = part.abs().amax(1)
+        scale = torch.where(peak > 0, 127 / peak, 0)
+        bytes_x = (part.double() * scale[:, None].double()).round()  # a fused multiply-add rounds once
+        total += (bytes_x @ bytes_w[:, begin : begin + GROUP].double().T) * (peak / 127).double()[:, None]
+    return total * (peaks / 127).double()
+
+
+SIZES = [(1, 1), (31, 63), (32, 64), (33, 65), (75, 200), (576, 576), (160, 1536), (1000, 130)]
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_linear(kernels: Kernels, outputs: int, inputs: int, rows: int) -> None:
+    w, x = torch.randn(outputs, inputs), torch.randn(rows, inputs)
+    y = Int8Linear(kernels, w, None)(x)
+    expected = quantized_product(x, w)
+    magnitude = expected.abs().max()
+    assert (y - expected).abs().max() <= 2e-6 * magnitude
+    exact = x.double() @ w.double().T
+    # Rounding errors of x and w add up as a random walk: about 0.6 % of a random product's size.
+    assert (y - exact).pow(2).mean().sqrt() <= 0.02 * inputs**0.5
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("add", [False, True])
+def test_linear_with_bias_and_residual(kernels: Kernels, bias: bool, add: bool) -> None:
+    w, x, b, residual = torch.randn(75, 200), torch.randn(21, 200), torch.randn(75), torch.randn(21, 75)
+    layer = Int8Linear(kernels, w, b if bias else None)
+    expected = quantized_product(x, w) + (b if bias else 0) + (residual if add else 0)
+    target = residual.clone()
+    y = layer(x, add_to=target if add else None)
+    assert (y.data_ptr() == target.data_ptr()) == add
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-4)
+    for rows in range(1, 10):  # each size of tile, and each way to begin
+        for first in range(0, 12, 3):
+            some = slice(first, first + rows)
+            alone = layer(x[some].clone(), add_to=residual[some].clone() if add else None)
+            assert torch.equal(alone, y[some])
+
+
+def test_outliers_and_nothing(kernels: Kernels) -> None:
+    w = torch.randn(40, 192)
+    w[3] = 0
+    x = torch.randn(3, 192)
+    x[0] = 0
+    x[1, 5] = 1e4  # spoils its own group of its own row, and no other
+    y = Int8Linear(kernels, w, None)(x)
+    assert torch.equal(y[0], torch.zeros(40))
+    assert torch.equal(y[:, 3], torch.zeros(3))
+    assert (y - quantized_product(x, w)).abs().max() <= 2e-6 * y.abs().max()
+    assert torch.equal(y[2:], Int8Linear(kernels, w, None)(x[2:].clone()))
+
+
+def test_a_large_batch_gives_the_rows_of_small_ones(kernels: Kernels) -> None:
+    layer = Int8Linear(kernels, torch.randn(200, 1536), None)
+    x = torch.randn(300, 1536)
+    whole = layer(x)
+    for rows in (1, 2, 3, 4, 7, 64, 171):
+        assert torch.equal(layer(x[-rows:].clone()), whole[-rows:])
+
+
+# --- products in bf16 and fp32
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_dense(kernels: Kernels, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    w, x = torch.randn(outputs, inputs), torch.randn(45, inputs)
+    y = DenseLinear(kernels, w, None, dtype)(x)
+    expected = x.double() @ w.to(dtype).double().T
+    assert (y - expected).abs().max() <= 1e-5 * inputs**0.5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("add", [False, True])
+def test_dense_in_any_company(kernels: Kernels, dtype: torch.dtype, bias: bool, add: bool) -> None:
+    w, x, b, residual = torch.randn(75, 3000), torch.randn(70, 3000), torch.randn(75), torch.randn(70, 75)
+    layer = DenseLinear(kernels, w, b if bias else None, dtype)
+    expected = x.double() @ w.to(dtype).double().T + (b if bias else 0) + (residual if add else 0)
+    y = layer(x, add_to=residual.clone() if add else None)
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-3)
+    for rows in [*range(1, 18), 33, 64]:
+        some = slice(70 - rows, 70)
+        assert torch.equal(layer(x[some].clone(), add_to=residual[some].clone() if add else None), y[some])
+
+
+# --- rows
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 100, 576])
+@pytest.mark.parametrize("rows", [1, 3, 70])
+def test_rms_norm(kernels: Kernels, size: int, rows: int) -> None:
+    x, weight, y = torch.randn(rows, size) * 3, torch.randn(size), torch.empty(rows, size)
+    kernels.rms_norm(x.data_ptr(), weight.data_ptr(), rows, size, 1e-5, y.data_ptr())
+    exact = x.double()
+    expected = exact * (exact.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+    torch.testing.assert_close(y, expected.float(), rtol=1e-5, atol=1e-6)
+    one = torch.empty(1, size)
+    kernels.rms_norm(x[-1:].data_ptr(), weight.data_ptr(), 1, size, 1e-5, one.data_ptr())
+    assert torch.equal(one, y[-1:])
+
+
+@pytest.mark.parametrize("size", [1, 17, 64, 1536])
+@pytest.mark.parametrize("rows", [1, 20])
+def test_silu_mul(kernels: Kernels, size: int, rows: int) -> None:
+    x, y = torch.randn(rows, 2 * size) * 8, torch.empty(rows, size)
+    x[0, 0] = -200.0  # exp overflows a float here
+    kernels.silu_mul(x.data_ptr(), rows, size, y.data_ptr())
+    gate, up = x.double().chunk(2, dim=-1)
+    torch.testing.assert_close(y, (torch.nn.functional.silu(gate) * up).float(), rtol=2e-5, atol=1e-6)
+    one = torch.empty(1, size)
+    kernels.silu_mul(x[-1:].data_ptr(), 1, size, one.data_ptr())
+    assert torch.equal(one, y[-1:])
+
+
+def cache_of(blocks: int, kv_heads: int, size: int, dtype: torch.dtype, fill: float = 0.0) -> LayerCache:
+    tensors = CacheTensors(1, blocks, kv_heads, size, dtype)
+    tensors.keys.fill_(fill)
+    tensors.values.fill_(fill)
+    return tensors.layers[0]
+
+
+def slots_of(table: list[int], begin: int, end: int) -> torch.Tensor:
+    return torch.tensor([table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(begin, end)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("rotary", [0, 16, 32])
+def test_rotary_and_cache(kernels: Kernels, dtype: torch.dtype, normed: bool, rotary: int) -> None:
+    heads, kv_heads, size, blocks = 6, 2, 32, 8
+    slots = torch.cat([slots_of([5, 2], 3, 23), slots_of([7], 0, 11), slots_of([1], 8, 9), slots_of([0, 6, 3], 7, 48)])
+    rows = len(slots)
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * size)
+    positions = torch.randint(0, 100, (rows,), dtype=torch.int32)
+    angles = torch.randn(100, rotary // 2)
+    cosine, sine = angles.cos().contiguous(), angles.sin().contiguous()
+    norms = (torch.rand(size) + 0.5, torch.rand(size) + 0.5) if normed else None
+
+    q, k, v = qkv.clone().view(rows, -1, size).split([heads, kv_heads, kv_heads], dim=1)
+
+    def turned(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        if norm is not None:
+            x = torch.nn.functional.rms_norm(x, (size,), norm, 1e-5)
+        c, s = cosine[positions.long()][:, None], sine[positions.long()][:, None]
+        a, b, rest = x.split([rotary // 2, rotary // 2, size - rotary], dim=-1)
+        return torch.cat([a * c - b * s, b * c + a * s, rest], dim=-1)
+
+    q, k = turned(q, norms[0] if norms else None), turned(k, norms[1] if norms else None)
+    cache, expected = (cache_of(blocks, kv_heads, size, dtype, 9.0) for _ in range(2))
+    kernels.rotary_and_cache(
+        byref(RotaryShape(heads, kv_heads, size, rotary, 1e-5)),
+        *(
+            qkv.data_ptr(),
+            qkv.shape[1],
+            rows,
+            positions.data_ptr(),
+            slots.data_ptr(),
+            cosine.data_ptr(),
+            sine.data_ptr(),
+        ),
+        *((norms[0].data_ptr(), norms[1].data_ptr()) if norms else (None, None)),
+        *(cache.keys.data_ptr(), cache.values.data_ptr(), dtype == torch.bfloat16),
+    )
+    torch.testing.assert_close(qkv.view(rows, -1, size)[:, :heads], q, rtol=1e-5, atol=1e-6)
+    # Against its own rows the cache is exact: rounding to bf16 is the only step in between.
+    mine = qkv.view(rows, -1, size)
+    write_cache(expected, mine[:, heads : heads + kv_heads], v, slots)
+    torch.testing.assert_close(mine[:, heads : heads + kv_heads], k, rtol=1e-5, atol=1e-6)
+    assert torch.equal(cache.keys, expected.keys)
+    assert torch.equal(cache.values, expected.values)
+
+
+# --- attention
+
+
+class Paged:
+    """Sequences of random queries, keys and values, scattered over a paged cache that held `stale` before."""
+
+    def __init__(
+        self, lengths: list[int], shape: tuple[int, int, int], dtype: torch.dtype, window: int = 0, stale: float = 0.0
+    ) -> None:
+        heads, kv_heads, size = shape
+        counts = [-(-length // BLOCK_SIZE) for length in lengths]
+        order = torch.randperm(sum(counts) + 3).tolist()
+        self.tables = [[order.pop() for _ in range(count)] for count in counts]
+        self.cache = cache_of(sum(counts) + 3, kv_heads, size, dtype, stale)
+        self.queries = [torch.randn(length, heads, size) for length in lengths]
+        self.keys = [torch.randn(length, kv_heads, size).to(dtype) for length in lengths]
+        self.values = [torch.randn(length, kv_heads, size).to(dtype) for length in lengths]
+        for table, length, k, v in zip(self.tables, lengths, self.keys, self.values, strict=True):
+            write_cache(self.cache, k, v, slots_of(table, 0, length))
+        self.shape = AttentionShape(heads, kv_heads, size, window, size**-0.5)
+        self.window = window
+
+    def native(self, kernels: Kernels, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
+        """Rows for (sequence, first position, one past the last), in the order of the batch."""
+        q = torch.cat([self.queries[s][begin:end] for s, begin, end in parts]).flatten(1).contiguous()
+        starts = torch.tensor([0, *(end - begin for _, begin, end in parts)]).cumsum(0).to(torch.int32)
+        first = torch.tensor([begin for _, begin, _ in parts], dtype=torch.int32)
+        width = max(len(self.tables[s]) for s, _, _ in parts)
+        tables = [self.tables[s] + [0] * (width - len(self.tables[s])) for s, _, _ in parts]
+        none = torch.empty(0)
+        step = StepTensors(none, none, none, starts, first, torch.tensor(tables, dtype=torch.int32), none)
+        out = torch.full_like(q, float("nan"))
+        half = self.cache.keys.dtype == torch.bfloat16
+        keys, values = self.cache.keys.data_ptr(), self.cache.values.data_ptr()
+        attend(kernels, self.shape, step, keys, values, q, q.shape[1], out, half)
+        return list(out.split([end - begin for _, begin, end in parts]))
+
+    def expected(self, s: int) -> torch.Tensor:
+        """All of a sequence, from the plain tensors."""
+        group = self.shape.heads // self.shape.kv_heads
+        q = self.queries[s].double().transpose(0, 1)
+        k, v = (x[s].double().transpose(0, 1).repeat_interleave(group, 0) for x in (self.keys, self.values))
+        at = torch.arange(q.shape[1])
+        visible = at[None, :] <= at[:, None]
+        if self.window:
+            visible &= at[None, :] > at[:, None] - self.window
+        scores = (q @ k.transpose(1, 2) * self.shape.scale).masked_fill(~visible, -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+
+
+SHAPES = [(1, 1, 16), (4, 4, 32), (9, 3, 64), (6, 1, 80), (8, 2, 128), (14, 1, 48)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("window", [0, 1, 30, 100])
+def test_attention(kernels: Kernels, shape: tuple[int, int, int], dtype: torch.dtype, window: int) -> None:
+    lengths = [1, 150, 64, 17, 65]
+    paged = Paged(lengths, shape, dtype, window)
+    parts = [(s, 0, length) for s, length in enumerate(lengths)]
+    whole = paged.native(kernels, parts)
+    # With bfloat16 products, queries and weights are rounded too.
+    close = 3e-2 if kernels.variant == "avx512bf16" and dtype == torch.bfloat16 else 2e-5
+    for s in range(len(lengths)):
+        torch.testing.assert_close(whole[s].double(), paged.expected(s), rtol=0, atol=close)
+    for s, length in enumerate(lengths):  # alone
+        assert torch.equal(paged.native(kernels, [(s, 0, length)])[0], whole[s])
+    chunks = [(1, 0, 5), (1, 5, 70), (1, 70, 149), (1, 149, 150)]
+    assert torch.equal(torch.cat([paged.native(kernels, [part])[0] for part in chunks]), whole[1])
+    # Decoding: the last token of each, in one batch and in another order.
+    last = [(s, length - 1, length) for s, length in enumerate(lengths)]
+    for part, out in zip(last[::-1], paged.native(kernels, last[::-1]), strict=True):
+        assert torch.equal(out[0], whole[part[0]][-1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_block_held_before_does_not_show(kernels: Kernels, dtype: torch.dtype) -> None:
+    lengths = [40, 39, 1, 97]
+    parts = [(s, 0, length) for s, length in enumerate(lengths)]
+    found = []
+    for stale in (0.0, 7.0, float("nan"), float("inf")):
+        torch.manual_seed(1)
+        found.append(torch.cat(Paged(lengths, (6, 3, 32), dtype, stale=stale).native(kernels, parts)))
+        assert torch.equal(found[-1], found[0]), f"after {stale}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_decoded_token_sees_what_a_chunk_sees(kernels: Kernels, dtype: torch.dtype) -> None:
+    """Token by token the cache holds less than after a whole chunk: what is not there yet must not matter."""
+    length, shape = 70, (6, 3, 32)
+    whole = Paged([length], shape, dtype)
+    expected = whole.native(kernels, [(0, 0, length)])[0]
+    growing = cache_of(len(whole.cache.keys), 3, 32, dtype, float("nan"))
+    written, whole.cache = whole.cache, growing
+    assert written is not growing
+    for position in range(length):
+        slot = slots_of(whole.tables[0], position, position + 1)
+        write_cache(growing, whole.keys[0][position : position + 1], whole.values[0][position : position + 1], slot)
+        assert torch.equal(whole.native(kernels, [(0, position, position + 1)])[0], expected[position : position + 1])

@@ -1,0 +1,214 @@
+"""`transformers`' models by the contract of the GPU's decoder: on a CPU, by the kernels' references."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from syringa.engine.gpu.cache import GpuCacheShape
+from syringa.engine.gpu.ops.base import ReferenceOps
+from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, on_gpu
+from syringa.engine.models.hf import gpu
+from syringa.engine.models.hf.gpu import BreadthDecoder, records
+from syringa.engine.models.hf.model import load_breadth
+from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.worker.core import EngineCore
+from syringa.errors import ModelError
+from syringa.modelfiles import describe, locate
+from tests.engine.conftest import Driver, request
+from tests.engine.gpu.small_gpu import poisoned_cache
+from tests.engine.models.hf.test_model import FULL, SLIDING, config_of
+from tests.engine.models.small import PROMPTS, difference, reference, run, save
+
+CPU = torch.device("cpu")
+# By the kernels: windows, a scale of its own, layers that differ in heads, experts. The last four by plain PyTorch:
+# caps, sinks, keys longer than values, heads that are too small.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3_text": {},
+    "granite": {},
+    "gemma4_text": {},
+    "gpt2": {},
+    "mixtral": {},
+    "gemma2": {},
+    "gpt_oss": {},
+    "deepseek_v3": {},
+    "cohere2": {"head_dim": 8},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Waking a second one for operations as small as these costs many times their work on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def load(folder: Path, dtype: str = "fp32") -> LoadedModel:
+    files = locate(str(folder))
+    description = describe(files)
+    found = load_breadth(files, description, dtype, None, description.max_model_len, 1, CPU)
+    assert found.gpu is not None
+    assert found.model is found.gpu
+    return on_gpu(found.gpu, description, found.parameters, dtype, 0.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = save(tmp_path, config_of(family, **FAMILIES[family]))
+    loaded = load(tmp_path)
+    expected = [reference(theirs, prompt) for prompt in PROMPTS]
+    batches = [run(loaded, PROMPTS), run(loaded, PROMPTS, chunk=13), run(loaded, PROMPTS[:2], chunk=1)]
+    monkeypatch.setattr(gpu, "CELLS", 2000)  # plain PyTorch then takes a few rows or sequences at a time
+    batches += [run(loaded, PROMPTS), run(loaded, PROMPTS[:2], chunk=1)]
+    for batch in batches:
+        for got, wanted in zip(batch, expected, strict=False):
+            assert difference(got, wanted) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "kernels"),
+    [
+        ("gemma3_text", {"layer_types": [SLIDING, FULL] * 2}, True),
+        ("gemma4_text", {}, True),
+        ("gemma4_text", {"global_head_dim": 512}, False),
+        ("gemma2", {}, False),
+        ("gpt_oss", {}, False),
+        ("deepseek_v3", {}, False),
+        ("cohere2", {"head_dim": 8}, False),
+    ],
+)
+def test_the_kernels_get_what_they_cover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, changes: dict[str, Any], kernels: bool
+) -> None:
+    save(tmp_path, config_of(family, **changes))
+    loaded = load(tmp_path)
+    called: list[torch.Tensor] = []
+    attend = gpu.attend
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        called.append(arguments[0])
+        return attend(*arguments)
+
+    monkeypatch.setattr(gpu, "attend", watched)
+    run(loaded, PROMPTS[:2], chunk=20)
+    assert (not called) == kernels
+
+
+def test_what_nobody_wrote_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, config_of("gemma2"))
+    loaded = load(tmp_path)
+    expected = run(loaded, PROMPTS, chunk=13)
+
+    monkeypatch.setattr(GpuCacheShape, "allocate", poisoned_cache)
+    for got, wanted in zip(run(loaded, PROMPTS, chunk=13), expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "phi3"])
+def test_the_engine_gives_the_tokens_of_the_cpu_engine(tmp_path: Path, family: str) -> None:
+    """With lookahead, forks, a preemption, and rules that only the host can apply."""
+    save(tmp_path, config_of(family))
+    rules: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_p": 0.8}, {"repetition_penalty": 1.3}, {"choices": 3}]
+    answers = []
+    for loaded in (
+        load_model(LoadOptions(model=str(tmp_path), dtype="fp32", threads=1, device="cpu")),
+        load(tmp_path),
+    ):
+        core = EngineCore(loaded, Limits(step_tokens=40, max_running=8), kv_cache_tokens=256)
+        assert (core.ahead is None) == (loaded.gpu is None)
+        driver = Driver(core)
+        for i, prompt in enumerate([*PROMPTS, *PROMPTS]):
+            wishes = {"max_tokens": 30, "stopping": {"ignore_eos": True}, "seed": i} | rules[i % 4]
+            driver.submit(request(str(i), prompt, **wishes))
+        answers.append({key: (answer.tokens, answer.finish) for key, answer in driver.finish().items()})
+        stats = core.stats()
+        assert stats.preemptions
+        assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+        core.close()
+    assert answers[0] == answers[1]
+
+
+def test_rows_that_fill_up_a_graph_disturb_nobody(tmp_path: Path) -> None:
+    """Five sequences in a step for eight: the cache changes where they are, and nowhere else."""
+    save(tmp_path, config_of("phi3"))
+    core = EngineCore(load(tmp_path), Limits(max_running=8), kv_cache_tokens=320)
+    driver = Driver(core)
+    for i in range(5):
+        driver.submit(request(str(i), [5 + i] * 9, max_tokens=12, stopping={"ignore_eos": True}))
+    driver.step(2)
+    core.cache.keys.nan_to_num_(0.0).add_(1.0)  # what is written again and again would else look untouched
+    before = core.cache.keys.clone()
+    driver.step()
+    changed = (core.cache.keys != before).any(-1).any(2)[0].nonzero().tolist()
+    held = {(s.blocks[(s.computed - 1) // 16], (s.computed - 1) % 16) for s in core.scheduler.running}
+    assert {tuple(at) for at in changed} == held
+    assert len(held) == 5
+    driver.finish()
+    core.close()
+
+
+@pytest.mark.parametrize(("family", "recordable"), [("phi3", True), ("gpt2", True), ("gemma2", False)])
+def test_steps_are_recorded_where_the_kernels_do_everything(tmp_path: Path, family: str, recordable: bool) -> None:
+    save(tmp_path, config_of(family))
+    loaded = load(tmp_path)
+    assert loaded.gpu is not None
+    assert loaded.gpu.decoder.recordable == recordable
+
+
+def test_recording_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, config_of("phi3"))
+    loaded = load(tmp_path)
+    assert loaded.gpu is not None
+    decoder: Any = loaded.gpu.decoder
+    monkeypatch.setattr(gpu, "_waiting_refused", nullcontext)
+    assert records(decoder)
+    forward, calls = decoder.forward, []
+
+    def changing(*given: Any) -> torch.Tensor:
+        calls.append(given)
+        logits: torch.Tensor = forward(*given)
+        return logits.mul_(-1.0) if len(calls) > 1 else logits
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "forward", changing)
+        assert not records(decoder)
+
+    @contextmanager
+    def refused() -> Iterator[None]:
+        raise RuntimeError("called a synchronizing CUDA operation")
+        yield
+
+    monkeypatch.setattr(gpu, "_waiting_refused", refused)
+    assert not records(decoder)
+
+
+def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
+    theirs = save(tmp_path, config_of("gemma3_text"))
+    loaded = load(tmp_path, "bf16")
+    assert loaded.cache.dtype == torch.bfloat16
+    assert loaded.gpu is not None
+    assert isinstance(loaded.gpu.decoder, BreadthDecoder)
+    assert isinstance(loaded.gpu.decoder.ops, ReferenceOps)
+    expected = reference(theirs, PROMPTS[0])
+    error = run(loaded, PROMPTS[:1])[0] - expected
+    assert float(error.norm() / expected.norm()) < 0.03
+
+
+def test_what_mixes_tokens_is_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, config_of("phi3"))
+    forward = BreadthDecoder.forward
+
+    def mixing(self: BreadthDecoder, rows: Any, *rest: Any) -> torch.Tensor:
+        logits = forward(self, rows, *rest)
+        return logits + logits.mean() * 5 * len(rows.tokens)
+
+    monkeypatch.setattr(BreadthDecoder, "forward", mixing)
+    with pytest.raises(ModelError, match="mixes tokens outside attention"):
+        load(tmp_path)

@@ -1,0 +1,102 @@
+"""A worker without a model, for tests of what happens around workers: `python -m tests.engine.processes.stub_worker`.
+
+What it does is in the name of its model: `fine`, `slow` to load, `broken`, `crowded` (fits only alone), `huge` (never
+fits), `doomed` (dies while it loads). It answers every request with the prompt's tokens, one a step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+
+from syringa.engine.client import protocol
+from syringa.engine.processes import managed_process
+from syringa.engine.worker.server import Worker, WorkerOptions
+from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
+
+STEP_SECONDS = 0.005
+
+INFO = ModelInfo(
+    architecture="Stub", dtype="none", max_model_len=1000, vocab_size=1000, parameters=0, kernels="none", threads=1,
+    load_seconds=0.0,
+)  # fmt: skip
+
+
+class StubCore:
+    def __init__(self) -> None:
+        self.arrivals = SimpleNamespace(on_ready=None)
+        self.steps = 0
+        self._active = time.monotonic()
+        self._running: deque[tuple[int, EngineRequest, list[int]]] = deque()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    @property
+    def patience(self) -> float | None:
+        return 0.0 if self.busy else None
+
+    def submit(self, request: EngineRequest, origin: int = 0) -> None:
+        self._running.append((origin, request, list(request.prompt)))
+
+    def abort(self, request_id: str, choice: int | None = None, origin: int = 0) -> None:
+        self._running = deque(each for each in self._running if (each[0], each[1].id) != (origin, request_id))
+
+    def abort_all(self, origin: int) -> None:
+        self._running = deque(each for each in self._running if each[0] != origin)
+
+    def step(self) -> list[tuple[int, EngineDelta]]:
+        if not self._running:
+            return []
+        time.sleep(STEP_SECONDS)
+        self.steps += 1
+        self._active = time.monotonic()
+        deltas = []
+        for _ in range(len(self._running)):
+            origin, request, left = self._running.popleft()
+            token, *rest = left
+            deltas.append((origin, EngineDelta(request.id, 0, [token], finish=None if rest else "stop")))
+            if rest:
+                self._running.append((origin, request, rest))
+        return deltas
+
+    def take_refused(self) -> list[object]:
+        return []
+
+    def stats(self) -> EngineStats:
+        idle = 0.0 if self.busy else time.monotonic() - self._active
+        return EngineStats(running=len(self._running), steps=self.steps, idle_seconds=idle)
+
+
+def main() -> None:
+    options = managed_process.begin(WorkerOptions)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listener = protocol.listen(options.socket)
+    kind = Path(options.model).name.partition("-")[0]
+    others = {path.name for path in Path(options.socket).parent.glob("*.sock")}
+    others -= {Path(options.socket).name, "control.sock"}
+    if kind == "slow":
+        time.sleep(0.5)
+    elif kind == "broken":
+        managed_process.give_up("its file is cut short", managed_process.CANNOT_START, options.reason_file)
+    elif kind == "huge" or (kind == "crowded" and others):
+        managed_process.give_up("it needs 9 GiB", managed_process.NO_MEMORY, options.reason_file)
+    elif kind == "doomed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    worker = Worker(StubCore(), protocol.Ready(INFO), listener)  # type: ignore[arg-type]
+
+    def end(*_: object) -> None:
+        worker.ending = True
+        worker.wake()
+
+    signal.signal(signal.SIGTERM, end)
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()

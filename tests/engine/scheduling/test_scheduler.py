@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+from syringa.engine.scheduling.limits import SCORING_CHUNK, SCORING_ROWS, Limits, QueueFull
+from tests.engine.scheduling.builders import DryEngine, sequence
+
+
+def test_a_prompt_is_computed_in_chunks_of_the_budget() -> None:
+    engine = DryEngine(20, Limits(step_tokens=40, max_running=4))
+    one = engine.submit(sequence([1] * 100))
+    counts = [engine.step().items[0].count for _ in range(4)]
+    assert counts == [40, 40, 20, 1]
+    assert one.generated == 2
+
+
+def test_running_choices_come_before_prompts() -> None:
+    engine = DryEngine(40, Limits(step_tokens=16, max_running=8))
+    short = [engine.submit(sequence([i] * 3, max_tokens=20)) for i in range(3)]
+    engine.step()
+    engine.submit(sequence([9] * 200))
+    for _ in range(10):
+        plan = engine.step()
+        assert [item.sequence for item in plan.items[:3]] == short
+        assert [item.count for item in plan.items[:3]] == [1, 1, 1]
+        assert 10 <= plan.items[3].count <= 13
+
+
+def test_what_others_wait_for_stays_short_to_the_end_of_a_long_prompt() -> None:
+    engine = DryEngine(1000, Limits(step_tokens=512, max_running=8))
+    stream = engine.submit(sequence([1] * 3, max_tokens=200))
+    engine.step()
+    long = engine.submit(sequence([9] * 6000))
+    counts = []
+    while long.needed > 1 or not counts:
+        plan = engine.step()
+        assert plan.items[0].sequence is stream
+        counts += [item.count for item in plan.items if item.sequence is long]
+    assert counts[0] > 500
+    assert 64 < counts[-2] < 512 * 1536 / (1536 + 5000)
+    # Nobody waits: the whole budget is its own.
+    engine = DryEngine(1000, Limits(step_tokens=512, max_running=8))
+    engine.submit(sequence([9] * 6000))
+    assert [engine.step().items[0].count for _ in range(10)] == [512] * 10
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_the_budget_lets_every_running_choice_step(choices: int) -> None:
+    engine = DryEngine(200, Limits(step_tokens=2, max_running=6))
+    for i in range(8):
+        engine.submit(sequence([i] * 9, choices=choices, max_tokens=30))
+    for _ in range(60):
+        engine.step()  # checks that no decoding choice was left out
+        assert len(engine.scheduler.running) <= 6
+
+
+def test_choices_that_are_still_to_fork_count_as_running() -> None:
+    engine = DryEngine(200, Limits(step_tokens=512, max_running=6))
+    for i in range(3):
+        engine.submit(sequence([i] * 300, choices=3, max_tokens=30, scoring=True))
+    for _ in range(20):
+        engine.step()
+        assert len(engine.scheduler.running) <= 6
+
+
+def test_choices_beyond_the_limit_still_run_alone() -> None:
+    engine = DryEngine(64, Limits(step_tokens=16, max_running=4))
+    engine.submit(sequence([1] * 20, choices=10))
+    engine.run()
+    assert len(engine.finished) == 10
+
+
+def test_choices_share_the_prompt_and_part_at_their_first_own_token() -> None:
+    engine = DryEngine(20)
+    one = engine.submit(sequence([1] * 20, choices=3, max_tokens=3))
+    plan = engine.step()
+    assert [item.count for item in plan.items] == [20]
+    assert [s.choice for s in plan.items[0].draws] == [0, 1, 2]
+    assert engine.pool.total - engine.pool.available == 2
+    assert all(s.blocks == one.blocks for s in engine.live)
+    plan = engine.step()
+    assert len(plan.copies) == 2  # the last to write keeps the block
+    assert len({s.blocks[1] for s in engine.live}) == 3
+    assert len({s.blocks[0] for s in engine.live}) == 1
+    engine.run()
+
+
+def test_a_known_prefix_is_not_computed_again() -> None:
+    engine = DryEngine(20)
+    engine.submit(sequence([1] * 40))
+    engine.run()
+    again = engine.submit(sequence([1] * 40))
+    assert engine.step().items[0].count == 8
+    assert again.cached == 32
+    other = engine.submit(sequence([1] * 40, use_cache=False))
+    assert engine.step().items[-1].count == 40
+    assert other.cached == 0
+    engine.run()
+
+
+def test_a_request_that_wants_no_cache_leaves_none() -> None:
+    engine = DryEngine(20)
+    engine.submit(sequence([1] * 40, use_cache=False))
+    engine.run()
+    assert engine.pool.cached == 0
+
+
+def test_scoring_a_prompt_takes_small_chunks_and_no_cache() -> None:
+    engine = DryEngine(40, Limits(step_tokens=512))
+    engine.submit(sequence([1] * 300))
+    engine.run()
+    scored = engine.submit(sequence([1] * 300, scoring=True))
+    assert [engine.step().items[0].count for _ in range(3)] == [SCORING_CHUNK, SCORING_CHUNK, 300 - 2 * SCORING_CHUNK]
+    assert scored.cached == 0
+
+
+def test_scores_of_a_step_are_bounded_whoever_they_are_for() -> None:
+    """A row of logits for each token, and a step of a GPU has thousands."""
+    engine = DryEngine(400, Limits(step_tokens=8192, max_running=64))
+    for i in range(20):
+        engine.submit(sequence([i] * 200, scoring=True))
+    engine.submit(sequence([99] * 300))
+    while engine.live:
+        scoring = {one for one in engine.live if one.scoring}
+        plan = engine.step()
+        rows = sum(item.count for item in plan.items if item.sequence in scoring)
+        assert rows <= SCORING_ROWS
+        if engine.steps == 1:  # who is not scored is not kept waiting by those who are
+            assert rows == SCORING_ROWS
+            assert plan.items[-1].count == 300
+    assert len(engine.finished) == 21
+    assert engine.scheduler.preemptions == 0
+
+
+def test_room_is_kept_for_prompts_that_wait_for_their_scores() -> None:
+    engine = DryEngine(100, Limits(step_tokens=8192, max_running=64))
+    for i in range(30):  # of 13 blocks each: seven fit
+        engine.submit(sequence([i] * 200, scoring=True, max_tokens=2))
+    engine.run()
+    assert engine.scheduler.preemptions == 0
+
+
+def test_the_youngest_is_preempted_and_computed_again() -> None:
+    engine = DryEngine(6, caching=False)
+    old = engine.submit(sequence([1] * 30, max_tokens=40))
+    young = engine.submit(sequence([2] * 30, max_tokens=40))
+    for _ in range(25):
+        engine.step()
+    assert engine.scheduler.preemptions == 1
+    assert old in engine.scheduler.running
+    assert young not in engine.scheduler.running
+    assert young.generated > 0
+    engine.run()
+    assert engine.finished == [old, young]
+    assert young.generated == 40
+
+
+def test_what_was_found_in_the_cache_is_told_as_of_the_first_run() -> None:
+    """One that is sent back in the middle of its prompt finds its own blocks again: those are no saving."""
+    engine = DryEngine(9, Limits(step_tokens=45, max_running=4))
+    for i in range(3):
+        engine.submit(sequence([i] * 15, max_tokens=10))
+    engine.step()
+    young = engine.submit(sequence([7] * 80))
+    for _ in range(2):
+        engine.step()
+    assert engine.scheduler.preemptions == 1
+    assert young.generated == 0
+    engine.run()
+    assert young.cached == 0
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    engine = DryEngine(4, Limits(max_queue=2))
+    for _ in range(2):
+        engine.submit(sequence([1]))
+    with pytest.raises(QueueFull):
+        engine.submit(sequence([1]))
+    engine.step()
+    engine.submit(sequence([1]))
+    engine.run()
+
+
+def test_first_come_first_served_inside_a_tenant() -> None:
+    engine = DryEngine(40, Limits(max_running=1))
+    order = [engine.submit(sequence([i] * 5, max_tokens=3)) for i in range(6)]
+    engine.run()
+    assert engine.finished == order
+
+
+def tokens_of(engine: DryEngine, tenant: str) -> int:
+    done = [*engine.finished, *engine.scheduler.running]
+    return sum(s.computed or len(s.tokens) - 1 for s in done if s.request.tenant == tenant)
+
+
+def test_tenants_get_equal_shares_whoever_asks_more() -> None:
+    engine = DryEngine(100, Limits(max_running=4))
+    for i in range(200):
+        engine.submit(sequence([i] * 10, tenant="noisy", max_tokens=10))
+    for i in range(20):
+        engine.submit(sequence([i] * 40, tenant="quiet", max_tokens=5))
+    while any(s.request.tenant == "quiet" for s in engine.live):
+        engine.step()
+    assert tokens_of(engine, "noisy") == pytest.approx(tokens_of(engine, "quiet"), rel=0.15)
+
+
+def test_time_away_is_neither_saved_up_nor_held_against_anyone() -> None:
+    engine = DryEngine(100, Limits(max_running=2))
+    for i in range(100):  # one tenant has the engine for itself for long
+        engine.submit(sequence([i] * 20, tenant="regular", max_tokens=10))
+    engine.run()
+    engine.finished.clear()
+    # Then another comes first, while nobody waits, and both have plenty to do.
+    for tenant in ("new", "regular"):
+        for i in range(40):
+            engine.submit(sequence([i] * 20, tenant=tenant, max_tokens=10))
+    while len(engine.finished) < 20:
+        engine.step()
+    counts = [sum(s.request.tenant == tenant for s in engine.finished) for tenant in ("new", "regular")]
+    assert min(counts) >= 8
+
+
+class Scheduling(RuleBasedStateMachine):
+    """Submit, fork, abort, finish and preempt at random, in pools that are much too small."""
+
+    @initialize(
+        blocks=st.integers(2, 10),
+        step_tokens=st.integers(1, 70),
+        max_running=st.integers(1, 6),
+        max_queue=st.integers(1, 8),
+        caching=st.booleans(),
+    )
+    def start(self, blocks: int, step_tokens: int, max_running: int, max_queue: int, caching: bool) -> None:
+        self.engine = DryEngine(blocks, Limits(step_tokens, max_running, max_queue), caching=caching)
+        self.room = blocks * BLOCK_SIZE
+
+    @rule(
+        family=st.integers(0, 1),
+        shared=st.integers(0, 80),
+        own=st.lists(st.integers(0, 2), max_size=20),
+        choices=st.integers(1, 4),
+        max_tokens=st.integers(1, 40),
+        tenant=st.sampled_from("ab"),
+        use_cache=st.booleans(),
+        scoring=st.booleans(),
+    )
+    def submit(
+        self,
+        family: int,
+        shared: int,
+        own: list[int],
+        choices: int,
+        max_tokens: int,
+        tenant: str,
+        use_cache: bool,
+        scoring: bool,
+    ) -> None:
+        prompt = ([family] * shared + own or [0])[: self.room]
+        max_tokens = min(max_tokens, self.room - len(prompt) + 1)
+        one = sequence(
+            prompt, tenant=tenant, choices=choices, max_tokens=max_tokens, use_cache=use_cache, scoring=scoring
+        )
+        full = len(self.engine.scheduler.waiting) >= self.engine.scheduler.limits.max_queue
+        try:
+            self.engine.submit(one)
+        except QueueFull:
+            assert full
+        else:
+            assert not full
+        self.engine.check()
+
+    @precondition(lambda self: self.engine.live)
+    @rule(count=st.integers(1, 12))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.engine.step()
+
+    @precondition(lambda self: self.engine.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.engine.drop(data.draw(st.sampled_from(self.engine.live)))
+        self.engine.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.run()
+
+
+TestScheduling = Scheduling.TestCase
+TestScheduling.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -1,0 +1,86 @@
+"""Grammar output always parses: 200 draws at a temperature at which the model alone would write noise."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+
+from syringa.engine.worker.core import EngineCore
+from syringa.types import Grammar
+from tests.engine.conftest import drive, request
+
+pytestmark = pytest.mark.model
+
+
+def word(length: int) -> dict[str, Any]:
+    return {"type": "string", "maxLength": length}
+
+
+def record(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+PERSON = record(name=word(12), age={"type": "integer", "minimum": 0, "maximum": 120}, email=word(20))
+SCHEMAS: list[dict[str, Any]] = [
+    PERSON,
+    record(people={"type": "array", "items": PERSON, "minItems": 1, "maxItems": 3}),
+    {"type": "array", "items": {"enum": ["red", "green", "blue", None, 7]}, "minItems": 2, "maxItems": 8},
+    record(
+        at={"type": "string", "pattern": "^[0-9]{4}-[01][0-9]-[0-3][0-9]$"},
+        price={"type": "integer", "minimum": -500, "maximum": 500},
+        paid={"type": "boolean"},
+    ),
+    record(shape={"anyOf": [record(radius={"type": "integer", "maximum": 99, "minimum": 1}), record(name=word(9))]}),
+    {
+        "$defs": {"tag": {"type": "string", "minLength": 1, "maxLength": 8}},
+        **record(tags={"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 5}, note=word(40)),
+    },
+]
+REGEXES = [
+    r"[A-Z][a-z]{2,10}( [A-Z][a-z]{2,10}){1,2}",
+    r"\+?[0-9]{2,3}(-[0-9]{3}){2}",
+    r"(yes|no|maybe), because [a-z ]{5,60}\.",
+    r"#[0-9a-f]{6}(, #[0-9a-f]{6}){0,4}",
+]
+DRAWS = 20  # of each
+
+
+def test_200_draws(engine: Callable[..., EngineCore], tokenizer: Any) -> None:
+    core = engine(kv_cache_tokens=200 * 256)
+    ends = frozenset(core.loaded.description.end_tokens)
+    grammars = [Grammar("json_schema", json.dumps(schema)) for schema in SCHEMAS]
+    grammars += [Grammar("regex", regex) for regex in REGEXES]
+    prompt = list(tokenizer.encode("<|im_start|>user\nGive me an example.<|im_end|>\n<|im_start|>assistant\n").ids)
+    requests = [
+        request(
+            str(i),
+            prompt,
+            seed=i,
+            choices=DRAWS,
+            temperature=1.5,
+            max_tokens=512,
+            grammar=grammar,
+            stopping={"end_tokens": ends},
+        )
+        for i, grammar in enumerate(grammars)
+    ]
+    answers = drive(core, requests)
+    assert len(answers) == 200
+    whole = 0
+    for (id_, _), answer in answers.items():
+        if answer.finish != "stop":
+            assert answer.finish == "length"
+            continue
+        whole += 1
+        text = tokenizer.decode([token for token in answer.tokens if token not in ends], skip_special_tokens=False)
+        if int(id_) < len(SCHEMAS):
+            jsonschema.validate(json.loads(text), SCHEMAS[int(id_)])
+        else:
+            assert re.fullmatch(REGEXES[int(id_) - len(SCHEMAS)], text), text
+    print(f"{whole} of 200 draws finished uncut, all of them valid")
+    assert whole >= 190

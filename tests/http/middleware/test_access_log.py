@@ -1,0 +1,132 @@
+"""What the log says of requests, and what it never says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from syringa import logs
+from syringa.config import Config
+from syringa.http.middleware.access_log import logger
+from tests.client import client, server
+from tests.fake_engine import FakeEngine
+
+SECRET = "tell nobody that"
+
+
+class Kept(logging.Handler):
+    """The lines as JSON, as a log collector would see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logs.JsonFormatter())
+        self.addFilter(logs.name_request)
+        self.lines: list[dict[str, Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(json.loads(self.format(record)))
+
+
+@pytest.fixture
+def log() -> Iterator[list[dict[str, Any]]]:
+    ours = logging.getLogger("syringa")
+    kept, level = Kept(), ours.level
+    ours.addHandler(kept)
+    ours.setLevel(logging.DEBUG)
+    yield kept.lines
+    ours.removeHandler(kept)
+    ours.setLevel(level)
+    logs.PROMPTS.setLevel(logging.CRITICAL + 1)
+
+
+def of(log: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [line for line in log if line["logger"] == name]
+
+
+async def test_a_line_for_each_request(log: list[dict[str, Any]]) -> None:
+    async with client(FakeEngine("hello"), Config(api_key=("the-key",))) as http:
+        headers = {"authorization": "Bearer the-key", "x-request-id": "mine", "x-custom": SECRET}
+        body = {"prompt": SECRET, "user": SECRET}
+        await http.post("/v1/completions", params={"token": SECRET}, json=body, headers=headers)
+        await http.post("/v1/completions", json=body)
+        await http.get("/nowhere/a%0Ab", headers=headers)
+        await http.get("/health")
+    done, unknown, lost, health = of(log, "syringa.access")
+    assert {**done, "time": "", "seconds": 0, "message": "", "organisation": "", "key": ""} == {
+        "time": "", "level": "info", "logger": "syringa.access", "message": "", "request_id": "mine", "method": "POST",
+        "path": "/v1/completions", "status": 200, "seconds": 0, "model": "fake", "outcome": "ok",
+        "input_tokens": len(SECRET), "output_tokens": 6, "organisation": "", "key": "",
+    }  # fmt: skip
+    assert done["seconds"] > 0
+    assert (unknown["status"], lost["status"]) == (401, 404)
+    assert "model" not in unknown
+    assert "\n" not in lost["message"]
+    assert (health["level"], health["path"]) == ("debug", "/health")
+    said = json.dumps(log)
+    for each in (SECRET, "the-key", "hello"):
+        assert each not in said
+
+
+async def test_a_stream_has_one_when_it_has_ended(log: list[dict[str, Any]]) -> None:
+    engine = FakeEngine("hello", delay=0.02)
+    async with server(engine) as http:
+        body = {"prompt": "x", "stream": True, "max_tokens": 1000, "ignore_eos": True}
+        async with http.stream("POST", "/v1/completions", json=body) as answer:
+            async for _ in answer.aiter_lines():
+                break
+            assert not [line for line in of(log, "syringa.access") if line["method"] == "POST"]
+        for _ in range(3000):
+            await asyncio.sleep(0.01)
+            if found := [line for line in of(log, "syringa.access") if line["method"] == "POST"]:
+                break
+    assert (found[0]["status"], found[0]["outcome"]) == (200, "cancelled")
+
+
+async def test_errors_name_their_request_and_quote_nothing(log: list[dict[str, Any]]) -> None:
+    engine = FakeEngine("hello")
+    engine.fail, engine.fail_first = ValueError(SECRET), True
+    async with client(engine) as http:
+        for stream in (False, True):
+            body = {"prompt": SECRET, "stream": stream}
+            await http.post("/v1/completions", json=body, headers={"x-request-id": "r1"})
+        engine.fail_first = False
+        await http.post("/v1/completions", json={"prompt": "x", "stream": True}, headers={"x-request-id": "r1"})
+    errors = [line for line in log if line["level"] == "error"]
+    assert len(errors) == 3
+    for line in errors:
+        assert line["request_id"] == "r1"
+        assert "ValueError" in line["exception"]
+    assert SECRET not in json.dumps(log)
+
+
+async def test_prompts_and_answers_only_where_they_are_wanted(log: list[dict[str, Any]]) -> None:
+    logs.PROMPTS.setLevel(logging.INFO)
+    async with client(FakeEngine("hello")) as http:
+        for stream in (False, True):
+            await http.post("/v1/completions", json={"prompt": SECRET, "stream": stream})
+        await http.post("/v1/completions", json={"prompt": "x" * 50_000})
+    said = [line["message"] for line in of(log, "syringa.prompts")]
+    assert SECRET in said[0]
+    assert said[1] == said[3] == "answer: hello"
+    assert len(said[4]) < 10_100
+    assert "characters" in said[4]
+
+
+async def test_nothing_is_made_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a line was made")
+
+    monkeypatch.setattr(logs, "line", fail)
+    monkeypatch.setattr(logger, "disabled", False)
+    level = logging.getLogger("syringa").level
+    logging.getLogger("syringa").setLevel(logging.WARNING)
+    try:
+        async with client(FakeEngine("hello")) as http:
+            assert (await http.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+    finally:
+        logging.getLogger("syringa").setLevel(level)

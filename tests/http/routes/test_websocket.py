@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+from websockets.asyncio.client import ClientConnection, connect
+
+from syringa.config import Config
+from syringa.errors import EngineOverloaded, EngineUnavailable
+from syringa.service.auth.keys import mint
+from syringa.store import Store
+from tests.chat_models import plain_model, thinking_model
+from tests.client import eventually, server, until
+from tests.fake_engine import FakeEngine
+from tests.schemas import validate, validate_open
+
+END = ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+class Socket:
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+
+    async def send(self, input: Any = "hi", **body: Any) -> None:
+        await self.connection.send(json.dumps({"type": "response.create", "input": input} | body))
+
+    async def next(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(await asyncio.wait_for(self.connection.recv(), 30))
+        return found
+
+    async def ask(self, input: Any = "hi", **body: Any) -> list[dict[str, Any]]:
+        await self.send(input, **body)
+        seen = [await self.next()]
+        while seen[-1]["type"] not in END:
+            seen.append(await self.next())
+        return seen
+
+    async def refused(self, text: str | bytes) -> dict[str, Any]:
+        await self.connection.send(text)
+        event = await self.next()
+        assert event["type"] == "error"
+        return event
+
+
+@contextlib.asynccontextmanager
+async def socket(
+    tmp_path: Path, engine: FakeEngine | None = None, *, headers: dict[str, str] | None = None, **settings: Any
+) -> AsyncIterator[Socket]:
+    model = settings.pop("model", None) or plain_model()
+    config = Config(port=0, drain_timeout=1.0, database=str(tmp_path / "syringa.db"), **settings)
+    async with server(engine or FakeEngine("hello"), config, model) as http:
+        url = str(http.base_url).replace("http:", "ws:") + "/v1/responses"
+        async with connect(url, additional_headers=headers or {}, proxy=None) as connection:
+            yield Socket(connection)
+
+
+async def test_responses_one_after_the_other(tmp_path: Path) -> None:
+    engine = FakeEngine("hello")
+    async with socket(tmp_path, engine) as ws:
+        for _ in range(3):
+            seen = await ws.ask(store=False)
+            for number, event in enumerate(seen):
+                validate(event, "ResponseStreamEvent")
+                assert event["sequence_number"] == number
+            assert [seen[0]["type"], seen[-1]["type"]] == ["response.created", "response.completed"]
+    async with Store(str(tmp_path / "syringa.db")) as store:
+        assert await store.get_response("", seen[0]["response"]["id"]) is None
+        assert len(await store.usage.rows()) == 3
+
+
+async def test_the_connection_remembers(tmp_path: Path) -> None:
+    engine = FakeEngine("hello")
+    async with socket(tmp_path, engine) as ws:
+        first = (await ws.ask("one", store=False))[-1]["response"]["id"]
+        second = (await ws.ask("two", store=False, previous_response_id=first))[-1]["response"]["id"]
+        await ws.ask("three", store=False, previous_response_id=second)
+        assert bytes(engine.requests[-1].prompt).decode() == "[u]one[a]hello[u]two[a]hello[u]three[a]"
+        error = (await ws.ask("four", store=False, previous_response_id=first))[-1]
+        assert (error["status"], error["error"]["code"]) == (400, "previous_response_not_found")
+        assert error["error"]["param"] == "previous_response_id"
+
+
+async def test_another_connection_finds_what_was_stored(tmp_path: Path) -> None:
+    async with socket(tmp_path) as ws:
+        kept = (await ws.ask("one"))[-1]["response"]["id"]
+        unkept = (await ws.ask("one", store=False))[-1]["response"]["id"]
+    engine = FakeEngine("x")
+    async with socket(tmp_path, engine) as ws:
+        await ws.ask("two", previous_response_id=kept)
+        assert bytes(engine.requests[-1].prompt).decode() == "[u]one[a]hello[u]two[a]"
+        assert (await ws.ask(previous_response_id=unkept))[-1]["error"]["code"] == "previous_response_not_found"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "param"),
+    [
+        ("{", "invalid_request", None),
+        ("[]", "invalid_request", None),
+        ('"x"', "invalid_request", None),
+        ("{}", "unknown_event_type", "type"),
+        ('{"type": "session.update"}', "unknown_event_type", "type"),
+        ('{"type": "response.create", "input": "x", "stream": false}', "invalid_request", "stream"),
+        ('{"type": "response.create", "input": "x", "stream": "yes"}', "invalid_request", "stream"),
+        ('{"type": "response.create", "input": "x", "background": false}', "invalid_request", "background"),
+        ('{"type": "response.create", "input": "x", "stream_options": 1}', "invalid_request", "stream_options"),
+        ('{"type": "response.create", "input": "x", "generate": 0}', "invalid_request", "generate"),
+        ('{"type": "response.create", "input": [1], "generate": false}', "invalid_request", "input[0]"),
+        ('{"type": "response.create", "input": "x", "temperature": 9}', "invalid_request", "temperature"),
+        ('{"type": "response.create", "input": "x", "model": "other"}', "model_not_found", "model"),
+        (b"\xff", "invalid_request", None),
+    ],
+)
+async def test_bad_messages_are_answered(tmp_path: Path, text: str | bytes, code: str, param: str | None) -> None:
+    async with socket(tmp_path) as ws:
+        event = await ws.refused(text)
+        assert event["status"] in (400, 404)
+        assert (event["error"]["code"], event["error"]["param"]) == (code, param)
+        assert set(event["error"]) == {"type", "code", "message", "param"}
+        assert (await ws.ask(store=False))[-1]["type"] == "response.completed", "the connection goes on"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("stream", True), ("stream_options", {}), ("background", True), ("generate", False)]
+)
+async def test_open_responses_forbids_fields_of_http(tmp_path: Path, field: str, value: Any) -> None:
+    async with socket(tmp_path, headers={"x-syringa-responses-mode": "open-responses"}) as ws:
+        (error,) = await ws.ask(store=False, **{field: value})
+        assert (error["status"], error["error"]["param"]) == (400, field)
+        validate_open(error, "WebSocketErrorEvent")
+
+
+async def test_openai_does_not_use_them(tmp_path: Path) -> None:
+    async with socket(tmp_path) as ws:
+        seen = await ws.ask(store=False, stream=True, stream_options={"include_obfuscation": False}, generate=True)
+        assert seen[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("input", [[], None, "one"])
+async def test_a_response_that_is_only_there_to_be_gone_on_from(tmp_path: Path, store: bool, input: Any) -> None:
+    """As agents do it while their user is still typing: with instructions and tools, and nothing said yet."""
+    engine = FakeEngine("hello")
+    async with socket(tmp_path, engine) as ws:
+        seen = await ws.ask(input, store=store, stream=True, generate=False, instructions="Be brief.")
+        assert [event["type"] for event in seen] == [
+            f"response.{name}" for name in ("created", "in_progress", "completed")
+        ]
+        for event in seen:
+            validate(event, "ResponseStreamEvent")
+        response = seen[-1]["response"]
+        assert (response["output"], response["usage"]["total_tokens"]) == ([], 0)
+        assert not engine.requests
+        before = f"[u]{input}" if input else ""
+        await ws.ask("two", store=store, previous_response_id=response["id"], instructions="Be brief.")
+        assert bytes(engine.requests[-1].prompt).decode() == f"[s]Be brief.{before}[u]two[a]"
+    async with Store(str(tmp_path / "syringa.db")) as kept:
+        found = await kept.get_response("", response["id"])
+        assert (found.status if found else None) == ("completed" if store else None)
+
+
+async def test_one_at_a_time(tmp_path: Path) -> None:
+    async with socket(tmp_path, FakeEngine("hello", delay=0.05)) as ws:
+        await ws.send(store=False)
+        assert (await ws.next())["type"] == "response.created"
+        await ws.send(store=False)
+        seen = [await ws.next()]
+        while seen[-1]["type"] != "response.completed":
+            seen.append(await ws.next())
+        errors = [event for event in seen if event["type"] == "error"]
+        assert [error["error"]["code"] for error in errors] == ["response_already_in_flight"]
+        await ws.ask(store=False)
+
+
+async def test_a_frame_that_is_too_large(tmp_path: Path) -> None:
+    async with socket(tmp_path, max_body_bytes=1000) as ws:
+        with pytest.raises(websockets.ConnectionClosed) as caught:
+            await ws.ask("x" * 2000)
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1009
+
+
+async def test_keys(tmp_path: Path) -> None:
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        with pytest.raises(websockets.InvalidStatus) as caught:
+            async with socket(tmp_path, headers=headers, api_key=("k",)):
+                pass
+        assert caught.value.response.status_code == 401
+        assert json.loads(caught.value.response.body)["error"]["code"] == "invalid_api_key"
+        assert caught.value.response.headers["x-request-id"]
+    async with socket(tmp_path, headers={"authorization": "Bearer k"}, api_key=("k",)) as ws:
+        assert (await ws.ask())[-1]["type"] == "response.completed"
+
+
+async def test_pages_of_other_sites_are_kept_out(tmp_path: Path) -> None:
+    with pytest.raises(websockets.InvalidStatus) as caught:
+        async with socket(tmp_path, headers={"origin": "https://evil.example"}):
+            pass
+    assert caught.value.response.status_code == 403
+    for origins in (("https://good.example",), ("*",)):
+        async with socket(tmp_path, headers={"origin": "https://good.example"}, cors_origins=origins) as ws:
+            await ws.ask(store=False)
+
+
+async def test_a_client_that_leaves(tmp_path: Path) -> None:
+    engine = FakeEngine("hello", delay=0.01)
+    config = Config(port=0, drain_timeout=1.0, database=str(tmp_path / "syringa.db"))
+    async with server(engine, config, plain_model()) as http:
+        url = str(http.base_url).replace("http:", "ws:") + "/v1/responses"
+        async with connect(url, proxy=None) as connection:
+            ws = Socket(connection)
+            await ws.send(ignore_eos=True, max_output_tokens=3000)
+            while (event := await ws.next())["type"] != "response.output_text.delta":
+                id = event.get("response", {}).get("id", "")
+                if id:
+                    started = id
+        assert await eventually(lambda: not engine.running)
+        for _ in range(1000):
+            found = (await http.get(f"/v1/responses/{started}")).json()
+            if found["status"] == "cancelled":
+                break
+            await asyncio.sleep(0.02)
+        assert found["status"] == "cancelled"
+
+
+async def test_failures(tmp_path: Path) -> None:
+    engine = FakeEngine("hello")
+    async with socket(tmp_path, engine) as ws:
+        engine.fail, engine.fail_first = EngineOverloaded("full"), True
+        refused = (await ws.ask(store=False))[-1]
+        assert (refused["status"], refused["error"]["code"]) == (503, "engine_overloaded")
+        engine.fail, engine.fail_first = EngineUnavailable("died"), False
+        assert (await ws.ask(store=False))[-1]["type"] == "response.failed"
+        engine.fail = KeyError("secret")
+        failed = (await ws.ask(store=False))[-1]
+        assert failed["type"] == "response.failed"
+        assert "secret" not in json.dumps(failed)
+        engine.fail = None
+        await ws.ask(store=False)
+
+
+async def test_the_mode(tmp_path: Path) -> None:
+    engine = FakeEngine(b"<think>hm</think>hello")
+    headers = {"x-syringa-responses-mode": "open-responses"}
+    async with socket(tmp_path, engine, headers=headers, model=thinking_model()) as ws:
+        assert "response.reasoning.delta" in [event["type"] for event in await ws.ask(store=False)]
+
+
+async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
+    engine = FakeEngine("hello", delay=0.2)
+    async with socket(tmp_path, engine, websocket_idle=0.8) as ws:
+        assert (await ws.ask(store=False))[-1]["type"] == "response.completed", "while it answers, it is not idle"
+        with pytest.raises(websockets.ConnectionClosed) as caught:
+            await ws.next()
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1001
+
+
+async def test_there_is_no_other_socket(tmp_path: Path) -> None:
+    config = Config(port=0, drain_timeout=1.0, database=str(tmp_path / "syringa.db"))
+    async with server(FakeEngine("x"), config) as http:
+        url = str(http.base_url).replace("http:", "ws:")
+        with pytest.raises(websockets.InvalidStatus) as caught:
+            async with connect(url + "/v1/chat/completions", proxy=None):
+                pass
+        assert caught.value.response.status_code in (403, 404)
+        assert (await http.get("/health")).status_code == 200
+
+
+async def test_a_key_that_is_revoked_meanwhile(tmp_path: Path) -> None:
+    key, stored = mint("acme")
+    database = str(tmp_path / "syringa.db")
+    async with Store(database) as store:
+        await store.keys.create(stored)
+        async with socket(tmp_path, headers={"authorization": f"Bearer {key}"}) as ws:
+            assert (await ws.ask(store=False))[-1]["type"] == "response.completed"
+            await store.keys.revoke(stored.id)
+
+            async def is_refused() -> bool:
+                await ws.send(store=False)
+                event = await ws.next()
+                while event["type"] not in (*END, "error"):
+                    event = await ws.next()
+                return bool(event["type"] == "error" and event["error"]["code"] == "invalid_api_key")
+
+            await until(is_refused)

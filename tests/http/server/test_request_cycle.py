@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import httptools
+import pytest
+
+from syringa.http.server.request_cycle import Exchange
+from tests.client import eventually
+from tests.http.transport import connection
+
+
+def answering(*parts: bytes, status: int = 200, headers: Any = (), pause: float | None = None) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        if pause is not None:
+            await asyncio.sleep(pause)
+        for number, part in enumerate(parts, 1):
+            await send({"type": "http.response.body", "body": part, "more_body": number < len(parts)})
+
+    return app
+
+
+async def turns() -> None:
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+GET = b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n"
+SIZED = [(b"content-length", b"5")]
+
+
+async def test_head_and_body_are_one_write() -> None:
+    made, transport = connection(answering(b"hello", headers=SIZED))
+    made.data_received(GET)
+    await turns()
+    assert len(transport.writes) == 1
+    assert transport.text.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert transport.text.endswith(b"\r\n\r\nhello")
+    made.data_received(GET)
+    await turns()
+    assert len(transport.writes) == 2
+    assert transport.writes[0] == transport.writes[1]
+    assert not transport.closed
+
+
+async def test_a_stream_begins_with_one_write_and_goes_straight_from_there() -> None:
+    made, transport = connection(answering(b"a", b"b", b"c"))
+    made.data_received(GET)
+    await turns()
+    assert len(transport.writes) == 3
+    assert transport.writes[0].endswith(b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n")
+    assert transport.writes[1:] == [b"1\r\nb\r\n", b"1\r\nc\r\n0\r\n\r\n"]
+    assert made.cycle.transport is transport
+
+
+async def test_a_head_waits_for_what_follows_it() -> None:
+    made, transport = connection(answering(b"hello", headers=SIZED, pause=0.05))
+    made.data_received(GET)
+    await turns()
+    assert not transport.writes
+    assert await eventually(lambda: transport.writes)
+    assert len(transport.writes) == 1
+    assert transport.text.endswith(b"\r\n\r\nhello")
+
+
+@pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"GET", 204), (b"GET", 304)])
+@pytest.mark.parametrize("close", [False, True])
+async def test_answers_that_have_no_body(method: bytes, status: int, close: bool) -> None:
+    headers = SIZED if method == b"HEAD" else []
+    made, transport = connection(answering(b"hello" if headers else b"", status=status, headers=headers))
+    more = b"connection: close\r\n" if close else b""
+    made.data_received(method + b" /x HTTP/1.1\r\nhost: a\r\n" + more + b"\r\n")
+    await turns()
+    assert transport.text.startswith(b"HTTP/1.1 %d" % status)
+    assert transport.text.endswith(b"\r\n\r\n")
+    assert b"transfer-encoding" not in transport.text
+    assert transport.closed is close
+    assert (b"connection: close" in transport.text) is close
+
+
+async def test_a_large_body_is_not_copied() -> None:
+    body = bytes(1 << 20)
+    made, transport = connection(answering(body, headers=[(b"content-length", str(len(body)).encode())]))
+    made.data_received(GET)
+    await turns()
+    assert [len(each) for each in transport.writes][1:] == [1 << 20]
+
+
+async def test_an_app_that_fails_after_the_head_closes() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] == "/later":
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        raise ValueError("no")
+
+    for path, ending in (("/now", b""), ("/later", b"\r\n\r\n1\r\na\r\n")):
+        made, transport = connection(app)
+        made.data_received(GET.replace(b"/x", path.encode()))
+        await turns()
+        assert transport.text.endswith(ending)
+        assert bool(transport.text) is bool(ending)
+        assert transport.closed
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"type": "http.response.body", "body": b"a"}],
+        [{"type": "http.response.start", "status": 200, "headers": []}] * 2,
+        [{"type": "http.response.start", "status": 200, "headers": [(b"x", b"a\r\nb: c")]}],
+        [{"type": "http.response.start", "status": 200, "headers": [(b"x", b"a\nb: c")]}],
+        [{"type": "http.response.start", "status": 200, "headers": SIZED}, {"type": "http.response.body"}],
+        [
+            {"type": "http.response.start", "status": 200, "headers": SIZED},
+            {"type": "http.response.body", "body": b"longer"},
+        ],
+        [
+            {"type": "http.response.start", "status": 200, "headers": []},
+            {"type": "http.response.body"},
+            {"type": "http.response.body"},
+        ],
+    ],
+)
+async def test_what_is_no_answer_is_refused(messages: list[Any]) -> None:
+    refused: list[Exception] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in messages[:-1]:
+            await send(message)
+        try:
+            await send(messages[-1])
+        except RuntimeError as error:
+            refused.append(error)
+            raise
+
+    made, transport = connection(app)
+    made.data_received(GET)
+    await turns()
+    assert refused
+    assert b"b: c" not in transport.text
+    assert b"longer" not in transport.text
+
+
+async def test_parts_that_do_not_wait() -> None:
+    exchanges: list[Exchange] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        exchanges.append(scope["state"]["exchange"])
+        assert not exchanges[0].write([b"x"])  # nothing has begun
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert exchanges[0].write([b"a", b"aa"])
+        await asyncio.Event().wait()
+
+    made, transport = connection(app)
+    made.data_received(GET)
+    await turns()
+    (exchange,) = exchanges
+    made.pause_writing()
+    assert not exchange.write([b"b"])
+    assert not exchange.finish([b"b"])
+    assert len(transport.writes) == 1
+    assert transport.text.endswith(b"\r\n\r\n1\r\na\r\n2\r\naa\r\n")
+    made.resume_writing()
+    assert exchange.write([b"b"])
+    assert exchange.finish([b"c"])
+    assert transport.text.endswith(b"2\r\naa\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n")
+    assert exchange.response_complete
+
+
+@pytest.mark.parametrize("complete", [False, True])
+async def test_who_leaves_before_the_end_is_told_of(complete: bool) -> None:
+    left: list[bool] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        exchange = scope["state"]["exchange"]
+        exchange.left = lambda: left.append(exchange.disconnected)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": not complete})
+        await asyncio.sleep(0.02)
+        assert exchange.write([b"b"])  # to nobody
+
+    made, transport = connection(app)
+    made.data_received(GET)
+    await turns()
+    written = len(transport.writes)
+    made.connection_lost(None)
+    assert left == ([] if complete else [True])
+    if not complete:
+        await asyncio.sleep(0.05)
+        assert len(transport.writes) == written
+
+
+async def test_pipelined_answers_come_in_order() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.02 if scope["path"] == "/1" else 0)
+        headers = [] if scope["method"] == "HEAD" else SIZED
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = scope["path"].encode() * 2 + b"!" if headers else b""
+        await send({"type": "http.response.body", "body": body})
+
+    made, transport = connection(app)
+    made.data_received(b"".join(b"%s /%d HTTP/1.1\r\nhost: a\r\n\r\n" % (b"GET", each) for each in (1, 2, 3)))
+    assert await eventually(lambda: len(transport.writes) == 3)
+    bodies = [each.rpartition(b"\r\n\r\n")[2] for each in transport.writes]
+    assert bodies == [b"/1/1!", b"/2/2!", b"/3/3!"]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_expect_100_continue(reads: bool) -> None:
+    """Who is told to go on may use the connection again; who is answered before may not: is what comes next a body?"""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if reads:
+            assert (await receive())["body"] == b"hello"
+        await send({"type": "http.response.start", "status": 200, "headers": SIZED})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    made, transport = connection(app)
+    made.data_received(b"POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
+    await turns()
+    if reads:
+        assert transport.writes == [b"HTTP/1.1 100 Continue\r\n\r\n"]
+        made.data_received(b"hello")
+        await turns()
+    assert len(transport.writes) == 1 + reads
+    assert transport.text.endswith(b"\r\n\r\nhello")
+    assert transport.ended is not reads  # and closed when the client has been heard out
+    assert (b"connection: close" in transport.text) is not reads
+
+
+def test_what_the_parser_promises() -> None:
+    """`Connection` finds the error that one of its callbacks raised as the context of the parser's own."""
+
+    def on_url(url: bytes) -> None:
+        raise KeyError("x")
+
+    with pytest.raises(httptools.HttpParserError) as caught:
+        httptools.HttpRequestParser(SimpleNamespace(on_url=on_url)).feed_data(GET)
+    assert isinstance(caught.value.__context__, KeyError)
+
+
+async def test_http_1_0_gets_no_chunks() -> None:
+    made, transport = connection(answering(b"a", b"b"))
+    made.data_received(b"GET /x HTTP/1.0\r\nhost: a\r\n\r\n")
+    await turns()
+    head, _, body = transport.text.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body == b"ab"
+    assert transport.closed

@@ -1,0 +1,177 @@
+"""The shapes of messages that reach a template, and how a prompt ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from syringa.errors import InvalidRequest
+from syringa.output_formats import THOUGHTS
+from syringa.prompt.chat.template import ChatTemplate, opens_thought
+from tests.prompt.chat.test_template import CALL, CHATML, INSTRUCT, SPECIAL, TOOL, TOOLS
+
+# What a vision model's template does with parts, and one that takes nothing else.
+VISION = """{% for message in messages %}<|im_start|>{{ message.role }}
+{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}
+{%- if part.type == 'image' or 'image_url' in part %}<|vision_start|><|image_pad|><|vision_end|>
+{%- elif 'text' in part %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+PARTS_ONLY = """{% for message in messages %}{{ message.role | capitalize }}:
+{%- for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}
+{%- elif line['type'] == 'image' %}<image>{% endif %}{% endfor %}<end_of_utterance>
+{% endfor %}"""
+IN_A_MACRO = """{% macro visible(content) %}{% if content is string %}{{ content }}{% else %}
+{%- for item in content %}{{ item.text }}{% endfor %}{% endif %}{% endmacro %}
+{% for m in messages %}<|{{ m.role }}|>{{ visible(m.content) }}{% endfor %}"""
+TRIMS = """{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}
+{{ m.content | trim }}<end_of_turn>
+{% endfor %}"""
+
+CHAT = [{"role": "user", "content": "Tell me."}]
+TEXT, PICTURE = {"type": "text", "text": "part"}, {"type": "image_url", "image_url": {"url": "data:secret"}}
+
+
+@pytest.mark.parametrize("source", [CHATML, INSTRUCT, TOOLS, VISION, PARTS_ONLY, IN_A_MACRO, TRIMS])
+@pytest.mark.parametrize(
+    "content", ["Once upon", " Once upon a time, ", "a\n\nb\n", "", "Tell me.", "{{ x }} <|im_end|> ü"]
+)
+def test_a_final_message_is_continued_as_transformers_does(theirs: Any, source: str, content: str) -> None:
+    final: Any = [{"type": "text", "text": content}] if source == PARTS_ONLY else content
+    messages = [*CHAT, {"role": "assistant", "content": final}]
+    if source == PARTS_ONLY:
+        messages[0] = {"role": "user", "content": [{"type": "text", "text": "Tell me."}]}
+    ours = ChatTemplate(source, SPECIAL).render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert ours == theirs.apply_chat_template(
+        messages, chat_template=source, tokenize=False, continue_final_message=True
+    )
+    assert ours.endswith(content) or source in (TOOLS, TRIMS)
+    assert messages[-1]["content"] == final
+
+
+def test_the_last_text_of_a_final_message_is_continued(theirs: Any) -> None:
+    parts = [TEXT, {"type": "text", "text": "and more"}, {"type": "image"}]
+    messages = [{"role": "user", "content": parts}]
+    ours = ChatTemplate(VISION).render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert ours == theirs.apply_chat_template(
+        messages, chat_template=VISION, tokenize=False, continue_final_message=True
+    )
+    assert ours.endswith("partand more")
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "said"),
+    [
+        (CHATML, {"role": "assistant"}, "no text to continue"),
+        (CHATML, {"role": "assistant", "content": None}, "no text to continue"),
+        (VISION, {"role": "user", "content": [PICTURE]}, "no text to continue"),
+        ("{{ messages[0].content }}", {"role": "assistant", "content": "Once"}, "does not show the final message"),
+        (
+            "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}",
+            {"role": "assistant", "content": "<think>hm</think>Once"},
+            "does not show the final message",
+        ),
+    ],
+)
+def test_a_final_message_that_cannot_be_continued(source: str, message: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said) as caught:
+        ChatTemplate(source).render([*CHAT, message], add_generation_prompt=False, continue_final_message=True)
+    assert caught.value.param == "messages[1].content"
+
+
+def test_to_continue_and_to_begin_exclude_each_other() -> None:
+    with pytest.raises(InvalidRequest, match="set one of them") as caught:
+        ChatTemplate(CHATML).render(CHAT, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    ("source", "takes_parts"),
+    [
+        (CHATML, False),
+        (INSTRUCT, False),
+        (TRIMS, False),
+        ("{{ messages | tojson }}", False),
+        ("{{ raise_exception('never') }}", False),
+        (TOOLS, True),
+        (VISION, True),
+        (PARTS_ONLY, True),
+        (IN_A_MACRO, True),
+    ],
+)
+def test_which_templates_take_parts(source: str, takes_parts: bool) -> None:
+    assert ChatTemplate(source, SPECIAL).takes_parts is takes_parts
+
+
+def test_parts_reach_a_template_that_takes_them() -> None:
+    messages = [{"role": "user", "content": [TEXT, PICTURE, {"type": "text", "text": "!"}]}]
+    prompt = ChatTemplate(VISION).render(messages)
+    assert "part<|vision_start|><|image_pad|><|vision_end|>!<|im_end|>" in prompt
+    assert "secret" not in prompt
+    assert messages[0]["content"][1] is PICTURE
+
+
+def test_parts_are_joined_for_a_template_that_takes_text() -> None:
+    prompt = ChatTemplate(CHATML).render([{"role": "user", "content": [TEXT, {"type": "text", "text": "two"}]}])
+    assert "user\npart\ntwo<|im_end|>" in prompt
+
+
+def test_text_is_wrapped_for_a_template_that_takes_parts_only() -> None:
+    assert ChatTemplate(PARTS_ONLY).render(CHAT) == "User:Tell me.<end_of_utterance>\n"
+
+
+def test_other_roles_parts_are_joined() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}{% for part in m.content %}"
+        "{{ part.text }}{% endfor %}{% else %}{{ m.content | string }}{% endif %}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": [TEXT]}, {"role": "tool", "content": [TEXT, TEXT]}]
+    assert ChatTemplate(source).render(messages) == "partpart\npart"
+
+
+def test_a_text_template_has_no_place_for_images() -> None:
+    with pytest.raises(InvalidRequest, match="no place for images") as caught:
+        ChatTemplate(CHATML).render([*CHAT, {"role": "user", "content": [TEXT, PICTURE]}])
+    assert caught.value.param == "messages[1].content"
+
+
+def test_with_tools_a_template_may_take_text_only() -> None:
+    source = "{% if tools %}{{ messages[0].content | trim }}{% else %}" + VISION + "{% endif %}"
+    template = ChatTemplate(source)
+    messages = [{"role": "user", "content": [TEXT, TEXT]}]
+    assert template.takes_parts
+    assert template.render(messages, tools=[TOOL]) == "part\npart"
+    assert "partpart<|im_end|>" in template.render(messages)
+
+
+def test_arguments_of_calls_are_objects() -> None:
+    source = (
+        "{% for c in messages[0].tool_calls %}{{ c.function.arguments | tojson }}"
+        "{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}"
+        "{% for k, v in c.function.arguments.items() %} {{ k }}{% endfor %}"
+        "{% for k, v in c.function.arguments | dictsort %} {{ k }}{% endfor %}{% endfor %}"
+    )
+    prompt = ChatTemplate(source).render([{"role": "assistant", "content": None, "tool_calls": [CALL]}])
+    assert prompt == '{"x": "ü<", "n": [1, 2.5, null, true]} x=ü< n=[1, 2.5, None, True] x n n x'
+
+
+@pytest.mark.parametrize(
+    ("prompt", "format", "opened"),
+    [
+        ("<|im_start|>assistant\n<think>\n", "think", True),
+        ("<｜Assistant｜><think>", "think", True),
+        ("<|im_start|>assistant\n", "think", False),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "think", False),
+        ("What is <think>?<|im_end|>\n<|im_start|>assistant\n", "think", False),
+        ("</think>a<think> ", "think", True),
+        ("[/INST][THINK]", "mistral", True),
+        ("<|turn>model\n<|channel>thought\n", "gemma", True),
+        ("<|turn>model\n<|channel>thought\n<channel|>", "gemma", False),
+        ("<|start|>assistant", "harmony", False),
+        ("<|start|>assistant<|channel|>analysis<|message|>", "harmony", True),
+        ("", "think", False),
+    ],
+)
+def test_a_prompt_may_open_a_thought(prompt: str, format: Any, opened: bool) -> None:
+    assert opens_thought(prompt, THOUGHTS[format]) is opened

@@ -1,0 +1,72 @@
+"""Whether a text can be written under a grammar: for tests of what models may write."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import tokenizers
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from syringa.grammar import lower
+from syringa.output_formats import CallFormat
+from syringa.prompt.chat.tools import Tool, ToolUse, closed
+from syringa.prompt.grammar.answer import answer_grammar
+from syringa.prompt.grammar.lark import Spelling
+from syringa.prompt.grammar.validation import validate
+from syringa.types import Grammar
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city"],
+    "$defs": {"city": {"type": "string", "maxLength": 12}},
+}
+WEATHER = Tool(name="weather", description="Tells it.", parameters=SCHEMA, schema=closed(SCHEMA))
+STRICT = Tool(name="weather", parameters=SCHEMA, schema=closed(SCHEMA), strict=True)
+TIME = Tool(name="time")
+
+
+def use(mode: Any = "required", *tools: Tool, names: str = "weather time", parallel: bool = True) -> ToolUse:
+    return ToolUse(tools=tools or [WEATHER, TIME], mode=mode, callable=frozenset(names.split()), parallel=parallel)
+
+
+@cache
+def byte_tokenizer(*special: str, plain: tuple[str, ...] = ()) -> tokenizers.Tokenizer:
+    """One token a byte, and what is named."""
+    vocab = {character: id_ for id_, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([tokenizers.AddedToken(each, special=True) for each in ("<eos>", *special)])
+    tokenizer.add_tokens([tokenizers.AddedToken(each, special=False) for each in plain])
+    return tokenizer
+
+
+def spelling_of(tokenizer: tokenizers.Tokenizer) -> Spelling:
+    """As `prompt.tokenizer.Tokenizer` has it."""
+    added = tokenizer.get_added_tokens_decoder().items()
+    return Spelling({each.content: id_ for id_, each in added if each.special or re.fullmatch("<.*>", each.content)})
+
+
+def call_grammar(
+    tools: ToolUse, format: CallFormat = "plain", tokenizer: tokenizers.Tokenizer | None = None
+) -> Grammar:
+    """What a model that does not think may write; a grammar that compiles."""
+    grammar = answer_grammar(spelling_of(tokenizer or byte_tokenizer()), tools=tools, format=format)
+    assert grammar is not None
+    validate(grammar)
+    return grammar
+
+
+def follows(grammar: Grammar, text: str, tokenizer: tokenizers.Tokenizer | None = None) -> bool:
+    """Whether a text can be written under the grammar, and end there."""
+    tokenizer = tokenizer or byte_tokenizer()
+    matcher = LLMatcher(
+        LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id("<eos>")), lower(grammar), log_level=0
+    )
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = tokenizer.encode(text).ids
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()

@@ -1,0 +1,108 @@
+"""Answers that are too large, too slow or not whole."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+
+import pytest
+
+from syringa.prompt.images.fetch import FetchLimits, fetch
+from tests.prompt.images.web import Web, redirect, refused, response, serving
+
+HERE = FetchLimits(private=True, max_bytes=1000, timeout=5.0)
+
+
+@pytest.fixture
+async def web() -> AsyncIterator[Web]:
+    async with serving() as web:
+        yield web
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        response(b"x" * 1001),
+        response(b"", content_length="99999999999"),
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000,
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"400\r\n" + b"x" * 1024 + b"\r\n0\r\n\r\n",
+    ],
+)
+async def test_too_large(web: Web, page: bytes) -> None:
+    web.pages["/a"] = page
+    error = await refused(fetch(web.url("/a"), HERE))
+    assert "more than 1000 bytes" in error.message
+    assert error.code == "image_file_too_large"
+
+
+async def test_an_endless_body_is_not_read_on(web: Web) -> None:
+    sent = 0
+
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            writer.write(b"x" * 65536)
+            await writer.drain()
+            sent += 65536
+
+    web.pages["/a"] = endless
+    assert "more than 1000" in (await refused(fetch(web.url("/a"), HERE))).message
+    assert sent < 50_000_000
+
+
+async def test_as_large_as_allowed(web: Web) -> None:
+    web.pages["/a"] = response(b"x" * 1000)
+    assert len(await fetch(web.url("/a"), HERE)) == 1000
+
+
+async def test_a_compressed_body_is_not_unpacked(web: Web) -> None:
+    web.pages["/a"] = response(gzip.compress(b"x" * 100_000), content_encoding="gzip")
+    assert "compressed" in (await refused(fetch(web.url("/a"), HERE))).message
+    web.pages["/a"] = response(b"body", content_encoding="identity")
+    assert await fetch(web.url("/a"), HERE) == b"body"
+
+
+@pytest.mark.parametrize(
+    "page", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", response(b"cut", content_length="100"), b"HTTP/1.1 200"]
+)
+async def test_what_is_no_whole_answer(web: Web, page: bytes) -> None:
+    web.pages["/a"] = page
+    error = await refused(fetch(web.url("/a"), HERE))
+    assert error.message == "its server sent no whole and proper answer."
+
+
+async def test_nobody_listens() -> None:
+    assert "no connection" in (await refused(fetch("http://127.0.0.1:1/a", HERE))).message
+
+
+async def test_a_slow_server(web: Web) -> None:
+    async def silent(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1)
+
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n")
+        for _ in range(20):
+            writer.write(b"x")
+            await asyncio.sleep(0.05)
+
+    web.pages |= {"/silent": silent, "/drip": drip}
+    for path in ("/silent", "/drip"):
+        limits = FetchLimits(private=True, max_bytes=1000, timeout=0.2)
+        assert "longer than 0.2 seconds" in (await refused(fetch(web.url(path), limits))).message
+
+
+async def test_the_time_is_for_all_redirects_together(web: Web) -> None:
+    async def slow(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.15)
+        writer.write(redirect("/a"))
+
+    web.pages["/a"] = slow
+    limits = FetchLimits(private=True, max_bytes=1000, timeout=0.3)
+    assert "longer than" in (await refused(fetch(web.url("/a"), limits))).message
+
+
+async def test_no_time_limit(web: Web) -> None:
+    web.pages["/a"] = response(b"body")
+    assert await fetch(web.url("/a"), FetchLimits(private=True, max_bytes=1000, timeout=0)) == b"body"

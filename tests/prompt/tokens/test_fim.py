@@ -1,0 +1,95 @@
+"""Small tokenizers with the token names of each family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
+
+from syringa.modelfiles import ModelDescription
+from syringa.prompt.tokens.fim import find_fill_in
+from syringa.prompt.tokens.tokenizer import Tokenizer
+from tests.prompt.chat.test_tools import byte_tokenizer
+
+STARCODER = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>", "<|endoftext|>", "<file_sep>")
+QWEN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|endoftext|>", "<|file_sep|>")
+CODELLAMA = ("▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>", "<s>", "</s>")
+DEEPSEEK = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
+CODESTRAL = ("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "<s>", "</s>")
+
+
+def wrap(tokenizer: tokenizers.Tokenizer, bos: str | None = None) -> Tokenizer:
+    fields: dict[str, Any] = {"name": "m", "architecture": "X", "config": {}, "max_model_len": 8}
+    first = tokenizer.token_to_id(bos) if bos else None
+    return Tokenizer(
+        tokenizer, ModelDescription(**fields, end_tokens=frozenset(), bos_token=first, add_bos=bos is not None)
+    )
+
+
+def byte_level(names: tuple[str, ...], *, special: bool, bos: str | None = None) -> Tokenizer:
+    return wrap(byte_tokenizer(*names) if special else byte_tokenizer(plain=names), bos)
+
+
+def sentencepiece(names: tuple[str, ...]) -> Tokenizer:
+    """As Llama's: a space before every text, and the bytes of what is in no vocabulary."""
+    pieces = ["<unk>", *names, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefgh"]
+    model = models.BPE({piece: id_ for id_, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    return wrap(tokenizer, "<s>")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "spelt", "ends"),
+    [
+        (byte_level(STARCODER, special=True), "<fim_prefix>ab<fim_suffix>cd<fim_middle>", STARCODER),
+        (byte_level(QWEN, special=False), "<|fim_prefix|>ab<|fim_suffix|>cd<|fim_middle|>", QWEN),
+        (
+            byte_level(DEEPSEEK, special=False, bos=DEEPSEEK[3]),
+            "<｜begin▁of▁sentence｜><｜fim▁begin｜>ab<｜fim▁hole｜>cd<｜fim▁end｜>",
+            (*DEEPSEEK[:3], DEEPSEEK[4]),
+        ),
+        (sentencepiece(CODELLAMA), "<s>▁<PRE> ab▁<SUF>cd▁<MID>", CODELLAMA[:4]),
+        (sentencepiece(CODESTRAL), "<s>[SUFFIX]cd[PREFIX] ab", CODESTRAL[:3]),
+    ],
+    ids=["starcoder", "qwen", "deepseek", "codellama", "codestral"],
+)
+def test_families(tokenizer: Tokenizer, spelt: str, ends: tuple[str, ...]) -> None:
+    fill = find_fill_in(tokenizer)
+    assert fill is not None
+    built = fill.build(tokenizer.encode("ab"), fill.encode_suffix("cd"))
+    assert b"".join(map(tokenizer.token_bytes, built.tokens)).decode() == spelt
+    own = built.tokens[built.before : len(built.tokens) - built.after]
+    assert own == tokenizer.encode("ab", add_special=False)
+    assert fill.ends == {tokenizer.token_id(name) for name in ends}
+    for mark in (built.tokens[built.before - 1], built.tokens[-1]):
+        assert mark in fill.ends or not built.after
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(STARCODER, special=True), sentencepiece(CODELLAMA)])
+@pytest.mark.parametrize("suffix", ["", " c", "c", "\n  d", "é"])
+def test_a_suffix_is_kept_to_the_byte(tokenizer: Tokenizer, suffix: str) -> None:
+    fill = find_fill_in(tokenizer)
+    assert fill is not None
+    built = fill.build([], fill.encode_suffix(suffix))
+    tokens = built.tokens[len(built.tokens) - built.after + 1 : -1]
+    assert b"".join(map(tokenizer.token_bytes, tokens)).decode() == suffix
+
+
+def test_ids_without_the_start_token_get_it() -> None:
+    tokenizer = sentencepiece(CODESTRAL)
+    fill = find_fill_in(tokenizer)
+    assert fill is not None
+    with_start, bare = tokenizer.encode("ab"), tokenizer.encode("ab", add_special=False)
+    assert fill.build(with_start, [7]) == fill.build(bare, [7])
+
+
+@pytest.mark.parametrize("names", [(), STARCODER[:2], QWEN[1:], CODELLAMA[1:], ("[SUFFIX]",)])
+def test_models_that_cannot(names: tuple[str, ...]) -> None:
+    assert find_fill_in(byte_level(names, special=True)) is None
