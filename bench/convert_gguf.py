@@ -1,4 +1,4 @@
-"""A GGUF as an fp32 Hugging Face folder, for vLLM. Runs in vLLM's environment, not in ours.
+"""Convert a GGUF file to an fp32 Hugging Face folder, for vLLM. Runs in vLLM's environment, not in Syringa's.
 
 python convert_gguf.py FOLDER FILE TARGET
 """
@@ -9,11 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder, file, target = sys.argv[1:]
-# This conversion of the tokenizer does not split digits one by one, as the model's own does. The prompts of the
-# benchmark have no digits, and the speed is the same.
+# The converted tokenizer does not split numbers into digits as the model's own does. The benchmark prompts have none.
 AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(target)
 model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
-# transformers calls the model quantized, and will not save it, though every weight has been expanded by now.
+# transformers refuses to save the model because it still considers it quantized, although the weights are expanded.
 model.hf_quantizer = None
 if hasattr(model.config, "quantization_config"):
     del model.config.quantization_config

@@ -1,7 +1,7 @@
-"""Syringa beside llama.cpp's server and vLLM on this machine's CPU: `make bench`, or `python -m bench.cpu`.
+"""Compare Syringa with llama.cpp's server and vLLM on this machine's CPU: `make bench`, or `python -m bench.cpu`.
 
-One server runs at a time. The rounds are interleaved (every server once, then every server again), so that a machine
-that gets slower or faster does it to all of them.
+One server runs at a time. Rounds are interleaved (every server once, then every server again), so that a machine that
+becomes slower or faster affects all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import platform
 import sys
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from rich.markup import escape
 
 from bench.peers import SETUPS
 from syringa.bench.chart import write_chart
-from syringa.bench.processes import Server, cores
+from syringa.bench.processes import ServerSpec, cores, cpu_name
 from syringa.bench.report import ServerRun, render_markdown, render_table, summarize, write_json
-from syringa.bench.runner import Bench, syringa_server
+from syringa.bench.runner import BenchRunner, syringa_server
 from syringa.bench.workload import Workload
 from syringa.errors import StartupError
 
@@ -37,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         workload, rounds = workload.quick(), 1
 
     failed: list[ServerRun] = []
-    servers: list[Server] = []
+    servers: list[ServerSpec] = []
     for name in options.servers:
         try:
             servers.append(syringa_server() if name == "syringa" else SETUPS[name]())
@@ -47,13 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     runs = list(failed)
     if (load := os.getloadavg()[0]) > 0.5:
-        # Not all suffer alike: beside other work llama.cpp's CPU time per token grew fourfold, Syringa's hardly at all.
+        # Servers suffer differently: under load llama.cpp's CPU time per token grew fourfold, Syringa's hardly at all.
         console.print(f"[yellow]this machine is busy (load {load:.1f}): the ratios will not be fair[/]")
     try:
         for number in range(1, rounds + 1):
             for server in servers:
                 console.print(f"[bold]round {number} of {rounds}: {server.name}[/]")
-                runs.append(Bench(workload, console.print).measure(server, number))
+                runs.append(BenchRunner(workload, console.print).measure(server, number))
     except KeyboardInterrupt:
         console.print("[yellow]interrupted: servers stopped, nothing written[/]")
         return 130
@@ -68,12 +67,12 @@ def _report(console: Console, runs: list[ServerRun], workload: Workload, order: 
     title = f"SmolLM2-135M on {cores()} cores"
     console.print(render_table(summary, title=f"{title}, {shape}"))
     if not full:
-        console.print("A quick run proves that everything works; its figures are not written down.")
+        console.print("A quick run only shows that everything works; its figures are not written.")
         return
     day = datetime.date.today().isoformat()
     rounds = max((run.round for run in runs), default=0)
-    about = f"{day}, {_cpu_name()}, {cores()} cores, {rounds} rounds, interleaved."
-    write_json(RESULTS / f"cpu-{day}.json", runs, day=day, cpu=_cpu_name(), cores=cores(), workload=workload)
+    about = f"{day}, {cpu_name()}, {cores()} cores, {rounds} rounds, interleaved."
+    write_json(RESULTS / f"cpu-{day}.json", runs, day=day, cpu=cpu_name(), cores=cores(), workload=workload)
     write_chart(RESULTS / f"cpu-{day}.svg", summary, f"{title}: tokens per second", f"{shape}, {about}")
     markdown = render_markdown(summary, f"{title}, {shape}")
     (RESULTS / "cpu.md").write_text(f"{markdown}\n{about}\n\n![chart](cpu-{day}.svg)\n", encoding="utf-8")
@@ -81,18 +80,16 @@ def _report(console: Console, runs: list[ServerRun], workload: Workload, order: 
 
 
 def _order(wanted: list[str], runs: list[ServerRun]) -> list[str]:
-    """The servers as asked for: ratios are of the first to the others, which must not depend on who failed when."""
+    """Return the measured servers in the requested order: ratios compare the first one with the others."""
     return [name for name in wanted if any(run.server == name for run in runs)]
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.cpu", description=__doc__)
     parser.add_argument("--servers", type=_names, default=NAMES, help=f"comma-separated, of {', '.join(NAMES)}")
-    parser.add_argument(
-        "--streams", type=_numbers, default=[1, 4, 16, 64], help="comma-separated, 1,4,16,64 if not said"
-    )
-    parser.add_argument("--rounds", type=_positive, default=3, help="how often each server has its turn (3)")
-    parser.add_argument("--quick", action="store_true", help="one round with few requests, results not kept")
+    parser.add_argument("--streams", type=_numbers, default=[1, 4, 16, 64], help="comma-separated (default: 1,4,16,64)")
+    parser.add_argument("--rounds", type=_positive, default=3, help="runs of each server (default: 3)")
+    parser.add_argument("--quick", action="store_true", help="one round with few requests, results not written")
     return parser.parse_args(arguments)
 
 
@@ -111,13 +108,6 @@ def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
     return int(text)
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 if __name__ == "__main__":

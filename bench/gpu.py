@@ -1,9 +1,9 @@
-"""The engine on a GPU beside vLLM's figures: `python -m bench.gpu [--model qwen3-0.6b,qwen3-8b] [--quick]`.
+"""Measure the engine on a GPU and compare it with vLLM: `python -m bench.gpu [--model qwen3-0.6b,qwen3-8b] [--quick]`.
 
-Runs on a bare machine: torch, Triton, NumPy and msgspec. Models have the real shapes and random weights that are made
-on the GPU. Each workload is run twice, from the first request's arrival to the last token, through the same engine core
-that serves requests: tokens drawn at temperature 0.6, end of text ignored, prefix caching off. The machine's copy and
-read bandwidth are measured in the same run. Tables and JSON go to $OUT, or to bench/results.
+Needs only torch, Triton, NumPy and msgspec. Models have real shapes and random weights, created on the GPU. Each
+workload runs twice through the engine core that also serves requests, from the first arrival to the last token:
+temperature 0.6, end of text ignored, prefix caching off. Copy and read bandwidth are measured in the same run. Tables
+and JSON go to $OUT, or to bench/results.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 import torch
 
 from syringa.engine.gpu.ops.base import choose_ops
-from syringa.engine.loading.loader import LoadedModel, assemble
+from syringa.engine.loading.loader import LoadedModel, load_gpu_model
 from syringa.engine.models.config import DecoderConfig, read_config
-from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.modelfiles import ModelDescription
-from syringa.types import EngineRequest, Sampling, Stopping
+from syringa.types import EngineRequest, SamplingParams, StopConditions
 
-SHARED = {
+QWEN3_CONFIG = {
     "model_type": "qwen3",
     "num_key_value_heads": 8,
     "head_dim": 128,
@@ -40,7 +40,7 @@ SHARED = {
     "rope_theta": 1_000_000.0,
 }
 MODELS: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": SHARED
+    "qwen3-0.6b": QWEN3_CONFIG
     | {
         "hidden_size": 1024,
         "num_hidden_layers": 28,
@@ -48,7 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "intermediate_size": 3072,
         "tie_word_embeddings": True,
     },
-    "qwen3-8b": SHARED
+    "qwen3-8b": QWEN3_CONFIG
     | {
         "hidden_size": 4096,
         "num_hidden_layers": 36,
@@ -57,7 +57,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-# vLLM 0.26.0 on such a machine, least and most of two runs: tokens per second, and seconds to be ready.
+# vLLM 0.26.0 on an H200, minimum and maximum of two runs: tokens per second, and seconds until ready.
 VLLM = {
     "qwen3-0.6b": {
         "decode_b1": (357, 496),
@@ -74,20 +74,20 @@ VLLM = {
         "ready": 67,
     },
 }
-AIMS = {"decode_b1": 1.0, "decode_b64": 1.0, "nano256": 1.0, "prefill": 0.9}
+TARGETS = {"decode_b1": 1.0, "decode_b64": 1.0, "nano256": 1.0, "prefill": 0.9}
 STEP_TOKENS = 8192
 MAX_RUNNING = 256
-LENGTH = 4096  # of a context, in the benchmark
+LENGTH = 4096  # maximum context in the benchmark
 
 began = time.perf_counter()
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"[{time.perf_counter() - began:6.1f} s] {text}", flush=True)
 
 
 class RandomWeights:
-    """Weights by name, made on the device."""
+    """Random weights by name, created on the device."""
 
     def __init__(self, config: DecoderConfig, device: torch.device) -> None:
         c = config
@@ -118,7 +118,7 @@ class RandomWeights:
         return weight.normal_(0, self.shapes[kind][1] ** -0.5, generator=self.generator)
 
 
-def build(
+def build_model(
     name: str,
     device: torch.device,
     dtype: str = "bf16",
@@ -134,15 +134,15 @@ def build(
     )
     weights = RandomWeights(config, device)
     ops = choose_ops(device, attention, deterministic=deterministic)
-    return assemble(config, description, weights, device, dtype, length, time.perf_counter(), ops=ops)
+    return load_gpu_model(config, description, weights, device, dtype, length, time.perf_counter(), ops=ops)
 
 
 def make_request(rng: random.Random, number: int, prompt: int, output: int, temperature: float = 0.6) -> EngineRequest:
     return EngineRequest(
         id=str(number),
         prompt=[rng.randrange(100, 150_000) for _ in range(prompt)],
-        sampling=Sampling(seed=number, temperature=temperature),
-        stopping=Stopping(max_tokens=output, ignore_eos=True),
+        sampling=SamplingParams(seed=number, temperature=temperature),
+        stopping=StopConditions(max_tokens=output, ignore_eos=True),
         use_cache=False,
     )
 
@@ -165,8 +165,8 @@ def workload(name: str, quick: bool) -> list[EngineRequest]:
     return [make_request(rng, i, *shape) for i, shape in enumerate(shapes)]
 
 
-def drain(core: EngineCore, requests: list[EngineRequest]) -> tuple[float, int, int]:
-    """Seconds from the first arrival to the last token, tokens written, and steps."""
+def run_requests(core: EngineCore, requests: list[EngineRequest]) -> tuple[float, int, int]:
+    """Run requests to completion. Return seconds from the first arrival to the last token, output tokens, and steps."""
     steps = core.stats().steps
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -181,12 +181,12 @@ def drain(core: EngineCore, requests: list[EngineRequest]) -> tuple[float, int, 
     seconds = time.perf_counter() - start
     expected = sum(request.stopping.max_tokens for request in requests)
     if tokens != expected:
-        raise RuntimeError(f"{tokens} tokens came, {expected} were asked for")
+        raise RuntimeError(f"expected {expected} tokens, got {tokens}")
     return seconds, tokens, core.stats().steps - steps
 
 
-def bandwidth() -> dict[str, float]:
-    """GB/s of a copy on the device (bytes read and written), and of a plain read."""
+def measure_bandwidth() -> dict[str, float]:
+    """Return GB/s of a copy on the device (bytes read and written) and of a read."""
     x = torch.empty(1 << 31, dtype=torch.uint8, device="cuda").random_()
     y = torch.empty_like(x)
     words = x.view(torch.int64)
@@ -207,15 +207,15 @@ def bandwidth() -> dict[str, float]:
     return {"copy": copied, "read": read}
 
 
-# `gap`: in which the device does nothing; `apart`: a step whose kernels do not overlap; `step`: as it is.
+# `gap`: the device is idle; `apart`: a step_time step without PDL; `step`: a step_time step as served.
 PARTS = ("attention", "products", "rest", "sampling", "gap", "apart", "step")
 ATTENTION = ("_decode_kernel", "_prefill_kernel", "_rotary_kernel")
 PRODUCTS = ("_gemv_kernel", "_skinny_kernel", "gemm", "nvjet", "cutlass", "splitK", "cublas")
-SAMPLING = ("_blocks_kernel", "_draw_kernel")
+SAMPLING = ("_block_stats_kernel", "_sample_kernel")
 
 
-def by_part(core: EngineCore, batch: int, context: int = 512) -> dict[str, float]:
-    """Microseconds of a decode step: by kernels, from a profile; whole, from the clock without it."""
+def profile_decode_step(core: EngineCore, batch: int, context: int = 512) -> dict[str, float]:
+    """Return the microseconds of a decode step: by kind of kernel from a profile, in all from the clock without it."""
     rng = random.Random(batch)
     for i in range(batch):
         core.submit(make_request(rng, i, context, 400))
@@ -227,15 +227,15 @@ def by_part(core: EngineCore, batch: int, context: int = 512) -> dict[str, float
     start = time.perf_counter()
     for _ in range(24):
         core.step()
-    whole = (time.perf_counter() - start) / 24 * 1e6
+    step_time = (time.perf_counter() - start) / 24 * 1e6
     from torch.profiler import ProfilerActivity, profile
 
     steps = 6
-    # Kernels that overlap would each count the time that they wait for the one before: here they do not.
-    assert core.ahead
-    runner: Any = core.ahead.runner
-    kept, runner.model.ops.overlap_rows = runner.model.ops.overlap_rows, 0
-    runner.record(batch)
+    # With PDL, a kernel's time includes waiting for the previous one: profile without.
+    assert core.runner
+    runner: Any = core.runner
+    overlap_rows, runner.model.ops.overlap_rows = runner.model.ops.overlap_rows, 0
+    runner.recapture_cuda_graph(batch)
     core.step()
     start = time.perf_counter()
     for _ in range(12):
@@ -248,7 +248,7 @@ def by_part(core: EngineCore, batch: int, context: int = 512) -> dict[str, float
     parts = {"attention": 0.0, "products": 0.0, "sampling": 0.0, "rest": 0.0}
     names: dict[str, float] = {}
     for event in found.key_averages():
-        took = event.self_device_time_total / steps
+        microseconds = event.self_device_time_total / steps
         kind = "rest"
         if any(word in event.key for word in SAMPLING):
             kind = "sampling"
@@ -256,25 +256,25 @@ def by_part(core: EngineCore, batch: int, context: int = 512) -> dict[str, float
             kind = "attention"
         elif any(word in event.key for word in PRODUCTS):
             kind = "products"
-        parts[kind] += took
-        names[event.key[:60]] = took
+        parts[kind] += microseconds
+        names[event.key[:60]] = microseconds
     for i in range(batch):
         core.abort(str(i))
     while core.busy:
         core.step()
-    runner.model.ops.overlap_rows = kept
-    runner.record(batch)
+    runner.model.ops.overlap_rows = overlap_rows
+    runner.recapture_cuda_graph(batch)
     parts["gap"] = max(0.0, apart - sum(parts.values()))
     parts["apart"] = apart
-    parts["step"] = whole
+    parts["step"] = step_time
     top = sorted(names.items(), key=lambda item: -item[1])[:8]
-    say(f"  batch {batch}: " + ", ".join(f"{name} {us:.0f} µs" for name, us in parts.items()))
-    say("    " + "; ".join(f"{name} {us:.0f}" for name, us in top))
+    log(f"  batch {batch}: " + ", ".join(f"{name} {us:.0f} µs" for name, us in parts.items()))
+    log("    " + "; ".join(f"{name} {us:.0f}" for name, us in top))
     return parts
 
 
-def host_time(core: EngineCore, batch: int) -> float:
-    """Microseconds that the host is busy in a step, the waiting left out."""
+def profile_host(core: EngineCore, batch: int) -> None:
+    """Profile the host's work in a step and log the most expensive functions."""
     import cProfile
     import pstats
 
@@ -292,61 +292,63 @@ def host_time(core: EngineCore, batch: int) -> float:
     rows = sorted(found.stats.items(), key=lambda item: -item[1][2])[:14]  # type: ignore[attr-defined]
     for (file, line, name), (calls, _, own, total, _) in rows:
         where = f"{calls // 20:6d}× {Path(file).name}:{line} {name}"
-        say(f"    {own / 20 * 1e6:8.0f} µs own {total / 20 * 1e6:8.0f} total {where}")
+        log(f"    {own / 20 * 1e6:8.0f} µs own {total / 20 * 1e6:8.0f} total {where}")
     while core.busy:
         core.step()
-    return 0.0
 
 
-def measure(name: str, options: argparse.Namespace, dtype: str, rates: dict[str, float]) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace, dtype: str, bandwidths: dict[str, float]) -> dict[str, Any]:
     device = torch.device("cuda")
-    say(f"{name} {dtype}: making weights")
-    loaded = build(name, device, dtype, attention=options.attention)
+    log(f"{name} {dtype}: creating weights")
+    loaded = build_model(name, device, dtype, attention=options.attention)
     if options.tune:
         ops: Any = loaded.gpu.decoder.ops if loaded.gpu else None
         tiles = options.tiles
         ops.decode_config = lambda rows, _: next((tiles[n] for n in (64, 128, 256) if 32 < rows <= n), None)
     torch.cuda.synchronize()
     start = time.perf_counter()
-    say("weights are there; measuring memory and recording graphs")
-    limits = Limits(step_tokens=options.step_tokens, max_running=MAX_RUNNING, max_queue=4096)
+    log("weights created; profiling memory and capturing CUDA graphs")
+    limits = SchedulerLimits(step_tokens=options.step_tokens, max_running=MAX_RUNNING, max_queue=4096)
     core = EngineCore(loaded, limits, prefix_caching=False)
     assert loaded.gpu
-    drain(core, [make_request(random.Random(1), 0, 20, 2)])
+    run_requests(core, [make_request(random.Random(1), 0, 20, 2)])
     ready = time.perf_counter() - start
-    recorded = core.ahead.runner.graphs.seconds if core.ahead else 0.0  # type: ignore[attr-defined]
-    say(f"ready and first token after {ready:.1f} s ({recorded:.1f} s for graphs), {core.pool.total:,} blocks")
-    result: dict[str, Any] = {"ready": ready, "graphs": recorded, "workloads": {}, "parts": {}}
+    capture_seconds = core.runner.cuda_graphs.capture_seconds if core.runner else 0.0  # type: ignore[attr-defined]
+    log(f"first token after {ready:.1f} s ({capture_seconds:.1f} s for CUDA graphs), {core.pool.total:,} blocks")
+    result: dict[str, Any] = {"ready": ready, "graphs": capture_seconds, "workloads": {}, "parts": {}}
     for work in options.workloads.split(","):
         speeds = []
         for _ in range(1 if options.quick else options.runs):
             requests = workload(work, options.quick)
-            seconds, tokens, steps = drain(core, requests)
+            seconds, tokens, steps = run_requests(core, requests)
             if work == "prefill":
                 tokens = sum(len(request.prompt) for request in requests)
             speeds.append(tokens / seconds)
             each = f"{steps} steps, {1e3 * seconds / steps:.2f} ms each"
-            say(f"  {work}: {speeds[-1]:,.0f} tok/s, {seconds:.2f} s, {each}")
+            log(f"  {work}: {speeds[-1]:,.0f} tok/s, {seconds:.2f} s, {each}")
         result["workloads"][work] = speeds
     if not options.no_parts:
         for batch in (1, 64, 256):
             try:
-                result["parts"][batch] = by_part(core, batch)
-            except Exception as error:  # the other figures are worth having
-                say(f"  no profile of batch {batch}: {error!r}")
+                result["parts"][batch] = profile_decode_step(core, batch)
+            except Exception as error:  # keep the other figures
+                log(f"  no profile of batch {batch}: {error!r}")
         if options.host:
-            host_time(core, 256)
+            profile_host(core, 256)
     if options.tune:
         from bench import gpu_tune
 
-        result["overlap"] = {batch: gpu_tune.overlap(core, batch, say) for batch in (8, 32, 64, 128)}
+        result["overlap"] = {batch: gpu_tune.compare_overlap(core, batch, log) for batch in (8, 32, 64, 128)}
     c = loaded.gpu.decoder.config
     read = sum(_bytes(layer) for layer in loaded.gpu.decoder.layers) + loaded.gpu.decoder.head.nbytes
-    wall = rates["copy"] * 1e9 / read
+    bandwidth_limit = bandwidths["copy"] * 1e9 / read
     if "decode_b1" in result["workloads"]:
-        share = max(result["workloads"]["decode_b1"]) / wall
-        result["wall"] = {"bytes": read, "tokens_per_second": wall, "share": share}
-        say(f"  a token reads {read / 1e9:.2f} GB: at most {wall:,.0f} tok/s alone; decode_b1 reaches {share:.0%}")
+        share = max(result["workloads"]["decode_b1"]) / bandwidth_limit
+        result["wall"] = {"bytes": read, "tokens_per_second": bandwidth_limit, "share": share}
+        log(
+            f"  a token reads {read / 1e9:.2f} GB, at most {bandwidth_limit:,.0f} tok/s at batch 1; "
+            f"decode_b1 reaches {share:.0%}"
+        )
     result["layers"] = c.layers
     core.close()
     del core, loaded
@@ -361,11 +363,11 @@ def _bytes(layer: Any) -> int:
     return sum(part.weight.nbytes for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
 
 
-def table(results: dict[str, Any], rates: dict[str, float]) -> str:
-    """Markdown."""
+def render_table(results: dict[str, Any], bandwidths: dict[str, float]) -> str:
+    """Render the results as Markdown."""
     lines = [
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy on the device moved "
-        f"{rates['copy'] / 1e3:.2f} TB/s, a read {rates['read'] / 1e3:.2f} TB/s.",
+        f"{bandwidths['copy'] / 1e3:.2f} TB/s, a read {bandwidths['read'] / 1e3:.2f} TB/s.",
         "",
         "| model | workload | tok/s, run by run | vLLM 0.26 | ÷ vLLM's best | aim |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
@@ -376,7 +378,7 @@ def table(results: dict[str, Any], rates: dict[str, float]) -> str:
             shown = " – ".join(f"{speed:,.0f}" for speed in speeds)
             bounds = theirs.get(work)
             beside = (
-                f"{bounds[0]:,}–{bounds[1]:,} | {max(speeds) / bounds[1]:.2f} × | {AIMS[work]:.1f} ×"
+                f"{bounds[0]:,}–{bounds[1]:,} | {max(speeds) / bounds[1]:.2f} × | {TARGETS[work]:.1f} ×"
                 if bounds
                 else "| |"
             )
@@ -403,45 +405,45 @@ def table(results: dict[str, Any], rates: dict[str, float]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=",".join(MODELS), help="with commas")
-    parser.add_argument("--dtype", default="bf16", help="bf16, fp8, or both with a comma")
-    parser.add_argument("--attention", default="auto", help="auto, triton or flashinfer: whose kernel prompts get")
-    parser.add_argument("--workloads", default=",".join(AIMS), help="with commas")
+    parser.add_argument("--model", default=",".join(MODELS), help="comma-separated")
+    parser.add_argument("--dtype", default="bf16", help="bf16, fp8 or bf16,fp8")
+    parser.add_argument("--attention", default="auto", help="prefill attention: auto, triton or flashinfer")
+    parser.add_argument("--workloads", default=",".join(TARGETS), help="comma-separated")
     parser.add_argument("--step-tokens", type=int, default=STEP_TOKENS)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="each workload once, smaller")
-    parser.add_argument("--check", nargs="?", const="", help="first see that what is computed is right")
+    parser.add_argument("--check", nargs="?", const="", help="run bench.gpu_check first, or the given checks")
     parser.add_argument(
-        "--tune", action="store_true", help="first find attention's best tiles, last what should overlap"
+        "--tune", action="store_true", help="first tune decode attention, finally compare steps with and without PDL"
     )
-    parser.add_argument("--no-parts", action="store_true", help="leave out the time by part")
-    parser.add_argument("--host", action="store_true", help="also say what the host does in a step")
+    parser.add_argument("--no-parts", action="store_true", help="skip the profile by kind of kernel")
+    parser.add_argument("--host", action="store_true", help="also profile the host")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return 2
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    log(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     if options.check is not None:
         from bench.gpu_check import check
 
-        if not check(say, options.check):
+        if not check(log, options.check):
             return 1
     if options.tune:
         from bench import gpu_tune
 
-        options.tiles = gpu_tune.attention(say)
-    rates = bandwidth()
-    say(f"copy {rates['copy']:.0f} GB/s, read {rates['read']:.0f} GB/s")
+        options.tiles = gpu_tune.tune_decode_attention(log)
+    bandwidths = measure_bandwidth()
+    log(f"copy {bandwidths['copy']:.0f} GB/s, read {bandwidths['read']:.0f} GB/s")
     torch.cuda.empty_cache()
     results: dict[str, Any] = {}
     folder = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
     for name in options.model.split(","):
         for dtype in options.dtype.split(","):
-            results[name if dtype == "bf16" else f"{name} {dtype}"] = measure(name, options, dtype, rates)
-            text = table(results, rates)  # after each, so that a run that is cut has left something
+            results[name if dtype == "bf16" else f"{name} {dtype}"] = measure(name, options, dtype, bandwidths)
+            text = render_table(results, bandwidths)  # after each, so that an interrupted run leaves results
             (folder / "gpu.md").write_text(text)
-            (folder / "gpu.json").write_text(json.dumps({"rates": rates, "models": results}, indent=1) + "\n")
+            (folder / "gpu.json").write_text(json.dumps({"rates": bandwidths, "models": results}, indent=1) + "\n")
     print(text)
     return 0
 

@@ -1,9 +1,9 @@
-"""The server on a GPU, over HTTP, beside the engine alone: `python -m bench.gpu_http --model qwen3-8b`.
+"""Measure the server on a GPU over HTTP, relative to the engine alone: `python -m bench.gpu_http --model qwen3-8b`.
 
-For a bare machine: makes a folder with the real shapes, random weights and a tokenizer of that vocabulary; starts
-`syringa serve` on it, and times it to the first token; then sends the requests of `bench.gpu`'s workload `nano256` as
-256 streams at once, twice. Prints tokens per second over HTTP, their share of what the engine does alone (`--offline`),
-and the API processes' CPU time per token. What the machine lacks of the HTTP stack travels as wheels.
+Creates a model folder with real shapes, random weights and a tokenizer of that vocabulary, starts `syringa serve` on it
+and times it to the first token. Then sends the requests of `bench.gpu`'s workload `nano256` as 256 concurrent streams,
+twice. Prints tokens per second over HTTP, the share of the engine alone (`--offline`), and the API processes' CPU time
+per token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import MODELS, say, workload
+from bench.gpu import MODELS, log, workload
 
 PORT = 18765
 API = b"syringa.http.server.process"
@@ -28,7 +28,7 @@ STARTUP_SECONDS = 300
 
 
 def make_folder(name: str, folder: Path) -> None:
-    """A Hugging Face folder of the real size. The weights are made on the GPU."""
+    """Write a Hugging Face folder of the real size. The weights are created on the GPU."""
     import torch
     from safetensors.torch import save_file
 
@@ -53,7 +53,7 @@ def make_folder(name: str, folder: Path) -> None:
 
 
 def shards(config: Any) -> list[list[str]]:
-    """The names of all tensors, a file for every few layers."""
+    """Return the tensor names by file, a few layers each."""
     ends = ["model.embed_tokens.weight", "model.norm.weight"] + ([] if config.tied else ["lm_head.weight"])
     found = [ends]
     for first in range(0, config.layers, 6):
@@ -69,7 +69,7 @@ def shards(config: Any) -> list[list[str]]:
 
 
 def tokenizer(size: int) -> str:
-    """Every byte, and made-up words up to the size of the vocabulary."""
+    """Return a tokenizer of all bytes, and of invented words up to the size of the vocabulary."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -81,17 +81,17 @@ def tokenizer(size: int) -> str:
     return str(made.to_str())
 
 
-def start(folder: Path, workers: int, log: Path, dtype: str) -> subprocess.Popen[bytes]:
+def start_server(folder: Path, workers: int, log_file: Path, dtype: str) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "syringa", "serve", "--model", str(folder), "--served-model-name", "bench"),
         *("--port", str(PORT), "--device", "cuda", "--dtype", dtype, "--no-prefix-caching", "--workers", str(workers)),
         *("--max-model-len", "4096", "--step-tokens", "8192", "--max-running", "256", "--log-level", "warning"),
         *("--database", str(folder.parent / "syringa.db")),
     ]
-    return subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT)
+    return subprocess.Popen(command, stdout=log_file.open("wb"), stderr=subprocess.STDOUT)
 
 
-def ready(server: subprocess.Popen[bytes]) -> None:
+def wait_until_ready(server: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + STARTUP_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
@@ -104,8 +104,8 @@ def ready(server: subprocess.Popen[bytes]) -> None:
     raise SystemExit("the server was not ready in time")
 
 
-class Stream(asyncio.Protocol):
-    """One request, whose events are counted and not read: the client must not be what is measured."""
+class CompletionStream(asyncio.Protocol):
+    """One request whose events are counted but not parsed, so that the client is not the bottleneck."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -131,24 +131,24 @@ class Stream(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def load(bodies: list[bytes]) -> tuple[float, int, list[float]]:
-    """Seconds, tokens, and each stream's time to its first token."""
+async def run_streams(bodies: list[bytes]) -> tuple[float, int, list[float]]:
+    """Return seconds, tokens, and the time to first token of each stream."""
     loop = asyncio.get_running_loop()
     began = time.perf_counter()
-    streams = [Stream(body) for body in bodies]
+    streams = [CompletionStream(body) for body in bodies]
     await asyncio.gather(*(loop.create_connection(lambda each=each: each, "127.0.0.1", PORT) for each in streams))
     await asyncio.gather(*(each.done for each in streams))
     seconds = time.perf_counter() - began
     wrong = [each.status for each in streams if each.status != b"HTTP/1.1 200"]
     if wrong:
-        raise SystemExit(f"{len(wrong)} requests were not answered: {wrong[0]!r}")
-    # A stream's last event says why it ended; every other one has a token.
+        raise SystemExit(f"{len(wrong)} requests failed, the first with {wrong[0]!r}")
+    # The last event of a stream has the finish reason; every other one has a token.
     tokens = sum(each.events - 1 for each in streams)
     return seconds, tokens, [each.first - began for each in streams if each.first is not None]
 
 
 def cpu_seconds() -> float:
-    """Of the API processes."""
+    """Return the CPU time of the API processes."""
     spent = 0.0
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -160,7 +160,7 @@ def cpu_seconds() -> float:
     return spent
 
 
-def measure(name: str, folder: Path, workers: int, dtype: str, rounds: int, log: Path) -> dict[str, Any]:
+def measure(name: str, folder: Path, workers: int, dtype: str, rounds: int, log_file: Path) -> dict[str, Any]:
     requests = workload("nano256", quick=False)
     bodies = [
         json.dumps(
@@ -176,29 +176,29 @@ def measure(name: str, folder: Path, workers: int, dtype: str, rounds: int, log:
         ).encode()
         for each in requests
     ]
-    asked = sum(each.stopping.max_tokens for each in requests)
+    output_tokens = sum(each.stopping.max_tokens for each in requests)
     began = time.perf_counter()
-    server = start(folder, workers, log, dtype)
+    server = start_server(folder, workers, log_file, dtype)
     result: dict[str, Any] = {"model": name, "dtype": dtype, "workers": workers, "runs": []}
     try:
-        ready(server)
+        wait_until_ready(server)
         first = json.dumps({"model": "bench", "prompt": [1000] * 16, "max_tokens": 1}).encode()
-        asyncio.run(load([first]))
+        asyncio.run(run_streams([first]))
         result["start_to_first_token_s"] = time.perf_counter() - began
-        say(f"{name}: first token {result['start_to_first_token_s']:.1f} s after the start")
+        log(f"{name}: first token {result['start_to_first_token_s']:.1f} s after the start")
         for _ in range(rounds):
             before = cpu_seconds()
-            seconds, events, firsts = asyncio.run(load(bodies))
+            seconds, events, firsts = asyncio.run(run_streams(bodies))
             spent = cpu_seconds() - before
             run = {
-                "tokens_per_second": asked / seconds,
+                "tokens_per_second": output_tokens / seconds,
                 "events": events,
-                "api_cpu_us_per_token": 1e6 * spent / asked,
+                "api_cpu_us_per_token": 1e6 * spent / output_tokens,
                 "median_first_token_s": sorted(firsts)[len(firsts) // 2],
             }
             result["runs"].append(run)
             cost = run["api_cpu_us_per_token"]
-            say(f"  nano256 over HTTP: {run['tokens_per_second']:,.0f} tok/s, {cost:.1f} µs of API CPU a token")
+            log(f"  nano256 over HTTP: {run['tokens_per_second']:,.0f} tok/s, {cost:.1f} µs of API CPU a token")
     finally:
         server.terminate()
         try:
@@ -215,23 +215,25 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
-        "--offline", type=float, default=0.0, help="the same workload without HTTP, in tokens per second"
+        "--offline", type=float, default=0.0, help="tokens per second of the same workload without HTTP"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     out = Path(os.environ.get("OUT") or "bench/results")
-    folder = Path("/tmp/syringa-bench") / given.model
+    folder = Path("/tmp/syringa-bench") / options.model
     if not (folder / "model.safetensors.index.json").exists():
-        say(f"making {given.model}")
+        log(f"creating {options.model}")
         shutil.rmtree(folder, ignore_errors=True)
-        # In a process of its own, so that none of it is left on the GPU.
-        code = f"from bench.gpu_http import *; make_folder({given.model!r}, Path({str(folder)!r}))"
+        # In a separate process, so that nothing is left on the GPU.
+        code = f"from bench.gpu_http import *; make_folder({options.model!r}, Path({str(folder)!r}))"
         subprocess.run([sys.executable, "-c", code], check=True)
-    result = measure(given.model, folder, given.workers, given.dtype, given.rounds, out / f"serve-{given.model}.log")
+    result = measure(
+        options.model, folder, options.workers, options.dtype, options.rounds, out / f"serve-{options.model}.log"
+    )
     best = max(run["tokens_per_second"] for run in result["runs"])
-    if given.offline:
-        result["share_of_offline"] = best / given.offline
-        say(f"{given.model}: {best:,.0f} tok/s over HTTP, {best / given.offline:.0%} of the engine alone")
-    (out / f"gpu_http-{given.model}.json").write_text(json.dumps(result, indent=1))
+    if options.offline:
+        result["share_of_offline"] = best / options.offline
+        log(f"{options.model}: {best:,.0f} tok/s over HTTP, {best / options.offline:.0%} of the engine alone")
+    (out / f"gpu_http-{options.model}.json").write_text(json.dumps(result, indent=1))
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Whether image-text models compute on a GPU what they should: `bench.gpu_check` runs this with the rest.
+"""Check that image-text models compute correctly on a GPU: part of `bench.gpu_check`.
 
-The models are the small ones of the tests, a few of each family. Needs Pillow and pytest beside what the others need.
+Uses the tiny models of the tests, of every family. Needs Pillow and pytest in addition.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 import torch
 
 from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
-from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest
-from tests.engine.vision.small import FAMILIES, Small, picture, prepared, run, save
+from tests.engine.vision.tiny_models import FAMILIES, TinyVisionModel, make_image, preprocess, run, save
 
-MOST = 0.03  # relative, by norm: bf16 rounds at other places
-CROWDED = 640  # tokens of cache
-PICTURES = [picture(i, *size) for i, size in enumerate([(70, 40), (33, 90), (20, 20), (64, 64), (300, 200)])]
+MAX_ERROR = 0.03  # relative, by norm: bf16 rounds at other places
+SMALL_CACHE_TOKENS = 640
+IMAGES = [make_image(i, *size) for i, size in enumerate([(70, 40), (33, 90), (20, 20), (64, 64), (300, 200)])]
 PROMPTS = [
-    ("What is this?\n@ Say it.", PICTURES[:1]),
-    ("@@", PICTURES[1:3]),
+    ("What is this?\n@ Say it.", IMAGES[:1]),
+    ("@@", IMAGES[1:3]),
     ("Only text here, and a good deal of it.", []),
-    ("<turn>user\n@\nand\n\n@ or @?<turn>", [PICTURES[3], PICTURES[4], PICTURES[3]]),
+    ("<turn>user\n@\nand\n\n@ or @?<turn>", [IMAGES[3], IMAGES[4], IMAGES[3]]),
 ]
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def distance(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -36,15 +36,17 @@ def distance(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm()) if bool(a.isfinite().all()) else float("inf")
 
 
-def their_inputs(loaded: LoadedModel, model: Any, asked: EngineRequest, tokens: list[int]) -> dict[str, Any]:
-    """What transformers' own forward takes for a prompt, from the pixels that our reader gives."""
+def hf_inputs(loaded: LoadedModel, model: Any, request: EngineRequest, tokens: list[int]) -> dict[str, Any]:
+    """Return the inputs of transformers' forward for a prompt, with the pixels of Syringa's image reader."""
     assert loaded.vision
     reader = loaded.vision.reader
     ids = torch.tensor([tokens])
-    frames = [frame for image in asked.images for frame in reader.read(image).frames]
+    frames = [frame for image in request.images for frame in reader.read(image).tower_inputs]
     found: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     for name in frames[0] if frames else ():
-        tiles = name == "pixel_attention_mask" or frames[0][name].dim() == 5  # counted within their image
+        tiles = (
+            name == "pixel_attention_mask" or frames[0][name].dim() == 5
+        )  # tiles are concatenated within their image
         found[name] = torch.cat([frame[name] for frame in frames], dim=int(tiles))
     marks = (ids == model.config.image_token_id).long()
     known = inspect.signature(model.forward).parameters
@@ -54,75 +56,79 @@ def their_inputs(loaded: LoadedModel, model: Any, asked: EngineRequest, tokens: 
 
 
 @torch.inference_mode()
-def their_logits(
-    loaded: LoadedModel, model: Any, asked: list[EngineRequest], tokens: list[list[int]]
+def hf_logits(
+    loaded: LoadedModel, model: Any, requests: list[EngineRequest], tokens: list[list[int]]
 ) -> list[torch.Tensor]:
-    pairs = zip(asked, tokens, strict=True)
-    return [model(**their_inputs(loaded, model, a, t), use_cache=False).logits[0].float() for a, t in pairs]
+    pairs = zip(requests, tokens, strict=True)
+    return [model(**hf_inputs(loaded, model, a, t), use_cache=False).logits[0].float() for a, t in pairs]
 
 
-def requests(model: Small) -> list[EngineRequest]:
-    """Greedy ones: some of text, which run while the tower looks at the images of the others."""
+def make_requests(model: TinyVisionModel) -> list[EngineRequest]:
+    """Return greedy requests, some of text only, which run while the vision tower encodes images of the others."""
     texts = ["Now, what do you see? " * n for n in range(1, 5)]
-    wishes: dict[str, Any] = {"max_tokens": 40, "stopping": {"ignore_eos": True}}
+    params: dict[str, Any] = {"max_tokens": 40, "stopping": {"ignore_eos": True}}
     found = []
     for i in range(16):
-        images = [picture(100 + i, 60 + 9 * i, 150 - 8 * i), PICTURES[i % 5]]
+        images = [make_image(100 + i, 60 + 9 * i, 150 - 8 * i), IMAGES[i % 5]]
         if i % 4 == 0:
-            found.append(model.ask(str(i), texts[i // 4], **wishes))
+            found.append(model.ask(str(i), texts[i // 4], **params))
         else:
-            found.append(model.ask(str(i), f"@ {texts[i % 4]} @", *images, **wishes))
+            found.append(model.ask(str(i), f"@ {texts[i % 4]} @", *images, **params))
     return found
 
 
-def answer(loaded: LoadedModel, asked: list[EngineRequest], cache: int) -> tuple[dict[str, list[int]], Any]:
-    core = EngineCore(loaded, Limits(step_tokens=64, max_running=8), kv_cache_tokens=cache)
-    told: dict[str, list[int]] = {each.id: [] for each in asked}
-    for each in asked:
+def generate(loaded: LoadedModel, requests: list[EngineRequest], cache: int) -> tuple[dict[str, list[int]], Any]:
+    core = EngineCore(loaded, SchedulerLimits(step_tokens=64, max_running=8), kv_cache_tokens=cache)
+    outputs: dict[str, list[int]] = {each.id: [] for each in requests}
+    for each in requests:
         core.submit(each)
-    while core.busy or len(core.arrivals):
+    while core.busy or len(core.pending):
         for _, delta in core.step():
-            told[delta.request] += delta.tokens
+            outputs[delta.request] += delta.tokens
             if delta.error:
                 raise RuntimeError(delta.error)
     stats = core.stats()
     core.close()
     if stats.blocks_free + stats.blocks_cached != stats.blocks_total:
-        raise RuntimeError("blocks are left over")
+        raise RuntimeError("blocks have leaked")
     if refused := core.take_refused():
         raise RuntimeError(f"refused: {refused}")
-    return told, stats
+    return outputs, stats
 
 
-def strangers(here: LoadedModel, asked: list[EngineRequest], told: dict[str, list[int]], near: float) -> int:
-    """How many of the greedy tokens are not nearly the best by the logits of the CPU's engine in fp32."""
-    off = 0
-    for each, (prompt, pictures) in zip(asked, prepared(here, *asked), strict=True):
-        tokens = told[each.id]
-        rows = run(here, [(prompt + tokens, pictures)])[0][len(prompt) - 1 : -1]
+def count_unlikely_tokens(
+    cpu_model: LoadedModel, requests: list[EngineRequest], outputs: dict[str, list[int]], tolerance: float
+) -> int:
+    """Count greedy tokens that are not nearly the best by the logits of the CPU engine in fp32."""
+    unlikely = 0
+    for each, (prompt, images) in zip(requests, preprocess(cpu_model, *requests), strict=True):
+        tokens = outputs[each.id]
+        rows = run(cpu_model, [(prompt + tokens, images)])[0][len(prompt) - 1 : -1]
         chosen = rows.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        off += int(((rows.amax(-1) - chosen) > near * rows.std()).sum())
-    return off
+        unlikely += int(((rows.amax(-1) - chosen) > tolerance * rows.std()).sum())
+    return unlikely
 
 
-def check_answers(model: Small, loaded: LoadedModel, say: Say, near: float) -> bool:
-    asked = requests(model)
-    here = load_model(LoadOptions(model=str(model.folder), dtype="fp32", device="cpu", threads=4, native_kernels=False))
-    (first, _), (crowded, stats) = (answer(loaded, asked, n) for n in (8_000, CROWDED))
-    off = [strangers(here, asked, told, near) for told in (first, crowded)]
-    alike = sum(first[each.id] == crowded[each.id] for each in asked)
-    say(
-        f"    two images in a prompt, {stats.output_tokens} tokens: {off[0]} that the CPU would not have chosen, with "
-        f"{stats.preemptions} preemptions {off[1]}; {alike} of {len(asked)} answers the same"
+def check_outputs(model: TinyVisionModel, loaded: LoadedModel, log: Log, tolerance: float) -> bool:
+    requests = make_requests(model)
+    cpu_model = load_model(
+        LoadOptions(model=str(model.folder), dtype="fp32", device="cpu", threads=4, native_kernels=False)
     )
-    return off == [0, 0] and stats.preemptions > 0
+    (first, _), (preempted, stats) = (generate(loaded, requests, n) for n in (8_000, SMALL_CACHE_TOKENS))
+    unlikely = [count_unlikely_tokens(cpu_model, requests, outputs, tolerance) for outputs in (first, preempted)]
+    alike = sum(first[each.id] == preempted[each.id] for each in requests)
+    log(
+        f"    two images in a prompt, {stats.output_tokens} tokens: {unlikely[0]} unlikely for the CPU engine, with "
+        f"{stats.preemptions} preemptions {unlikely[1]}; {alike} of {len(requests)} outputs equal"
+    )
+    return unlikely == [0, 0] and stats.preemptions > 0
 
 
-def check_images(say: Say) -> bool:
-    """At most twice as far from transformers' own fp32 on the GPU as its own bf16 is there."""
+def check_images(log: Log) -> bool:
+    """Check every family: at most twice as far from transformers' fp32 on the GPU as its own bf16."""
     from transformers import AutoModelForImageTextToText
 
-    right = True
+    passed = True
     for name in FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             model = save(name, Path(folder))
@@ -131,21 +137,25 @@ def check_images(say: Say) -> bool:
                 folder, attn_implementation="eager", dtype=torch.bfloat16
             )
             assert loaded.gpu
-            asked = [model.ask("a", text, *images) for text, images in PROMPTS]
-            ours = prepared(loaded, *asked)
-            tokens = [each for each, _ in ours]
-            expected = their_logits(loaded, model.theirs.cuda(), asked, tokens)
-            rounded = max(map(distance, their_logits(loaded, half.eval().cuda(), asked, tokens), expected))
-            batches = [run(loaded, ours), run(loaded, ours, chunk=13), run(loaded, ours, chunk=1)]
+            requests = [model.ask("a", text, *images) for text, images in PROMPTS]
+            preprocessed = preprocess(loaded, *requests)
+            tokens = [each for each, _ in preprocessed]
+            expected = hf_logits(loaded, model.hf_model.cuda(), requests, tokens)
+            rounded = max(map(distance, hf_logits(loaded, half.eval().cuda(), requests, tokens), expected))
+            batches = [
+                run(loaded, preprocessed),
+                run(loaded, preprocessed, chunk=13),
+                run(loaded, preprocessed, chunk=1),
+            ]
             errors = [max(map(distance, batch, expected)) for batch in batches]
-            fine = max(errors) < max(MOST, 2 * rounded)
+            fine = max(errors) < max(MAX_ERROR, 2 * rounded)
             shown = ", ".join(f"{error:.1e}" for error in errors)
-            verdict, decoder = "" if fine else " WRONG", loaded.gpu.decoder
-            say(
-                f"  {name}: whole, in pieces, one by one: {shown}; transformers in bf16: {rounded:.1e}{verdict}; "
-                f"the tower takes {decoder.beside / 2**20:.1f} MiB; recorded: {decoder.recordable}"
+            status, decoder = "" if fine else " WRONG", loaded.gpu.decoder
+            log(
+                f"  {name}: whole, in chunks, token by token: {shown}; transformers in bf16: {rounded:.1e}{status}; "
+                f"vision tower {decoder.concurrent_bytes / 2**20:.1f} MiB; CUDA graphs {decoder.supports_cuda_graphs}"
             )
-            right &= fine
+            passed &= fine
             if name in ("idefics3", "qwen2_5_vl", "gemma3"):
-                right &= check_answers(model, loaded, say, max(0.06, 8 * max(errors)))
-    return right
+                passed &= check_outputs(model, loaded, log, max(0.06, 8 * max(errors)))
+    return passed

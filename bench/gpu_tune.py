@@ -1,4 +1,4 @@
-"""Choices that only a measurement can make, for `bench.gpu --tune`: attention's tiles, and which steps overlap."""
+"""Tuning by measurement, for `bench.gpu --tune`: tiles of decode attention, and which batch sizes profit from PDL."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from bench.gpu import make_request
 from syringa.engine.worker.core import EngineCore
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def timed(run: Callable[[], object], launches: int = 8) -> float:
-    """Microseconds, from a graph's replays."""
+    """Return microseconds per launch: the median of CUDA graph replays."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -36,9 +36,9 @@ def timed(run: Callable[[], object], launches: int = 8) -> float:
     return statistics.median(times)
 
 
-def attention(say: Say) -> dict[int, Any]:
-    """The best tiles for batches of mixed lengths, by rows."""
-    from syringa.engine.gpu.kernels.decode_attention import choose, decode_attention
+def tune_decode_attention(log: Log) -> dict[int, Any]:
+    """Return the best tiles for batches of mixed lengths, by number of rows."""
+    from syringa.engine.gpu.kernels.decode_attention import choose_config, decode_attention
 
     heads, kv_heads, size = 32, 8, 128
     found: dict[int, Any] = {}
@@ -59,23 +59,23 @@ def attention(say: Say) -> dict[int, Any]:
         ) -> float:
             return timed(lambda: decode_attention(q, k, v, t, at, heads, config=config))
 
-        own = choose(rows, kv_heads, size)
-        times = {"own, in no order": run(own, mixed), f"own {tuple(own)}": run(own)}
-        tried = _tiles()
-        for config in tried:
+        default = choose_config(rows, kv_heads, size)
+        times = {"default, unsorted": run(default, mixed), f"default {tuple(default)}": run(default)}
+        configs = _decode_configs()
+        for config in configs:
             try:
                 times[str(tuple(config))] = run(config)
             except Exception as error:
-                say(f"    {config}: {type(error).__name__}")
-        best = min(tried, key=lambda c: times.get(str(tuple(c)), 1e9))
-        found[rows] = best if times[str(tuple(best))] < 0.985 * times[f"own {tuple(own)}"] else own
+                log(f"    {config}: {type(error).__name__}")
+        best = min(configs, key=lambda c: times.get(str(tuple(c)), 1e9))
+        found[rows] = best if times[str(tuple(best))] < 0.985 * times[f"default {tuple(default)}"] else default
         shown = sorted(times.items(), key=lambda item: item[1])
-        say(f"  attention of {rows}: " + "; ".join(f"{k} {t:.0f} µs, {read / t / 1e6:.2f} TB/s" for k, t in shown[:5]))
-        say("    " + "; ".join(f"{k} {t:.0f}" for k, t in shown[5:]))
+        log(f"  attention of {rows}: " + "; ".join(f"{k} {t:.0f} µs, {read / t / 1e6:.2f} TB/s" for k, t in shown[:5]))
+        log("    " + "; ".join(f"{k} {t:.0f}" for k, t in shown[5:]))
     return found
 
 
-def _tiles() -> list[Any]:
+def _decode_configs() -> list[Any]:
     from syringa.engine.gpu.kernels.decode_attention import DecodeConfig
 
     shapes = [(64, 4, 4, 128), (64, 4, 3, 128), (32, 4, 4, 128), (32, 4, 6, 128), (32, 2, 4, 168), (64, 8, 3, 64)]
@@ -84,39 +84,39 @@ def _tiles() -> list[Any]:
     return [DecodeConfig(splits=splits, **tile) for splits in (1, 2) for tile in tiles]
 
 
-def overlap(core: EngineCore, batch: int, say: Say) -> tuple[float, float]:
-    """Milliseconds of a step whose kernels overlap and of one whose do not, in turns."""
-    assert core.ahead
-    runner: Any = core.ahead.runner
+def compare_overlap(core: EngineCore, batch: int, log: Log) -> tuple[float, float]:
+    """Return the milliseconds of a decode step with and without programmatic dependent launch, measured alternately."""
+    assert core.runner
+    runner: Any = core.runner
     ops = runner.model.ops
-    kept = ops.overlap_rows
+    overlap_rows = ops.overlap_rows
     rng = random.Random(batch)
     for i in range(batch):
         core.submit(make_request(rng, i, 400, 400))
     while len(core.scheduler.waiting) or any(s.needed > 1 for s in core.scheduler.running):
         core.step()
     graphs = {}
-    for way in (True, False):
-        ops.overlap_rows = 1 << 20 if way else 0
-        runner.record(batch)
-        graphs[way] = runner.graphs._graphs[batch]
+    for pdl in (True, False):
+        ops.overlap_rows = 1 << 20 if pdl else 0
+        runner.recapture_cuda_graph(batch)
+        graphs[pdl] = runner.cuda_graphs.graphs[batch]
     times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(6):
-        for way in (True, False):
-            runner.graphs._graphs[batch] = graphs[way]
+        for pdl in (True, False):
+            runner.cuda_graphs.graphs[batch] = graphs[pdl]
             core.step()
             torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(12):
                 core.step()
             torch.cuda.synchronize()
-            times[way].append((time.perf_counter() - start) / 12 * 1e3)
+            times[pdl].append((time.perf_counter() - start) / 12 * 1e3)
     for i in range(batch):
         core.abort(str(i))
     while core.busy:
         core.step()
-    ops.overlap_rows = kept
-    runner.graphs._graphs[batch] = graphs[batch <= kept]
-    a, b = (statistics.median(times[way]) for way in (True, False))
-    say(f"  step of {batch}: {a:.3f} ms overlapping, {b:.3f} ms not")
+    ops.overlap_rows = overlap_rows
+    runner.cuda_graphs.graphs[batch] = graphs[batch <= overlap_rows]
+    a, b = (statistics.median(times[pdl]) for pdl in (True, False))
+    log(f"  step of {batch}: {a:.3f} ms with PDL, {b:.3f} ms without")
     return a, b

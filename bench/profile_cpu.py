@@ -1,6 +1,6 @@
-"""Where the time of a forward pass goes, kernel by kernel: `python -m bench.profile_cpu`.
+"""Profile a forward pass on the CPU, kernel by kernel: `python -m bench.profile_cpu`.
 
-Runs the default model's shapes through the compiled kernels, each layer with weights of its own, so that they come from
+Runs the default model's shapes through the compiled kernels, each layer with its own weights, so that these come from
 memory as in a real step. Prints milliseconds for all layers together.
 """
 
@@ -23,11 +23,11 @@ from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, SIZE, INNER, VOCAB = 30, 576, 9, 3, 64, 1536, 49152
 REPEATS = 7
-CONTEXT = 132  # tokens before the one that is decoded
+CONTEXT = 132  # tokens before the decoded one
 
 
 def median(run: Callable[[], None]) -> float:
-    """Milliseconds, after one run to warm up."""
+    """Return the median milliseconds, after a warm-up run."""
     run()
     times = []
     for _ in range(REPEATS):
@@ -37,7 +37,7 @@ def median(run: Callable[[], None]) -> float:
     return 1000 * sorted(times)[REPEATS // 2]
 
 
-def products(kernels: Kernels) -> Callable[[int], float]:
+def linear_layers(kernels: Kernels) -> Callable[[int], float]:
     def make(outputs: int, inputs: int, gated: bool = False) -> Int8Linear:
         return Int8Linear(kernels, torch.randn(outputs, inputs), None, gated=gated)
 
@@ -59,18 +59,18 @@ def products(kernels: Kernels) -> Callable[[int], float]:
     return measure
 
 
-def attention(kernels: Kernels, sequences: int, queries: int, first: int) -> float:
+def time_attention(kernels: Kernels, sequences: int, queries: int, first: int) -> float:
     width = -(-(first + queries) // BLOCK_SIZE)
     cache = CacheTensors(LAYERS, sequences * width, KV_HEADS, SIZE, torch.bfloat16)
     cache.keys.normal_(), cache.values.normal_()
     step = StepTensors(
         tokens=torch.empty(0),
         positions=torch.empty(0),
-        slots=torch.empty(0),
-        starts=torch.arange(0, sequences * queries + 1, queries, dtype=torch.int32),
-        first=torch.full((sequences,), first, dtype=torch.int32),
-        tables=torch.arange(sequences * width, dtype=torch.int32).view(sequences, width),
-        wanted=torch.empty(0),
+        slot_mapping=torch.empty(0),
+        row_starts=torch.arange(0, sequences * queries + 1, queries, dtype=torch.int32),
+        first_positions=torch.full((sequences,), first, dtype=torch.int32),
+        block_tables=torch.arange(sequences * width, dtype=torch.int32).view(sequences, width),
+        logit_rows=torch.empty(0),
     )
     q = torch.randn(sequences * queries, HEADS * SIZE)
     out = torch.empty_like(q)
@@ -89,21 +89,25 @@ def main() -> None:
         raise SystemExit("error: the kernels were not built here: install a C++ compiler and reinstall")
     torch.set_num_threads(1)
     head = Int8Linear(kernels, torch.randn(VOCAB, HIDDEN), None)
-    layers = products(kernels)
+    layers = linear_layers(kernels)
     table = Table(
-        "what", "products", "GMAC/s", "attention", "output head", title=f"{kernels.variant}, ms for all layers"
+        "workload", "matmuls", "GMAC/s", "attention", "output head", title=f"{kernels.variant}, ms for all layers"
     )
     per_row = LAYERS * (HIDDEN * (HEADS + 2 * KV_HEADS) * SIZE + HIDDEN * HIDDEN + 3 * HIDDEN * INNER)
     for sequences in (1, 4, 16, 64):
         rows = torch.randn(sequences, HIDDEN)
-        spent = layers(sequences)
-        rate = sequences * per_row / spent / 1e6
-        heads = median(lambda rows=rows: head(rows))  # type: ignore[misc]
-        seen = attention(kernels, sequences, 1, CONTEXT)
-        table.add_row(f"a step of {sequences}", f"{spent:.2f}", f"{rate:.0f}", f"{seen:.2f}", f"{heads:.2f}")
-    spent = layers(500) * 2
-    seen = attention(kernels, 1, 1000, 0)
-    table.add_row("a prompt of 1,000", f"{spent:.0f}", f"{1000 * per_row / spent / 1e6:.0f}", f"{seen:.0f}", "")
+        matmul_ms = layers(sequences)
+        rate = sequences * per_row / matmul_ms / 1e6
+        head_ms = median(lambda rows=rows: head(rows))  # type: ignore[misc]
+        attention_ms = time_attention(kernels, sequences, 1, CONTEXT)
+        table.add_row(
+            f"a step of {sequences}", f"{matmul_ms:.2f}", f"{rate:.0f}", f"{attention_ms:.2f}", f"{head_ms:.2f}"
+        )
+    matmul_ms = layers(500) * 2
+    attention_ms = time_attention(kernels, 1, 1000, 0)
+    table.add_row(
+        "a prompt of 1,000", f"{matmul_ms:.0f}", f"{1000 * per_row / matmul_ms / 1e6:.0f}", f"{attention_ms:.0f}", ""
+    )
     Console().print(table)
 
 

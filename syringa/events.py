@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from syringa.output_formats import CallFormat, ThoughtFormat
-from syringa.types import Image, Sampling, Stopping, TokenLogprobs
+from syringa.output_formats import ReasoningFormat, ToolCallFormat
+from syringa.types import Image, SamplingParams, StopConditions, TokenLogprobs
 
 EndReason = Literal["stop", "length", "tool_calls"]
 
@@ -20,11 +20,11 @@ EndReason = Literal["stop", "length", "tool_calls"]
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
     """How the text of a choice is to be taken apart. By default it is all answer."""
 
-    thought: ThoughtFormat | None = None
-    thinking: bool = False  # the prompt has opened the thought already
-    calls: CallFormat | None = None
-    only_calls: bool = False  # nothing else may be written, so what is not whole is no text either
-    parameters: dict[str, dict[str, Any]] = {}  # each function's schema: some formats leave types to it
+    reasoning: ReasoningFormat | None = None
+    reasoning_open: bool = False  # the prompt ends inside the reasoning section
+    tool_calls: ToolCallFormat | None = None
+    tool_calls_only: bool = False  # under `required`: text around the calls is dropped
+    tool_schemas: dict[str, dict[str, Any]] = {}  # JSON schema of each function; some formats take argument types from it
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +32,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     prompts: list[list[int]]
-    sampling: Sampling
-    stopping: Stopping
+    sampling: SamplingParams
+    stopping: StopConditions
     choices: int = 1  # returned for each prompt
     candidates: int = 1  # drawn for each prompt; the best `choices` of them are returned
     stop: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     images: tuple[Image, ...] = ()  # in the order of their places in the one prompt
     output: OutputFormat = OutputFormat()
-    constraint: str = "grammar"  # the field that the grammar came from, to be named where it fails
+    grammar_param: str = "grammar"  # request field the grammar came from, named in errors
     tenant: str = ""
     user: str | None = None
 
@@ -110,7 +110,7 @@ class Usage(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
-class Trace:
+class GenerationStats:
     """What a generation leaves behind for the books, however it ends."""
 
     __slots__ = (

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Protocol
 
 import msgspec
 
 from syringa.engine.interface import Engine
 from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest
-from syringa.events import ChoiceEvent, Event, Finished, GenerationRequest, PromptScored, Trace, Usage
-from syringa.output.detokenizer import Vocabulary
+from syringa.events import ChoiceEvent, Event, Finished, GenerationRequest, GenerationStats, PromptScored, Usage
+from syringa.output.detokenizer import TokenTables
 from syringa.output.pipeline import Pipeline
 from syringa.types import EngineDelta, EngineRequest
 
@@ -27,29 +26,16 @@ Batch = Sequence[Event]
 """What one delta of the engine made; never empty."""
 
 Emit = Callable[[Batch], None]
-"""Takes events the moment they are there. What it raises ends the generation.
-
-It may have an attribute `voice`: a `Voice` for tokens whose texts are these, as JSON, or None: not now.
-"""
+"""Receives events as they are produced. What it raises ends the generation."""
 
 
-class Voice(Protocol):
-    """Says texts of the first choice, without the `TextDelta` around them."""
-
-    said: int  # how many
-
-    def __call__(self, token: int) -> bool:
-        """False: there is no such text."""
-        ...
-
-
-async def generate(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, emit: Emit) -> None:
+async def generate(engine: Engine, vocabulary: TokenTables, request: GenerationRequest, emit: Emit) -> None:
     """Runs a request. The events of a choice are in order, the choices interleaved; `Usage` comes last."""
-    emit([await produce(engine, vocabulary, request, emit, Trace())])
+    emit([await produce(engine, vocabulary, request, emit, GenerationStats())])
 
 
 async def produce(
-    engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, emit: Emit, trace: Trace
+    engine: Engine, vocabulary: TokenTables, request: GenerationRequest, emit: Emit, trace: GenerationStats
 ) -> Usage:
     """The same, with `Usage` as the result, for who has something to do before the last event is told."""
     runs = [_PromptRun(engine, vocabulary, request, index) for index in range(len(request.prompts))]
@@ -64,7 +50,7 @@ async def produce(
     return trace.usage
 
 
-async def stream(engine: Engine, vocabulary: Vocabulary, request: GenerationRequest) -> AsyncGenerator[Event]:
+async def stream(engine: Engine, vocabulary: TokenTables, request: GenerationRequest) -> AsyncGenerator[Event]:
     """The same events, for who would rather wait for them one by one."""
     queue: asyncio.Queue[Batch | None] = asyncio.Queue()
     task = asyncio.create_task(generate(engine, vocabulary, request, queue.put_nowait))
@@ -98,18 +84,14 @@ async def _together(runs: Sequence[_PromptRun], emit: Emit) -> None:
 
 
 class _PromptRun:
-    """One prompt of a request in the engine, with the pipelines of its choices.
-
-    A single choice of plain text is most of what is served, and it goes a shorter way: from the token straight to who
-    says it. Between two steps of the engine, everything else that a token touches falls out of the processor's caches.
-    """
+    """One prompt of a request in the engine, with the pipelines of its choices."""
 
     __slots__ = (
-        "_choices", "_constraint", "_cut", "_emit", "_engine", "_first_at", "_held", "_pipelines", "_prompt", "_queued",
-        "_request", "_running", "_scored", "_texts", "_told", "cached_tokens", "hear", "prompt_tokens",
+        "_choices", "_grammar_param", "_cut", "_emit", "_engine", "_first_at", "_held", "_pipelines", "_prompt", "_queued",
+        "_request", "_running", "_scored", "_told", "cached_tokens", "prompt_tokens",
     )  # fmt: skip
 
-    def __init__(self, engine: Engine, vocabulary: Vocabulary, request: GenerationRequest, prompt: int) -> None:
+    def __init__(self, engine: Engine, vocabulary: TokenTables, request: GenerationRequest, prompt: int) -> None:
         self.cached_tokens = 0
         self.prompt_tokens = len(request.prompts[prompt])
         self._queued = 0
@@ -119,12 +101,10 @@ class _PromptRun:
         self._prompt = prompt
         self._choices = request.choices
         self._running = request.candidates
-        self._constraint = request.constraint
+        self._grammar_param = request.grammar_param
         self._held: list[EngineDelta] = []
         self._told: list[Event] = []
         self._emit: Emit = self._keep
-        self._texts = vocabulary.json_table
-        self.hear: Voice | None = None  # what it has said, the pipeline was not told of
         ranked = request.candidates > request.choices
         # Candidates are ranked by their log-probability, whether or not the client wants to see it.
         logprobs = request.logprobs if request.logprobs is not None or not ranked else 0
@@ -153,11 +133,10 @@ class _PromptRun:
             tenant=request.tenant,
         )
 
-    def leave(self, trace: Trace) -> None:
+    def leave(self, trace: GenerationStats) -> None:
         """Adds what was done for this prompt. One that the engine never began on cost nothing."""
         if self._first_at is None:
             return
-        self._settle()
         trace.prompt_tokens += self.prompt_tokens
         trace.cached_tokens += self.cached_tokens
         trace.completion_tokens += sum([pipeline.tokens for pipeline in self._pipelines])
@@ -201,25 +180,16 @@ class _PromptRun:
             self.cached_tokens = delta.cached_tokens
         if delta.prompt_tokens:
             self.prompt_tokens = delta.prompt_tokens
-        self._settle()
         events = pipeline.feed(delta)
         if events:
             self._emit(events)
         if not events or not isinstance(events[-1], Finished):
-            if len(self._pipelines) == 1 and not self._prompt and pipeline.steady:
-                voice = getattr(self._emit, "voice", None)
-                self.hear = None if voice is None else voice(self._texts)
             return False
         self._running -= 1
         self._cut |= events[-1].reason == "length"
         if delta.finish is None and self._running:
             self._engine.abort(self._request.id, delta.choice)
         return not self._running
-
-    def _settle(self) -> None:
-        if (voice := self.hear) is not None:
-            self._pipelines[0].tokens += voice.said
-            self.hear, voice.said = None, 0
 
     def _keep(self, batch: Batch) -> None:
         self._told += batch
@@ -241,9 +211,9 @@ class _PromptRun:
     def _refuse_failure(self, delta: EngineDelta) -> None:
         if delta.finish == "error":
             message = delta.error or "The engine failed on this request."
-            match delta.fault:
+            match delta.error_kind:
                 case "grammar":
-                    raise InvalidRequest(message, param=self._constraint, code="invalid_grammar")
+                    raise InvalidRequest(message, param=self._grammar_param, code="invalid_grammar")
                 case "overload":
                     raise EngineOverloaded(message)
             raise EngineError(message)

@@ -23,7 +23,7 @@ def random_bytes(count: int) -> bytes:
     return _drawn[_used - count : _used]
 
 
-def fresh_id(prefix: str = "", count: int = 16) -> str:
+def random_id(prefix: str = "", count: int = 16) -> str:
     """`prefix` and 32 hexadecimal digits, or two for each of `count` bytes."""
     return prefix + random_bytes(count).hex()
 

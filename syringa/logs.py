@@ -1,13 +1,17 @@
-"""Logging, set up the same way in every process: a line for people, or one JSON object a line.
+"""Logging set-up, the same in every process: lines of text, or one JSON object per line.
 
-What clients send and are sent is nobody's business but theirs, so nothing here can show it by accident:
+A record may carry fields of its own, which JSON lines show separately, and the id of its request:
 
-- Only Syringa's own loggers heed the level that was set. Libraries are heard from warnings on: below that, some log
-  URLs, headers and frames.
-- The messages of exceptions that nobody foresaw may quote what was being worked on: only those of types that never do
-  are shown (`_TELLING`). Of the others, the type and the place remain.
-- Text that people wrote goes to one logger, `PROMPTS`, which is off unless the administrator wants it.
-- Control characters are escaped: nobody can forge a line.
+    logger.info(message, extra={"fields": {"status": 200}, "request_id": "req_1"})
+
+Client data must not reach the log by accident:
+
+- The configured level applies to Syringa's loggers only. Libraries log warnings and above, because some log URLs,
+  headers and frames below that.
+- The message of an unexpected exception may quote client data, so it is shown only for the types in `_SAFE_ERRORS`. Of
+  other exceptions, the type and the traceback are shown.
+- Prompts and answers go to the logger `PROMPTS`, which is off by default.
+- Control characters are escaped, so that a client cannot forge a line.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ import contextlib
 import logging
 import re
 import sys
-import time
 import traceback
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -27,7 +30,7 @@ from typing import Any, Literal
 import msgspec
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""The request that is being worked on, to be named in every line about it."""
+"""The id of the current request, which is added to every record about it."""
 
 PROMPTS = logging.getLogger("syringa.prompts")
 MAX_TEXT = 10_000  # characters of a body or an answer in one line
@@ -35,10 +38,10 @@ MAX_TEXT = 10_000  # characters of a body or an answer in one line
 _OFF = logging.CRITICAL + 1
 PROMPTS.setLevel(_OFF)
 
-# Control characters of either set, what separates or turns lines, and halves of characters.
-_ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# Exceptions whose messages are about our code or the machine, not about what was being worked on.
-_TELLING = (
+# Control characters, line separators, bidirectional controls and lone surrogates.
+_ESCAPED = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Exceptions whose messages are about code or the machine, never about client data.
+_SAFE_ERRORS = (
     AssertionError, AttributeError, ImportError, MemoryError, NameError, NotImplementedError, OSError, RuntimeError,
     TypeError,
 )  # fmt: skip
@@ -46,179 +49,133 @@ _MAX_CHAIN = 8
 
 
 def configure(level: str, format: Literal["text", "json"] = "text", *, prompts: bool = False) -> None:
-    """Sets up this process. To be called once, when it begins; a second call changes the set-up."""
+    """Set up logging of this process. A second call replaces the set-up."""
     root = logging.getLogger()
-    for old in [each for each in root.handlers if isinstance(each, _Handler)]:
-        root.removeHandler(old)
-    handler = _Handler(JsonFormatter(prompts=prompts) if format == "json" else TextFormatter(prompts=prompts))
-    handler.addFilter(name_request)
+    for handler in [each for each in root.handlers if isinstance(each, _StderrHandler)]:
+        root.removeHandler(handler)
+    handler = _StderrHandler()
+    handler.setFormatter(JsonFormatter(prompts=prompts) if format == "json" else TextFormatter(prompts=prompts))
+    handler.addFilter(add_request_id)
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("syringa").setLevel(level.upper())
     PROMPTS.setLevel(logging.INFO if prompts else _OFF)
     logging.captureWarnings(True)
-    # Which thread and process a line comes from is asked for by no format, and costs every line.
+    # The formats do not show threads and processes, and looking them up costs time for every record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    sys.excepthook = _last_words
+    sys.excepthook = _log_uncaught
 
 
-def name_request(record: logging.LogRecord) -> bool:
-    """A filter that adds the request's id to a record, where there is one and none was given."""
+def add_request_id(record: logging.LogRecord) -> bool:
+    """A filter that adds the id of the current request to a record without one."""
     if not hasattr(record, "request_id"):
         record.request_id = request_id.get()
     return True
 
 
-def line(logger: logging.Logger, level: int, message: str, fields: dict[str, Any], id: str) -> None:
-    """Logs a message about the request `id` with fields of its own, which JSON lines have apart. Looks for no caller:
-    it is for lines that every request has."""
-    if (ours := _sole_listener(logger)) is not None:  # then no record has to be made
-        ours.say(_Line(time.time(), logging.getLevelName(level), logger.name, message, id, fields), level)
-    else:
-        record = logging.LogRecord(logger.name, level, "", 0, message, None, None)
-        record.fields, record.request_id = fields, id
-        logger.handle(record)
-
-
-def _sole_listener(logger: logging.Logger) -> _Handler | None:
-    """Our handler, if nobody else hears or looks at what `logger` says."""
-    each: logging.Logger | None = logger
-    if logger.filters:
-        return None
-    while each is not None and each is not logging.root:
-        if each.handlers or not each.propagate:
-            return None
-        each = each.parent
-    match logging.root.handlers:
-        case [_Handler() as ours]:
-            return ours
-    return None
-
-
 def escaped(text: str) -> str:
-    """The text on one line, with nothing in it that a terminal would obey."""
-    return _ODD.sub(_escape, text) if _ODD.search(text) else text
+    """Return the text as one line without characters that a terminal would obey."""
+    return _ESCAPED.sub(_escape, text) if _ESCAPED.search(text) else text
 
 
-def cut(text: str) -> str:
+def truncated(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text)} characters)"
 
 
-class _Line(msgspec.Struct):
-    """What is to be said; `told`: the lines of an exception."""
-
-    created: float
-    level: str
-    name: str
-    message: str
-    request_id: str
-    fields: dict[str, Any] | None = None
-    told: list[str] | None = None
-
-
-class _Formatter(logging.Formatter):
-    """What both formats have in common."""
+class TextFormatter(logging.Formatter):
+    """Formats a record as `TIME LEVEL LOGGER: MESSAGE [REQUEST]`, followed by the lines of an exception."""
 
     def __init__(self, *, prompts: bool = False) -> None:
         super().__init__()
         self._prompts = prompts
 
     def format(self, record: logging.LogRecord) -> str:
-        line = _Line(record.created, record.levelname, record.name, _message(record, self._prompts), "")
-        line.request_id, line.fields = getattr(record, "request_id", ""), getattr(record, "fields", None)
-        if record.exc_info and record.exc_info[1] is not None:
-            line.told = _told(record.exc_info[1], self._prompts)
-        return self.write(line)
-
-    def write(self, line: _Line) -> str:
-        raise NotImplementedError
+        message = escaped(_message(record, self._prompts))
+        text = f"{_format_time(record.created)} {record.levelname} {record.name}: {message}"
+        if id := getattr(record, "request_id", ""):
+            text += f" [{escaped(id)}]"
+        return "\n".join([text, *_exception_lines(record, self._prompts)])
 
 
-class TextFormatter(_Formatter):
-    def write(self, line: _Line) -> str:
-        said = f"{_time(line.created)} {line.level} {line.name}: {escaped(line.message)}"
-        if line.request_id:
-            said += f" [{escaped(line.request_id)}]"
-        return said if line.told is None else "\n".join([said, *line.told])
+class JsonFormatter(logging.Formatter):
+    """Formats a record as a JSON object on one line."""
 
+    def __init__(self, *, prompts: bool = False) -> None:
+        super().__init__()
+        self._prompts = prompts
 
-class JsonFormatter(_Formatter):
-    def write(self, line: _Line) -> str:
-        said: dict[str, Any] = {
-            "time": _time(line.created),
-            "level": line.level.lower(),
-            "logger": line.name,
-            "message": escaped(line.message),
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _format_time(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": escaped(_message(record, self._prompts)),
         }
-        if line.request_id:
-            said["request_id"] = line.request_id
-        if line.fields:
-            said |= line.fields
-        if line.told is not None:
-            said["exception"] = "\n".join(line.told)
+        if id := getattr(record, "request_id", ""):
+            line["request_id"] = id
+        line |= getattr(record, "fields", {})
+        if exception := _exception_lines(record, self._prompts):
+            line["exception"] = "\n".join(exception)
         try:
-            return msgspec.json.encode(said, enc_hook=str).decode()
-        except UnicodeEncodeError:  # half a character in a field
-            plain = {name: escaped(value) if isinstance(value, str) else value for name, value in said.items()}
-            return msgspec.json.encode(plain, enc_hook=str).decode()
+            return msgspec.json.encode(line, enc_hook=str).decode()
+        except UnicodeEncodeError:  # a lone surrogate in a field
+            line = {name: escaped(value) if isinstance(value, str) else value for name, value in line.items()}
+            return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-class _Handler(logging.Handler):
-    """Writes to whatever stderr is now, which has a line's end for the end of a buffer.
+class _StderrHandler(logging.Handler):
+    """Writes to the current `sys.stderr`.
 
-    Requests end together, when a step of the engine ends: what an event loop has to say in one turn is one write, at
-    the turn's end, unless something is wrong.
+    Many requests end in the same iteration of the event loop, when an engine step ends. Lines below warnings are
+    therefore written together, at the end of the iteration.
     """
 
-    def __init__(self, form: _Formatter) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._form = form
-        self.setFormatter(form)
         self._lines: list[str] = []
-        self._turn: asyncio.AbstractEventLoop | None = None  # whose end is waited for
+        self._scheduled: asyncio.AbstractEventLoop | None = None  # the loop that will flush
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A line that cannot be written is lost: nobody is there to be told, and the request is not to blame.
+        # A line that cannot be written is dropped: the request must not fail for it.
         with contextlib.suppress(Exception):
-            self._add(self.format(record), record.levelno)
-
-    def say(self, line: _Line, level: int) -> None:
-        """The same without a record."""
-        with self.lock or contextlib.nullcontext(), contextlib.suppress(Exception):
-            self._add(self._form.write(line), level)
-
-    def _add(self, said: str, level: int) -> None:
-        self._lines.append(said + "\n")
-        if level >= logging.WARNING or (loop := asyncio._get_running_loop()) is None:
-            self.flush()
-        elif self._turn is not loop:
-            self._turn = loop
-            loop.call_soon(self.flush)
+            self._lines.append(self.format(record) + "\n")
+            if record.levelno >= logging.WARNING or (loop := _running_loop()) is None:
+                self.flush()
+            elif self._scheduled is not loop:
+                self._scheduled = loop
+                loop.call_soon(self.flush)
 
     def flush(self) -> None:
         with self.lock or contextlib.nullcontext(), contextlib.suppress(Exception):
-            lines, self._lines, self._turn = self._lines, [], None
+            lines, self._lines, self._scheduled = self._lines, [], None
             if lines:
                 sys.stderr.write("".join(lines))
 
 
-_second, _shown = -1, ""  # the last one, which the next line is likely to share
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
-def _time(created: float) -> str:
-    global _second, _shown
+_second, _formatted = -1, ""  # of the last record, whose second the next one is likely to share
+
+
+def _format_time(created: float) -> str:
+    global _second, _formatted
     second = int(created)
     if second != _second:
-        _second, _shown = second, datetime.fromtimestamp(second, UTC).isoformat()[:-6]
-    return f"{_shown}.{int((created - second) * 1000):03d}Z"
+        _second, _formatted = second, datetime.fromtimestamp(second, UTC).isoformat()[:-6]
+    return f"{_formatted}.{int((created - second) * 1000):03d}Z"
 
 
 def _message(record: logging.LogRecord, prompts: bool) -> str:
-    said = record.getMessage()
+    message = record.getMessage()
     if record.name == "asyncio" and not prompts:
-        # The lines that follow show a task, and with it the exception that it ended with, whatever that quotes.
-        return said.partition("\n")[0]
-    return said
+        # The other lines show a task with its exception, whose message may quote client data.
+        return message.partition("\n")[0]
+    return message
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -226,35 +183,35 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
 
 
-def _told(error: BaseException, prompts: bool) -> list[str]:
-    """An exception and what led to it, the first cause first, like Python's own traceback."""
+def _exception_lines(record: logging.LogRecord, prompts: bool) -> list[str]:
+    """Return the traceback of a record's exception and of its causes, the first cause first."""
+    error = record.exc_info[1] if record.exc_info else None
     chain: list[BaseException] = []
-    found: BaseException | None = error
-    while found is not None and found not in chain and len(chain) < _MAX_CHAIN:
-        chain.append(found)
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    while error is not None and error not in chain and len(chain) < _MAX_CHAIN:
+        chain.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     lines: list[str] = []
     for each in reversed(chain):
         if lines:
             lines.append("which led to:")
         lines += [part.rstrip("\n") for part in traceback.format_tb(each.__traceback__)]
-        lines.append(_named(each, prompts))
+        lines.append(_describe_error(each, prompts))
     return lines
 
 
-def _named(error: BaseException, prompts: bool) -> str:
+def _describe_error(error: BaseException, prompts: bool) -> str:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    said = str(error)
-    if not said:
+    message = str(error)
+    if not message:
         return name
-    if prompts or isinstance(error, _TELLING):
-        return f"{name}: {escaped(cut(said))}"
-    return f"{name} (what it says is not shown without --log-prompts: {len(said)} characters)"
+    if prompts or isinstance(error, _SAFE_ERRORS):
+        return f"{name}: {escaped(truncated(message))}"
+    return f"{name} (message of {len(message)} characters not shown without --log-prompts)"
 
 
-def _last_words(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+def _log_uncaught(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, tb)
         return
-    logging.getLogger("syringa").critical("this process ends, by an error", exc_info=error)
+    logging.getLogger("syringa").critical("process ends with an uncaught exception", exc_info=error)

@@ -1,7 +1,8 @@
-"""How families of models write their thoughts and their calls: names and marks, as data.
+"""Tool-call and reasoning formats of model families: their names and markers, as data.
 
-The prompt side makes grammars of them (`prompt.calls`, `prompt.answer`), the output side parsers (`output.tools`,
-`output.reasoning`). A model's dialect is read off its chat template, and an administrator may name another.
+The prompt side derives grammars from them (`prompt.grammar.tools`, `prompt.grammar.output_grammar`), the output side
+parsers (`output.tools`, `output.reasoning`). The formats of a model are detected from its chat template and can be set
+explicitly (`prompt.chat.format_detection`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import Literal, get_args
 
 import msgspec
 
-CallFormat = Literal[
-    "plain",  # ours, for models without tools in their template: <tool_call>{"name": …, "arguments": {…}}</tool_call>
-    "hermes",  # Hermes, Qwen 2.5 and 3: the same, on lines of its own
+ToolCallFormat = Literal[
+    "plain",  # for models whose template has no tools: <tool_call>{"name": …, "arguments": {…}}</tool_call>
+    "hermes",  # Hermes, Qwen 2.5 and 3: the same, with the object on its own line
     "qwen-coder",  # <tool_call><function=…><parameter=…>…</parameter></function></tool_call>
     "llama3",  # {"name": …, "parameters": {…}} and nothing else
     "mistral",  # [TOOL_CALLS][{"name": …, "arguments": {…}}, …]
     "mistral-args",  # [TOOL_CALLS]name[ARGS]{…}
-    "deepseek",  # V3 and R1: <｜tool▁call▁begin｜>function<｜tool▁sep｜>name, then the arguments in a code block
+    "deepseek",  # V3 and R1: <｜tool▁call▁begin｜>function<｜tool▁sep｜>name, arguments in a code block
     "deepseek-v3.1",  # <｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}
     "deepseek-dsml",  # V3.2: <｜DSML｜invoke name="…"><｜DSML｜parameter name="…" string="true">…
     "kimi",  # <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}
@@ -27,74 +28,76 @@ CallFormat = Literal[
     "function-gemma",  # <start_function_call>call:name{key:<escape>text<escape>}<end_function_call>
     "harmony",  # gpt-oss: a message in the commentary channel, to=functions.name
 ]
-CALL_FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
+TOOL_CALL_FORMATS: tuple[ToolCallFormat, ...] = get_args(ToolCallFormat)
 
-ThoughtFormat = Literal["think", "kimi-vl", "mistral", "gemma", "harmony"]
+ReasoningFormat = Literal["think", "kimi-vl", "mistral", "gemma", "harmony"]
 
 
-class ThoughtMarks(msgspec.Struct, frozen=True):
-    """What stands around a thought, and what begins an answer."""
+class ReasoningMarkers(msgspec.Struct, frozen=True):
+    """Markers around the reasoning section, and before the answer that follows it."""
 
     begin: str
     end: str
-    answer: str = ""
+    answer_begin: str = ""
 
 
-# Harmony's thoughts and answers are messages in channels; these marks are for grammars, its parser is its own.
-THOUGHTS: dict[ThoughtFormat, ThoughtMarks] = {
-    "think": ThoughtMarks("<think>", "</think>"),  # DeepSeek, Qwen3, Kimi, GLM, MiniMax
-    "kimi-vl": ThoughtMarks("◁think▷", "◁/think▷"),
-    "mistral": ThoughtMarks("[THINK]", "[/THINK]"),
-    "gemma": ThoughtMarks("<|channel>thought\n", "<channel|>"),
-    "harmony": ThoughtMarks(
+# Harmony writes reasoning and answers as messages in channels. These markers serve its grammar; `output.harmony` parses
+# the messages themselves.
+REASONING_MARKERS: dict[ReasoningFormat, ReasoningMarkers] = {
+    "think": ReasoningMarkers("<think>", "</think>"),  # DeepSeek, Qwen3, Kimi, GLM, MiniMax
+    "kimi-vl": ReasoningMarkers("◁think▷", "◁/think▷"),
+    "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
+    "gemma": ReasoningMarkers("<|channel>thought\n", "<channel|>"),
+    "harmony": ReasoningMarkers(
         "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>"
     ),
 }
 
 
-class CallMarks(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands around a call where the name and the arguments are apart: `begin` name `arguments` {…} `end`."""
+class DelimitedCallFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls whose name and JSON arguments are separated by markers: `begin` NAME `arguments_begin` {…} `end`."""
 
     begin: str
-    arguments: str
+    arguments_begin: str
     end: str = ""
-    code: bool = False  # the arguments stand in a code block
-    section: str = ""  # before all calls
+    code_block: bool = False  # the arguments are in a Markdown code block
+    section_begin: str = ""  # before all calls
     section_end: str = ""
 
 
-CALL_MARKS: dict[CallFormat, CallMarks] = {
-    "mistral-args": CallMarks(begin="[TOOL_CALLS]", arguments="[ARGS]"),
-    "deepseek": CallMarks(
+DELIMITED_FORMATS: dict[ToolCallFormat, DelimitedCallFormat] = {
+    "mistral-args": DelimitedCallFormat(begin="[TOOL_CALLS]", arguments_begin="[ARGS]"),
+    "deepseek": DelimitedCallFormat(
         begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-        arguments="\n",
+        arguments_begin="\n",
         end="<｜tool▁call▁end｜>",
-        code=True,
-        section="<｜tool▁calls▁begin｜>",
+        code_block=True,
+        section_begin="<｜tool▁calls▁begin｜>",
         section_end="<｜tool▁calls▁end｜>",
     ),
-    "deepseek-v3.1": CallMarks(
+    "deepseek-v3.1": DelimitedCallFormat(
         begin="<｜tool▁call▁begin｜>",
-        arguments="<｜tool▁sep｜>",
+        arguments_begin="<｜tool▁sep｜>",
         end="<｜tool▁call▁end｜>",
-        section="<｜tool▁calls▁begin｜>",
+        section_begin="<｜tool▁calls▁begin｜>",
         section_end="<｜tool▁calls▁end｜>",
     ),
-    "kimi": CallMarks(
+    "kimi": DelimitedCallFormat(
         begin="<|tool_call_begin|>",
-        arguments="<|tool_call_argument_begin|>",
+        arguments_begin="<|tool_call_argument_begin|>",
         end="<|tool_call_end|>",
-        section="<|tool_calls_section_begin|>",
+        section_begin="<|tool_calls_section_begin|>",
         section_end="<|tool_calls_section_end|>",
     ),
 }
 
 
-class CallTags(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls whose arguments stand in tags, one by one. What a name, a key or a value has before it and behind it.
+class TaggedCallFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls with one tag for each argument.
 
-    A call is `call_begin` NAME `name_end` parameters `call_end`; a parameter is `key_begin` KEY `key_end` `value_begin`
-    VALUE `value_end`. Where there is no `call_end`, the end of the section ends the one call in it.
+    A section is `begin` calls `end`; a call is `call_begin` NAME `name_end` parameters `call_end`; a parameter is
+    `key_begin` KEY `key_end` `value_begin` VALUE `value_end`. Without a `call_end`, a section is a single call and its
+    end ends the call.
     """
 
     begin: str
@@ -106,15 +109,15 @@ class CallTags(msgspec.Struct, frozen=True, kw_only=True):
     key_end: str
     value_begin: str
     value_end: str
-    token: str = ""  # a part of these that may be a token of its own
-    several: bool = False  # whether a section has several calls
-    padded: bool = False  # whether a value stands between line breaks that are not part of it
-    says_type: bool = False  # whether `string="true"` or `string="false"` stands behind the key
+    inner_token: str = ""  # a part of the markers that may be a special token of the vocabulary
+    multiple_calls: bool = False  # whether a section may contain several calls
+    padded: bool = False  # whether a value is surrounded by line breaks that are not part of it
+    type_attribute: bool = False  # whether `string="true"` or `string="false"` follows the key
     line_breaks: Literal["always", "sometimes"] = "always"  # between tags
 
 
-CALL_TAGS: dict[CallFormat, CallTags] = {
-    "qwen-coder": CallTags(
+TAGGED_FORMATS: dict[ToolCallFormat, TaggedCallFormat] = {
+    "qwen-coder": TaggedCallFormat(
         begin="<tool_call>",
         end="</tool_call>",
         call_begin="<function=",
@@ -126,8 +129,8 @@ CALL_TAGS: dict[CallFormat, CallTags] = {
         value_end="</parameter>",
         padded=True,
     ),
-    # GLM 4.5 and 4.6 write line breaks, later ones none.
-    "glm": CallTags(
+    # GLM 4.5 and 4.6 write line breaks, later versions do not.
+    "glm": TaggedCallFormat(
         begin="<tool_call>",
         end="</tool_call>",
         key_begin="<arg_key>",
@@ -136,7 +139,7 @@ CALL_TAGS: dict[CallFormat, CallTags] = {
         value_end="</arg_value>",
         line_breaks="sometimes",
     ),
-    "minimax": CallTags(
+    "minimax": TaggedCallFormat(
         begin="<minimax:tool_call>",
         end="</minimax:tool_call>",
         call_begin='<invoke name="',
@@ -146,9 +149,9 @@ CALL_TAGS: dict[CallFormat, CallTags] = {
         key_end='"',
         value_begin=">",
         value_end="</parameter>",
-        several=True,
+        multiple_calls=True,
     ),
-    "deepseek-dsml": CallTags(
+    "deepseek-dsml": TaggedCallFormat(
         begin="<｜DSML｜function_calls>",
         end="</｜DSML｜function_calls>",
         call_begin='<｜DSML｜invoke name="',
@@ -158,30 +161,30 @@ CALL_TAGS: dict[CallFormat, CallTags] = {
         key_end='"',
         value_begin=">",
         value_end="</｜DSML｜parameter>",
-        token="｜DSML｜",
-        several=True,
-        says_type=True,
+        inner_token="｜DSML｜",
+        multiple_calls=True,
+        type_attribute=True,
     ),
 }
 
 
-class GemmaMarks(msgspec.Struct, frozen=True):
-    """Around a call, and on both sides of a text."""
+class GemmaCallFormat(msgspec.Struct, frozen=True):
+    """Markers around a call, and the marker that quotes a string."""
 
     begin: str
     end: str
     quote: str
 
 
-GEMMA_MARKS: dict[CallFormat, GemmaMarks] = {
-    "gemma": GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>'),
-    "function-gemma": GemmaMarks("<start_function_call>", "<end_function_call>", "<escape>"),
+GEMMA_FORMATS: dict[ToolCallFormat, GemmaCallFormat] = {
+    "gemma": GemmaCallFormat("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "function-gemma": GemmaCallFormat("<start_function_call>", "<end_function_call>", "<escape>"),
 }
 
 
-class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model was trained to write."""
+class ModelFormats(msgspec.Struct, frozen=True, kw_only=True):
+    """The output formats a model was trained on."""
 
-    calls: CallFormat = "plain"
-    thought: ThoughtFormat | None = None
-    knows_tools: bool = False  # whether its chat template takes `tools`; otherwise the prompt gets our own words
+    tool_calls: ToolCallFormat = "plain"
+    reasoning: ReasoningFormat | None = None
+    supports_tools: bool = False  # whether the chat template takes `tools`; otherwise the prompt describes them

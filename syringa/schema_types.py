@@ -46,9 +46,9 @@ class SchemaTypes:
             return ALL
         found = _declared(schema.get("type"))
         if "const" in schema:
-            found &= widened([type_of(schema["const"])])
+            found &= with_integers([type_of(schema["const"])])
         if isinstance(schema.get("enum"), list):
-            found &= widened(type_of(each) for each in schema["enum"])
+            found &= with_integers(type_of(each) for each in schema["enum"])
         if isinstance(schema.get("$ref"), str):
             found &= self._referenced(schema["$ref"], depth)
         for each in _listed(schema, "allOf"):
@@ -126,7 +126,7 @@ def resolve(root: Any, reference: str) -> Any:
     return node
 
 
-def widened(names: Iterable[str]) -> Types:
+def with_integers(names: Iterable[str]) -> Types:
     """With the integers among the numbers."""
     found = frozenset(names)
     return found | {"integer"} if "number" in found else found
@@ -134,8 +134,8 @@ def widened(names: Iterable[str]) -> Types:
 
 def _declared(kind: Any) -> Types:
     if isinstance(kind, str):
-        return widened([kind])
-    return widened(str(each) for each in kind) if isinstance(kind, list) else ALL
+        return with_integers([kind])
+    return with_integers(str(each) for each in kind) if isinstance(kind, list) else ALL
 
 
 def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:

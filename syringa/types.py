@@ -1,7 +1,7 @@
-"""The values that pass between layers. No layer's own vocabulary appears here.
+"""The values that pass between the engine and the layers above it.
 
-A `GenerationRequest` is what an endpoint asks for, an `EngineRequest` is one prompt of it on its way to an engine, and
-`EngineDelta` is what comes back, a step at a time.
+An endpoint builds a `GenerationRequest`, each prompt of it becomes an `EngineRequest`, and the engine answers with one
+`EngineDelta` per step and choice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 GrammarKind = Literal["regex", "json_schema", "lark", "llguidance"]
 FinishReason = Literal["stop", "length", "abort", "error"]
-Fault = Literal["engine", "grammar", "overload"]
+ErrorKind = Literal["engine", "grammar", "overload"]
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -22,8 +22,8 @@ class Grammar(msgspec.Struct, frozen=True):
     value: str
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn. Token-level only: strings were resolved to ids before the engine sees them."""
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are sampled. Everything is in token ids: strings are resolved before the engine sees them."""
 
     seed: int
     temperature: float = 1.0
@@ -39,12 +39,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     dry_allowed_length: int = 2
     dry_breakers: frozenset[int] = frozenset()  # ids of tokens that end a repeated run
     grammar: Grammar | None = None
-    # Where an answer begins with the first of these tokens, or with several, each is taken whenever it is likeliest,
-    # and not left to the draw: whether a function is called is a decision, and no matter of style.
+    # While the output is a prefix of these tokens, the next of them is taken if it is the most likely token, instead of
+    # being sampled: whether a tool is called should not depend on the temperature.
     opening: tuple[int, ...] = ()
 
 
-class Stopping(msgspec.Struct, frozen=True, kw_only=True):
+class StopConditions(msgspec.Struct, frozen=True, kw_only=True):
     """When a choice ends. `end_tokens` are the model's own, `stop_tokens` the request's."""
 
     max_tokens: int
@@ -55,27 +55,27 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture in a prompt: the bytes of a file that was checked (PNG, JPEG, WebP or GIF), and how closely to look."""
+    """An image of a prompt: the bytes of a validated file (PNG, JPEG, WebP or GIF), and the level of detail."""
 
     data: bytes
-    digest: bytes  # of the content; with `detail` it says whether two are the same
+    digest: bytes  # of the content; with `detail` it identifies the image in caches
     detail: Literal["low", "high", "auto"] = "auto"
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt, to be continued `choices` times."""
+    """One prompt, to be completed `choices` times."""
 
     id: str
     prompt: list[int]
-    sampling: Sampling
-    stopping: Stopping
+    sampling: SamplingParams
+    stopping: StopConditions
     choices: int = 1
     logprobs: int | None = None  # alternatives to report with each generated token; 0: only the token's own
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
-    # For each the prompt has the model's own placeholder, once; the engine puts as many tokens there as it takes.
+    # The prompt has one placeholder token per image, which the engine expands to as many as the image needs.
     images: tuple[Image, ...] = ()
-    tenant: str = ""  # whose turn it is: tokens are shared out fairly between tenants
-    use_cache: bool = True  # whether computed prompt blocks may be reused and kept
+    tenant: str = ""  # the scheduler is fair between tenants
+    use_cache: bool = True  # whether the prefix cache may be used for it
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -98,27 +98,21 @@ class EngineDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cached_tokens: int = 0  # prompt tokens that were not computed again; on a choice's first delta
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # on the first delta of the first choice
     error: str | None = None
-    fault: Fault = "engine"  # whose, where there is an error
-    prompt_tokens: int = 0  # with images in their places; on the first delta of the first choice, if there are any
-    queued_ms: int = 0  # between its arrival and the first step for it; on the first delta of the first choice
-
-    @property
-    def only_token(self) -> int | None:
-        """The token, if there is nothing but one token of the first choice to tell."""
-        tokens = self.tokens
-        return tokens[0] if len(tokens) == 1 and self == EngineDelta(self.request, 0, tokens) else None
+    error_kind: ErrorKind = "engine"
+    prompt_tokens: int = 0  # with expanded placeholders; on the first delta of the first choice, if it has images
+    queued_ms: int = 0  # from the request's arrival to its first step; on the first delta of the first choice
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of an engine, and its counters since it started."""
+    """The current state of an engine, and its counters since the start."""
 
     running: int = 0
     waiting: int = 0
-    queue_tenants: int = 0  # how many tenants those who wait belong to
-    idle_seconds: float = 0.0  # since the last step or request; 0 while there is anything to do
+    queue_tenants: int = 0  # number of tenants with waiting requests
+    idle_seconds: float = 0.0  # since the last step or request; 0 while busy
     blocks_total: int = 0
     blocks_free: int = 0  # neither in use nor holding a cached prefix
-    blocks_cached: int = 0  # reusable prefixes that nobody uses at the moment
+    blocks_cached: int = 0  # unreferenced blocks that hold a cached prefix
     block_size: int = 0
     preemptions: int = 0
     steps: int = 0
@@ -126,13 +120,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    started: int = 0  # requests of which some token was computed
-    queue_seconds: float = 0.0  # that these had waited by then, in all
-    refused: int = 0  # requests turned away because too much was waiting, or for too long
+    started: int = 0  # requests that were scheduled at least once
+    queue_seconds: float = 0.0  # total time that these waited before
+    refused: int = 0  # requests refused because the queue was full or they waited too long
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of the model it has loaded."""
+    """A worker's description of its loaded model."""
 
     architecture: str
     dtype: str

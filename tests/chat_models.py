@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from syringa.api.models.served_model import ServedModel
-from syringa.output_formats import Dialect
+from syringa.output_formats import ModelFormats
 from syringa.prompt.chat.template import ChatTemplate
-from syringa.prompt.grammar.lark import Spelling
+from syringa.prompt.grammar.lark import LarkVocabulary
 from tests.fake_engine import END, START, ByteTokenizer, fake_model
 
 # [s]instructions [u]question [a]answer
@@ -43,7 +43,7 @@ VISION = """\
 class ThinkingTokenizer(ByteTokenizer):
     """Says that the marks of a thought are tokens, as they are in models that think."""
 
-    spelling = Spelling({"<end>": END, "<start>": START, "<think>": 1, "</think>": 2})
+    lark_vocabulary = LarkVocabulary({"<end>": END, "<start>": START, "<think>": 1, "</think>": 2})
 
 
 def plain_model(source: str = PLAIN, **kwargs: object) -> ServedModel:
@@ -51,14 +51,14 @@ def plain_model(source: str = PLAIN, **kwargs: object) -> ServedModel:
 
 
 def tool_model(**kwargs: object) -> ServedModel:
-    return fake_model(template=ChatTemplate(TOOLS), dialect=Dialect(calls="hermes", knows_tools=True), **kwargs)
+    return fake_model(template=ChatTemplate(TOOLS), formats=ModelFormats(tool_calls="hermes", supports_tools=True), **kwargs)
 
 
 def thinking_model(source: str = TOOLS, **kwargs: object) -> ServedModel:
-    dialect = Dialect(calls="hermes", knows_tools=True, thought="think")
-    given = {"template": ChatTemplate(source), "dialect": dialect, "tokenizer": ThinkingTokenizer()}
+    formats = ModelFormats(tool_calls="hermes", supports_tools=True, reasoning="think")
+    given = {"template": ChatTemplate(source), "formats": formats, "tokenizer": ThinkingTokenizer()}
     return fake_model(**(given | kwargs))
 
 
-def seeing_model(**kwargs: object) -> ServedModel:
-    return fake_model(template=ChatTemplate(VISION), sees_images=True, **kwargs)
+def vision_model(**kwargs: object) -> ServedModel:
+    return fake_model(template=ChatTemplate(VISION), supports_images=True, **kwargs)

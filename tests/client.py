@@ -12,18 +12,18 @@ import httpx
 
 from syringa.api.models.served_model import FixedModels, ServedModel
 from syringa.config import Config
-from syringa.engine.interface import Sole
+from syringa.engine.interface import SingleEngineProvider
 from syringa.http.app import create_app
 from syringa.http.server.server import listen, serve_api
-from syringa.service.app_state import Work
-from syringa.service.usage.account import Observer
+from syringa.service.app_state import AppState
+from syringa.service.usage.accounting import Observer
 from tests.fake_engine import FakeEngine, fake_model
 
 
 def client(
     engine: FakeEngine | None = None, config: Config | None = None, model: ServedModel | None = None
 ) -> httpx.AsyncClient:
-    app = create_app(config or Config(), Sole(engine or FakeEngine("hello")), FixedModels([model or fake_model()]))
+    app = create_app(config or Config(), SingleEngineProvider(engine or FakeEngine("hello")), FixedModels([model or fake_model()]))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test")
 
 
@@ -38,11 +38,11 @@ async def server(
     config = config or Config(port=0, drain_timeout=1.0)
     listener = listen(config)
     port = listener.getsockname()[1]
-    work = Work(config)
+    app_state = AppState(config)
     if observe is not None:
-        work.books.observers.append(observe)
+        app_state.observers.append(observe)
     models = FixedModels([model or fake_model()])
-    task = asyncio.create_task(serve_api(config, Sole(engine), models, listener, work))
+    task = asyncio.create_task(serve_api(config, SingleEngineProvider(engine), models, listener, app_state))
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             while True:

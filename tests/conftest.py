@@ -11,11 +11,12 @@ import pytest
 from hypothesis import settings
 
 from tests.store.postgres import Postgres, why_not
+from tests.tiers import SLOW, examples
 
 # A person's run looks for new examples; CI must give the same answer to the same tree. How long one takes says more of
 # what else the machine does.
-settings.register_profile("person", deadline=None)
-settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("person", deadline=None, max_examples=examples(100))
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=examples(100))
 settings.load_profile("ci" if os.environ.get("CI") else "person")
 
 
@@ -25,6 +26,15 @@ os.environ["TRITON_INTERPRET"] = "1"
 # Whatever a test stores without saying where goes to a folder of the tests' own, not to the user's.
 _data = tempfile.TemporaryDirectory(prefix="syringa-tests-")
 os.environ["XDG_DATA_HOME"] = _data.name
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if SLOW:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,11 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Iterable
-from typing import ClassVar
-
-import msgspec
 
 from syringa.api.models.served_model import ServedModel
-from syringa.engine.interface import Take
+from syringa.engine.interface import DeltaHandler
 from syringa.errors import EngineUnavailable
-from syringa.prompt.grammar.lark import Spelling
+from syringa.prompt.grammar.lark import LarkVocabulary
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo, TokenLogprobs
 
 END, START, VOCAB = 256, 257, 258
@@ -24,12 +21,11 @@ class ByteTokenizer:
 
     vocab_size = VOCAB
     special_ids = frozenset({END, START})
-    spelling = Spelling({"<end>": END, "<start>": START})
+    lark_vocabulary = LarkVocabulary({"<end>": END, "<start>": START})
     strips_leading_space = False
     longest_token = 7
     bytes_table = [bytes([each]) for each in range(256)] + [b"<end>", b"<start>"]
     text_table = [chr(each) if each < 128 else None for each in range(256)] + [None, None]
-    json_table: ClassVar = [None if each is None else msgspec.json.encode(each) for each in text_table]
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         return list(text.encode("utf-8", "replace"))
@@ -67,6 +63,7 @@ class FakeEngine:
         self.requests: list[EngineRequest] = []
         self.aborted: list[tuple[str, int | None]] = []
         self.running: set[tuple[str, int]] = set()
+        self.delivered = 0  # deltas
 
     async def wait_ready(self) -> ModelInfo:
         if not self.ready:
@@ -76,17 +73,16 @@ class FakeEngine:
             threads=1, load_seconds=0.0,
         )  # fmt: skip
 
-    async def submit(self, request: EngineRequest, take: Take) -> None:
+    async def submit(self, request: EngineRequest, on_delta: DeltaHandler) -> None:
         running = set(range(request.choices))
         try:
             async with contextlib.aclosing(self.deltas(request)) as deltas:
                 async for delta in deltas:
                     if delta.finish is not None:
                         running.discard(delta.choice)
-                    token, hear = delta.only_token, getattr(take, "hear", None)
-                    if token is not None and hear is not None and hear(token):
-                        continue
-                    if take(delta):
+                    done = on_delta(delta)
+                    self.delivered += 1
+                    if done:
                         return
         finally:
             running -= {choice for id_, choice in self.aborted if id_ == request.id}

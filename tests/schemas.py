@@ -1,4 +1,4 @@
-"""OpenAI's schemas and those of Open Responses, and a stream put together again with every chunk checked."""
+"""Validation against the schemas of OpenAI and Open Responses, and reassembly of completion streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPEN_SPEC = SPEC.with_name("openresponses-openapi.json")
 
 @functools.cache
 def _schemas() -> dict[str, Any]:
-    """The file's schemas with the one overlay that the API's rules allow, for what the file forgets."""
+    """Return the schemas of the file, with corrections for values that the API returns and the file does not allow."""
     schemas = _with_null(json.loads(SPEC.read_text())["components"]["schemas"])
     completion = schemas["CreateCompletionResponse"]["properties"]
     choice = completion["choices"]["items"]["properties"]
@@ -28,7 +28,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _with_null(schema: Any) -> Any:
-    """OpenAPI 3.0's `nullable` is no keyword of JSON Schema: written as an alternative instead."""
+    """Replace OpenAPI 3.0's `nullable`, which is not a JSON Schema keyword, by an alternative."""
     if isinstance(schema, list):
         return [_with_null(each) for each in schema]
     if not isinstance(schema, dict):
@@ -47,8 +47,8 @@ def _validator(name: str) -> jsonschema.Draft202012Validator:
     )
 
 
-def validate(body: dict[str, Any], name: str = "CreateCompletionResponse") -> None:
-    """Against OpenAI's schema of that name."""
+def validate_openai(body: dict[str, Any], name: str = "CreateCompletionResponse") -> None:
+    """Validate a body against OpenAI's schema of that name."""
     _validator(name).validate(body)
 
 
@@ -56,23 +56,23 @@ def validate(body: dict[str, Any], name: str = "CreateCompletionResponse") -> No
 def _open_validator(name: str) -> jsonschema.Draft202012Validator:
     schemas = json.loads(OPEN_SPEC.read_text())["components"]["schemas"]
     events = [each for each in schemas if each.endswith("StreamingEvent")]
-    # The file lists the events of a stream in its path alone.
+    # The file lists stream events only in the description of the path.
     schemas["StreamingEvent"] = {"oneOf": [{"$ref": f"#/components/schemas/{each}"} for each in events]}
     return jsonschema.Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}})
 
 
-def validate_open(body: dict[str, Any], name: str = "ResponseResource") -> None:
-    """Against the schema of Open Responses of that name; `StreamingEvent` is any of them."""
+def validate_open_responses(body: dict[str, Any], name: str = "ResponseResource") -> None:
+    """Validate a body against Open Responses' schema of that name; `StreamingEvent` is any stream event."""
     _open_validator(name).validate(body)
 
 
 def reassemble(seen: list[Any]) -> dict[str, Any]:
-    """A completion's chunks put together as a client would. Needs `stream_options.include_usage`."""
+    """Join the chunks of a completion like a client. Requires `stream_options.include_usage`."""
     assert seen.pop() == "[DONE]"
     whole: dict[str, Any] = {name: seen[0][name] for name in ("id", "object", "created", "model")}
     choices: dict[int, dict[str, Any]] = {}
     for chunk in seen:
-        validate(chunk)
+        validate_openai(chunk)
         assert {name: chunk[name] for name in ("id", "object", "created", "model")} == whole
         for part in chunk["choices"]:
             choice = choices.setdefault(part["index"], {"index": part["index"], "text": "", "logprobs": None})

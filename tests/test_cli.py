@@ -25,7 +25,7 @@ from syringa.cli.fields import to_fields
 from syringa.cli.options import SAMPLING
 from syringa.config import FIELDS, Config, variable
 from syringa.errors import ConfigError, EngineUnavailable
-from syringa.modelfiles.locate import models_folder
+from syringa.modelfiles.locate import models_dir
 from syringa.prompt.chat.template import ChatTemplate
 from tests.chat_models import thinking_model
 from tests.fake_engine import FakeEngine, fake_model
@@ -34,7 +34,7 @@ from tests.fake_engine import FakeEngine, fake_model
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SYRINGA_HOME", str(models_folder().parent))  # where the tests' own set-up has put the model
+    monkeypatch.setenv("SYRINGA_HOME", str(models_dir().parent))  # where the tests' own set-up has put the model
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in FIELDS:
         monkeypatch.delenv(variable(name), raising=False)
@@ -97,7 +97,7 @@ def test_the_option_table_has_every_sampling_field() -> None:
     ("arguments", "said"),
     [
         (("serve", "--port", "x"), "--port 'x': expected a whole number"),
-        (("serve", "--host", "0.0.0.0"), "make one with `syringa keys create ORGANISATION`"),
+        (("serve", "--host", "0.0.0.0"), "make one with `syringa keys create ORGANIZATION`"),
         (("serve", "--dtype", "int3"), "expected one of auto, int8, bf16, fp32"),
         (("serve", "--config", "missing.toml"), "missing.toml: there is no such file"),
         (("serve", "--model", "/no/such/file.gguf"), "no such file or folder"),
@@ -214,12 +214,23 @@ def test_chat_survives_interrupts_and_errors(
 
 
 @pytest.fixture
-def interrupt() -> Iterator[None]:
-    """A Ctrl-C that comes soon."""
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+def interrupt(engine: FakeEngine) -> Iterator[None]:
+    """Send Ctrl-C after five tokens, also where SIGINT was ignored at start, as in background jobs."""
+    done = threading.Event()
+
+    def send() -> None:
+        while engine.delivered < 5 and not done.wait(0.01):
+            pass
+        if not done.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=send)
+    thread.start()
     yield
-    timer.cancel()
+    done.set()
+    thread.join()
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interrupt")

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from syringa import config
-from syringa.api.fields.annotations import IGNORED, REFUSED
-from syringa.api.openapi.document import OPERATIONS, fields
+from syringa.api.fields.schema import IGNORED, REFUSED
+from syringa.api.openapi.document import request_fields
 from syringa.config.specs import INHERITED
+from syringa.http.endpoints import PUBLISHED
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -21,7 +22,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 def settings_table() -> str:
     lines = ["| setting | flag and variable | default | what it does |", "| --- | --- | --- | --- |"]
     for name, field in config.FIELDS.items():
-        kind: Any = config.bare_type(name)
+        kind: Any = config.setting_type(name)
         choices = " ".join(f"`{each}`" for each in get_args(kind)) if "Literal" in str(kind) else ""
         default = field.default
         shown = "none" if default in ((), "") else f"`{str(default).lower() if isinstance(default, bool) else default}`"
@@ -50,19 +51,19 @@ def models_table() -> str:
 def parameters_tables() -> str:
     """Every field of every body, by endpoint. Endpoints that take the same body share a table."""
     paths: dict[type[msgspec.Struct], list[str]] = {}
-    for operation in OPERATIONS:
-        if operation.request is not None:
-            paths.setdefault(operation.request, []).append(f"`{operation.method.upper()} {operation.path}`")
+    for each in PUBLISHED:
+        if each.operation.request is not None:
+            paths.setdefault(each.operation.request, []).append(f"`{each.method.upper()} {each.path}`")
     parts = []
     for wire, where in paths.items():
         rows = ["| parameter | | type | default | |", "| --- | --- | --- | --- | --- |"]
-        rows += [row for name, schema in fields(wire) for row in parameter_rows(name, schema)]
+        rows += [row for name, schema in request_fields(wire).items() for row in parameter_rows(name, schema)]
         parts.append(f"## {', '.join(where)}\n\n" + "\n".join(rows))
     return "\n\n".join(parts)
 
 
 def parameter_rows(name: str, schema: dict[str, Any]) -> Iterator[str]:
-    word = "refused" if schema.get(REFUSED) else "ignored" if schema.get(IGNORED) else "honoured"
+    word = "refused" if schema.get(REFUSED) else "ignored" if schema.get(IGNORED) else "honored"
     default = f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
     cells = [f"`{name}`", word, type_text(schema), default, schema["description"]]
     yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,4 +1,4 @@
-"""What both processes know of grammars: Lark cut into words, tokens by id, and llguidance's messages in plain words."""
+"""Tests of `syringa.grammar`: the Lark tokenizer, special tokens by id, and llguidance's messages in plain English."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 import pytest
 
 from syringa.errors import InvalidRequest
-from syringa.grammar import brief
-from syringa.grammar.lark import by_id, words
+from syringa.grammar import plain_message
+from syringa.grammar.lark import resolve_special_tokens, tokenize
 from syringa.types import Grammar
 
 IDS = {"<turn>": 1, "<|im_end|>": 2}
@@ -18,11 +18,11 @@ LARK = (
 )
 
 
-def test_special_tokens_go_by_their_ids_and_texts_stay() -> None:
+def test_resolve_special_tokens_leaves_strings_and_comments_alone() -> None:
     wanted = LARK.replace("start: <turn>", "start: <[1]>").replace("x: <|im_end|>", "x: <[2]>")
-    assert by_id(Grammar("lark", LARK), IDS).value == wanted
+    assert resolve_special_tokens(Grammar("lark", LARK), IDS).value == wanted
     parts = {"grammars": [{"lark_grammar": LARK}, {"json_schema": {"const": "<turn>"}}]}
-    found = json.loads(by_id(Grammar("llguidance", json.dumps(parts)), IDS).value)
+    found = json.loads(resolve_special_tokens(Grammar("llguidance", json.dumps(parts)), IDS).value)
     assert found == {"grammars": [{"lark_grammar": wanted}, {"json_schema": {"const": "<turn>"}}]}
 
 
@@ -39,28 +39,69 @@ def test_special_tokens_go_by_their_ids_and_texts_stay() -> None:
     ],
     ids=str,
 )
-def test_other_grammars_stay_as_they_are(grammar: Grammar) -> None:
-    assert by_id(grammar, IDS) == grammar
+def test_resolve_special_tokens_leaves_other_grammars_alone(grammar: Grammar) -> None:
+    assert resolve_special_tokens(grammar, IDS) == grammar
 
 
-def test_a_token_that_is_not_there_is_named() -> None:
+def test_resolve_special_tokens_names_an_unknown_token() -> None:
     with pytest.raises(InvalidRequest, match=r"no special token <nope>\."):
-        by_id(Grammar("lark", "start: <nope>"), IDS)
+        resolve_special_tokens(Grammar("lark", "start: <nope>"), IDS)
 
 
 @pytest.mark.parametrize("text", [LARK, "a\n", "/\\/" * 100_000, '"\\"' * 100_001, "<" * 300_000, "<a " * 100_000])
-def test_every_text_is_cut_at_once(text: str) -> None:
+def test_tokenize_is_lossless_and_linear(text: str) -> None:
     started = time.process_time()
-    assert "".join(word.text for word in words(text)) == text
+    assert "".join(token.text for token in tokenize(text)) == text
     if "turn" not in text:
-        assert by_id(Grammar("lark", text), IDS).value == text
+        assert resolve_special_tokens(Grammar("lark", text), IDS).value == text
     assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(
-    ("message", "says"),
+    ("text", "tokens"),
     [
-        ("NoExtensionBias", "nothing fits it"),
+        (
+            "?start: a?b",
+            [("modifier", "?"), ("name", "start"), ("operator", ":"), ("name", "a"), ("operator", "?"), ("name", "b")],
+        ),
+        (
+            "  !r: _A->x",
+            [("modifier", "!"), ("name", "r"), ("operator", ":"), ("name", "_A"), ("operator", "->"), ("name", "x")],
+        ),
+        (
+            'A: "a".."c"i~1..2',
+            [
+                ("name", "A"),
+                ("operator", ":"),
+                ("string", '"a"'),
+                ("operator", ".."),
+                ("string", '"c"i'),
+                ("operator", "~"),
+                ("number", "1"),
+                ("operator", ".."),
+                ("number", "2"),
+            ],
+        ),
+        (
+            '%ignore /b/i %json <x> "y',
+            [
+                ("directive", "%ignore"),
+                ("regex", "/b/i"),
+                ("embedded", "%json"),
+                ("special", "<x>"),
+                ("unterminated", '"y'),
+            ],
+        ),
+    ],
+)
+def test_tokenize_kinds(text: str, tokens: list[tuple[str, str]]) -> None:
+    assert [(token.kind, token.text) for token in tokenize(text) if token.kind != "whitespace"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("NoExtensionBias", "nothing matches it"),
         ("Unable to determine if regex is empty:  (And (SearchRegex /a/))", "regular expressions are too complex"),
         ("lexer precomputation failed; either increase limits.initial_lexer_fuel", "too complex"),
         ("parser error: Too many items (limit 50000; mask); try avoiding short lexemes", "too ambiguous"),
@@ -68,7 +109,7 @@ def test_every_text_is_cut_at_once(text: str) -> None:
         ("x" * 1000, "xxx …"),
     ],
 )
-def test_messages_are_plain(message: str, says: str) -> None:
-    assert says in brief(message)
-    assert "limit" not in brief(message)
-    assert "(And" not in brief(message)
+def test_plain_message_hides_internals(message: str, expected: str) -> None:
+    assert expected in plain_message(message)
+    assert "limit" not in plain_message(message)
+    assert "(And" not in plain_message(message)

@@ -8,10 +8,10 @@ from syringa import ids
 
 
 def test_ids_are_long_and_never_the_same() -> None:
-    found = [ids.fresh_id("x_") for _ in range(5000)]
+    found = [ids.random_id("x_") for _ in range(5000)]
     assert len(set(found)) == 5000
     assert all(len(each) == 34 and each.startswith("x_") for each in found)
-    assert len(ids.fresh_id(count=8)) == 16
+    assert len(ids.random_id(count=8)) == 16
 
 
 def test_no_byte_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,10 +39,10 @@ def test_numbers_have_as_many_bits_as_wanted(bits: int) -> None:
 
 
 def test_a_copy_of_the_process_draws_its_own() -> None:
-    ids.fresh_id()
+    ids.random_id()
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
-        os.write(writing, ids.fresh_id().encode())
+        os.write(writing, ids.random_id().encode())
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(reading, 100).decode() != ids.fresh_id()
+    assert os.read(reading, 100).decode() != ids.random_id()

@@ -1,4 +1,4 @@
-"""What administrators send and see: keys, organisations, and what was used."""
+"""Wire types of the admin API: API keys, organizations, models and usage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from syringa.api.fields.annotations import says
+from syringa.api.fields.schema import doc
 
 Limit = Annotated[int, Meta(ge=0, le=10**12)]
 
@@ -15,28 +15,37 @@ Limit = Annotated[int, Meta(ge=0, le=10**12)]
 class KeyRequest(msgspec.Struct, kw_only=True):
     """The body of `POST /admin/keys`."""
 
-    organisation: Annotated[
-        Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")], says("Whose key it is; made if it is new.")
+    organization: Annotated[
+        Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")],
+        doc("Organization of the key; created if it does not exist."),
     ]
-    name: Annotated[Annotated[str, Meta(max_length=100)] | None, says("What it is for.")] = None
-    admin: Annotated[bool | None, says("May manage keys, organisations and models.", False)] = None
-    models: Annotated[list[str] | None, says("Ids of the models that it may use; absent: all.")] = None
-    expires_at: Annotated[int | None, says("Unix time, in seconds; absent: never.")] = None
-    requests_per_minute: Annotated[Limit | None, says("A limit of its own; absent or 0: none.")] = None
-    tokens_per_minute: Annotated[Limit | None, says("A limit of its own; absent or 0: none.")] = None
-    concurrent: Annotated[Limit | None, says("Requests at the same time; absent or 0: no limit of its own.")] = None
+    name: Annotated[Annotated[str, Meta(max_length=100)] | None, doc("Label of the key, at most 100 characters.")] = (
+        None
+    )
+    admin: Annotated[bool | None, doc("Whether the key may use the admin API.", False)] = None
+    models: Annotated[list[str] | None, doc("Ids of the models that the key may use. Default: all.")] = None
+    expires_at: Annotated[int | None, doc("Unix time in seconds. Default: never.")] = None
+    requests_per_minute: Annotated[
+        Limit | None, doc("Maximum requests per minute of the key. Default or 0: no limit.")
+    ] = None
+    tokens_per_minute: Annotated[Limit | None, doc("Maximum tokens per minute of the key. Default or 0: no limit.")] = (
+        None
+    )
+    concurrent: Annotated[
+        Limit | None, doc("Maximum number of concurrent requests of the key. Default or 0: no limit.")
+    ] = None
 
 
 class KeyEntry(msgspec.Struct, kw_only=True):
-    """What is known of a key, which is not the key."""
+    """A key without its secret."""
 
-    object: Annotated[str, says("`api_key`.", const="api_key")] = "api_key"
+    object: Annotated[str, doc("`api_key`.", const="api_key")] = "api_key"
     id: str
-    organisation: str
+    organization: str
     name: str
-    hint: Annotated[str, says("How the key begins.")]
+    hint: Annotated[str, doc("First characters of the key.")]
     admin: bool
-    models: Annotated[list[str] | None, says("Null: all.")]
+    models: Annotated[list[str] | None, doc("Ids of the models that the key may use; null: all.")]
     requests_per_minute: int | None
     tokens_per_minute: int | None
     concurrent: int | None
@@ -47,28 +56,37 @@ class KeyEntry(msgspec.Struct, kw_only=True):
 
 
 class NewKey(KeyEntry, kw_only=True):
-    """A key that was just made."""
+    """A key that was just created."""
 
-    key: Annotated[str, says("The key itself. It is shown this once, and cannot be had again.")]
+    key: Annotated[str, doc("The secret key. It is returned only once.")]
 
 
 class KeyList(msgspec.Struct, kw_only=True):
-    object: Annotated[str, says("`list`.", const="list")] = "list"
+    object: Annotated[str, doc("`list`.", const="list")] = "list"
     data: list[KeyEntry]
 
 
-class OrganisationRequest(msgspec.Struct, kw_only=True):
-    """The body of `PUT /admin/organisations/{id}`. What is absent stays as it is."""
+class OrganizationRequest(msgspec.Struct, kw_only=True):
+    """The body of `PUT /admin/organizations/{id}`. Absent fields are left unchanged."""
 
-    requests_per_minute: Annotated[Limit | Literal["default"] | None, says("0: no limit.")] = None
-    tokens_per_minute: Annotated[Limit | Literal["default"] | None, says("0: no limit.")] = None
-    concurrent: Annotated[Limit | Literal["default"] | None, says("Requests at the same time; 0: no limit.")] = None
+    requests_per_minute: Annotated[
+        Limit | Literal["default"] | None,
+        doc("Maximum requests per minute; 0: no limit; `default`: the server's setting."),
+    ] = None
+    tokens_per_minute: Annotated[
+        Limit | Literal["default"] | None,
+        doc("Maximum tokens per minute; 0: no limit; `default`: the server's setting."),
+    ] = None
+    concurrent: Annotated[
+        Limit | Literal["default"] | None,
+        doc("Maximum number of concurrent requests; 0: no limit; `default`: the server's setting."),
+    ] = None
 
 
-class OrganisationEntry(msgspec.Struct, kw_only=True):
-    """An organisation. A limit that is null is the server's default; 0: no limit."""
+class OrganizationEntry(msgspec.Struct, kw_only=True):
+    """An organization. A limit of null means the server's default, 0 no limit."""
 
-    object: Annotated[str, says("`organisation`.", const="organisation")] = "organisation"
+    object: Annotated[str, doc("`organization`.", const="organization")] = "organization"
     id: str
     created_at: int
     requests_per_minute: int | None
@@ -76,60 +94,63 @@ class OrganisationEntry(msgspec.Struct, kw_only=True):
     concurrent: int | None
 
 
-class OrganisationList(msgspec.Struct, kw_only=True):
-    object: Annotated[str, says("`list`.", const="list")] = "list"
-    data: list[OrganisationEntry]
+class OrganizationList(msgspec.Struct, kw_only=True):
+    object: Annotated[str, doc("`list`.", const="list")] = "list"
+    data: list[OrganizationEntry]
 
 
 class ModelRequest(msgspec.Struct, kw_only=True):
-    """The body of `PUT /admin/models/{id}`. What is absent is as the server's setting of the same name."""
+    """The body of `PUT /admin/models/{id}`. Absent fields take the value of the server's setting of the same name."""
 
-    path: Annotated[str, says("A known model's name, a GGUF file, or a Hugging Face folder, on the server.")]
-    aliases: Annotated[list[str] | None, says("Other names that it answers to.")] = None
-    max_model_len: Annotated[Limit | None, says("Longest prompt plus answer, in tokens.")] = None
-    dtype: Annotated[str | None, says("Precision of the weights.")] = None
-    threads: Annotated[Limit | None, says("CPU threads.")] = None
-    kv_cache_tokens: Annotated[Limit | None, says("Tokens that the cache holds.")] = None
-    kv_cache_gb: Annotated[float | None, says("Memory for the cache in GiB.")] = None
-    chat_template: Annotated[str | None, says("A file with a chat template, on the server.")] = None
-    tool_format: Annotated[str | None, says("How the model writes calls of tools.")] = None
-    reasoning_format: Annotated[str | None, says("How the model marks its thoughts.")] = None
-    prices: Annotated[dict[str, float] | None, says("Of a million tokens: `input`, `cached_input`, `output`.")] = None
-    defaults: Annotated[dict[str, Any] | None, says("Fields of a request, for requests that do not say.")] = None
-    preload: Annotated[bool | None, says("Load it when the server starts.")] = None
-    idle_seconds: Annotated[float | None, says("Seconds without use after which it is unloaded; 0: never.")] = None
+    path: Annotated[str, doc("Name of a known model, or path of a GGUF file or Hugging Face folder on the server.")]
+    aliases: Annotated[list[str] | None, doc("Other names of the model.")] = None
+    max_model_len: Annotated[Limit | None, doc("Maximum prompt plus output length, in tokens.")] = None
+    dtype: Annotated[str | None, doc("Data type of the weights.")] = None
+    threads: Annotated[Limit | None, doc("Number of CPU threads.")] = None
+    kv_cache_tokens: Annotated[Limit | None, doc("Size of the KV cache, in tokens.")] = None
+    kv_cache_gb: Annotated[float | None, doc("Size of the KV cache, in GiB.")] = None
+    chat_template: Annotated[str | None, doc("Path of a file with a chat template on the server.")] = None
+    tool_format: Annotated[str | None, doc("Format in which the model writes tool calls.")] = None
+    reasoning_format: Annotated[str | None, doc("Format in which the model marks its reasoning.")] = None
+    prices: Annotated[dict[str, float] | None, doc("Prices per million tokens: `input`, `cached_input`, `output`.")] = (
+        None
+    )
+    defaults: Annotated[dict[str, Any] | None, doc("Default values of request fields.")] = None
+    preload: Annotated[bool | None, doc("Load the model when the server starts.")] = None
+    idle_seconds: Annotated[
+        float | None, doc("Seconds without requests after which the model is unloaded; 0: never.")
+    ] = None
 
 
 class UsageEntry(msgspec.Struct, kw_only=True):
-    """Requests added up. What they were not grouped by is null."""
+    """Totals of a group of requests. Fields that were not grouped by are null."""
 
-    day: Annotated[str | None, says("In UTC.")]
-    organisation: str | None
+    day: Annotated[str | None, doc("Day in UTC.")]
+    organization: str | None
     key: str | None
     model: str | None
     endpoint: str | None
     user: str | None
     requests: int
     ok: int
-    cancelled: Annotated[int, says("The client went away.")]
-    refused: Annotated[int, says("The client's fault, or over a limit.")]
-    failed: Annotated[int, says("The server's fault.")]
+    cancelled: Annotated[int, doc("Requests whose client disconnected.")]
+    refused: Annotated[int, doc("Requests that were invalid or over a limit.")]
+    failed: Annotated[int, doc("Requests that failed with a server error.")]
     input_tokens: int
-    cached_tokens: Annotated[int, says("Of the input tokens.")]
+    cached_tokens: Annotated[int, doc("Input tokens found in the prefix cache.")]
     output_tokens: int
-    reasoning_tokens: Annotated[int, says("Of the output tokens.")]
-    cost: Annotated[float, says("In the currency of the models' prices.")]
+    reasoning_tokens: Annotated[int, doc("Output tokens that were reasoning.")]
+    cost: Annotated[float, doc("Cost in the currency of the models' prices.")]
 
 
 class UsageList(msgspec.Struct, kw_only=True):
-    object: Annotated[str, says("`list`.", const="list")] = "list"
+    object: Annotated[str, doc("`list`.", const="list")] = "list"
     data: list[UsageEntry]
 
 
-def shown(value: msgspec.Struct, wire: type[Any], **more: Any) -> Any:
-    """A stored value as its wire type shows it."""
-    known = msgspec.structs.asdict(value)
-    given = {name: each for name, each in known.items() if name in wire.__struct_fields__}
-    if isinstance(given.get("models"), tuple):
-        given["models"] = list(given["models"])
-    return wire(**given, **more)
+def to_wire(value: msgspec.Struct, wire: type[Any], **more: Any) -> Any:
+    """Convert a stored record to its wire type."""
+    fields = {name: each for name, each in msgspec.structs.asdict(value).items() if name in wire.__struct_fields__}
+    if isinstance(fields.get("models"), tuple):
+        fields["models"] = list(fields["models"])
+    return wire(**fields, **more)

@@ -1,4 +1,4 @@
-"""`/v1/conversations`: a list of items with an id, which responses go on from and add to."""
+"""`/v1/conversations`: stored lists of items that responses continue from and append to."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from syringa.api.fields.annotations import says
-from syringa.api.fields.metadata import MetadataField, check_metadata
-from syringa.api.responses.context import Context, Item
+from syringa.api.fields.common import MetadataField, check_metadata
+from syringa.api.fields.schema import doc
+from syringa.api.responses.context import Item, ResponseContext
 from syringa.api.responses.input import read_input
 from syringa.api.responses.items import new_id
 from syringa.api.responses.schemas import INPUT_SCHEMA
@@ -26,42 +26,44 @@ _Items = Annotated[
 class CreateConversationRequest(msgspec.Struct, kw_only=True):
     """The body of `POST /v1/conversations`."""
 
-    items: Annotated[_Items | None, says(f"What it begins with, {MAX_ITEMS} items at most.")] = None
-    metadata: Annotated[MetadataField, says("Up to 16 pairs, kept and sent back.")] = None
+    items: Annotated[_Items | None, doc(f"Initial items of the conversation, at most {MAX_ITEMS}.")] = None
+    metadata: Annotated[MetadataField, doc("Up to 16 key-value pairs, stored and returned.")] = None
 
 
 class UpdateConversationRequest(msgspec.Struct, kw_only=True):
     """The body of `POST /v1/conversations/{conversation_id}`."""
 
-    metadata: Annotated[MetadataField, says("Up to 16 pairs, in place of those that it has; absent: they stay.")] = None
+    metadata: Annotated[
+        MetadataField, doc("Up to 16 key-value pairs that replace the current ones. Default: unchanged.")
+    ] = None
 
 
 class CreateItemsRequest(msgspec.Struct, kw_only=True):
     """The body of `POST /v1/conversations/{conversation_id}/items`."""
 
-    items: Annotated[_Items, says(f"What to add at the end, {MAX_ITEMS} items at most.")]
+    items: Annotated[_Items, doc(f"Items to append, at most {MAX_ITEMS}.")]
 
 
 class ConversationObject(msgspec.Struct, kw_only=True):
     id: str
-    object: Annotated[str, says("`conversation`.", const="conversation")] = "conversation"
-    created_at: Annotated[int, says("Unix time, in seconds.")]
+    object: Annotated[str, doc("`conversation`.", const="conversation")] = "conversation"
+    created_at: Annotated[int, doc("Unix time in seconds.")]
     metadata: dict[str, str]
 
 
 class DeletedConversation(msgspec.Struct, kw_only=True):
     id: str
-    object: Annotated[str, says("`conversation.deleted`.", const="conversation.deleted")] = "conversation.deleted"
+    object: Annotated[str, doc("`conversation.deleted`.", const="conversation.deleted")] = "conversation.deleted"
     deleted: bool = True
 
 
 class ItemList(msgspec.Struct, kw_only=True):
     """A page of items."""
 
-    object: Annotated[str, says("`list`.", const="list")] = "list"
+    object: Annotated[str, doc("`list`.", const="list")] = "list"
     data: list[dict[str, Any]]
-    first_id: Annotated[str, says("Empty where the list is.")]
-    last_id: Annotated[str, says("Empty where the list is.")]
+    first_id: Annotated[str, doc("Empty if the list is empty.")]
+    last_id: Annotated[str, doc("Empty if the list is empty.")]
     has_more: bool
 
 
@@ -75,27 +77,27 @@ def read_metadata(given: dict[str, Any] | None) -> dict[str, str]:
     return metadata
 
 
-async def read_items(given: list[Any], context: Context, ignored: list[str]) -> list[Item]:
-    """New items as they are kept, with ids. `context.history` has those that they may answer."""
+async def read_items(given: list[Any], context: ResponseContext, ignored: list[str]) -> list[Item]:
+    """Validate new items and return them as they are stored. They may answer calls in `context.history`."""
     if not given:
         return []
-    named: list[str] = []
+    input_ignored: list[str] = []
     try:
-        read = await read_input(given, context, sees_images=True, ignored=named)
+        read = await read_input(given, context, supports_images=True, ignored=input_ignored)
     except RequestError as error:
-        raise _renamed(error) from None
-    ignored += [_path(name) for name in named]
+        raise _with_items_path(error) from None
+    ignored += [_items_path(name) for name in input_ignored]
     return read.items
 
 
-def _path(name: str) -> str:
+def _items_path(name: str) -> str:
     return "items" + name.removeprefix("input") if name.startswith("input") else name
 
 
-def _renamed(error: RequestError) -> RequestError:
-    """Here the same field is called `items`."""
+def _with_items_path(error: RequestError) -> RequestError:
+    """Return the error with `items` instead of `input` as the name of the field."""
     if error.param is None or not error.param.startswith("input"):
         return error
-    message = _path(error.message)
+    message = _items_path(error.message)
     kind = type(error) if isinstance(error, InvalidRequest) else InvalidRequest
-    return kind(message, param=_path(error.param), code=error.code)
+    return kind(message, param=_items_path(error.param), code=error.code)

@@ -1,82 +1,37 @@
-"""From the bytes of a body to a checked wire type, with errors that name the field.
+"""Decoding of request bodies into wire types, with errors that name the invalid field.
 
-Wire types are msgspec structs whose fields may all be absent; `null` means absent. Types and ranges stand in the
-annotations, so that the published schema and the checks are one.
+Wire types are msgspec structs; `null` means that a field is absent. Types and ranges are declared in the annotations,
+from which the published schema is generated too.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from syringa.api.fields.annotations import says
-from syringa.api.models.served_model import ServedModel
 from syringa.errors import InvalidRequest
-from syringa.events import Event, GenerationRequest
-from syringa.output.collect import Generation
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MOST_NAMED = 100  # of the fields that are not known; a header has no room for more
+MAX_IGNORED_FIELDS = 100  # reported in the response header
 
 _decoder = msgspec.json.Decoder()
-_AT = re.compile(r"(?s)^(?P<said>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?$")
+_AT = re.compile(r"(?s)^(?P<reason>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?$")
 _MISSING = re.compile("missing required field `(?P<name>.*)`")
 
 
-class ErrorBody(msgspec.Struct):
-    message: str
-    type: str
-    param: Annotated[str | None, says("The JSON path of the field that is at fault.")]
-    code: str | None
-
-
-class ErrorEnvelope(msgspec.Struct):
-    """What every error looks like, on every endpoint."""
-
-    error: ErrorBody
-
-
-class Writer(Protocol):
-    """An endpoint's answer in its wire format. Holds the state of one request."""
-
-    def write(self, event: Event) -> Sequence[msgspec.Struct | msgspec.Raw]:
-        """The chunks that one event becomes; `Raw`: one that is JSON already."""
-        ...
-
-    def around_text(self) -> tuple[bytes, bytes] | None:
-        """From now on, the chunk of a `TextDelta` of the first choice is its text, as JSON, between these; None: it
-        takes more."""
-        ...
-
-    def render(self, generation: Generation) -> msgspec.Struct:
-        """The whole body, from the same events."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """What an endpoint makes of a body: what to generate, and how to write it."""
-
-    request: GenerationRequest
-    writer: Writer
-    model: ServedModel
-    stream: bool = False
-
-
 def decode(body: bytes, wire: type[T]) -> tuple[T, list[str]]:
-    """The body as a `wire` value, and the names that it has beyond those."""
+    """Decode a body into a `wire` value. Also returns the names of fields that `wire` does not have."""
     ignored: list[str] = []
     return convert(decode_object(body), wire, ignored=ignored), ignored
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that a body holds."""
+    """Decode a body that has to be a JSON object. Raises `InvalidRequest`."""
     try:
         value = _decoder.decode(body)
     except RecursionError:
@@ -93,17 +48,17 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 
 def _decode_wide_numbers(body: bytes) -> Any:
-    """Numbers that msgspec refuses become infinite here, so that the range check can name their field."""
+    """Decode a body with numbers that msgspec refuses; they become infinite, so the range check names the field."""
 
-    def whole(text: str) -> int | float:
+    def parse_int(text: str) -> int | float:
         return int(text) if len(text) < 1000 else float("-inf" if text[0] == "-" else "inf")
 
-    def constant(text: str) -> Any:
+    def parse_constant(text: str) -> Any:
         raise InvalidRequest(f"The body is not valid JSON: {text} is not a JSON number.")
 
     try:
-        value = json.loads(body, parse_int=whole, parse_constant=constant)
-        json.dumps(value, ensure_ascii=False).encode()  # unlike msgspec, this decoder lets halves of characters pass
+        value = json.loads(body, parse_int=parse_int, parse_constant=parse_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # unlike msgspec, json accepts lone surrogates
         return value
     except UnicodeEncodeError:
         raise InvalidRequest("The body has half of a surrogate pair in a string.") from None
@@ -114,27 +69,30 @@ def _decode_wide_numbers(body: bytes) -> Any:
 
 
 def convert(fields: Any, wire: type[T], *, path: str = "", ignored: list[str] | None = None) -> T:
-    """`fields` as a `wire` value; an error's `param` starts with `path`. Unknown names are added to `ignored`."""
+    """Convert decoded JSON to a `wire` value. Raises `InvalidRequest`, whose `param` starts with `path`.
+
+    The paths of unknown fields are appended to `ignored`.
+    """
     if not isinstance(fields, dict):
         raise InvalidRequest(f"{path}: expected an object.", param=path or None)
-    known, whole, wholes = _plan(wire)
+    known, integers, integer_lists = _field_types(wire)
     kept = {}
     for name, value in fields.items():
         if value is None:
             continue
         if name not in known:
-            if ignored is not None and len(ignored) < MOST_NAMED:
+            if ignored is not None and len(ignored) < MAX_IGNORED_FIELDS:
                 ignored.append(f"{path}.{name}" if path else name)
             continue
-        if type(value) is float and name in whole:
+        if type(value) is float and name in integers:
             value = _as_int(value)
-        elif type(value) is list and name in wholes and any(type(item) is float for item in value):
+        elif type(value) is list and name in integer_lists and any(type(item) is float for item in value):
             value = [_as_int(item) if type(item) is float else item for item in value]
         kept[name] = value
     try:
         return msgspec.convert(kept, wire)
     except msgspec.ValidationError as error:
-        raise _invalid(error, path) from None
+        raise _to_invalid_request(error, path) from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.") from None
 
@@ -143,45 +101,42 @@ def _as_int(value: float) -> float | int:
     return int(value) if value.is_integer() else value
 
 
-_plans: dict[type, tuple[frozenset[str], frozenset[str], frozenset[str]]] = {}
+@functools.cache
+def _field_types(wire: type[msgspec.Struct]) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Return a wire type's field names, those of integer fields, and those of fields that are lists of integers."""
+    info = msgspec.inspect.type_info(wire)
+    assert isinstance(info, msgspec.inspect.StructType)
+    integers = frozenset(field.encode_name for field in info.fields if _is_integer(field.type, in_list=False))
+    integer_lists = frozenset(field.encode_name for field in info.fields if _is_integer(field.type, in_list=True))
+    return frozenset(field.encode_name for field in info.fields), integers, integer_lists
 
 
-def _plan(wire: type[msgspec.Struct]) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """A wire type's field names, those that are whole numbers, and those that are lists of them."""
-    if wire not in _plans:
-        info = msgspec.inspect.type_info(wire)
-        assert isinstance(info, msgspec.inspect.StructType)
-        whole = {field.encode_name for field in info.fields if _mentions(field.type, in_list=False)}
-        wholes = {field.encode_name for field in info.fields if _mentions(field.type, in_list=True)}
-        names = frozenset(field.encode_name for field in info.fields)
-        _plans[wire] = names, frozenset(whole), frozenset(wholes)
-    return _plans[wire]
-
-
-def _mentions(kind: msgspec.inspect.Type, *, in_list: bool) -> bool:
+def _is_integer(kind: msgspec.inspect.Type, *, in_list: bool) -> bool:
     if isinstance(kind, msgspec.inspect.Metadata):
-        return _mentions(kind.type, in_list=in_list)
+        return _is_integer(kind.type, in_list=in_list)
     if isinstance(kind, msgspec.inspect.UnionType):
-        return any(_mentions(each, in_list=in_list) for each in kind.types)
+        return any(_is_integer(each, in_list=in_list) for each in kind.types)
     if in_list and isinstance(kind, msgspec.inspect.ListType):
-        return _mentions(kind.item_type, in_list=False)
+        return _is_integer(kind.item_type, in_list=False)
     return not in_list and isinstance(kind, msgspec.inspect.IntType)
 
 
-def _invalid(error: msgspec.ValidationError, path: str) -> InvalidRequest:
+def _to_invalid_request(error: msgspec.ValidationError, path: str) -> InvalidRequest:
     found = _AT.match(str(error))
-    said, where = (found["said"], found["path"] or "") if found else (str(error), "")
-    missing = _MISSING.search(said)
+    reason, where = (found["reason"], found["path"] or "") if found else (str(error), "")
+    missing = _MISSING.search(reason)
     param = (path + where).lstrip(".") or (missing["name"] if missing else None)
-    said = said.replace("`", "").replace(" | null", "")
-    said = said[:1].lower() + said[1:]
-    return InvalidRequest(f"{param}: {said}." if param else f"{said}.", param=param)
+    reason = reason.replace("`", "").replace(" | null", "")
+    reason = reason[:1].lower() + reason[1:]
+    return InvalidRequest(f"{param}: {reason}." if param else f"{reason}.", param=param)
 
 
 def header_value(names: list[str]) -> str:
-    """Field names fit for a response header: what is not plain ASCII is escaped, and a list of more than 1 KiB ends
-    with the last name that fits."""
-    shown = (name[:1024].encode("unicode_escape").decode("ascii").replace(",", "\\x2c") for name in names[:MOST_NAMED])
+    """Return field names as the value of a response header: ASCII, at most 1 KiB, cut after the last name that fits."""
+    shown = (
+        name[:1024].encode("unicode_escape").decode("ascii").replace(",", "\\x2c")
+        for name in names[:MAX_IGNORED_FIELDS]
+    )
     text = ", ".join(shown)
     if len(text) <= 1024:
         return text

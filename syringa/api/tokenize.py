@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's shapes, and the models' own entries."""
+"""`/tokenize` and `/detokenize`, in vLLM's wire format."""
 
 from __future__ import annotations
 
@@ -9,98 +9,76 @@ import msgspec
 from msgspec import Meta
 
 from syringa.api.chat.messages import MessagesField, read_messages
-from syringa.api.chat.prompt import Rendering, template_of
-from syringa.api.fields.annotations import says
-from syringa.api.fields.reasoning import read_thinking
+from syringa.api.chat.prompt import PromptRenderer, adds_generation_prompt, require_template
+from syringa.api.fields.reasoning import read_reasoning_request
 from syringa.api.fields.sampling import check_tokens
+from syringa.api.fields.schema import doc
 from syringa.api.fields.tools import ToolsField, read_tools
-from syringa.api.models.served_model import ModelCard, Models, ServedModel, Status
+from syringa.api.models.served_model import Models, ServedModel
 from syringa.errors import InvalidRequest
 
-_MODEL = says("An id from `/v1/models`, an alias, or `default`; absent: the default model.")
+_MODEL = doc("Model id from `/v1/models`, an alias, or `default`. Default: the default model.")
 TokenId = Annotated[int, Meta(ge=0)]
+_MESSAGE_FIELDS = ("add_generation_prompt", "chat_template_kwargs", "continue_final_message", "tools")
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """The body of `POST /tokenize`."""
 
-    prompt: Annotated[str | None, says("The text; or `messages` in its place.")] = None
-    messages: Annotated[MessagesField | None, says("A conversation, as in chat; the images in it are not counted.")] = (
-        None
-    )
+    prompt: Annotated[str | None, doc("Text to tokenize. Give either `prompt` or `messages`.")] = None
+    messages: Annotated[
+        MessagesField | None, doc("Conversation to render and tokenize, as in chat. Images are not counted.")
+    ] = None
     model: Annotated[str | None, _MODEL] = None
-    tools: Annotated[ToolsField, says("With `messages`: functions that the model may call.")] = None
+    tools: Annotated[ToolsField, doc("With `messages`: functions that the model may call.")] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, says("With `messages`: more for the model's chat template.")
+        dict[str, Any] | None, doc("With `messages`: extra variables for the chat template.")
     ] = None
     add_generation_prompt: Annotated[
-        bool | None, says("With `messages`: begin the assistant's turn; absent: true, unless the last is continued.")
+        bool | None,
+        doc(
+            "With `messages`: append the start of an assistant message. Default: true, unless `continue_final_message`."
+        ),
     ] = None
-    continue_final_message: Annotated[bool | None, says("With `messages`: leave the last one open.", False)] = None
+    continue_final_message: Annotated[bool | None, doc("With `messages`: leave the last message open.", False)] = None
     add_special_tokens: Annotated[
-        bool | None, says("With what the model puts before every text; absent: for a `prompt`.")
+        bool | None,
+        doc("Add the tokenizer's special tokens, such as BOS. Default: true for `prompt`, false for `messages`."),
     ] = None
-    return_token_strs: Annotated[bool | None, says("Each token's text too.", False)] = None
+    return_token_strs: Annotated[bool | None, doc("Also return the text of each token.", False)] = None
 
 
 class TokenizeResponse(msgspec.Struct):
     count: int
-    max_model_len: Annotated[int, says("The longest prompt plus answer, in tokens.")]
+    max_model_len: Annotated[int, doc("Maximum prompt plus output length, in tokens.")]
     tokens: list[int]
-    token_strs: Annotated[list[str] | None, says("Null unless `return_token_strs`.")] = None
+    token_strs: Annotated[list[str] | None, doc("Text of each token; null unless `return_token_strs`.")] = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """The body of `POST /detokenize`."""
 
-    tokens: Annotated[Annotated[list[TokenId], Meta(max_length=1_000_000)], says("Token ids, each in the vocabulary.")]
+    tokens: Annotated[
+        Annotated[list[TokenId], Meta(max_length=1_000_000)],
+        doc("Token ids to decode, at most 1,000,000, each within the vocabulary."),
+    ]
     model: Annotated[str | None, _MODEL] = None
 
 
 class DetokenizeResponse(msgspec.Struct):
-    prompt: Annotated[str, says("The text, special tokens spelt out.")]
-
-
-class PriceEntry(msgspec.Struct):
-    """Of a million tokens."""
-
-    input: float
-    cached_input: Annotated[float, says("Of input that was found in the cache.")]
-    output: float
-
-
-class ModelEntry(msgspec.Struct):
-    """A line of `/v1/models`."""
-
-    id: str
-    created: Annotated[int, says("Unix time, in seconds.")]
-    object: Annotated[str, says("`model`.", const="model")]
-    owned_by: str
-    max_model_len: Annotated[int | None, says("The longest prompt plus answer, in tokens; null: its files are broken.")]
-    context_length: Annotated[int | None, says("The same, under the name that other clients read.")]
-    aliases: list[str]
-    capabilities: Annotated[list[str], says("`completion`, `chat`, `vision`, `reasoning`.")]
-    prices: Annotated[PriceEntry | None, says("Null where none are set.")]
-    status: Annotated[
-        Status, says("`cold`: the first request for it loads it, and waits; `failed`: it could not be loaded.")
-    ]
-
-
-class ModelList(msgspec.Struct):
-    object: Annotated[str, says("`list`.", const="list")]
-    data: list[ModelEntry]
+    prompt: Annotated[str, doc("Decoded text, including special tokens.")]
 
 
 async def tokenize(body: TokenizeRequest, models: Models, ignored: list[str]) -> TokenizeResponse:
+    """Handle `POST /tokenize`."""
     model = await models.find(body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("Give a prompt or messages, one of the two.", param="prompt")
+        raise InvalidRequest("Give either prompt or messages.", param="prompt")
     if body.prompt is None:
         tokens = await _tokenize_messages(body, model, ignored)
     else:
-        given = {"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
-        await read_tools(body.tools, None, ignored=[])  # ignored, and checked all the same
-        ignored += sorted(name for name in given if getattr(body, name) is not None)
+        await read_tools(body.tools, None, ignored=[])  # validated although it is ignored
+        ignored += [name for name in _MESSAGE_FIELDS if getattr(body, name) is not None]
         (tokens,) = await model.encode_all([body.prompt], special=body.add_special_tokens is not False)
     texts = [model.token_text(token) for token in tokens] if body.return_token_strs else None
     return TokenizeResponse(len(tokens), model.max_model_len, tokens, texts)
@@ -108,17 +86,16 @@ async def tokenize(body: TokenizeRequest, models: Models, ignored: list[str]) ->
 
 async def _tokenize_messages(body: TokenizeRequest, model: ServedModel, ignored: list[str]) -> list[int]:
     tools = await read_tools(body.tools, None, ignored)
-    begins = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
-    rendering = Rendering(
+    renderer = PromptRenderer(
         model=model,
-        template=template_of(model),
+        template=require_template(model),
         tools=tools.use if tools is not None else None,
-        kwargs=read_thinking(body.chat_template_kwargs, None, None, model, ignored).kwargs,
-        add_generation_prompt=begins,
+        kwargs=read_reasoning_request(body.chat_template_kwargs, None, None, model, ignored).kwargs,
+        add_generation_prompt=adds_generation_prompt(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
     )
-    said = await read_messages(body.messages, sees_images=model.sees_images, ignored=ignored)
-    prompt = await rendering.prompt(said)
+    messages = await read_messages(body.messages, supports_images=model.supports_images, ignored=ignored)
+    prompt = await renderer.build(messages)
     if not body.add_special_tokens:
         return prompt.tokens
     (tokens,) = await model.encode_all([prompt.text])
@@ -126,26 +103,7 @@ async def _tokenize_messages(body: TokenizeRequest, model: ServedModel, ignored:
 
 
 async def detokenize(body: DetokenizeRequest, models: Models, ignored: list[str]) -> DetokenizeResponse:
+    """Handle `POST /detokenize`."""
     model = await models.find(body.model)
     check_tokens(body.tokens, model.vocab_size, "tokens")
-    return DetokenizeResponse(await asyncio.to_thread(model.spell, body.tokens))
-
-
-def entry(card: ModelCard) -> ModelEntry:
-    prices = card.prices
-    shown = None
-    if prices is not None:
-        cached = prices.input if prices.cached_input is None else prices.cached_input
-        shown = PriceEntry(prices.input, cached, prices.output)
-    return ModelEntry(
-        id=card.id,
-        created=card.created,
-        object="model",
-        owned_by="syringa",
-        max_model_len=card.max_model_len,
-        context_length=card.max_model_len,
-        aliases=[name for name in dict.fromkeys(card.aliases) if name != card.id],
-        capabilities=list(card.capabilities or ()),
-        prices=shown,
-        status=card.status,
-    )
+    return DetokenizeResponse(await asyncio.to_thread(model.decode_tokens, body.tokens))

@@ -1,1 +1,1 @@
-"""Measures servers of the OpenAI API over HTTP. No torch, and nothing of the engine."""
+"""Benchmark OpenAI-compatible servers over HTTP. Imports neither torch nor the engine."""

@@ -1,4 +1,4 @@
-"""A chart of output tokens per second, as an SVG that needs nothing to be drawn."""
+"""Render a chart of output tokens per second as a self-contained SVG."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from html import escape
 from pathlib import Path
 
-from syringa.bench.report import Figure, Spread, Summary, number
+from syringa.bench.report import Figure, Spread, Summary, format_number
 
 _COLORS = ("#7d4fa3", "#3f7fb5", "#c9822b", "#5b8c5a", "#8a8a8a")
 _WIDTH, _HEIGHT = 860, 460
@@ -20,7 +20,7 @@ def write_chart(path: Path, summary: Summary, title: str, subtitle: str = "") ->
 
 
 def render_chart(summary: Summary, title: str, subtitle: str = "") -> str:
-    """Grouped bars: a group per number of streams, a bar per server, its value above it, a whisker for the spread."""
+    """Render grouped bars: one group per stream count, one bar per server with its value and range."""
     figures = [figure for figure in summary.figures if figure.key.startswith("tokens_per_second")]
     top, step = _scale(max((value.high for figure in figures for value in figure.values.values()), default=1.0))
     parts = [
@@ -75,20 +75,20 @@ def _group(servers: list[str], figure: Figure, index: int, groups: int, top: flo
     return [*parts, label]
 
 
-def _bar(x: float, width: float, value: Spread, top: float, color: str, what: str) -> list[str]:
+def _bar(x: float, width: float, value: Spread, top: float, color: str, description: str) -> list[str]:
     y, bottom = _y(value.median, top), _y(0, top)
     center = x + width / 2
-    label = f"{number(value.median)} tok/s"
+    label = f"{format_number(value.median)} tok/s"
     parts = [
         f'<rect x="{x + 2:.1f}" y="{y:.1f}" width="{width - 4:.1f}" height="{bottom - y:.1f}" rx="2" fill="{color}">'
-        f"<title>{escape(what)}: {label}</title></rect>"
+        f"<title>{escape(description)}: {label}</title></rect>"
     ]
     if value.count > 1:
         low, high = _y(value.low, top), _y(value.high, top)
         whisker = f"M{center:.1f} {low:.1f}V{high:.1f}M{center - 4:.1f} {high:.1f}h8M{center - 4:.1f} {low:.1f}h8"
         parts.append(f'<path d="{whisker}" stroke="#333" stroke-opacity="0.6" fill="none"/>')
     above = _y(value.high, top) - 5
-    return [*parts, _text(center, above, number(value.median), size=11, anchor="middle")]
+    return [*parts, _text(center, above, format_number(value.median), size=11, anchor="middle")]
 
 
 def _text(
@@ -101,7 +101,7 @@ def _text(
 
 
 def _scale(highest: float) -> tuple[float, float]:
-    """The axis' end and the distance of its lines: 1, 2 or 5 times a power of ten, four to eight of them."""
+    """Return the end of the axis and the distance of its lines: 1, 2 or 5 times a power of ten."""
     magnitude = 10.0 ** math.floor(math.log10(max(highest, 1e-9)))
     step = next(magnitude * part for part in (0.2, 0.5, 1.0, 2.0) if highest / (magnitude * part) <= 7)
     return step * (math.floor(highest / step) + 1), step

@@ -1,4 +1,4 @@
-"""HTTP/1.1 and server-sent events, read from stored pieces of an answer and their times of arrival."""
+"""Parse HTTP/1.1 responses and server-sent events from recorded chunks with their arrival times."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 
-class Answer(msgspec.Struct):
-    """A status, the body, and its events, each with the time at which its last byte arrived."""
+class RawResponse(msgspec.Struct):
+    """Status, body and events of a response, each event with the arrival time of its last byte."""
 
     status: int = 0
     body: bytes = b""
     events: list[tuple[float, bytes]] = []
 
 
-def read_answer(arrivals: Iterable[tuple[float, bytes]]) -> Answer:
-    """Parses as much of an answer as has arrived: one that was cut gives what was whole."""
-    answer = Answer(events=[])
+def read_response(received: Iterable[tuple[float, bytes]]) -> RawResponse:
+    """Parse as much of a response as has arrived. An incomplete event is dropped."""
+    response = RawResponse(events=[])
     head = b""
-    pieces: list[tuple[float, bytes]] = []
+    body_data: list[tuple[float, bytes]] = []
     in_head = True
-    for arrived, data in arrivals:
+    for arrived, data in received:
         if not in_head:
-            pieces.append((arrived, data))
+            body_data.append((arrived, data))
             continue
         head += data
         if b"\r\n\r\n" in head:
             head, _, rest = head.partition(b"\r\n\r\n")
             in_head = False
-            pieces.append((arrived, rest))
+            body_data.append((arrived, rest))
     status = head.split(b"\r\n", 1)[0].split(b" ")
-    answer.status = int(status[1]) if len(status) > 1 and status[1].isdigit() else 0
+    response.status = int(status[1]) if len(status) > 1 and status[1].isdigit() else 0
     if in_head:
-        return answer
+        return response
 
     chunked = b"transfer-encoding: chunked" in head.lower()
     pending = b""
     body: list[bytes] = []
-    for arrived, data in _unchunk(pieces) if chunked else pieces:
+    for arrived, data in _decode_chunked(body_data) if chunked else body_data:
         body.append(data)
         *blocks, pending = (pending + data).replace(b"\r\n", b"\n").split(b"\n\n")
-        answer.events.extend((arrived, event) for block in blocks if (event := _data(block)))
-    answer.body = b"".join(body)
-    return answer
+        response.events.extend((arrived, event) for block in blocks if (event := _event_data(block)))
+    response.body = b"".join(body)
+    return response
 
 
-def _unchunk(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+def _decode_chunked(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
     buffer = b""
-    for arrived, data in pieces:
+    for arrived, data in chunks:
         buffer += data
         while b"\r\n" in buffer:
             size_line, _, rest = buffer.partition(b"\r\n")
@@ -56,11 +56,11 @@ def _unchunk(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, byt
             if size == 0:
                 return
             if len(rest) < size + 2:
-                break  # the chunk's end, with its line break, is still to come
+                break  # the chunk is incomplete
             yield arrived, rest[:size]
             buffer = rest[size + 2 :]
 
 
-def _data(block: bytes) -> bytes:
+def _event_data(block: bytes) -> bytes:
     lines = (line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:"))
     return b"\n".join(lines)

@@ -1,8 +1,7 @@
 """A streaming load generator for `/v1/completions`, light enough to share a machine with the server it measures.
 
-While the clock runs it only stores what arrives and when; HTTP framing, events and JSON are read afterwards. One
-connection per request, so that the end of the answer is the end of the connection and nothing has to be parsed to see
-it.
+While the load runs it only records data and arrival times; HTTP framing, events and JSON are parsed afterwards. Every
+request has its own connection, whose end marks the end of the response without parsing.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from syringa.bench.framing import read_answer
+from syringa.bench.framing import read_response
 from syringa.errors import StartupError
 
 Prompt = str | list[int]
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
-class Completion(msgspec.Struct, kw_only=True):
-    """One streamed answer. Times are seconds since the first request of its load was sent."""
+class CompletionResult(msgspec.Struct, kw_only=True):
+    """One streamed completion. Times are seconds since the first request of the load was sent."""
 
     sent: float
-    token_times: list[float] = []  # of chunks with text: a chunk is a token, unless the server bundles them
+    token_times: list[float] = []  # of chunks with text: one token each, unless the server merges chunks
     finished: float
     output_tokens: int = 0
     prompt_tokens: int | None = None
@@ -42,15 +41,15 @@ class Completion(msgspec.Struct, kw_only=True):
         return self.token_times[0] - self.sent
 
 
-class Load(msgspec.Struct, kw_only=True):
-    """What one run of a load gave."""
+class LoadResult(msgspec.Struct, kw_only=True):
+    """The completions of one load run."""
 
     streams: int
-    completions: list[Completion]
+    completions: list[CompletionResult]
     client_cpu_seconds: float
 
     @property
-    def succeeded(self) -> list[Completion]:
+    def succeeded(self) -> list[CompletionResult]:
         return [completion for completion in self.completions if completion.error is None]
 
     @property
@@ -63,7 +62,7 @@ class Load(msgspec.Struct, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """From the first send to the last token."""
+        """Seconds from the first send to the last token."""
         return max((completion.token_times[-1] for completion in self.succeeded), default=0.0)
 
     @property
@@ -72,7 +71,7 @@ class Load(msgspec.Struct, kw_only=True):
 
     @property
     def client_cpu_share(self) -> float:
-        """Of one core."""
+        """Client CPU time as a share of one core."""
         wall = max((completion.finished for completion in self.completions), default=0.0)
         return self.client_cpu_seconds / wall if wall else 0.0
 
@@ -86,63 +85,63 @@ def run_load(
     streams: int,
     api_key: str | None = None,
     timeout: float = 600.0,
-    own: Sequence[dict[str, Any]] = (),
+    per_request: Sequence[dict[str, Any]] = (),
     **body: Any,
-) -> Load:
-    """Completes `prompts`, `streams` at a time: a stream sends its next prompt once its last answer has ended.
+) -> LoadResult:
+    """Complete `prompts` with `streams` concurrent requests: a stream sends its next prompt when its last has finished.
 
-    `body` are fields of every request, and `own` those of each, in turn.
+    `body` has fields for every request; `per_request` has further fields, used in rotation.
     """
     fields = {"model": model, "max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
-    target = Target(url, api_key)
-    each = itertools.cycle(own or [{}])
+    target = LoadTarget(url, api_key)
+    each = itertools.cycle(per_request or [{}])
     bodies = [{**fields, **body, **next(each), "prompt": prompt} for prompt in prompts]
     requests = [target.post("/v1/completions", body) for body in bodies]
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_drive(target, requests, streams, timeout))
+        return runner.run(_run_streams(target, requests, streams, timeout))
 
 
-async def complete(target: Target, *, patience: float = 600.0, **body: Any) -> Completion:
-    """One streamed completion, for a load whose shape is the caller's. `sent` is 0: times count from there."""
+async def complete(target: LoadTarget, *, max_seconds: float = 600.0, **body: Any) -> CompletionResult:
+    """Run one streamed completion. Times are relative to its own send, so `sent` is 0."""
     fields = {"stream": True, "stream_options": {"include_usage": True}}
-    exchange = await _exchange(target, target.post("/v1/completions", {**fields, **body}), patience)
-    return _completion(exchange, exchange.sent)
+    connection = await _send_request(target, target.post("/v1/completions", {**fields, **body}), max_seconds)
+    return _parse_completion(connection, connection.sent)
 
 
 def fetch_json(url: str, path: str, *, api_key: str | None = None, timeout: float = 30.0) -> Any:
-    """The body of a GET."""
-    target = Target(url, api_key)
+    """Return the JSON body of a GET. Raises `StartupError` if the request fails."""
+    target = LoadTarget(url, api_key)
 
-    async def fetch() -> _Exchange:
-        return await _exchange(target, target.get(path), timeout)
+    async def fetch() -> _StreamConnection:
+        return await _send_request(target, target.get(path), timeout)
 
-    exchange = asyncio.run(fetch())
-    answer = read_answer(exchange.arrivals)
-    if exchange.failure or answer.status != 200:
-        raise StartupError(f"{url}{path}: {exchange.failure or f'status {answer.status}'}")
+    connection = asyncio.run(fetch())
+    response = read_response(connection.chunks)
+    if connection.failure or response.status != 200:
+        raise StartupError(f"{url}{path}: {connection.failure or f'status {response.status}'}")
     try:
-        return json.loads(answer.body)
+        return json.loads(response.body)
     except ValueError as error:
         raise StartupError(f"{url}{path} did not answer in JSON: {error}") from error
 
 
 def first_model(url: str, *, api_key: str | None = None) -> str:
-    """The name of the model that a server lists first."""
+    """Return the first model that the server lists."""
     try:
         return str(fetch_json(url, "/v1/models", api_key=api_key)["data"][0]["id"])
     except (KeyError, IndexError, TypeError) as error:
         raise StartupError(f"{url}/v1/models lists no model") from error
 
 
-class Target:
-    """Where to connect, and how to write a request to it."""
+class LoadTarget:
+    """A server's address, and requests to it as bytes."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise StartupError(f"cannot measure {url!r}: give a URL such as http://127.0.0.1:8000")
         self.host, self.port = parts.hostname, parts.port or 80
-        # Clients are often told to end the base URL with /v1; here the paths carry it.
+        # Base URLs often end with /v1, which is part of the paths here.
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self._headers = f"Host: {parts.netloc}\r\nConnection: close\r\n{authorization}"
@@ -156,24 +155,24 @@ class Target:
         return f"{head}Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n".encode() + payload
 
 
-class _Exchange(asyncio.Protocol):
-    """One connection with one request: keeps every piece of the answer with its time of arrival."""
+class _StreamConnection(asyncio.Protocol):
+    """A connection with one request: records the received data with arrival times."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
-        self.arrivals: list[tuple[float, bytes]] = []
+        self.chunks: list[tuple[float, bytes]] = []
         self.sent = self.finished = time.perf_counter()
         self.failure: str | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclasses of it
         self.sent = time.perf_counter()
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        self.arrivals.append((time.perf_counter(), data))
-        # Servers close the connection as asked; one that does not would hold up the stream's next request.
+        self.chunks.append((time.perf_counter(), data))
+        # A server that ignores `Connection: close` must not delay the stream's next request.
         if data.endswith(_LAST_CHUNK) or data == _LAST_CHUNK[2:]:
             self._transport.close()
 
@@ -185,31 +184,31 @@ class _Exchange(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def _exchange(target: Target, request: bytes, patience: float) -> _Exchange:
-    exchange = _Exchange(request)
+async def _send_request(target: LoadTarget, request: bytes, max_seconds: float) -> _StreamConnection:
+    connection = _StreamConnection(request)
     transport: asyncio.BaseTransport | None = None
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(max_seconds):
             loop = asyncio.get_running_loop()
-            transport, _ = await loop.create_connection(lambda: exchange, target.host, target.port)
-            await exchange.done
+            transport, _ = await loop.create_connection(lambda: connection, target.host, target.port)
+            await connection.done
     except TimeoutError:
-        exchange.failure = f"no end within {patience:.0f} s"
+        connection.failure = f"no end within {max_seconds:.0f} s"
     except OSError as error:
-        exchange.failure = f"cannot connect: {error}"
+        connection.failure = f"cannot connect: {error}"
     finally:
         if transport:
             transport.close()
-    return exchange
+    return connection
 
 
-async def _drive(target: Target, requests: list[bytes], streams: int, patience: float) -> Load:
-    exchanges: list[_Exchange | None] = [None] * len(requests)
-    waiting = iter(enumerate(requests))
+async def _run_streams(target: LoadTarget, requests: list[bytes], streams: int, max_seconds: float) -> LoadResult:
+    connections: list[_StreamConnection | None] = [None] * len(requests)
+    pending = iter(enumerate(requests))
 
     async def stream() -> None:
-        for index, request in waiting:
-            exchanges[index] = await _exchange(target, request, patience)
+        for index, request in pending:
+            connections[index] = await _send_request(target, request, max_seconds)
 
     cpu = time.process_time()
     async with asyncio.TaskGroup() as group:
@@ -217,24 +216,27 @@ async def _drive(target: Target, requests: list[bytes], streams: int, patience: 
             group.create_task(stream())
     cpu = time.process_time() - cpu
 
-    ended = [exchange for exchange in exchanges if exchange is not None]
-    origin = min((exchange.sent for exchange in ended), default=0.0)
-    return Load(streams=streams, completions=[_completion(each, origin) for each in ended], client_cpu_seconds=cpu)
+    finished = [connection for connection in connections if connection is not None]
+    origin = min((connection.sent for connection in finished), default=0.0)
+    completions = [_parse_completion(connection, origin) for connection in finished]
+    return LoadResult(streams=streams, completions=completions, client_cpu_seconds=cpu)
 
 
-def _completion(exchange: _Exchange, origin: float) -> Completion:
-    """Reads what an exchange has stored. An answer without text, or cut before its end, is an error."""
-    answer = read_answer(exchange.arrivals)
-    result = Completion(sent=exchange.sent - origin, finished=exchange.finished - origin, error=exchange.failure)
-    if result.error is None and answer.status != 200:
-        result.error = f"status {answer.status}: {answer.body[:300].decode('utf-8', 'replace')}"
-    ended = False
-    for arrived, data in answer.events:
+def _parse_completion(connection: _StreamConnection, origin: float) -> CompletionResult:
+    """Parse a finished connection. A response without text, or cut before its end, is an error."""
+    response = read_response(connection.chunks)
+    result = CompletionResult(
+        sent=connection.sent - origin, finished=connection.finished - origin, error=connection.failure
+    )
+    if result.error is None and response.status != 200:
+        result.error = f"status {response.status}: {response.body[:300].decode('utf-8', 'replace')}"
+    complete = False
+    for arrived, data in response.events:
         if data == b"[DONE]":
-            ended = True
+            complete = True
         else:
-            _take_event(result, arrived - origin, data)
-    if result.error is None and not ended:
+            _apply_event(result, arrived - origin, data)
+    if result.error is None and not complete:
         result.error = "the stream ended without [DONE]"
     if result.error is None and not result.token_times:
         result.error = "the answer has no text"
@@ -242,7 +244,7 @@ def _completion(exchange: _Exchange, origin: float) -> Completion:
     return result
 
 
-def _take_event(result: Completion, arrived: float, data: bytes) -> None:
+def _apply_event(result: CompletionResult, arrived: float, data: bytes) -> None:
     try:
         event = json.loads(data)
         if event.get("error"):
@@ -251,7 +253,7 @@ def _take_event(result: Completion, arrived: float, data: bytes) -> None:
             result.output_tokens = usage["completion_tokens"]
             result.prompt_tokens = usage["prompt_tokens"]
             result.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        # The first chunk may be empty, and a last one with only the reason may follow the last token.
+        # The first chunk may be empty, and a chunk with only the finish reason may follow the last token.
         text = "".join(choice.get("text") or "" for choice in event.get("choices") or [])
         if text:
             result.text += text

@@ -1,8 +1,9 @@
-"""Servers as child processes: start, wait until they answer, measure, and end them for sure. Linux only, by /proc."""
+"""Start, measure and reliably stop servers as child processes. Linux only (/proc)."""
 
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -19,33 +20,41 @@ import msgspec
 from syringa.errors import StartupError, SyringaError
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_DEAD = ("Z", "X")  # ended, and waiting for a parent to notice
-_ENDED = "ended with"
+_DEAD = ("Z", "X")  # process states: zombie, dead
+_EXITED = "ended with"
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """How to start one server under test, and what to say of it."""
+class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How to start a server under test, and how to describe it in reports."""
 
     name: str
     version: str
     precision: str
     command: Callable[[int, int], list[str]]  # (port, streams) → argv
-    environment: dict[str, str | None] = {}  # on top of our own; None: without that variable
-    slots_per_stream_count: bool = False  # start it anew for each number of streams, with as many slots
+    environment: dict[str, str | None] = {}  # added to this process's environment; None removes a variable
+    slots_per_stream_count: bool = False  # restart it for each number of streams, with as many slots
     start_timeout: float = 120.0
 
 
-class Running(msgspec.Struct, frozen=True):
-    """A server that has answered `/health`."""
+class RunningServer(msgspec.Struct, frozen=True):
+    """A server process that has answered `/health`."""
 
     url: str
     pid: int
-    spawned: float  # time.perf_counter() just before it was started
+    started_at: float  # time.perf_counter() just before the process was started
 
 
 def cores() -> int:
-    """Cores that this process may use, which a container's or taskset's limit makes fewer than the machine's."""
+    """Return the number of cores that this process may use (affinity, not all cores of the machine)."""
     return len(os.sched_getaffinity(0))
+
+
+def cpu_name() -> str:
+    """Return the CPU's model name, or the architecture if it is unknown."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def free_port() -> int:
@@ -55,13 +64,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def start(server: Server, streams: int) -> Iterator[Running]:
-    """The server, up and healthy; it and everything it started are gone when the block is left."""
+def start(server: ServerSpec, streams: int) -> Iterator[RunningServer]:
+    """Start a server and wait until it is healthy. On exit its whole process tree is stopped."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     environment = {**os.environ, **server.environment}
     with tempfile.TemporaryFile() as log:
-        spawned = time.perf_counter()
+        started_at = time.perf_counter()
         try:
             process = subprocess.Popen(
                 server.command(port, streams),
@@ -69,33 +78,33 @@ def start(server: Server, streams: int) -> Iterator[Running]:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # A session of its own: Ctrl-C reaches us alone, and its members can be found even when orphaned.
+                # Its own session: Ctrl-C does not reach it, and orphaned descendants can still be found.
                 start_new_session=True,
             )
         except OSError as error:
             raise StartupError(f"{server.name} cannot be started: {error}") from error
-        with _ended_on_sigterm():
+        with _exit_on_sigterm():
             try:
                 _wait_until_healthy(server, process, url, log)
-                yield Running(url, process.pid, spawned)
+                yield RunningServer(url, process.pid, started_at)
             except SyringaError as error:
-                # Its connections close a moment before it counts as ended.
+                # A dying server closes its connections shortly before it can be waited for.
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.5)
-                if process.returncode is None or _ENDED in error.message:
+                if process.returncode is None or _EXITED in error.message:
                     raise
-                # What its client saw, a lost connection, is not the reason; what the server said last may be.
-                raise StartupError(f"{error.message}; {_last_words(server, process, log)}") from error
+                # The client only saw a lost connection; the server's last output may name the cause.
+                raise StartupError(f"{error.message}; {_exit_message(server, process, log)}") from error
             finally:
                 stop(process)
 
 
-def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """Asks the process group to end, then kills whatever is left of its tree and of its session."""
+def stop(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None:
+    """Send SIGTERM to the process group, and after `timeout` SIGKILL to what is left of its tree and session."""
     tree = process_tree(process.pid)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while tree := _still_alive(process, tree):
         if time.monotonic() > deadline:
             for pid in tree:
@@ -106,13 +115,13 @@ def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
 
 
 def _still_alive(process: subprocess.Popen[bytes], known: set[int]) -> set[int]:
-    """What is left of `known`, and what has been started since: a server may fork while it is being ended."""
+    """Return the live processes of `known` and of the current tree: a server may fork while it is being stopped."""
     process.poll()
     return {pid for pid in known | process_tree(process.pid) if _alive(pid)}
 
 
 def process_tree(root: int) -> set[int]:
-    """`root`, its descendants, and the members of its session, which stay findable after their parent has died."""
+    """Return `root`, its descendants, and the members of its session (found even after their parent has died)."""
     parents: dict[int, int] = {}
     tree = {root} if _alive(root) else set()
     for pid in _pids():
@@ -132,7 +141,7 @@ def process_tree(root: int) -> set[int]:
 
 
 def memory_pss(root: int) -> int:
-    """Bytes of memory of a process tree; a page that several processes share is divided among them."""
+    """Return the proportional set size of a process tree in bytes: shared pages are divided among processes."""
     total = 0
     for pid in process_tree(root):
         with suppress(OSError):
@@ -143,7 +152,7 @@ def memory_pss(root: int) -> int:
 
 
 def cpu_seconds(root: int) -> float:
-    """CPU time that a process tree has used, with that of its children that have ended."""
+    """Return the CPU time of a process tree, including children that have ended."""
     ticks = 0
     for pid in process_tree(root):
         with suppress(OSError, ValueError):
@@ -151,12 +160,12 @@ def cpu_seconds(root: int) -> float:
     return ticks / _TICKS
 
 
-def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -> None:
+def _wait_until_healthy(server: ServerSpec, process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -> None:
     deadline = time.monotonic() + server.start_timeout
     host, port = url.removeprefix("http://").split(":")
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise StartupError(_last_words(server, process, log))
+            raise StartupError(_exit_message(server, process, log))
         if _healthy(host, int(port)):
             return
         time.sleep(0.02)
@@ -171,15 +180,15 @@ def _healthy(host: str, port: int) -> bool:
 
 
 @contextmanager
-def _ended_on_sigterm() -> Iterator[None]:
-    """Turns SIGTERM into an exit that runs `finally` blocks: without it the server would outlive us."""
+def _exit_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into `SystemExit`, so that `finally` blocks run and the server is stopped."""
 
     def leave(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
     try:
         before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # not in the main thread: the caller's handlers decide
+    except ValueError:  # not in the main thread: keep the caller's handler
         yield
         return
     try:
@@ -193,7 +202,7 @@ def _pids() -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    # The command name may hold spaces and brackets: what follows the last bracket is regular. [0] is the state.
+    # The command name may contain spaces and brackets; the fields after the last bracket are regular. [0] is the state.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -204,12 +213,12 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def _last_words(server: Server, process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+def _exit_message(server: ServerSpec, process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     code = process.returncode
-    return f"{server.name} {_ENDED} {f'signal {-code}' if code < 0 else f'code {code}'}: {_tail(log)}"
+    return f"{server.name} {_EXITED} {f'signal {-code}' if code < 0 else f'code {code}'}: {_tail(log)}"
 
 
 def _tail(log: IO[bytes], lines: int = 12) -> str:
     log.seek(0)
     text = log.read().decode("utf-8", "replace").strip()
-    return "\n" + "\n".join(text.splitlines()[-lines:]) if text else "it said nothing"
+    return "\n" + "\n".join(text.splitlines()[-lines:]) if text else "no output"

@@ -1,4 +1,4 @@
-"""From runs to figures: medians and spread over repeats, a table for the terminal, Markdown, JSON."""
+"""Summarize benchmark runs (median and range over repeats) and render them as a table, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 
-class Sample(msgspec.Struct, kw_only=True):
-    """One load at one number of streams."""
+class LoadSample(msgspec.Struct, kw_only=True):
+    """The measurements of one load with one number of streams. Times are seconds."""
 
     streams: int
     requests: int
@@ -25,27 +25,27 @@ class Sample(msgspec.Struct, kw_only=True):
     between_tokens_median: float
     client_cpu_share: float  # of one core
     server_cpu_seconds: float | None = None
-    prompt_tokens: tuple[int, int] | None = None  # least and most, as the server counts
+    prompt_tokens: tuple[int, int] | None = None  # minimum and maximum, by the server's usage
 
 
 class ServerRun(msgspec.Struct, kw_only=True):
-    """One server's turn in one round."""
+    """The measurements of one server in one round."""
 
     server: str
     version: str
     precision: str
     round: int
-    samples: list[Sample] = []
+    samples: list[LoadSample] = []
     start_seconds: float | None = None  # from starting the process to its first token
     long_first_token: list[float] = []
     cached_first_token: list[float] = []
-    cached_tokens: int | None = None  # of the last prompt whose prefix had been sent before
+    cached_tokens: int | None = None  # of the last prompt with a cached prefix
     memory_bytes: int | None = None
     error: str | None = None
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Several measurements of one thing."""
+    """Median and range of several measurements."""
 
     median: float
     low: float
@@ -54,7 +54,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One row: the same thing measured on each server."""
+    """A table row: one metric, measured on each server."""
 
     key: str
     title: str
@@ -67,7 +67,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """All figures of a benchmark, servers in the order in which they ran first."""
+    """All figures of a benchmark, servers in the order of their first run."""
 
     servers: list[str]
     precisions: dict[str, str]
@@ -76,16 +76,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     failures: list[str]
 
 
-def spread(values: Sequence[float]) -> Spread | None:
+def make_spread(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.median(values), min(values), max(values), len(values)) if values else None
 
 
 def summarize(runs: Sequence[ServerRun]) -> Summary:
-    """Medians over all runs of each server. Runs that failed count with what they measured before, and are named."""
+    """Summarize all runs per server. A failed run counts with what it measured, and is listed under `failures`."""
     servers = list(dict.fromkeys(run.server for run in runs))
     counts = sorted({sample.streams for run in runs for sample in run.samples})
 
-    def by_streams(streams: int, value: Callable[[Sample], float | None]) -> Callable[[ServerRun], list[float]]:
+    def by_streams(streams: int, value: Callable[[LoadSample], float | None]) -> Callable[[ServerRun], list[float]]:
         def values(run: ServerRun) -> list[float]:
             found = [value(sample) for sample in run.samples if sample.streams == streams]
             return [each for each in found if each is not None]
@@ -98,7 +98,7 @@ def summarize(runs: Sequence[ServerRun]) -> Summary:
         measured = {
             server: found
             for server in servers
-            if (found := spread([value for run in runs if run.server == server for value in values(run)]))
+            if (found := make_spread([value for run in runs if run.server == server for value in values(run)]))
         }
         if measured:
             figures.append(Figure(key=key, title=title, unit=unit, values=measured))
@@ -110,8 +110,8 @@ def summarize(runs: Sequence[ServerRun]) -> Summary:
         add(f"first_token_{streams}", title, "ms", by_streams(streams, _first_token_ms))
     add("long_first_token", "first token, long prompt", "ms", lambda run: _ms(run.long_first_token))
     add("cached_first_token", "first token, prefix cached", "ms", lambda run: _ms(run.cached_first_token))
-    add("start", "start to first token", "s", lambda run: _known(run.start_seconds))
-    add("memory", "memory (PSS) after 16 streams", "MiB", lambda run: _known(run.memory_bytes, 1 / 2**20))
+    add("start", "start to first token", "s", lambda run: _optional(run.start_seconds))
+    add("memory", "memory (PSS) after 16 streams", "MiB", lambda run: _optional(run.memory_bytes, 1 / 2**20))
     for streams in counts:
         title = f"server CPU per token, {_streams(streams)}"
         add(f"server_cpu_{streams}", title, "ms", by_streams(streams, _server_cpu_ms))
@@ -128,7 +128,7 @@ def summarize(runs: Sequence[ServerRun]) -> Summary:
 
 
 def render_table(summary: Summary, title: str = "Syringa's benchmark") -> Table:
-    """For the terminal. The first server is compared with each of the others."""
+    """Render for the terminal, with ratios of the first server to each of the others."""
     header, *rows = _cells(summary)
     table = Table(title=title, caption=Text(_caption(summary)), title_justify="left", caption_justify="left")
     for index, name in enumerate(header):
@@ -146,7 +146,7 @@ def render_markdown(summary: Summary, heading: str) -> str:
 
 
 def write_json(path: Path, runs: Sequence[ServerRun], **about: Any) -> None:
-    """The summary, and every single measurement that it was made of."""
+    """Write the summary and every single measurement."""
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {**about, "summary": summarize(runs), "runs": list(runs)}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
@@ -157,7 +157,7 @@ def _cells(summary: Summary) -> list[list[str]]:
     rows = [["", *summary.servers, *(f"{first} ÷ {peer}" for peer in peers)]]
     for figure in summary.figures:
         measured = [_spread_text(figure.values.get(server)) for server in summary.servers]
-        # The client's share is a check on the measurement, not a thing to be ahead in.
+        # Client CPU only validates the measurement; a ratio would be meaningless.
         compared = [] if figure.key.startswith("client_cpu") else [figure.ratio(first, peer) for peer in peers]
         ratios = [f"{ratio:.2f} ×" if ratio is not None else "" for ratio in compared] or [""] * len(peers)
         rows.append([f"{figure.title} ({figure.unit})", *measured, *ratios])
@@ -177,12 +177,12 @@ def _spread_text(value: Spread | None) -> str:
     if value is None:
         return "—"
     if value.count == 1:
-        return number(value.median)
-    return f"{number(value.median)} ({number(value.low)}–{number(value.high)})"
+        return format_number(value.median)
+    return f"{format_number(value.median)} ({format_number(value.low)}–{format_number(value.high)})"
 
 
-def number(value: float) -> str:
-    """Three significant digits are more than a benchmark can vouch for."""
+def format_number(value: float) -> str:
+    """Format with about three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -196,19 +196,19 @@ def _streams(count: int) -> str:
     return "1 stream" if count == 1 else f"{count} streams"
 
 
-def _tokens_per_second(sample: Sample) -> float:
+def _tokens_per_second(sample: LoadSample) -> float:
     return sample.tokens_per_second
 
 
-def _first_token_ms(sample: Sample) -> float:
+def _first_token_ms(sample: LoadSample) -> float:
     return sample.first_token_median * 1000
 
 
-def _server_cpu_ms(sample: Sample) -> float | None:
+def _server_cpu_ms(sample: LoadSample) -> float | None:
     return None if sample.server_cpu_seconds is None else sample.server_cpu_seconds * 1000 / sample.output_tokens
 
 
-def _client_cpu_percent(sample: Sample) -> float:
+def _client_cpu_percent(sample: LoadSample) -> float:
     return sample.client_cpu_share * 100
 
 
@@ -216,5 +216,5 @@ def _ms(values: Sequence[float]) -> list[float]:
     return [value * 1000 for value in values]
 
 
-def _known(value: float | None, factor: float = 1.0) -> list[float]:
+def _optional(value: float | None, factor: float = 1.0) -> list[float]:
     return [] if value is None else [value * factor]

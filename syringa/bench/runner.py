@@ -1,4 +1,4 @@
-"""Runs the workload against a server and keeps what it measured. `run_syringa_bench` is `syringa bench`."""
+"""Run the benchmark workload against servers. `run_syringa_bench` implements `syringa bench`."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from rich.console import Console
 from rich.markup import escape
 
 from syringa.bench import processes
-from syringa.bench.load import Completion, Load, Prompt, first_model, run_load
-from syringa.bench.processes import Running, Server
-from syringa.bench.report import Sample, ServerRun, render_table, summarize, write_json
-from syringa.bench.workload import Prompts, Workload
+from syringa.bench.load import CompletionResult, LoadResult, Prompt, first_model, run_load
+from syringa.bench.processes import RunningServer, ServerSpec
+from syringa.bench.report import LoadSample, ServerRun, render_table, summarize, write_json
+from syringa.bench.workload import PromptGenerator, Workload
 from syringa.errors import StartupError, SyringaError
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
-def syringa_server(model: str | None = None) -> Server:
-    """`syringa serve` of this very installation."""
+def syringa_server(model: str | None = None) -> ServerSpec:
+    """Return the spec of `syringa serve` of this installation."""
     chosen = ["--model", model] if model else []
-    return Server(
+    return ServerSpec(
         name="syringa",
         version="this tree",
         precision="int8 weights and activations",
         command=lambda port, streams: [sys.executable, "-m", "syringa", "serve", "--port", str(port), *chosen],
-        # What the user's shell says of a server of his own must not reach the one under test.
+        # The user's SYRINGA_* settings must not reach the server under test.
         environment=dict.fromkeys(name for name in os.environ if name.startswith("SYRINGA_")),
     )
 
 
-class Bench:
-    """One server's turn: which of the workload's parts to run against a running server, and with what result."""
+class BenchRunner:
+    """Run the parts of a workload against one server and collect the measurements."""
 
-    def __init__(self, workload: Workload, say: Say, *, seed: int = 0, api_key: str | None = None) -> None:
+    def __init__(self, workload: Workload, log: Log, *, seed: int = 0, api_key: str | None = None) -> None:
         self._workload = workload
-        self._say = say
+        self._log = log
         self._seed = seed
         self._api_key = api_key
         self._model: str | None = None
 
-    def measure(self, server: Server, round_number: int) -> ServerRun:
-        """Starts the server, runs everything, ends it. A failure is part of the result, as is what came before it."""
+    def measure(self, server: ServerSpec, round_number: int) -> ServerRun:
+        """Start the server, run the workload and stop it. A failure is recorded beside what was measured before."""
         run = ServerRun(
             server=server.name, version=server.version, precision=server.precision, round=round_number, samples=[]
         )
         counts = self._workload.streams
         groups = [(count,) for count in counts] if server.slots_per_stream_count else [counts]
-        # The long prompts are one stream's work, so they belong to the start with the fewest slots.
+        # Long prompts are sent one at a time, so they run with the fewest slots.
         try:
             for group in groups:
                 with processes.start(server, max(group)) as running:
                     self._measure_started(run, running, group, first_tokens=group is groups[0])
         except SyringaError as error:
             run.error = error.message
-            self._say(f"[red]{server.name}: {escape(error.message)}[/]")
+            self._log(f"[red]{server.name}: {escape(error.message)}[/]")
         return run
 
-    def measure_url(self, url: str, model: str | None, round_number: int) -> ServerRun:
-        """The same against a server that somebody else runs: nothing is known of its memory, CPU time or start."""
+    def measure_running(self, url: str, model: str | None, round_number: int) -> ServerRun:
+        """Run the workload against a server that is already running, without memory, CPU and startup figures."""
         run = ServerRun(server=url, version="", precision="", round=round_number, samples=[])
         self._model = model or first_model(url, api_key=self._api_key)
         try:
@@ -71,17 +71,19 @@ class Bench:
             self._measure_first_tokens(run, url)
         except SyringaError as error:
             run.error = error.message
-            self._say(f"[red]{url}: {escape(error.message)}[/]")
+            self._log(f"[red]{url}: {escape(error.message)}[/]")
         return run
 
-    def _measure_started(self, run: ServerRun, running: Running, group: Sequence[int], *, first_tokens: bool) -> None:
+    def _measure_started(
+        self, run: ServerRun, running: RunningServer, group: Sequence[int], *, first_tokens: bool
+    ) -> None:
         prompts = self._prompts(run.round, "start", max(group))
         self._model = first_model(running.url, api_key=self._api_key)
         self._load(running.url, [prompts.text(10)], streams=1, output_tokens=1)
-        started = time.perf_counter() - running.spawned
+        started = time.perf_counter() - running.started_at
         if first_tokens:
             run.start_seconds = started
-            self._say(f"{run.server}: started, first token after {started:.1f} s")
+            self._log(f"{run.server}: started, first token after {started:.1f} s")
         self._measure_streams(run, running.url, running.pid, group)
         if first_tokens:
             self._measure_first_tokens(run, running.url)
@@ -90,18 +92,18 @@ class Bench:
         for streams in group:
             prompts = self._prompts(run.round, "streams", streams)
             size = self._workload.prompt_tokens, self._workload.prompt_spread
-            # Kernels, pools and allocators settle in the first answers; more than 16 would take slow servers minutes.
-            warm_up = [prompts.short(*size) for _ in range(min(streams, 16))]
+            # Warms up kernels, thread pools and allocators; more than 16 requests would take slow servers minutes.
+            warm_up = [prompts.around(*size) for _ in range(min(streams, 16))]
             self._load(url, warm_up, streams=streams, output_tokens=8)
-            texts = [prompts.short(*size) for _ in range(self._workload.requests_for(streams))]
+            texts = [prompts.around(*size) for _ in range(self._workload.requests_for(streams))]
             before = processes.cpu_seconds(pid) if pid else 0.0
             load = self._load(url, texts, streams=streams, output_tokens=self._workload.output_tokens)
             used = processes.cpu_seconds(pid) - before if pid else None
-            sample = sample_of(load, used, self._workload.output_tokens)
+            sample = summarize_load(load, used, self._workload.output_tokens)
             run.samples.append(sample)
             if streams == 16 and pid:
                 run.memory_bytes = processes.memory_pss(pid)
-            self._say(
+            self._log(
                 f"{run.server}: {streams} at once, {sample.tokens_per_second:.1f} tok/s, first token "
                 f"{sample.first_token_median * 1000:.0f} ms, client {sample.client_cpu_share:.1%} of a core"
             )
@@ -116,15 +118,15 @@ class Bench:
             run.long_first_token.append(cold.time_to_first_token)
             run.cached_first_token.append(cached.time_to_first_token)
             run.cached_tokens = cached.cached_tokens
-            self._say(
+            self._log(
                 f"{run.server}: first token of {cold.prompt_tokens} tokens {cold.time_to_first_token * 1000:.0f} ms, "
                 f"with the prefix cached {cached.time_to_first_token * 1000:.0f} ms"
             )
 
-    def _single(self, url: str, prompt: Prompt) -> Completion:
+    def _single(self, url: str, prompt: Prompt) -> CompletionResult:
         return self._load(url, [prompt], streams=1, output_tokens=4).completions[0]
 
-    def _load(self, url: str, prompts: Sequence[Prompt], *, streams: int, output_tokens: int) -> Load:
+    def _load(self, url: str, prompts: Sequence[Prompt], *, streams: int, output_tokens: int) -> LoadResult:
         assert self._model is not None
         load = run_load(
             url,
@@ -137,25 +139,25 @@ class Bench:
             ignore_eos=True,
         )
         if load.errors:
-            # A server that refuses part of the load is not a fast one: the figure would be wrong, so there is none.
+            # A server that rejects part of the load would look fast, so the load does not count.
             raise StartupError(
                 f"{len(load.errors)} of {len(prompts)} requests failed, the first with: {load.errors[0]}"
             )
         return load
 
-    def _prompts(self, round_number: int, part: str, streams: int) -> Prompts:
-        """The same texts for every server in a round, others in each round and part."""
-        return Prompts(f"{self._seed} {round_number} {part} {streams}")
+    def _prompts(self, round_number: int, part: str, streams: int) -> PromptGenerator:
+        """Return a generator of the same texts for every server of a round, but other ones per round and part."""
+        return PromptGenerator(f"{self._seed} {round_number} {part} {streams}")
 
 
-def sample_of(load: Load, server_cpu_seconds: float | None, expected_tokens: int) -> Sample:
-    """The figures of one load."""
+def summarize_load(load: LoadResult, server_cpu_seconds: float | None, expected_tokens: int) -> LoadSample:
+    """Compute the figures of one load. Raises `StartupError` if a completion has another length than expected."""
     done = load.succeeded
-    short = [each.output_tokens for each in done if each.output_tokens != expected_tokens]
-    if short:
+    wrong_lengths = [each.output_tokens for each in done if each.output_tokens != expected_tokens]
+    if wrong_lengths:
         raise StartupError(
-            f"{len(short)} answers have {min(short)} to {max(short)} tokens, not {expected_tokens}: "
-            "does the server know ignore_eos?"
+            f"{len(wrong_lengths)} completions have {min(wrong_lengths)} to {max(wrong_lengths)} tokens, "
+            f"not {expected_tokens}: does the server support ignore_eos?"
         )
     counts = [each.prompt_tokens for each in done if each.prompt_tokens is not None]
     gaps = [
@@ -163,7 +165,7 @@ def sample_of(load: Load, server_cpu_seconds: float | None, expected_tokens: int
         for each in done
         if each.output_tokens > 1
     ]
-    return Sample(
+    return LoadSample(
         streams=load.streams,
         requests=len(done),
         output_tokens=load.output_tokens,
@@ -189,9 +191,9 @@ def run_syringa_bench(
     output: Path | None = None,
     console: Console | None = None,
 ) -> list[ServerRun]:
-    """Measures a running server at `url`, or starts `syringa serve` for it. Prints a table; `output` gets the JSON.
+    """Measure a running server at `url`, or start `syringa serve`. Prints a table and writes JSON to `output`.
 
-    Raises `StartupError` when no repeat went through.
+    Raises `StartupError` if nothing could be measured.
     """
     console = console or Console()
     workload = Workload(streams=tuple(sorted(set(streams))))
@@ -199,12 +201,12 @@ def run_syringa_bench(
         raise StartupError("nothing to measure: streams and repeats are numbers from 1")
     if quick:
         workload, repeats = workload.quick(), 1
-    bench = Bench(workload, console.print, api_key=api_key)
+    bench = BenchRunner(workload, console.print, api_key=api_key)
     runs: list[ServerRun] = []
     for number in range(1, repeats + 1):
         console.print(f"[bold]repeat {number} of {repeats}[/]")
         if url:
-            runs.append(bench.measure_url(url.rstrip("/"), model, number))
+            runs.append(bench.measure_running(url.rstrip("/"), model, number))
         else:
             runs.append(bench.measure(syringa_server(model), number))
         if runs[-1].error and not runs[-1].samples:

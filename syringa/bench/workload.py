@@ -1,8 +1,7 @@
-"""The prompts of the benchmark: plain English, made from a seed, no two with a common beginning.
+"""The benchmark workload, and seeded English prompts of which no two share a beginning.
 
-Every word below is one token of SmolLM2's vocabulary, and so is every mark, so a text's length in tokens is known
-without a tokenizer; the server's own count is checked against it when the answers come back. There are no digits,
-which servers that read a converted tokenizer would split in another way.
+Every word and punctuation mark below is one token of SmolLM2's vocabulary, so a text's length in tokens is known
+without a tokenizer. There are no digits, which a converted tokenizer may split differently.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ _LINKS = _listed("""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent to a server in one repeat."""
+    """What is sent to a server in one round."""
 
     streams: tuple[int, ...] = (1, 4, 16, 64)
-    # How many requests in all, by number of streams, so that no figure hangs on a second or two; others: one a stream.
+    # Requests in all by number of streams, so that every load runs for some seconds; by default one per stream.
     requests: dict[int, int] = msgspec.field(default_factory=lambda: {1: 4, 4: 8, 16: 32})
     prompt_tokens: int = 100
-    prompt_spread: int = 8  # within the ± 10 that is promised, with room for another tokenizer's opinion
+    prompt_spread: int = 8  # documented as ± 10, with a margin for other tokenizers
     output_tokens: int = 64
     long_tokens: int = 1000
     tail_tokens: int = 20
@@ -73,14 +72,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return max(streams, self.requests.get(streams, streams))
 
     def quick(self) -> Workload:
-        """The same shapes, with as few requests as they can have."""
+        """Return the same workload with the minimum number of requests."""
         return msgspec.structs.replace(self, requests={}, first_token_repeats=1)
 
 
-class Prompts:
-    """An endless supply of texts. The same seed gives the same texts; one supply never repeats an opening.
+class PromptGenerator:
+    """Generate texts from a seed. One generator never repeats an opening.
 
-    `count` is a tokenizer's count of a text; without one, words and marks are counted.
+    `count` returns the number of tokens of a text; by default words and punctuation marks are counted.
     """
 
     def __init__(self, seed: int | str, count: Callable[[str], int] | None = None) -> None:
@@ -88,27 +87,28 @@ class Prompts:
         self._count = count or estimate_tokens
         pairs = list(itertools.product(_OPENINGS, _SUBJECTS))
         self._random.shuffle(pairs)
-        # Verb by verb: as long as the pairs last, two texts have no more than "After the" in common.
+        # Verb by verb: until the pairs are used up, two texts share at most "After the".
         self._openings = ((*pair, verb) for verb in _VERBS for pair in pairs)
 
     def text(self, tokens: int) -> str:
-        """English of `tokens` tokens that begins like no other of this supply."""
+        """Return English text of `tokens` tokens with a unique opening."""
         opening, subject, verb = next(self._openings)
         words = f"{opening} the {subject} {verb} a {self._phrase()}, {self._sentence().lower()}".split()
         return self._cut(words, tokens)
 
-    def short(self, spread_around: int, spread: int) -> str:
-        return self.text(spread_around + self._random.randint(-spread, spread))
+    def around(self, tokens: int, spread: int) -> str:
+        """Return a text of `tokens` ± `spread` tokens."""
+        return self.text(tokens + self._random.randint(-spread, spread))
 
     def tail(self, tokens: int) -> str:
-        """A continuation for a text: begins with a space, so that no token spans the seam."""
+        """Return a continuation that begins with a space, so that no token spans the boundary."""
         return " " + self._cut(self._sentence().split(), tokens)
 
     def _cut(self, words: list[str], tokens: int) -> str:
         while self._count(" ".join(words)) < tokens:
             words += self._sentence().split()
         low, high = 1, len(words)
-        while low < high:  # the most words that fit: a count grows with its text
+        while low < high:  # bisect for the most words that fit
             middle = (low + high + 1) // 2
             if self._count(" ".join(words[:middle])) <= tokens:
                 low = middle
@@ -128,5 +128,5 @@ class Prompts:
 
 
 def estimate_tokens(text: str) -> int:
-    """The length of one of our own texts in tokens."""
+    """Return the length of a generated text in tokens."""
     return text.count(" ") + bool(text.strip()) + text.count(",") + text.count(".")

@@ -1,4 +1,4 @@
-"""The `syringa` command. What a subcommand needs is imported when it runs, so that `--help` answers at once."""
+"""The `syringa` command. A subcommand imports what it needs when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits. What we foresaw is one line on stderr and no traceback."""
+    """Run a command and exit. A `SyringaError` is one line on stderr, without a traceback."""
     from syringa.cli.app import app
     from syringa.errors import SyringaError
 
     try:
         app(arguments)
     except SyringaError as error:
-        if error.message:  # a worker that could not start has said why itself
+        if error.message:  # empty if the process that failed to start has printed the reason
             print(f"syringa: {error.message}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) has seen enough; closing here keeps Python from complaining at exit.
+        # The reader of a pipe (`| head`) has exited. Closing stderr suppresses Python's warning at exit.
         sys.stderr.close()
         sys.exit(141)

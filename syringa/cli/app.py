@@ -1,4 +1,4 @@
-"""The subcommands and their options. What they do lies in the modules beside this one."""
+"""The subcommands and their options. Each is implemented in a module beside this one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from syringa.cli import accounts
-from syringa.cli.accounts import ConfigFile
-from syringa.cli.options import ENGINE_SETTINGS, sampling_options, settings_options, split, takes
+from syringa.cli import admin
+from syringa.cli.options import (
+    ENGINE_SETTINGS,
+    ConfigFile,
+    sampling_options,
+    settings_options,
+    split_options,
+    with_options,
+)
 
 app = typer.Typer(
     name="syringa",
-    help="An LLM inference server: the OpenAI APIs on an engine that starts on a laptop.",
+    help="An LLM inference server with OpenAI-compatible APIs, for laptops and GPU servers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -23,9 +29,11 @@ app = typer.Typer(
 
 Url = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="Use this running server instead of loading the model here."),
+    typer.Option("--url", metavar="URL", help="Use this running server instead of loading a model."),
 ]
-Key = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Key for --url.", envvar="SYRINGA_API_KEY")]
+Key = Annotated[
+    str | None, typer.Option("--api-key", metavar="KEY", help="API key for --url.", envvar="SYRINGA_API_KEY")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -42,76 +50,76 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
 
 
 @app.command()
-@takes(*settings_options())
-def serve(config: ConfigFile = None, **given: Any) -> None:
-    """Start the server."""
+@with_options(*settings_options())
+def serve(config: ConfigFile = None, **options: Any) -> None:
+    """Start the server. Settings come from options, SYRINGA_* variables and syringa.toml, in this order."""
     from syringa.cli.serve import run
 
-    raise typer.Exit(run(given, config))
+    raise typer.Exit(run(options, config))
 
 
 @app.command()
-@takes(*settings_options(ENGINE_SETTINGS), *sampling_options())
+@with_options(*settings_options(ENGINE_SETTINGS), *sampling_options())
 def complete(
     text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The text to continue; without it, standard input.")
+        str | None, typer.Argument(metavar="TEXT", help="The text to continue; default: standard input.")
     ] = None,
     config: ConfigFile = None,
     url: Url = None,
     api_key: Key = None,
-    echo: Annotated[bool, typer.Option("--echo", help="Show the prompt too.")] = False,
-    **given: Any,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before its continuation.")] = False,
+    **options: Any,
 ) -> None:
-    """Continue a text, in the terminal."""
+    """Continue a text in the terminal."""
     from syringa.cli.complete import run
 
-    settings, fields = split(given)
+    settings, fields = split_options(options)
     raise typer.Exit(run(text, settings, fields, config, url, api_key, echo=echo))
 
 
 @app.command()
-@takes(*settings_options(ENGINE_SETTINGS), *sampling_options(leave_out=("n", "truncate_sequence")))
+@with_options(*settings_options(ENGINE_SETTINGS), *sampling_options(exclude=("n", "truncate_sequence")))
 def chat(
     config: ConfigFile = None,
     url: Url = None,
     api_key: Key = None,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="Instructions to begin with.")] = None,
-    **given: Any,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")] = None,
+    **options: Any,
 ) -> None:
-    """Talk with the model."""
+    """Chat with a model in the terminal."""
     from syringa.cli.chat import run
 
-    settings, fields = split(given)
+    settings, fields = split_options(options)
     raise typer.Exit(run(settings, fields, config, url, api_key, system))
 
 
 @app.command()
 def models() -> None:
-    """List the models that are known, and where they lie."""
-    from syringa.cli.models import show
+    """List known models and the files of those on this machine."""
+    from syringa.cli.models import list_models
 
-    show()
+    list_models()
 
 
 @app.command()
 def pull(
-    model: Annotated[str, typer.Argument(help="The default model, or a Hugging Face id.")] = "default",
+    model: Annotated[str, typer.Argument(help="`default`, or a Hugging Face model id.")] = "default",
 ) -> None:
-    """Fetch a model."""
-    from syringa.cli.models import fetch
+    """Download a model."""
+    from syringa.cli.models import download
 
-    fetch(model)
+    download(model)
 
 
 @app.command()
 def bench(
     url: Annotated[str | None, typer.Option(help="Measure this running server instead of starting one.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model to start the server with, or to ask for.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model to serve, or to request from --url.")] = None,
     api_key: Key = None,
-    streams: Annotated[str, typer.Option(help="Numbers of parallel streams.")] = "1,4,16,64",
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each, for median and spread.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="A short run, to see that it works.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Write the figures there, as JSON.")] = None,
+    streams: Annotated[str, typer.Option(help="Numbers of concurrent streams, separated by commas.")] = "1,4,16,64",
+    repeats: Annotated[int, typer.Option(min=1, help="Runs per number of streams, for median and spread.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="A short run to check that everything works.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write the results to this file, as JSON.")] = None,
 ) -> None:
     """Measure tokens per second and time to first token over HTTP."""
     from syringa.bench.runner import run_syringa_bench
@@ -120,12 +128,12 @@ def bench(
     try:
         counts = tuple(int(each) for each in streams.split(","))
     except ValueError:
-        raise ConfigError(f"--streams {streams!r}: expected whole numbers with commas between them") from None
+        raise ConfigError(f"--streams {streams!r}: expected whole numbers separated by commas") from None
     run_syringa_bench(
         url=url, model=model, api_key=api_key, streams=counts, repeats=repeats, quick=quick, output=output
     )
 
 
-app.add_typer(accounts.keys, name="keys")
-app.add_typer(accounts.organisations, name="organisations")
-app.command()(accounts.usage)
+app.add_typer(admin.keys, name="keys")
+app.add_typer(admin.organizations, name="organizations")
+app.command()(admin.usage)

@@ -1,4 +1,4 @@
-"""`syringa complete`: a text goes on in the terminal."""
+"""`syringa complete`: continue a text in the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from syringa.cli.fields import to_fields
-from syringa.cli.source import Source, open_source
+from syringa.cli.source import TextSource, open_source
 from syringa.errors import ConfigError
 
 DEFAULT_TOKENS = 256
@@ -29,7 +29,7 @@ def run(
 ) -> int:
     if text is None:
         if sys.stdin.isatty():
-            raise ConfigError('give a text to continue: syringa complete "Once upon a time"')
+            raise ConfigError('no text given: pass one, as in syringa complete "Once upon a time"')
         text = sys.stdin.read()
     fields = {"max_tokens": DEFAULT_TOKENS, **to_fields(options), "prompt": text, "echo": echo}
     console = Console(stderr=True)
@@ -38,7 +38,7 @@ def run(
         with console.status("Loading the model…") as status:
             async with open_source(settings, file, url, key) as source:
                 status.stop()
-                await _show(source, fields, text if echo and url is None else "", console)
+                await _print_completions(source, fields, text if echo and url is None else "", console)
 
     try:
         asyncio.run(work())
@@ -48,26 +48,26 @@ def run(
     return 0
 
 
-async def _show(source: Source, fields: dict[str, Any], before: str, console: Console) -> None:
-    """One answer as it comes; several one after the other, since they would mix."""
+async def _print_completions(source: TextSource, fields: dict[str, Any], prompt: str, console: Console) -> None:
+    """Print one completion as it is generated; several are printed one after the other at the end."""
     several = fields.get("n", 1) > 1
-    answers: dict[int, list[str]] = {}
+    completions: dict[int, list[str]] = {}
     tokens, started = 0, time.perf_counter()
     if not several:
-        sys.stdout.write(before)
-    async for part in source.complete(fields):
-        if part.tokens is not None:
-            tokens = part.tokens
+        sys.stdout.write(prompt)
+    async for chunk in source.complete(fields):
+        if chunk.tokens is not None:
+            tokens = chunk.tokens
         elif several:
-            answers.setdefault(part.choice, []).append(part.text)
+            completions.setdefault(chunk.choice, []).append(chunk.text)
         else:
-            sys.stdout.write(part.text)
+            sys.stdout.write(chunk.text)
             sys.stdout.flush()
     seconds = time.perf_counter() - started
-    for index, texts in sorted(answers.items()):
-        sys.stdout.write(f"[{index}] {before}{''.join(texts)}\n")
+    for index, texts in sorted(completions.items()):
+        sys.stdout.write(f"[{index}] {prompt}{''.join(texts)}\n")
     if not several:
         sys.stdout.write("\n")
     sys.stdout.flush()
     if console.is_terminal:
-        console.print(f"[dim]{tokens} tokens, {tokens / seconds:.1f} a second[/dim]", highlight=False)
+        console.print(f"[dim]{tokens} tokens, {tokens / seconds:.1f} tokens/s[/dim]", highlight=False)

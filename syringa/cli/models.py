@@ -11,23 +11,23 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from syringa import modelfiles
-from syringa.cli.reading import read_settings
+from syringa.cli.options import load_config
 from syringa.config import FILE_NAME, ModelSpec
 
 
-def show() -> None:
-    """What is on this machine, and what the settings say of it."""
+def list_models() -> None:
+    """Print the models on this machine, and those of the settings file."""
     table = _table("model", "architecture", "size", "where")
     for known in modelfiles.known_models():
         if known.present:
             table.add_row(known.name, known.architecture or "", decimal(known.size), known.path or "")
         else:
-            where = f"{known.path} is broken" if known.path else f"not here: syringa pull {known.name}"
+            where = f"{known.path} is incomplete" if known.path else f"not downloaded: syringa pull {known.name}"
             table.add_row(known.name, "", "", f"[dim]{where}[/dim]")
-    # As wide as it has to be: a path that is broken into lines cannot be copied.
+    # As wide as necessary: a path that is broken into lines cannot be copied.
     console = Console(width=400)
     console.print(table, soft_wrap=True)
-    if specs := read_settings({}, None).models:
+    if specs := load_config({}, None).models:
         console.print(f"\n[bold]In {FILE_NAME}[/]")
         console.print(_configured(specs), soft_wrap=True)
 
@@ -46,11 +46,11 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def fetch(model: str) -> None:
+def download(model: str) -> None:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     quiet = not console.is_terminal
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet) as progress:
-        task = progress.add_task(f"Fetching {model}", total=None)
+        task = progress.add_task(f"Downloading {model}", total=None)
         files = modelfiles.pull(model, lambda done, total: progress.update(task, completed=done, total=total or None))
     console.print(f"{files.name} is at {files.path}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`syringa serve`: read the settings, take the port, and hand over to the supervisor."""
+"""`syringa serve`: load the settings, bind the port, and run the supervisor."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from rich.console import Console
 from rich.markup import escape
 
 from syringa import config as settings
-from syringa.cli.reading import read_settings
+from syringa.cli.options import load_config
 from syringa.config import Config, ModelSpec
 from syringa.errors import ConfigError, StartupError, StoreError
 from syringa.types import ModelInfo
 
 if TYPE_CHECKING:
-    from syringa.engine.processes.supervisor import Shared
+    from syringa.engine.processes.supervisor import SharedPaths
 
 DTYPES = {"int8": "int8 weights", "bf16": "bf16 weights", "fp32": "fp32 weights"}
 
 
 def run(flags: Mapping[str, Any], file: Path | None) -> int:
-    """Blocks until the server ends; the result is the exit status."""
-    config = read_settings(flags, file)
+    """Run the server until it ends. Return the exit status."""
+    config = load_config(flags, file)
 
     from syringa.api.models.loading import serving_specs
     from syringa.http.server.server import check, listen
 
-    # What can be wrong is found before anything slow starts.
-    specs = serving_specs(config)
-    check_files(specs)
+    # Report configuration errors before anything slow starts.
     check(config)
     check_keys(config)
+    download_default_model(settings.model_specs(config)[0])
+    specs = serving_specs(config)
+    check_files(specs)
     with listen(config) as listener:
         from syringa.engine.processes import supervisor
 
@@ -46,14 +47,24 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
         if specs[0].preload:
             console.print(f"Loading [bold]{escape(specs[0].id)}[/] …")
 
-        def greet(info: ModelInfo | None) -> None:
+        def print_banner(info: ModelInfo | None) -> None:
             console.print(banner(config, port, specs, info, time.monotonic() - started))
 
-        return supervisor.run(config, specs[0], listener, greet, functools.partial(share, config))
+        return supervisor.run(config, specs[0], listener, print_banner, functools.partial(create_shared_files, config))
+
+
+def download_default_model(spec: ModelSpec) -> None:
+    """Download the default model if it is missing, so that a first start needs no other step."""
+    from syringa.modelfiles.locate import default_path, is_default
+
+    if is_default(spec.path) and default_path() is None:
+        from syringa.cli.models import download
+
+        download(spec.path)
 
 
 def check_files(specs: Sequence[ModelSpec]) -> None:
-    """Without its default model a server does not start; of the others, people are told."""
+    """Check the model files: raise `StartupError` for the default model, print a warning for the others."""
     from syringa import modelfiles
 
     modelfiles.describe(modelfiles.locate(specs[0].path))
@@ -61,44 +72,44 @@ def check_files(specs: Sequence[ModelSpec]) -> None:
         try:
             modelfiles.locate(spec.path)
         except StartupError as error:
-            print(f"syringa: model {spec.id}: {error.message} (requests for it get 503)", file=sys.stderr)
+            print(f"syringa: model {spec.id}: {error.message} (requests for this model get 503)", file=sys.stderr)
 
 
 def check_keys(config: Config) -> None:
-    """Whoever can reach a server beyond this machine needs a key, so there has to be one."""
+    """Raise `ConfigError` if other machines can reach the server and there is no API key."""
     if config.api_key or settings.is_loopback(config.host):
         return
-    from syringa.service.auth.key_cache import usable
+    from syringa.service.auth.key_cache import has_valid_key
     from syringa.store import Store
 
     async def has_key() -> bool:
         async with Store(config.database) as store:
             try:
-                return await usable(store)
+                return await has_valid_key(store)
             except StoreError as error:
-                raise StartupError(f"{store.location.shown}: keys cannot be read: {error.message}") from None
+                raise StartupError(f"{store.location.display}: API keys cannot be read: {error.message}") from None
 
     if not asyncio.run(has_key()):
         raise ConfigError(
-            f"listening on {config.host} lets others in, and there is no key yet: make one with "
-            "`syringa keys create ORGANISATION`, set one with --api-key or SYRINGA_API_KEY, or listen on 127.0.0.1",
+            f"host {config.host!r}: other machines can reach it, and there is no API key yet: create one with "
+            "`syringa keys create ORGANIZATION`, set one with --api-key or SYRINGA_API_KEY, or listen on 127.0.0.1",
             param="host",
         )
 
 
-def share(config: Config, folder: str) -> Shared:
-    """What API processes share: limits, which one that dies and comes back must still know; and metrics."""
-    from syringa.engine.processes.supervisor import Shared
-    from syringa.service.limits.rate_limiter import Limiter
+def create_shared_files(config: Config, folder: str) -> SharedPaths:
+    """Create what API processes share in `folder`: rate limits, which survive a restarted process, and metrics."""
+    from syringa.engine.processes.supervisor import SharedPaths
+    from syringa.service.limits.rate_limiter import RateLimiter
 
     limits, metrics = Path(folder) / "limits", Path(folder) / "metrics"
-    Limiter.create(str(limits))
+    RateLimiter.create(str(limits))
     metrics.mkdir()
-    return Shared(limits=str(limits), metrics=str(metrics) if config.workers > 1 else None)
+    return SharedPaths(limits=str(limits), metrics=str(metrics) if config.workers > 1 else None)
 
 
 def banner(config: Config, port: int, specs: Sequence[ModelSpec], info: ModelInfo | None, seconds: float) -> str:
-    """What a person sees once the server answers: where it is, what it runs, and a line to try it with."""
+    """Return the text printed when the server is ready: URL, models and a command to try it."""
     host = config.host.strip("[]")
     if host in ("0.0.0.0", "::", ""):
         host = "127.0.0.1"

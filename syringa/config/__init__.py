@@ -1,12 +1,12 @@
-"""The settings of a server, read in one place and frozen after that.
+"""The settings of a server, read in one place and frozen afterwards.
 
-Flags win over `SYRINGA_*` variables, those over one `syringa.toml`, that over the defaults. A setting has the same name
-everywhere: `max_model_len` in the file is `--max-model-len` and `SYRINGA_MAX_MODEL_LEN`. Models beyond the first are
-described in the file alone, in tables `[[models]]`.
+Flags take precedence over `SYRINGA_*` variables, these over `syringa.toml`, and that over the defaults. A setting has
+the same name everywhere: `max_model_len` in the file is `--max-model-len` and `SYRINGA_MAX_MODEL_LEN`. Several models
+are described by tables `[[models]]` of the file.
 """
 
-from syringa.config.models import ReadDefaults, filled_spec, model_specs, read_model, sole_spec
-from syringa.config.settings import FIELDS, PREFIX, Config, bare_type, describe, variable
+from syringa.config.models import ReadDefaults, complete_spec, model_specs, read_model, single_model_spec
+from syringa.config.settings import FIELDS, PREFIX, Config, describe, setting_type, variable
 from syringa.config.sources import FILE_NAME, is_loopback, load
 from syringa.config.specs import ModelSpec, Prices
 
@@ -18,13 +18,13 @@ __all__ = [
     "ModelSpec",
     "Prices",
     "ReadDefaults",
-    "bare_type",
+    "complete_spec",
     "describe",
-    "filled_spec",
     "is_loopback",
     "load",
     "model_specs",
     "read_model",
-    "sole_spec",
+    "setting_type",
+    "single_model_spec",
     "variable",
 ]

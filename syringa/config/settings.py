@@ -1,4 +1,4 @@
-"""Every setting, with its type, its default and the sentence that explains it."""
+"""All settings, each with its type, default and description."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from syringa.config.checking import bare
-from syringa.config.specs import Count, Device, Dtype, ModelSpec, ReasoningFormat, Seconds, ToolFormat, says
+from syringa.config.specs import (
+    Count,
+    Device,
+    Dtype,
+    ModelSpec,
+    ReasoningFormatSetting,
+    Seconds,
+    ToolFormatSetting,
+    doc,
+)
+from syringa.config.validation import base_type
 
 PREFIX = "SYRINGA_"
 
@@ -17,137 +26,133 @@ _Positive = Annotated[int, Meta(ge=1)]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What an administrator may set. The descriptions are also the command line's help."""
+    """The settings of a server. The descriptions are also the help of the command line."""
 
     model: Annotated[
-        str, says("A known model's name, a GGUF file, or a Hugging Face folder; with [[models]], an id: the default.")
+        str, doc("A known model's name, a GGUF file, or a Hugging Face folder; with [[models]], the default's id.")
     ] = "default"
     served_model_name: Annotated[
-        tuple[str, ...], says("Names the API answers to; the first is the one it shows. May be repeated.")
+        tuple[str, ...], doc("Names of the model in the API; the first is shown in responses. May be repeated.")
     ] = ()
-    host: Annotated[str, says("Address to listen on. Beyond loopback, a key is needed.")] = "127.0.0.1"
-    port: Annotated[Annotated[int, Meta(ge=0, le=65535)], says("Port to listen on; 0 takes a free one.")] = 8000
-    api_key: Annotated[tuple[str, ...], says("A key that clients must send as a Bearer token. May be repeated.")] = ()
+    host: Annotated[str, doc("Address to listen on. Any but a loopback address requires an API key.")] = "127.0.0.1"
+    port: Annotated[Annotated[int, Meta(ge=0, le=65535)], doc("Port to listen on; 0: any free port.")] = 8000
+    api_key: Annotated[
+        tuple[str, ...], doc("An API key that clients must send as a Bearer token. May be repeated.")
+    ] = ()
     cors_origins: Annotated[
-        tuple[str, ...], says("Origins whose pages may call the API, or * for any. May be repeated.")
+        tuple[str, ...], doc("Origins that may call the API from a browser (CORS), or * for any. May be repeated.")
     ] = ()
-    workers: Annotated[_Positive, says("API processes.")] = 1
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], says("How much is logged.")] = "info"
-    log_format: Annotated[Literal["text", "json"], says("Log lines for people, or one JSON object a line.")] = "text"
-    log_prompts: Annotated[
-        bool, says("Log what clients send and are sent, too. Never keys; never without this setting.")
-    ] = False
+    workers: Annotated[_Positive, doc("Number of API server processes.")] = 1
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], doc("Log level.")] = "info"
+    log_format: Annotated[Literal["text", "json"], doc("Log format: text, or one JSON object per line.")] = "text"
+    log_prompts: Annotated[bool, doc("Also log prompts and answers. API keys are never logged.")] = False
 
     requests_per_minute: Annotated[
-        Count, says("Requests a minute of an organisation that has no limit of its own; 0: no limit.")
+        Count, doc("Requests per minute of an organization without its own limit; 0: no limit.")
     ] = 200
     tokens_per_minute: Annotated[
-        Count, says("Tokens a minute, read and written, of an organisation without a limit of its own; 0: no limit.")
+        Count, doc("Tokens per minute, input plus output, of an organization without its own limit; 0: no limit.")
     ] = 0
     concurrent_requests: Annotated[
-        Count, says("Requests at the same time of an organisation without a limit of its own; 0: no limit.")
+        Count, doc("Concurrent requests of an organization without its own limit; 0: no limit.")
     ] = 0
-    usage_days: Annotated[Count, says("Days that the records of requests are kept; 0: for ever.")] = 400
-    public_metrics: Annotated[bool, says("Answer /metrics without a key, where keys are needed.")] = False
-    metrics_prefix: Annotated[
-        str, says("What the names at /metrics begin with; vllm: makes dashboards for vLLM work.")
-    ] = "syringa_"
+    usage_days: Annotated[Count, doc("Days that usage records are kept; 0: forever.")] = 400
+    public_metrics: Annotated[bool, doc("Serve /metrics without an API key.")] = False
+    metrics_prefix: Annotated[str, doc("Prefix of metric names; with vllm: dashboards for vLLM work.")] = "syringa_"
 
     database: Annotated[
         str,
-        says(
-            "Where responses, keys and usage are kept: a file, or postgresql://user@host/name; empty: a file in your"
-            " data folder."
+        doc(
+            "Database of responses, keys and usage: a SQLite file, or postgresql://user@host/name; empty: a file in the"
+            " user's data folder."
         ),
     ] = ""
 
-    response_days: Annotated[Count, says("Days that a stored response is kept; 0: for ever.")] = 30
+    response_days: Annotated[Count, doc("Days that stored responses are kept; 0: forever.")] = 30
     responses_mode: Annotated[
         Literal["openai", "open-responses"],
-        says("Whose names a response's stream uses where a request does not say (x-syringa-responses-mode)."),
+        doc("Default event names of response streams; a request may choose with x-syringa-responses-mode."),
     ] = "openai"
     max_background: Annotated[
-        _Positive, says("Background responses that one API process runs at the same time; one more gets 503.")
+        _Positive, doc("Concurrent background responses per API process; further ones get 503.")
     ] = 64
-    websocket_idle: Annotated[
-        Seconds, says("Seconds after which a WebSocket that asks for nothing is closed; 0: never.")
-    ] = 3600.0
+    websocket_idle: Annotated[Seconds, doc("Seconds after which an idle WebSocket is closed; 0: never.")] = 3600.0
 
-    chat_template: Annotated[str, says("A file with a chat template; empty: the model's own.")] = ""
+    chat_template: Annotated[str, doc("File with a chat template; empty: the model's own.")] = ""
     tool_format: Annotated[
-        ToolFormat, says("How the model writes calls of tools; auto: read off its chat template.")
+        ToolFormatSetting, doc("Format of the model's tool calls; auto: detected from its chat template.")
     ] = "auto"
     reasoning_format: Annotated[
-        ReasoningFormat,
-        says("How the model marks its thoughts; auto: read off its chat template and its tokens."),
+        ReasoningFormatSetting,
+        doc("Format of the model's reasoning; auto: detected from its chat template and tokens."),
     ] = "auto"
 
-    max_model_len: Annotated[Count, says("Longest prompt plus answer, in tokens; 0: what the model allows.")] = 0
-    dtype: Annotated[Dtype, says("Precision of the weights. fp8 is for GPUs, int8 and fp32 for CPUs.")] = "auto"
-    device: Annotated[Device, says("Where models are computed; auto: on a GPU where there is one.")] = "auto"
+    max_model_len: Annotated[Count, doc("Maximum tokens of prompt plus output; 0: the model's maximum.")] = 0
+    dtype: Annotated[Dtype, doc("Data type of the weights. fp8 is for GPUs, int8 and fp32 for CPUs.")] = "auto"
+    device: Annotated[Device, doc("Device of the models; auto: a GPU if there is one.")] = "auto"
     attention: Annotated[
         Literal["auto", "triton", "flashinfer"],
-        says(
-            "Whose kernel computes prompts' attention on a GPU; auto: FlashInfer's on Hopper, where its prebuilt "
-            "kernels are installed."
+        doc(
+            "Attention kernel for prompts on a GPU; auto: FlashInfer on Hopper if its prebuilt kernels are installed, "
+            "else Triton."
         ),
     ] = "auto"
     deterministic: Annotated[
         bool,
-        says(
-            "A seeded request gets the same bytes under any load on a GPU too, where that costs some speed; on a CPU "
-            "it always does in int8 and bf16."
+        doc(
+            "Batch-invariant results: a seeded request gets the same bytes under any load. Costs some speed on a GPU; "
+            "on a CPU, int8 and bf16 are always batch-invariant."
         ),
     ] = False
-    threads: Annotated[Count, says("CPU threads of the model; 0: chosen for the machine.")] = 0
-    kv_cache_tokens: Annotated[Count, says("Tokens that the cache holds; 0: sized from memory.")] = 0
-    kv_cache_gb: Annotated[Annotated[float, Meta(ge=0)], says("Memory for the cache in GiB; 0: chosen.")] = 0.0
+    threads: Annotated[Count, doc("CPU threads of the model; 0: chosen for the machine.")] = 0
+    kv_cache_tokens: Annotated[Count, doc("Capacity of the KV cache in tokens; 0: sized from memory.")] = 0
+    kv_cache_gb: Annotated[
+        Annotated[float, Meta(ge=0)], doc("Memory of the KV cache in GiB; 0: chosen automatically.")
+    ] = 0.0
     gpu_memory_fraction: Annotated[
         Annotated[float, Meta(ge=0, le=1)],
-        says(
-            "Part of a GPU's memory up to which a model's cache grows, up to 1; 0: all of it, or where several models"
-            " may be loaded, what each needs and an equal part of the rest."
+        doc(
+            "Fraction of GPU memory that a model may use, up to 1; 0: all of it, or with several models, what each"
+            " needs plus an equal share of the rest."
         ),
     ] = 0.0
-    prefix_caching: Annotated[bool, says("Reuse computed prompt prefixes across requests.")] = True
-    max_running: Annotated[_Positive, says("Sequences computed at the same time.")] = 256
-    max_queue: Annotated[_Positive, says("Requests that may wait; one more is refused with 503.")] = 1024
+    prefix_caching: Annotated[bool, doc("Reuse the KV cache of common prompt prefixes.")] = True
+    max_running: Annotated[_Positive, doc("Maximum number of running sequences.")] = 256
+    max_queue: Annotated[_Positive, doc("Maximum number of waiting requests; further ones get 503.")] = 1024
     queue_timeout: Annotated[
-        Seconds, says("Seconds that a request may wait to be begun; then it is refused with 503. 0: no limit.")
+        Seconds, doc("Seconds that a request may wait in the queue before it gets 503; 0: no limit.")
     ] = 0.0
-    step_tokens: Annotated[Count, says("Tokens computed in one step at most; 0: 512 on a CPU, 8192 on a GPU.")] = 0
+    step_tokens: Annotated[Count, doc("Maximum number of tokens per engine step; 0: 512 on a CPU, 8192 on a GPU.")] = 0
 
     model_idle: Annotated[
-        Seconds, says("Seconds after which a model that nobody uses is unloaded, unless it is preloaded; 0: never.")
+        Seconds, doc("Seconds after which an idle model is unloaded, unless it is preloaded; 0: never.")
     ] = 900.0
-    max_loaded: Annotated[Count, says("Models loaded at the same time; 0: as memory allows.")] = 0
+    max_loaded: Annotated[Count, doc("Maximum number of loaded models; 0: limited by memory.")] = 0
     load_timeout: Annotated[
-        Seconds, says("Seconds that a request waits for a model to be loaded; then it gets 503. 0: no limit.")
+        Seconds, doc("Seconds that a request waits for its model to be loaded before it gets 503; 0: no limit.")
     ] = 600.0
 
-    max_body_bytes: Annotated[_Positive, says("Largest request body; a larger one gets 413.")] = 32 * 1024 * 1024
-    unknown_fields: Annotated[
-        Literal["ignore", "refuse"], says("What happens to request fields that are not known.")
-    ] = "ignore"
-    request_timeout: Annotated[Seconds, says("Seconds one request may take; 0: no limit.")] = 0.0
-    read_timeout: Annotated[
-        Seconds, says("Seconds that a client may take to send a request, from its first byte; 0: no limit.")
-    ] = 60.0
-    keep_alive: Annotated[Seconds, says("Seconds between comments on a stream that waits.")] = 10.0
-    drain_timeout: Annotated[Seconds, says("Seconds that running requests get when the server ends.")] = 10.0
+    max_body_bytes: Annotated[_Positive, doc("Maximum size of a request body in bytes; a larger one gets 413.")] = (
+        32 * 1024 * 1024
+    )
+    unknown_fields: Annotated[Literal["ignore", "refuse"], doc("What to do with unknown request fields.")] = "ignore"
+    request_timeout: Annotated[Seconds, doc("Seconds that a request may take; 0: no limit.")] = 0.0
+    read_timeout: Annotated[Seconds, doc("Seconds that a client may take to send a request; 0: no limit.")] = 60.0
+    keep_alive: Annotated[Seconds, doc("Seconds between keep-alive comments on a silent stream.")] = 10.0
+    drain_timeout: Annotated[
+        Seconds, doc("Seconds that running requests may take to finish when the server shuts down.")
+    ] = 10.0
 
-    image_hosts_private: Annotated[
-        bool, says("Fetch images from this machine and from private networks too, not only from public addresses.")
-    ] = False
-    image_max_bytes: Annotated[_Positive, says("Largest image, in bytes.")] = 20 * 1024 * 1024
-    image_timeout: Annotated[Seconds, says("Seconds that fetching one image may take; 0: no limit.")] = 10.0
-    image_max_pixels: Annotated[_Positive, says("Largest image, width times height.")] = 40_000_000
-    images_per_request: Annotated[Count, says("Images in one request at most.")] = 50
+    image_hosts_private: Annotated[bool, doc("Allow image URLs on this machine and in private networks.")] = False
+    image_max_bytes: Annotated[_Positive, doc("Maximum size of an image in bytes.")] = 20 * 1024 * 1024
+    image_timeout: Annotated[Seconds, doc("Seconds that downloading an image may take; 0: no limit.")] = 10.0
+    image_max_pixels: Annotated[_Positive, doc("Maximum number of pixels of an image.")] = 40_000_000
+    images_per_request: Annotated[Count, doc("Maximum number of images per request.")] = 50
 
-    models: tuple[ModelSpec, ...] = ()  # the tables `[[models]]` of the file; a flag could not say it
+    models: tuple[ModelSpec, ...] = ()  # the tables `[[models]]` of the file; has no flag
 
 
-# The settings that are flags and variables, too.
+# The settings with a flag and an environment variable.
 FIELDS: Mapping[str, msgspec.structs.FieldInfo] = {
     f.name: f for f in msgspec.structs.fields(Config) if f.name != "models"
 }
@@ -155,18 +160,18 @@ HINTS: Mapping[str, Any] = get_type_hints(Config, include_extras=True)
 
 
 def describe(name: str) -> str:
-    """The sentence that explains a setting."""
+    """Return the description of a setting."""
     for meta in HINTS[name].__metadata__:
         if isinstance(meta, Meta) and meta.description:
             return meta.description
     raise KeyError(name)
 
 
-def bare_type(name: str) -> Any:
-    """A setting's type without its constraints: `int`, `str`, `tuple[str, ...]`, a `Literal`."""
-    return bare(HINTS[name])
+def setting_type(name: str) -> Any:
+    """Return the type of a setting without constraints: `int`, `str`, `tuple[str, ...]`, a `Literal`."""
+    return base_type(HINTS[name])
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return PREFIX + name.upper()

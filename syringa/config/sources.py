@@ -1,4 +1,4 @@
-"""Where settings come from: flags, variables and one file."""
+"""The sources of settings: flags, environment variables and one TOML file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any, get_origin
 
 import msgspec
 
-from syringa.config.checking import Fault, check, expected, is_finite, unknown
-from syringa.config.lines import find_lines, line_of
 from syringa.config.models import ReadDefaults, read_tables
-from syringa.config.settings import FIELDS, HINTS, PREFIX, Config, bare_type, variable
+from syringa.config.settings import FIELDS, HINTS, PREFIX, Config, setting_type, variable
+from syringa.config.validation import InvalidValue, check_value, expected, is_finite, unknown_key
 from syringa.errors import ConfigError
 
 FILE_NAME = "syringa.toml"
-OTHER_VARIABLES = ("SYRINGA_CONFIG", "SYRINGA_HOME")  # where this file is, and where models are kept
+OTHER_VARIABLES = ("SYRINGA_CONFIG", "SYRINGA_HOME")  # the path of the settings file, and the folder of models
 
 _AT_LINE = re.compile(r" \(at line (?P<line>\d+), column \d+\)$")
 
@@ -33,12 +32,12 @@ def load(
     file: Path | None = None,
     read_defaults: ReadDefaults | None = None,
 ) -> Config:
-    """Reads every source once. A flag that is None was not given. Raises `ConfigError` with one line."""
+    """Read all sources. A flag that is None was not given. Raises `ConfigError` with a message of one line."""
     environ = os.environ if environ is None else environ
     if file is None and environ.get(variable("config")):
         file = Path(environ[variable("config")])
-    source = _File(file, folder or Path.cwd())
-    values = source.settings()
+    settings_file = _SettingsFile(file, folder or Path.cwd())
+    values = settings_file.settings()
     for name in environ:
         _check_variable(name)
     for name in FIELDS:
@@ -49,28 +48,26 @@ def load(
             values[name] = _from_text(name, value, "--" + name.replace("_", "-"))
     config = Config(**values)
     _check(config)
-    if (models := source.models(config, read_defaults)) is not None:
+    if (models := settings_file.models(config, read_defaults)) is not None:
         config = msgspec.structs.replace(config, models=models)
     return config
 
 
-class _File:
-    """`syringa.toml`, if there is one."""
+class _SettingsFile:
+    """`syringa.toml` in the current folder, if there is one, or the file given by `--config`."""
 
     def __init__(self, file: Path | None, folder: Path) -> None:
         self._name = str(file) if file is not None else FILE_NAME
-        self._text = ""
         try:
-            self._text = (file or folder / FILE_NAME).read_text(encoding="utf-8")
-            self._table = tomllib.loads(self._text)
+            self._table = tomllib.loads((file or folder / FILE_NAME).read_text(encoding="utf-8"))
         except FileNotFoundError:
             if file is not None:
-                raise ConfigError(f"{file}: there is no such file") from None
+                raise ConfigError(f"{file}: no such file; check --config and SYRINGA_CONFIG") from None
             self._table = {}
         except tomllib.TOMLDecodeError as error:
-            said, found = str(error), _AT_LINE.search(str(error))
+            message, found = str(error), _AT_LINE.search(str(error))
             where = f"{self._name}, line {found['line']}" if found else self._name
-            raise ConfigError(f"{where}: cannot be read: {_AT_LINE.sub('', said)}") from None
+            raise ConfigError(f"{where}: invalid TOML: {_AT_LINE.sub('', message)}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._name}: cannot be read: {error}") from None
 
@@ -82,10 +79,10 @@ class _File:
                 continue
             try:
                 if name not in FIELDS:
-                    raise unknown((key,), [*FIELDS, "models"], "setting")
-                values[name] = check((key,), _stripped(name, value), HINTS[name])
-            except Fault as fault:
-                raise self._error(fault, shown=name != "api_key") from None
+                    raise unknown_key((key,), [*FIELDS, "models"], "setting")
+                values[name] = check_value((key,), _split_list(name, value), HINTS[name])
+            except InvalidValue as error:
+                raise self._error(error, secret=name == "api_key") from None
         return values
 
     def models(self, config: Config, read_defaults: ReadDefaults | None) -> Any:
@@ -93,40 +90,41 @@ class _File:
             return None
         try:
             return read_tables(self._table["models"], config, read_defaults)
-        except Fault as fault:
-            raise self._error(fault) from None
+        except InvalidValue as error:
+            raise self._error(error) from None
 
-    def _error(self, fault: Fault, *, shown: bool = True) -> ConfigError:
-        line = line_of(find_lines(self._text), fault.path)
-        where = self._name if line is None else f"{self._name}, line {line}"
-        said = fault.message
-        if not shown:  # it is a secret
-            said = f"{fault.path[0]}: expected {said.rpartition(': expected ')[2]}"
-        return ConfigError(f"{where}: {said}", param=str(fault.path[-1]))
+    def _error(self, error: InvalidValue, *, secret: bool = False) -> ConfigError:
+        message = error.message
+        if secret:  # do not quote the value
+            message = f"{error.path[0]}: expected {message.rpartition(': expected ')[2]}"
+        return ConfigError(f"{self._name}: {message}", param=str(error.path[-1]))
 
 
 def _check_variable(name: str) -> None:
-    """A mistyped variable must not be taken for one that was never set."""
+    """Raise `ConfigError` for an unknown `SYRINGA_*` variable, which is probably mistyped."""
     if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
         return
     known = [variable(field) for field in FIELDS]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        raise ConfigError(f"{name}: unknown variable" + (f"; did you mean {near[0]}?" if near else ""), param=name)
+        raise ConfigError(
+            f"{name}: unknown environment variable" + (f"; did you mean {near[0]}?" if near else "; unset it"),
+            param=name,
+        )
 
 
 def _from_text(name: str, value: Any, source: str) -> Any:
-    """Variables and flags are always text."""
+    """Convert the text of a variable or flag."""
     try:
-        return msgspec.convert(_stripped(name, value), HINTS[name], strict=False)
+        return msgspec.convert(_split_list(name, value), HINTS[name], strict=False)
     except msgspec.ValidationError as error:
         shown = "" if name == "api_key" else f" {value!r}"
         raise ConfigError(f"{source}{shown}: expected {expected(HINTS[name], str(error))}", param=name) from None
 
 
-def _stripped(name: str, value: Any) -> Any:
-    """A list may be written as one text with commas."""
-    if get_origin(bare_type(name)) is not tuple:
+def _split_list(name: str, value: Any) -> Any:
+    """Split a list given as text with commas, and strip its items."""
+    if get_origin(setting_type(name)) is not tuple:
         return value
     value = value.split(",") if isinstance(value, str) else value
     if not isinstance(value, list | tuple):
@@ -145,7 +143,7 @@ def _check(config: Config) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
+    """Return whether only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:

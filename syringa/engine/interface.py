@@ -1,4 +1,4 @@
-"""What the rest of Syringa knows of an engine: submit, abort, stats, close. Nobody may assume which one it is."""
+"""The interface of engines. Other layers use nothing else of an engine, and do not know which one it is."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from typing import Literal, Protocol
 
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
-Take = Callable[[EngineDelta], bool]
-"""Takes a delta the moment it is there, and says whether it was the last one that is wanted. What it raises ends the
-request. It is called from the event loop, outside of any task: a task that wakes for each token of each stream would
-cost more than what is done with the token.
+DeltaHandler = Callable[[EngineDelta], bool]
+"""Handle a delta, and return whether no more deltas are wanted. An exception ends the request.
 
-It may have an attribute `hear`, which takes the `only_token` of a delta instead, and says whether it did: if not, the
-delta has to be told. It is to be looked up again after each delta; None: not now."""
+Called from the event loop outside of any task, because waking a task for each token of each stream would cost more than
+handling the token.
+"""
 
-Hear = Callable[[int], bool]
-
-
-Status = Literal["loaded", "loading", "cold", "failed"]
-"""Whether a model is in memory. A cold one is loaded when somebody waits for it."""
+LoadStatus = Literal["loaded", "loading", "cold", "failed"]
+"""Whether a model is in memory. A cold model is loaded when a request needs it."""
 
 
 class Engine(Protocol):
-    """Turns token ids into token ids. Knows no text, no roles, no endpoints."""
+    """Generate token ids from token ids. An engine knows no text, no roles and no endpoints."""
 
     @property
     def ready(self) -> bool:
@@ -31,46 +27,48 @@ class Engine(Protocol):
         ...
 
     async def wait_ready(self) -> ModelInfo:
-        """Returns once the model can answer. Raises `EngineUnavailable` if it never will."""
+        """Wait until the model is loaded. Raises `EngineUnavailable` if it cannot be."""
         ...
 
-    async def submit(self, request: EngineRequest, take: Take) -> None:
-        """Runs `request`, its choices interleaved. Returns when each has finished, or `take` wants no more.
+    async def submit(self, request: EngineRequest, on_delta: DeltaHandler) -> None:
+        """Run `request`, its choices interleaved, until each has finished or `on_delta` wants no more.
 
-        Being cancelled aborts what is still running, and so does an error. Raises `EngineOverloaded` when the queue is
-        full, and `EngineUnavailable` when the engine dies: at once or in the middle.
+        Cancellation and errors abort what is still running. Raises `EngineOverloaded` when the queue is full, and
+        `EngineUnavailable` when the engine dies, at any time.
         """
         ...
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
-        """Frees the sequence of one choice, or of all, at the next step; the others' deltas go on.
+        """Stop one choice, or all, at the next step; the deltas of the others go on.
 
-        Unknown ids are ignored: they may just have finished.
+        Unknown ids are ignored: the request may just have finished.
         """
         ...
 
     async def stats(self) -> EngineStats: ...
 
     async def close(self) -> None:
-        """Ends the engine and frees its memory."""
+        """Stop the engine and free its memory."""
         ...
 
 
-class Fleet(Protocol):
+class EngineProvider(Protocol):
     """The engines of a server's models."""
 
     def engine(self, model: str) -> Engine:
-        """The engine of a configured model, by its id. It may not be `ready`: `wait_ready` then loads the model.
-        Raises `EngineUnavailable` for a model that is no longer configured."""
+        """Return the engine of a configured model by its id. If it is not `ready`, `wait_ready` loads the model.
+
+        Raises `EngineUnavailable` for a model that is no longer configured.
+        """
         ...
 
-    def status(self, model: str) -> Status:
-        """How that model is, without waiting for anything."""
+    def status(self, model: str) -> LoadStatus:
+        """Return the load status of a model, without waiting."""
         ...
 
 
-class Sole:
-    """The fleet of a server with one engine, whatever its model is called."""
+class SingleEngineProvider:
+    """A provider of one engine for every model id."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -78,5 +76,5 @@ class Sole:
     def engine(self, model: str) -> Engine:
         return self._engine
 
-    def status(self, model: str) -> Status:
+    def status(self, model: str) -> LoadStatus:
         return "loaded" if self._engine.ready else "loading"

@@ -1,27 +1,95 @@
-"""The app: a list of routes and a list of middleware."""
+"""The ASGI app: the router with the endpoints, and the middleware around it."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from syringa.api.models.served_model import Models
 from syringa.config import Config
-from syringa.engine.interface import Fleet
-from syringa.http.dispatch import Desk
-from syringa.http.middleware.errors import middleware
-from syringa.http.routes.openai import Api
-from syringa.http.routing import Paths
-from syringa.service.app_state import Work
+from syringa.engine.interface import EngineProvider
+from syringa.http.dispatch import GenerationDispatcher
+from syringa.http.endpoints import ENDPOINTS, Handlers, openapi_document
+from syringa.http.middleware.auth import AuthMiddleware
+from syringa.http.middleware.body_limit import BodyLimitMiddleware
+from syringa.http.middleware.errors import ErrorMiddleware
+from syringa.http.routes.admin import AdminRoutes
+from syringa.http.routes.conversations import ConversationRoutes
+from syringa.http.routes.model_admin import ModelAdminRoutes
+from syringa.http.routes.openai import OpenAIRoutes
+from syringa.http.routes.response_run import ResponseRuns
+from syringa.http.routes.responses import ResponseRoutes
+from syringa.http.routes.system import SystemRoutes
+from syringa.http.routes.websocket import ResponsesWebSocket
+from syringa.http.routing import Router
+from syringa.http.server.drain import DrainMiddleware
+from syringa.service.app_state import AppState
+from syringa.service.metrics.status import ModelStatus
+from syringa.store import ModelUsage
+
+_EXPOSED_HEADERS = [
+    "x-request-id",
+    "x-syringa-ignored",
+    "retry-after",
+    *(f"x-ratelimit-{name}-{unit}" for name in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
+]
 
 
 def create_app(
-    config: Config, fleet: Fleet, models: Models, work: Work | None = None, desk: Desk | None = None
+    config: Config,
+    engines: EngineProvider,
+    models: Models,
+    app_state: AppState | None = None,
+    dispatcher: GenerationDispatcher | None = None,
 ) -> ASGIApp:
-    """An ASGI app that answers for `models` with the engines of `fleet`. Neither is started or closed here, nor is
-    `work`, where responses are kept and run in the background."""
-    work = Work(config) if work is None else work
-    api = Api(config, Desk(fleet, config.request_timeout) if desk is None else desk, models, work)
-    app: ASGIApp = Paths(api.routes())
-    for layer in reversed(middleware(config, work)):
+    """Create the app that serves `models` on `engines`. The caller starts and closes the engines and `app_state`."""
+    app_state = AppState(config) if app_state is None else app_state
+    dispatcher = GenerationDispatcher(engines, config.request_timeout) if dispatcher is None else dispatcher
+    router = Router(ENDPOINTS, create_handlers(config, dispatcher, models, app_state))
+    app: ASGIApp = router
+    for layer in reversed(_middleware(config, app_state, router)):
         app = layer.cls(app, *layer.args, **layer.kwargs)
     return app
+
+
+def create_handlers(config: Config, dispatcher: GenerationDispatcher, models: Models, app_state: AppState) -> Handlers:
+    runs = ResponseRuns(config, dispatcher, models, app_state.responses)
+
+    async def read_usage(since: float) -> Sequence[ModelUsage]:
+        return await app_state.store.read(lambda session: session.usage.by_model(since))
+
+    status = ModelStatus(read_usage, lambda: [(id, id) for id in models.ids])
+    document = functools.partial(openapi_document, secured=bool(config.api_key))
+    return Handlers(
+        openai=OpenAIRoutes(config, dispatcher, models),
+        system=SystemRoutes(dispatcher.engines, models, app_state, status, document),
+        responses=ResponseRoutes(runs, app_state),
+        websocket=ResponsesWebSocket(runs, app_state),
+        conversations=ConversationRoutes(config, app_state.responses),
+        admin=AdminRoutes(config, app_state),
+        model_admin=ModelAdminRoutes(config, models, app_state),
+    )
+
+
+def _middleware(config: Config, app_state: AppState, router: Router) -> list[Middleware]:
+    """Return the layers of the app, the outermost first."""
+    layers = [
+        Middleware(ErrorMiddleware, resolve=router.resolve),
+        Middleware(DrainMiddleware, app_state=app_state),
+        Middleware(AuthMiddleware, app_state=app_state, public_metrics=config.public_metrics),
+        Middleware(BodyLimitMiddleware, limit=config.max_body_bytes),
+    ]
+    if config.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(config.cors_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=_EXPOSED_HEADERS,
+        )
+        layers.insert(0, cors)
+    return layers

@@ -1,94 +1,113 @@
-"""Where a call meets its model's engine: every generation of every endpoint is started here, and nowhere else."""
+"""The dispatcher: starts every generation of every endpoint, and enforces its deadline."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 from collections.abc import Awaitable, Callable
 
-from syringa.api.decoding import Call
-from syringa.engine.interface import Engine, Fleet
-from syringa.errors import EngineUnavailable
+from syringa.api.prepared_request import PreparedRequest
+from syringa.engine.interface import Engine, EngineProvider
+from syringa.errors import EngineUnavailable, InvalidRequest
 from syringa.events import Usage
 from syringa.generation import Emit, produce
-from syringa.http.middleware.access_log import heard
-from syringa.http.server.drain import ENDING
-from syringa.http.streaming.cancellation import Interruption
-from syringa.http.streaming.writer import ClientGone
-from syringa.service.usage.account import Account
+from syringa.http.middleware.access_log import log_output
+from syringa.http.middleware.errors import shutdown_error
+from syringa.http.streaming.cancellation import CancelScope
+from syringa.http.streaming.writer import ClientDisconnected
+from syringa.service.usage.accounting import RequestAccounting
 
-Drive = Callable[[Emit], Awaitable[Usage]]
+TIMEOUT_HEADER = "x-syringa-timeout"
+
+Generation = Callable[[Emit], Awaitable[Usage]]
+"""Runs a request: passes its events to the argument, and returns its usage."""
 
 
-class Desk:
-    def __init__(self, fleet: Fleet, timeout: float = 0.0) -> None:
-        """`timeout`: the seconds that a request may take; 0: as long as it likes."""
-        self.fleet = fleet
-        self._timeout = timeout or None
-        self._running: set[Interruption] = set()
-        self._ending = False
+class GenerationDispatcher:
+    """Runs requests on the engines of their models.
 
-    def drive(self, call: Call, account: Account) -> Drive:
-        """What runs a call, once somebody takes its events; the result is what it used."""
-        account.model, account.user = call.model.id, call.request.user
-        return functools.partial(self._drive, call, account)
+    A request fails with the code `timeout` after the shorter of the server's `request_timeout` and the client's
+    `x-syringa-timeout`, and with `server_ending` when the server stops.
+    """
 
-    def run(self, call: Call, account: Account) -> Callable[[Emit], Awaitable[None]]:
-        """The same, with `Usage` as the last event."""
-        drive = self.drive(call, account)
+    def __init__(self, engines: EngineProvider, timeout: float = 0.0) -> None:
+        """`timeout`: seconds a request may take; 0: unlimited."""
+        self.engines = engines
+        self._timeout = timeout or math.inf
+        self._running: set[CancelScope] = set()
+        self._stopped = False
 
-        async def run(emit: Emit) -> None:
-            emit([await drive(emit)])
+    def prepare(self, call: PreparedRequest, accounting: RequestAccounting) -> Generation:
+        """Return a function that runs the request and returns its usage."""
+        accounting.model, accounting.user = call.model.id, call.request.user
+        return functools.partial(self._run, call, accounting)
 
-        return run
+    def prepare_with_usage_event(
+        self, call: PreparedRequest, accounting: RequestAccounting
+    ) -> Callable[[Emit], Awaitable[None]]:
+        """Like `prepare`, but emit `Usage` as the last event instead of returning it."""
+        generate = self.prepare(call, accounting)
 
-    def end(self) -> None:
-        """The server ends: what still runs fails now, and says why."""
-        self._ending = True
-        for each in self._running:
-            each.now(_ending())
+        async def generate_with_usage_event(emit: Emit) -> None:
+            emit([await generate(emit)])
 
-    async def _drive(self, call: Call, account: Account, emit: Emit) -> Usage:
+        return generate_with_usage_event
+
+    def stop(self) -> None:
+        """Fail all running requests, and every later one, because the server stops."""
+        self._stopped = True
+        for scope in self._running:
+            scope.cancel(shutdown_error())
+
+    async def _run(self, call: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
+        timeout = min(self._timeout, accounting.timeout or math.inf)
         try:
-            return await self._bounded(call, account, emit)
-        except (asyncio.CancelledError, ClientGone):
-            account.cancel()
+            if self._stopped:
+                raise shutdown_error()
+            with CancelScope() as scope:
+                if timeout < math.inf:
+                    late = EngineUnavailable(f"The request took longer than {timeout:g} seconds.", code="timeout")
+                    scope.cancel_after(timeout, late)
+                self._running.add(scope)
+                try:
+                    return await self._generate(call, accounting, emit)
+                finally:
+                    self._running.discard(scope)
+        except (asyncio.CancelledError, ClientDisconnected):
+            accounting.cancel()
             raise
         except Exception as error:
-            account.fail(error)
+            accounting.fail(error)
             raise
 
-    async def _bounded(self, call: Call, account: Account, emit: Emit) -> Usage:
-        if self._ending:
-            raise _ending()
-        given = [each for each in (self._timeout, account.timeout) if each is not None]
-        deadline: asyncio.TimerHandle | None = None
-        with Interruption() as interruption:
-            if given:
-                late = EngineUnavailable(f"The request took longer than {min(given):g} seconds.", code="timeout")
-                deadline = asyncio.get_running_loop().call_later(min(given), interruption.now, late)
-            self._running.add(interruption)
-            try:
-                engine = self.fleet.engine(call.model.id)
-                if not engine.ready:
-                    await _load(engine, account)
-                with heard(emit) as emit:
-                    return await produce(engine, call.model.tokenizer, call.request, emit, account.trace)
-            finally:
-                self._running.discard(interruption)
-                if deadline is not None:
-                    deadline.cancel()
+    async def _generate(self, call: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
+        engine = self.engines.engine(call.model.id)
+        if not engine.ready:
+            await _load(engine, accounting)
+        with log_output(emit) as emit:
+            return await produce(engine, call.model.tokenizer, call.request, emit, accounting.stats)
 
 
-def _ending() -> EngineUnavailable:
-    return EngineUnavailable(ENDING, code="server_ending")
+def parse_timeout(value: bytes | None) -> float | None:
+    """Return the seconds of an `x-syringa-timeout` header. Raises `InvalidRequest`."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        shown = value[:40].decode("latin-1")
+        raise InvalidRequest(f"{TIMEOUT_HEADER}: expected seconds above 0, not {shown!r}.", param=TIMEOUT_HEADER)
+    return seconds
 
 
-async def _load(engine: Engine, account: Account) -> None:
-    """A cold model is loaded by the first request for it, which waits."""
-    began = time.perf_counter()
+async def _load(engine: Engine, accounting: RequestAccounting) -> None:
+    """Wait until a cold model is loaded, and account for the time."""
+    started_at = time.perf_counter()
     try:
         await engine.wait_ready()
     finally:
-        account.load_seconds = time.perf_counter() - began
+        accounting.load_seconds = time.perf_counter() - started_at

@@ -1,7 +1,9 @@
-"""What a model's files say of it, beside its weights: context, end tokens, template, special tokens."""
+"""Description of a model from its files: context length, end tokens, chat template, special tokens, weight count."""
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -10,14 +12,14 @@ import msgspec
 from syringa.errors import ModelError
 from syringa.modelfiles.gguf import GgufFile, read_gguf
 from syringa.modelfiles.gguf_config import config_from_gguf
-from syringa.modelfiles.locate import ModelFiles, read_json
+from syringa.modelfiles.locate import SAFETENSORS_INDEX, ModelFiles, read_json
 from syringa.modelfiles.pretokenizers import PRETOKENIZERS
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _GGUF_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
-# Tokens that end a turn whatever a GGUF names as its `eos`. Many files name only the one that ends a document.
-_TURN_ENDS = {
+# Tokens that end a turn, besides the `eos` of a GGUF file: many files name only the token that ends a document.
+_END_OF_TURN_TOKENS = {
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
@@ -32,9 +34,10 @@ _TURN_ENDS = {
     "<｜end▁of▁sentence｜>",
 }
 _CONTROL = 3  # tokenizer.ggml.token_type
-# Some image-text models leave what is usual for their language model out of their config.
-_UNSTATED_LENGTHS = {"gemma3_text": 131072, "qwen2_5_vl": 128000}
-_NO_LIMIT = 10**9  # transformers writes 1e30 as model_max_length for "not known"
+# Context lengths that the configs of some vision-language models leave out.
+_DEFAULT_LENGTHS = {"gemma3_text": 131072, "qwen2_5_vl": 128000}
+_UNKNOWN_LENGTH = 10**9  # transformers writes 1e30 as model_max_length if it is unknown
+_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,19 +47,19 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     end_tokens: frozenset[int]
     bos_token: int | None = None
-    add_bos: bool = False  # whether a plain prompt begins with `bos_token`; a chat template writes its own
+    add_bos: bool = False  # whether `bos_token` is prepended to prompts without chat template
     chat_template: str | None = None
-    tool_template: str | None = None  # where a model has a template of its own for requests with tools
-    special_tokens: dict[str, Any] = {}  # their texts, by the names that templates use: bos_token, eos_token, …
-    sees_images: bool = False
+    tool_template: str | None = None  # separate template for requests with tools
+    special_tokens: dict[str, Any] = {}  # token texts by template variable: bos_token, eos_token, …
+    supports_images: bool = False
 
 
 def describe(files: ModelFiles) -> ModelDescription:
-    """Reads the description of a model that `locate` found."""
+    """Read the description of a model. Raise `ModelError` if its files are malformed."""
     try:
         return _describe_gguf(files) if files.kind == "gguf" else _describe_folder(files)
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        # These files come from anywhere, and checking the shape of each value would bury what is read.
+        # Malformed values surface as these errors; checking each one would obscure the code.
         raise ModelError(f"{files.path} does not describe its model in a way that can be read: {error}") from error
 
 
@@ -68,7 +71,7 @@ def _describe_gguf(files: ModelFiles) -> ModelDescription:
     special = {}
     for name, short in _GGUF_SPECIAL.items():
         id_ = metadata.get(f"tokenizer.ggml.{short}_token_id")
-        if _is_id(id_, tokens):
+        if _is_token_id(id_, tokens):
             special[name] = tokens[id_]
     bos = metadata.get("tokenizer.ggml.bos_token_id")
     return ModelDescription(
@@ -77,7 +80,7 @@ def _describe_gguf(files: ModelFiles) -> ModelDescription:
         config=config,
         max_model_len=config["max_position_embeddings"],
         end_tokens=_gguf_end_tokens(file, tokens),
-        bos_token=bos if _is_id(bos, tokens) else None,
+        bos_token=bos if _is_token_id(bos, tokens) else None,
         add_bos=_gguf_adds_bos(metadata),
         chat_template=_text(metadata.get("tokenizer.chat_template")),
         tool_template=_text(metadata.get("tokenizer.chat_template.tool_use")),
@@ -88,12 +91,12 @@ def _describe_gguf(files: ModelFiles) -> ModelDescription:
 def _gguf_end_tokens(file: GgufFile, tokens: list[str]) -> frozenset[int]:
     metadata = file.metadata
     named = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    ends = {id_ for id_ in named if _is_id(id_, tokens)}
+    ends = {id_ for id_ in named if _is_token_id(id_, tokens)}
     types = metadata.get("tokenizer.ggml.token_type")
     if isinstance(types, list) and len(types) == len(tokens):
-        found = {text: id_ for id_, text in enumerate(tokens) if types[id_] == _CONTROL and text in _TURN_ENDS}
+        found = {text: id_ for id_, text in enumerate(tokens) if types[id_] == _CONTROL and text in _END_OF_TURN_TOKENS}
         if "<|return|>" in found:
-            found.pop("<|end|>", None)  # in the harmony format it ends a message, and the turn goes on
+            found.pop("<|end|>", None)  # in the harmony format it ends a message, not the turn
         ends.update(found.values())
     return frozenset(ends)
 
@@ -143,7 +146,7 @@ def _describe_folder(files: ModelFiles) -> ModelDescription:
         chat_template=templates.get("default"),
         tool_template=templates.get("tool_use"),
         special_tokens=special,
-        sees_images=isinstance(config.get("vision_config"), dict),
+        supports_images=isinstance(config.get("vision_config"), dict),
     )
 
 
@@ -154,7 +157,7 @@ class AddedToken(msgspec.Struct, frozen=True):
 
 
 class TokenizerJson(msgspec.Struct, frozen=True):
-    """The parts of a tokenizer.json that are read here; the vocabulary, which is most of it, is skipped."""
+    """The parts of a tokenizer.json that are needed here; the vocabulary is skipped."""
 
     added_tokens: list[AddedToken] = []
     post_processor: dict[str, Any] | None = None
@@ -168,7 +171,7 @@ def read_tokenizer_json(path: Path) -> TokenizerJson:
 
 
 def _first_special(processor: dict[str, Any] | None) -> str | None:
-    """The special token that a tokenizer's post-processor puts before a text, if it does."""
+    """Return the special token that a tokenizer's post-processor prepends, if any."""
     if not processor:
         return None
     if processor.get("type") == "Sequence":
@@ -209,7 +212,7 @@ def _templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]
 
 def _max_length(config: dict[str, Any], tokenizer_config: dict[str, Any]) -> int:
     length = config.get("max_position_embeddings") or config.get("n_positions")
-    length = length or _UNSTATED_LENGTHS.get(config.get("model_type", ""))
+    length = length or _DEFAULT_LENGTHS.get(config.get("model_type", ""))
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if isinstance(scaling, dict) and isinstance(length, int):
         kind = scaling.get("rope_type", scaling.get("type"))
@@ -219,11 +222,11 @@ def _max_length(config: dict[str, Any], tokenizer_config: dict[str, Any]) -> int
             length = max(length, int(original * factor))
     if not isinstance(length, int):
         stated = tokenizer_config.get("model_max_length")
-        length = int(stated) if isinstance(stated, (int, float)) and stated < _NO_LIMIT else 2048
+        length = int(stated) if isinstance(stated, (int, float)) and stated < _UNKNOWN_LENGTH else 2048
     return length
 
 
-def _is_id(value: Any, tokens: list[str]) -> TypeGuard[int]:
+def _is_token_id(value: Any, tokens: list[str]) -> TypeGuard[int]:
     return isinstance(value, int) and 0 <= value < len(tokens)
 
 
@@ -238,3 +241,29 @@ def _strings(value: Any) -> list[str]:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def count_weights(files: ModelFiles) -> int:
+    """Return the number of weights from the tensor tables; tensor data is not read."""
+    if files.kind == "gguf":
+        return sum(math.prod(tensor.shape) for tensor in read_gguf(files.path).tensors.values())
+    folder = Path(files.path)
+    index = read_json(folder / SAFETENSORS_INDEX).get("weight_map")
+    # Some folders hold the weights a second time, in a file that the index does not list.
+    named = {folder / str(file) for file in index.values()} if isinstance(index, dict) else None
+    return sum(map(_count_safetensors, named or folder.glob("*.safetensors")))
+
+
+def _count_safetensors(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _MAX_HEADER_BYTES:
+                raise ValueError
+            table = json.loads(file.read(length))
+        shapes = [tensor["shape"] for name, tensor in table.items() if name != "__metadata__"]
+        if not all(type(size) is int and size >= 0 for shape in shapes for size in shape):
+            raise ValueError
+        return sum(map(math.prod, shapes))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ModelError(f"{path} cannot be read as safetensors") from None

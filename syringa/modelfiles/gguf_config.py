@@ -1,4 +1,4 @@
-"""A GGUF file's metadata in the words of a Hugging Face `config.json`, so that the engine knows one vocabulary only."""
+"""Translation of GGUF metadata to a Hugging Face `config.json`, so that the engine handles one format only."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "smollm3": ("SmolLM3ForCausalLM", "smollm3"),
 }
 
-# What Llama 3.1 and its successors were trained with. GGUF keeps only the resulting factor of each frequency.
+# Rotary scaling of Llama 3.1 and later. GGUF stores only the resulting factor of each frequency.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
-_MOST_LAYERS = 4096
+_MAX_LAYERS = 4096
 
 
 def config_from_gguf(file: GgufFile) -> dict[str, Any]:
-    """The model's config as a Hugging Face folder would state it."""
-    reader = _Config(file)
+    """Return the model's config in the format of Hugging Face."""
+    reader = _GgufMetadata(file)
     architecture, model_type = reader.architecture()
     hidden = reader.integer("embedding_length")
     heads = reader.integer("attention.head_count")
@@ -61,14 +61,14 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
     if model_type == "smollm3":
-        # Every fourth layer has no rotary embedding. The file does not say so: it is part of the architecture.
+        # Every fourth layer has no rotary embedding. GGUF does not store this: it is part of the architecture.
         config["no_rope_layer_interval"] = 4
         config["no_rope_layers"] = [int((layer + 1) % 4 != 0) for layer in range(config["num_hidden_layers"])]
     return config
 
 
-class _Config:
-    """Looks up keys under the architecture's prefix and checks what it finds."""
+class _GgufMetadata:
+    """Typed access to metadata keys with the architecture's prefix."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
@@ -110,22 +110,22 @@ class _Config:
         return ModelError(f"{self.file.path}: {self.prefix}.{key} is {state}; convert the model again")
 
 
-def _layers(reader: _Config) -> int:
-    """Held to reason: what a corrupt number says would otherwise be built, layer by layer."""
+def _layers(reader: _GgufMetadata) -> int:
+    """Return the number of layers. Refuse implausible ones, which would allocate memory layer by layer."""
     count = reader.integer("block_count")
-    if count > _MOST_LAYERS:
+    if count > _MAX_LAYERS:
         raise reader.wrong("block_count", count)
     return count
 
 
-def _vocab_size(reader: _Config) -> int:
+def _vocab_size(reader: _GgufMetadata) -> int:
     embedding = reader.file.tensors.get("token_embd.weight")
     if embedding is not None and len(embedding.shape) == 2:
         return embedding.shape[1]
     return reader.integer("vocab_size")
 
 
-def _rope_scaling(reader: _Config) -> dict[str, Any] | None:
+def _rope_scaling(reader: _GgufMetadata) -> dict[str, Any] | None:
     kind = reader.get("rope.scaling.type")
     if "rope_freqs.weight" in reader.file.tensors:
         return _llama3_scaling(reader.file.floats("rope_freqs.weight"))
@@ -137,9 +137,9 @@ def _rope_scaling(reader: _Config) -> dict[str, Any] | None:
     if original := reader.integer("rope.scaling.original_context_length", 0):
         scaling["original_max_position_embeddings"] = original
     if kind == "yarn":
-        for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-            if reader.get(f"rope.scaling.{theirs}") is not None:
-                scaling[ours] = reader.number(f"rope.scaling.{theirs}")
+        for name, gguf_name in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+            if reader.get(f"rope.scaling.{gguf_name}") is not None:
+                scaling[name] = reader.number(f"rope.scaling.{gguf_name}")
     return scaling
 
 
@@ -153,5 +153,5 @@ def _llama3_scaling(factors: list[float]) -> dict[str, Any] | None:
         "low_freq_factor": _LLAMA3_LOW,
         "high_freq_factor": _LLAMA3_HIGH,
         "original_max_position_embeddings": _LLAMA3_CONTEXT,
-        "freq_factors": factors,  # what the file really says; the rest is derived
+        "freq_factors": factors,  # from the file; the rest is derived
     }

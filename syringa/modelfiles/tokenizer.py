@@ -1,4 +1,4 @@
-"""Builds a model's tokenizer, from a folder's tokenizer.json or from a GGUF's metadata."""
+"""Build a model's tokenizer from tokenizer.json or from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from syringa.modelfiles.pretokenizers import PRETOKENIZERS
 # tokenizer.ggml.token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
-_SPACE = "▁"  # SentencePiece writes a space so
+_SPACE = "▁"  # a space in SentencePiece
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
-    """The tokenizer of a model that `locate` found."""
+    """Return the tokenizer of a model. Raise `ModelError` if it cannot be built."""
     if files.kind == "folder":
         return _from_folder(Path(files.path))
     return tokenizer_from_gguf(read_metadata(files.path), files.path)
 
 
 def tokenizer_from_gguf(metadata: dict[str, Any], path: str = "the GGUF file") -> Tokenizer:
-    """A tokenizer that gives the ids that llama.cpp gives."""
+    """Return a tokenizer with the same token ids as llama.cpp."""
     kind = metadata.get("tokenizer.ggml.model")
     tokens = _list(metadata, "tokenizer.ggml.tokens", str, path)
     types = metadata.get("tokenizer.ggml.token_type")
@@ -51,7 +51,7 @@ def tokenizer_from_gguf(metadata: dict[str, Any], path: str = "the GGUF file") -
     except ModelError:
         raise
     except Exception as error:
-        # tokenizers raises bare exceptions; all of them mean that the vocabulary does not hold together.
+        # tokenizers raises plain `Exception` for inconsistent vocabularies.
         raise ModelError(f"{path}: its tokenizer cannot be built: {error}") from error
     return tokenizer
 
@@ -74,7 +74,7 @@ def _byte_level(metadata: dict[str, Any], vocab: dict[str, int], path: str) -> T
         if not space:
             raise ModelError(f"{path}: {merge!r} is not a merge of two tokens; convert the model again")
         merges.append((left, right))
-    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre.whole_words))
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre.ignore_merges))
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.splits]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
@@ -105,16 +105,16 @@ def _sentencepiece(
 def _merges_by_score(
     tokens: list[str], types: list[int], scores: list[float], vocab: dict[str, int]
 ) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union scores best; as merges, that is every cut of every token."""
+    """Return byte-pair merges equivalent to SentencePiece scores: every split of every token, best score first."""
     order = sorted(range(len(tokens)), key=lambda id_: -scores[id_])
     mergeable = {tokens[id_] for id_ in order if types[id_] in (_NORMAL, _USER_DEFINED)}
     merges = []
     for id_ in order:
         token = tokens[id_]
         if token in mergeable:
-            for cut in range(1, len(token)):
-                left = token[:cut]
-                if left in mergeable and (right := token[cut:]) in mergeable:
+            for split in range(1, len(token)):
+                left = token[:split]
+                if left in mergeable and (right := token[split:]) in mergeable:
                     merges.append((left, right))
     return merges
 
@@ -134,7 +134,7 @@ def _from_folder(folder: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-    # Settings of the training run may have been saved with it; a prompt is never cut or padded here.
+    # The file may contain truncation and padding settings of the training run.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _add_missing(tokenizer, read_json(folder / "tokenizer_config.json").get("added_tokens_decoder"))
@@ -142,7 +142,7 @@ def _from_folder(folder: Path) -> Tokenizer:
 
 
 def _add_missing(tokenizer: Tokenizer, stated: Any) -> None:
-    """Some models state tokens in tokenizer_config.json alone; transformers adds those to the end of the vocabulary."""
+    """Add tokens that only tokenizer_config.json lists, to the end of the vocabulary as transformers does."""
     if not isinstance(stated, dict):
         return
     present = tokenizer.get_added_tokens_decoder()

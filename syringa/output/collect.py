@@ -20,7 +20,7 @@ from syringa.events import (
 
 
 @dataclass
-class CollectedCall:
+class CollectedToolCall:
     id: str
     name: str
     arguments: str = ""
@@ -32,13 +32,13 @@ class CollectedChoice:
     text: str = ""
     reasoning: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
-    calls: list[CollectedCall] = field(default_factory=list)
+    calls: list[CollectedToolCall] = field(default_factory=list)
     reason: EndReason = "stop"
     events: list[ChoiceEvent] = field(default_factory=list)  # for who needs to know in which order it all came
 
 
 @dataclass
-class Generation:
+class CollectedGeneration:
     """Everything that the events said. Choices are in order of their index."""
 
     choices: list[CollectedChoice] = field(default_factory=list)
@@ -46,9 +46,9 @@ class Generation:
     usage: Usage = Usage(0, 0)  # noqa: RUF009 - frozen
 
 
-def collect(events: Iterable[Event]) -> Generation:
+def collect(events: Iterable[Event]) -> CollectedGeneration:
     """What the events of a generation say in all."""
-    generation = Generation()
+    generation = CollectedGeneration()
     choices: dict[int, CollectedChoice] = {}
     for event in events:
         if isinstance(event, ChoiceEvent):
@@ -78,7 +78,7 @@ def _fold(choice: CollectedChoice) -> None:
         elif isinstance(event, ToolCallDelta):
             choice.calls[event.call].arguments += event.arguments
         elif isinstance(event, ToolCallStart):
-            choice.calls.append(CollectedCall(event.id, event.name))
+            choice.calls.append(CollectedToolCall(event.id, event.name))
         else:
             choice.reason = event.reason
     choice.text, choice.reasoning = "".join(texts), "".join(thoughts)

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class TextSegment(msgspec.Struct, frozen=True, gc=False):
     """A stretch of output.
 
     `tokens` counts the tokens whose first text is in this piece, so that over all pieces every token is counted once.
@@ -26,15 +26,13 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     token: int = -1  # the id of a special token
 
 
-class Vocabulary(Protocol):
+class TokenTables(Protocol):
     """What the detokenizer needs of a tokenizer."""
 
     @property
     def bytes_table(self) -> list[bytes]: ...
     @property
     def text_table(self) -> list[str | None]: ...
-    @property
-    def json_table(self) -> list[bytes | None]: ...
     @property
     def special_ids(self) -> frozenset[int]: ...
     @property
@@ -49,7 +47,7 @@ class Detokenizer:
     says that the text begins here, and removes it; after a prompt, which the text continues, it belongs to the text.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, show_special: bool = False, at_start: bool = False) -> None:
+    def __init__(self, vocabulary: TokenTables, *, show_special: bool = False, at_start: bool = False) -> None:
         self._bytes = vocabulary.bytes_table
         self._texts = vocabulary.text_table
         self._special = vocabulary.special_ids
@@ -58,13 +56,8 @@ class Detokenizer:
         self._rest = b""  # the beginning of a character
         self._waiting = 0  # tokens that have not shown any text yet
 
-    @property
-    def steady(self) -> bool:
-        """Whether nothing waits: what a token adds now is its own text, if it has one in the vocabulary's table."""
-        return not (self._rest or self._waiting or self._strip)
-
-    def feed(self, tokens: Sequence[int]) -> list[Piece]:
-        pieces: list[Piece] = []
+    def feed(self, tokens: Sequence[int]) -> list[TextSegment]:
+        pieces: list[TextSegment] = []
         texts, special = self._texts, self._special
         for token in tokens:
             if token in special:
@@ -77,18 +70,18 @@ class Detokenizer:
                 text = text.removeprefix(" ")
                 self._strip = False
             if text:
-                pieces.append(Piece(text, self._waiting + 1))
+                pieces.append(TextSegment(text, self._waiting + 1))
                 self._waiting = 0
             else:
                 self._waiting += 1
         return pieces
 
-    def flush(self) -> list[Piece]:
+    def flush(self) -> list[TextSegment]:
         """What is left: the beginning of a character that never came, and tokens without any text."""
         text = self._rest.decode("utf-8", "replace")
         waiting = self._waiting
         self._rest, self._waiting = b"", 0
-        return [Piece(text, waiting)] if text or waiting else []
+        return [TextSegment(text, waiting)] if text or waiting else []
 
     def _complete(self, token: int) -> str:
         table = self._bytes
@@ -97,14 +90,14 @@ class Detokenizer:
         self._rest = data[used:]
         return text
 
-    def _mark(self, token: int, pieces: list[Piece]) -> None:
+    def _mark(self, token: int, pieces: list[TextSegment]) -> None:
         pieces += self.flush()
         if self._show_special:
             self._strip = False
         text = self._bytes[token].decode("utf-8", "replace")
-        pieces.append(Piece(text, 1, not self._show_special, token))
+        pieces.append(TextSegment(text, 1, not self._show_special, token))
 
 
-def plain_text(pieces: Sequence[Piece]) -> str:
+def plain_text(pieces: Sequence[TextSegment]) -> str:
     """What a user sees of some pieces."""
     return "".join(piece.text for piece in pieces if not piece.special)

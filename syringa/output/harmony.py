@@ -1,8 +1,8 @@
-"""gpt-oss's harmony format: a turn is a row of messages, each with a header that says what it is for.
+"""Parser of the harmony format of gpt-oss, in which the output is a sequence of messages with headers.
 
-`<|channel|>analysis<|message|>…<|end|>` is a thought, the `commentary` channel with a recipient `to=functions.name` a
-call whose content are its arguments, and `final`, or commentary to nobody, is text. The prompt ends behind
-`<|start|>assistant`, so that a turn begins inside a header.
+`<|channel|>analysis<|message|>…<|end|>` is reasoning, a message in the `commentary` channel with a recipient
+`to=functions.name` is a tool call with its arguments as content, and `final`, or commentary without a recipient, is
+text. The prompt ends after `<|start|>assistant`, so the output begins inside a header.
 """
 
 from __future__ import annotations
@@ -11,59 +11,59 @@ import re
 from enum import Enum, auto
 
 from syringa.events import ToolCallDelta, ToolCallStart
-from syringa.ids import fresh_id
-from syringa.output.detokenizer import Piece
-from syringa.output.stages import HeldText, Part, overlap
+from syringa.ids import random_id
+from syringa.output.detokenizer import TextSegment
+from syringa.output.stages import PendingText, Segment, partial_match_length
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+_MARKERS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.\-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-class _In(Enum):
+class _State(Enum):
     HEADER = auto()
-    THOUGHT = auto()
+    REASONING = auto()
     TEXT = auto()
-    CALL = auto()
+    TOOL_CALL = auto()
 
 
-class HarmonyMessages:
-    """A stage for thoughts, calls and text at once."""
+class HarmonyParser:
+    """Parse reasoning, tool calls and text in one stage."""
 
     def __init__(self, choice: int) -> None:
         self.calls = 0
         self._choice = choice
-        self._in = _In.HEADER
-        self._held = HeldText()
-        self._first = True  # the header at hand began in the prompt
+        self._state = _State.HEADER
+        self._pending = PendingText()
+        self._in_first_header = True
 
-    def feed(self, pieces: list[Piece]) -> list[Part]:
-        out: list[Part] = []
-        for piece in pieces:
-            if piece.special and piece.text not in _MARKS:
-                self._held.add_mark(piece, out)
+    def feed(self, segments: list[TextSegment]) -> list[Segment]:
+        out: list[Segment] = []
+        for segment in segments:
+            if segment.special and segment.text not in _MARKERS:
+                self._pending.add_special(segment, out)
                 continue
-            self._held.add(piece)
+            self._pending.add(segment)
             while self._advance(out):
                 pass
         return out
 
-    def flush(self) -> list[Part]:
-        out: list[Part] = []
-        self._content(len(self._held.text), out)
-        self._held.flush_marks(out)
+    def flush(self) -> list[Segment]:
+        out: list[Segment] = []
+        self._emit_content(len(self._pending.text), out)
+        self._pending.flush_special(out)
         return out
 
-    def _advance(self, out: list[Part]) -> bool:
-        """Goes one step further in what is held; False when more has to come first."""
-        return self._header(out) if self._in is _In.HEADER else self._message(out)
+    def _advance(self, out: list[Segment]) -> bool:
+        """Take one step in the pending text; return False if more input is needed."""
+        return self._read_header(out) if self._state is _State.HEADER else self._read_content(out)
 
-    def _header(self, out: list[Part]) -> bool:
-        text = self._held.text
-        if self._first and not _could_be_header(text):
-            self._in, self._first = _In.TEXT, False
+    def _read_header(self, out: list[Segment]) -> bool:
+        text = self._pending.text
+        if self._in_first_header and not _could_be_header(text):
+            self._state, self._in_first_header = _State.TEXT, False
             return bool(text)
         end = text.find(MESSAGE)
         if end < 0:
@@ -71,48 +71,48 @@ class HarmonyMessages:
         header = text[:end]
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient is not None:
-            self._in = _In.CALL
+            self._state = _State.TOOL_CALL
         elif channel is not None and channel[1] == "analysis":
-            self._in = _In.THOUGHT
+            self._state = _State.REASONING
         else:
-            self._in = _In.TEXT
-        self._held.drop(end + len(MESSAGE), out, thought=self._in is _In.THOUGHT)
+            self._state = _State.TEXT
+        self._pending.discard(end + len(MESSAGE), out, reasoning=self._state is _State.REASONING)
         if recipient is not None:
-            out.append(ToolCallStart(self._choice, self.calls, fresh_id("call_", 12), recipient[1]))
+            out.append(ToolCallStart(self._choice, self.calls, random_id("call_", 12), recipient[1]))
             self.calls += 1
-        self._first = False
-        return bool(self._held.text)
+        self._in_first_header = False
+        return bool(self._pending.text)
 
-    def _message(self, out: list[Part]) -> bool:
-        """Content goes on until a mark ends it: its own, or the start of the next message where a model forgot it."""
-        text = self._held.text
-        found = [(text.find(mark), mark) for mark in (*ENDS, START)]
-        end, mark = min((each for each in found if each[0] >= 0), default=(-1, ""))
+    def _read_content(self, out: list[Segment]) -> bool:
+        """Read content up to an end marker, or up to the next start marker where a model left the end marker out."""
+        text = self._pending.text
+        found = [(text.find(marker), marker) for marker in (*ENDS, START)]
+        end, marker = min((each for each in found if each[0] >= 0), default=(-1, ""))
         if end < 0:
-            self._content(len(text) - max(overlap(text, mark) for mark in _MARKS), out)
+            self._emit_content(len(text) - max(partial_match_length(text, each) for each in _MARKERS), out)
             return False
-        self._content(end, out)
-        self._held.drop(len(mark), out, thought=self._in is _In.THOUGHT)
-        self._in = _In.HEADER
-        return bool(self._held.text)
+        self._emit_content(end, out)
+        self._pending.discard(len(marker), out, reasoning=self._state is _State.REASONING)
+        self._state = _State.HEADER
+        return bool(self._pending.text)
 
-    def _content(self, count: int, out: list[Part]) -> None:
-        text = self._held.text[:count]
-        match self._in:
-            case _In.THOUGHT:
-                self._held.think(count, out)
-            case _In.TEXT:
-                self._held.pass_on(count, out)
-            case _In.HEADER:
-                self._held.drop(count, out)
-            case _In.CALL:
-                self._held.drop(count, out)
+    def _emit_content(self, count: int, out: list[Segment]) -> None:
+        text = self._pending.text[:count]
+        match self._state:
+            case _State.REASONING:
+                self._pending.emit_reasoning(count, out)
+            case _State.TEXT:
+                self._pending.emit_text(count, out)
+            case _State.HEADER:
+                self._pending.discard(count, out)
+            case _State.TOOL_CALL:
+                self._pending.discard(count, out)
                 if text:
                     out.append(ToolCallDelta(self._choice, self.calls - 1, text))
 
 
 def _could_be_header(text: str) -> bool:
-    """Whether a turn that begins so may go on to be a message with a header, and is not plain text."""
+    """Return whether output that starts with `text` may be a message with a header rather than plain text."""
     begun = text.lstrip()
-    marks = (CHANNEL, CONSTRAIN, START, MESSAGE, "to=")
-    return any(begun.startswith(mark) or mark.startswith(begun) for mark in marks)
+    markers = (CHANNEL, CONSTRAIN, START, MESSAGE, "to=")
+    return any(begun.startswith(marker) or marker.startswith(begun) for marker in markers)

@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Sequence
 
 from syringa.events import ChoiceEvent, EndReason, Finished, OutputFormat, ReasoningDelta, ScoredToken, TextDelta
-from syringa.output.detokenizer import Detokenizer, Piece, Vocabulary
-from syringa.output.harmony import HarmonyMessages
-from syringa.output.reasoning import Thoughts
-from syringa.output.stages import Part, Stage, Thought
-from syringa.output.stop import StopStrings
-from syringa.output.tools import CallParser, call_parser
-from syringa.output_formats import THOUGHTS
+from syringa.output.detokenizer import Detokenizer, TextSegment, TokenTables, plain_text
+from syringa.output.harmony import HarmonyParser
+from syringa.output.reasoning import ReasoningParser
+from syringa.output.stages import ReasoningSegment, Segment, Stage
+from syringa.output.stop_strings import StopStringMatcher
+from syringa.output.tools.base import ToolCallParser
+from syringa.output.tools.formats import create_tool_parser
+from syringa.output_formats import REASONING_MARKERS
 from syringa.types import EngineDelta, TokenLogprobs
 
 PLAIN = OutputFormat()
@@ -26,7 +27,7 @@ class Pipeline:
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: TokenTables,
         choice: int,
         *,
         stop: Sequence[str] = (),
@@ -40,10 +41,10 @@ class Pipeline:
         self._choice = choice
         self._detokenizer = Detokenizer(vocabulary)
         self._thoughts, self._calls = _stages(output, choice)
-        self._stop = StopStrings(stop) if stop else None
+        self._stop = StopStringMatcher(stop) if stop else None
         self._exempt = min_tokens if stop else 0  # tokens to come in whose text no stop string is looked for
         self._passed = 0  # tokens that went by the stop strings
-        self._only_calls = output.only_calls
+        self._only_calls = output.tool_calls_only
         self._show_tokens = show_tokens
         self._plain = not (show_tokens or stop or self._thoughts or self._calls)
         self._unshown: deque[TokenLogprobs] = deque()
@@ -57,7 +58,8 @@ class Pipeline:
         if delta.logprobs:
             self._keep(delta.logprobs)
         if delta.finish is None and self._plain:
-            return self._show(self._detokenizer.feed(tokens))
+            text = plain_text(self._detokenizer.feed(tokens))
+            return [TextDelta(self._choice, text)] if text else []
         if delta.stop_token is not None:
             tokens = tokens[:-1]
         pieces = self._detokenizer.feed(tokens)
@@ -69,11 +71,6 @@ class Pipeline:
         return self._end(pieces + self._detokenizer.flush(), delta)
 
     @property
-    def steady(self) -> bool:
-        """Whether a token that is text by itself becomes just that, a `TextDelta`: it need not be fed, but counted."""
-        return self._plain and self._detokenizer.steady and not self.done
-
-    @property
     def mean_logprob(self) -> float:
         """Per counted token; what candidates are ranked by. None drawn is none lost."""
         return sum(self._logprobs[: self.tokens]) / self.tokens if self.tokens else 0.0
@@ -83,7 +80,7 @@ class Pipeline:
         if self._show_tokens:
             self._unshown += logprobs
 
-    def _end(self, pieces: list[Piece], delta: EngineDelta) -> list[ChoiceEvent]:
+    def _end(self, pieces: list[TextSegment], delta: EngineDelta) -> list[ChoiceEvent]:
         parts = self._cut(self._take_apart(pieces, last=True))
         if self._stop is not None:
             if self._stop.matched is not None:
@@ -97,11 +94,11 @@ class Pipeline:
             events.insert(len(events) - 1, ended)
         return events
 
-    def _end_at_stop(self, parts: list[Part], stop: StopStrings) -> list[ChoiceEvent]:
+    def _end_at_stop(self, parts: list[Segment], stop: StopStringMatcher) -> list[ChoiceEvent]:
         self.tokens = self._passed + stop.consumed
         return self._finish(parts, "stop", stop.matched)
 
-    def _finish(self, parts: list[Part], reason: EndReason, stop: str | int | None) -> list[ChoiceEvent]:
+    def _finish(self, parts: list[Segment], reason: EndReason, stop: str | int | None) -> list[ChoiceEvent]:
         self.done = True
         events = self._show(parts)
         if self._calls is not None and self._calls.calls and reason == "stop":
@@ -109,18 +106,18 @@ class Pipeline:
         events.append(Finished(self._choice, reason, stop))
         return events
 
-    def _take_apart(self, pieces: list[Piece], *, last: bool = False) -> list[Part]:
-        parts: list[Part] = list(pieces)
+    def _take_apart(self, pieces: list[TextSegment], *, last: bool = False) -> list[Segment]:
+        parts: list[Segment] = list(pieces)
         if self._thoughts is not None:
             parts = self._thoughts.feed(pieces)
             if last:
                 parts += self._thoughts.flush()
         if self._calls is None or self._calls is self._thoughts:
             return parts
-        out: list[Part] = []
-        answer: list[Piece] = []
+        out: list[Segment] = []
+        answer: list[TextSegment] = []
         for part in parts:
-            if isinstance(part, Piece):
+            if isinstance(part, TextSegment):
                 answer.append(part)
                 continue
             out += self._calls.feed(answer)
@@ -129,27 +126,27 @@ class Pipeline:
         out += self._calls.feed(answer)
         return out + self._calls.flush() if last else out
 
-    def _cut(self, parts: list[Part]) -> list[Part]:
+    def _cut(self, parts: list[Segment]) -> list[Segment]:
         """Up to a stop string; what may become one is held back."""
         stop = self._stop
         if stop is None:
             return parts
-        out: list[Part] = []
+        out: list[Segment] = []
         for part in parts:
             if stop.matched is not None:
                 break
-            if isinstance(part, Piece) and self._exempt <= 0:
+            if isinstance(part, TextSegment) and self._exempt <= 0:
                 out += stop.feed([part])
                 continue
             out += stop.flush()  # no stop string reaches across what is not text
             out.append(part)
-            if isinstance(part, Piece | Thought):
+            if isinstance(part, TextSegment | ReasoningSegment):
                 self._exempt -= part.tokens
                 self._passed += part.tokens
         return out
 
-    def _show(self, parts: Sequence[Part]) -> list[ChoiceEvent]:
-        """Neighbours of one kind become one event."""
+    def _show(self, parts: Sequence[Segment]) -> list[ChoiceEvent]:
+        """Neighbors of one kind become one event."""
         events: list[ChoiceEvent] = []
         texts: list[str] = []
         scored: list[ScoredToken] = []
@@ -166,13 +163,13 @@ class Pipeline:
             scored.clear()
 
         for part in parts:
-            if isinstance(part, Piece):
+            if isinstance(part, TextSegment):
                 if thoughts:
                     settle()
                 self._score(part, scored)
                 if part.text and not part.special and not self._only_calls:
                     texts.append(part.text)
-            elif isinstance(part, Thought):
+            elif isinstance(part, ReasoningSegment):
                 if texts or scored:
                     settle()
                 self._forget(part)
@@ -184,7 +181,7 @@ class Pipeline:
         settle()
         return events
 
-    def _score(self, piece: Piece, scored: list[ScoredToken]) -> None:
+    def _score(self, piece: TextSegment, scored: list[ScoredToken]) -> None:
         if not self._show_tokens:
             return
         for _ in range(piece.tokens):
@@ -192,7 +189,7 @@ class Pipeline:
         if not piece.special:
             self._shown += len(piece.text)
 
-    def _forget(self, thought: Thought) -> None:
+    def _forget(self, thought: ReasoningSegment) -> None:
         """A thought's tokens are counted apart, and their log-probabilities are not shown."""
         self.reasoning_tokens += thought.tokens
         if self._show_tokens:
@@ -200,10 +197,16 @@ class Pipeline:
                 self._unshown.popleft()
 
 
-def _stages(output: OutputFormat, choice: int) -> tuple[Stage | None, CallParser | None]:
-    if "harmony" in (output.thought, output.calls):
-        both = HarmonyMessages(choice)
+def _stages(output: OutputFormat, choice: int) -> tuple[Stage | None, ToolCallParser | None]:
+    if "harmony" in (output.reasoning, output.tool_calls):
+        both = HarmonyParser(choice)
         return both, both
-    thoughts = Thoughts(THOUGHTS[output.thought], opened=output.thinking) if output.thought is not None else None
-    calls = call_parser(output.calls, choice, output.parameters) if output.calls is not None else None
+    thoughts = (
+        ReasoningParser(REASONING_MARKERS[output.reasoning], opened=output.reasoning_open)
+        if output.reasoning is not None
+        else None
+    )
+    calls = (
+        create_tool_parser(output.tool_calls, choice, output.tool_schemas) if output.tool_calls is not None else None
+    )
     return thoughts, calls

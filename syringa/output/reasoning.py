@@ -1,106 +1,109 @@
-"""Parts a thought from the answer behind it, where marks stand around the thought."""
+"""Reasoning parser for formats with a marker before and after the reasoning section."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
 
-from syringa.output.detokenizer import Piece
-from syringa.output.stages import HeldText, Part, overlap
-from syringa.output_formats import ThoughtMarks
+from syringa.output.detokenizer import TextSegment
+from syringa.output.stages import PendingText, Segment, partial_match_length
+from syringa.output_formats import ReasoningMarkers
 
 
-class _In(Enum):
-    START = auto()  # before anything but blanks
-    OPENING = auto()  # in the thought, before anything but blanks
-    THOUGHT = auto()
-    GAP = auto()  # behind the thought, before anything but blanks
+class _State(Enum):
+    START = auto()  # nothing but whitespace so far
+    OPENING = auto()  # after the begin marker, nothing but whitespace since
+    REASONING = auto()
+    GAP = auto()  # after the end marker, nothing but whitespace since
     ANSWER = auto()
 
 
-class Thoughts:
-    """A stage. Only what begins with the begin mark is a thought, unless the prompt has `opened` it already; a mark
-    further on is the answer's own. Blanks inside the marks and behind them belong to nothing."""
+class ReasoningParser:
+    """Split the reasoning section from the answer.
 
-    def __init__(self, marks: ThoughtMarks, *, opened: bool = False) -> None:
-        self._begin, self._end = marks.begin.rstrip(), marks.end
+    The section must start with the begin marker, unless the prompt has `opened` it; later begin markers are answer
+    text. Whitespace inside and after the markers is dropped.
+    """
+
+    def __init__(self, markers: ReasoningMarkers, *, opened: bool = False) -> None:
+        self._begin, self._end = markers.begin.rstrip(), markers.end
         self._opened = opened
-        self._in = _In.START
-        self._held = HeldText()
+        self._state = _State.START
+        self._pending = PendingText()
 
-    def feed(self, pieces: list[Piece]) -> list[Part]:
-        out: list[Part] = []
-        for piece in pieces:
-            if self._in is _In.ANSWER:
-                out.append(piece)
-            elif piece.special and piece.text not in self._begin and piece.text not in self._end:
-                self._held.add_mark(piece, out)
+    def feed(self, segments: list[TextSegment]) -> list[Segment]:
+        out: list[Segment] = []
+        for segment in segments:
+            if self._state is _State.ANSWER:
+                out.append(segment)
+            elif segment.special and segment.text not in self._begin and segment.text not in self._end:
+                self._pending.add_special(segment, out)
             else:
-                self._held.add(piece)
+                self._pending.add(segment)
                 while self._advance(out):
                     pass
         return out
 
-    def flush(self) -> list[Part]:
-        """What was held: nothing more comes that could make it a mark."""
-        out: list[Part] = []
-        length = len(self._held.text)
-        if self._in in (_In.OPENING, _In.THOUGHT) or (self._in is _In.START and self._opened):
-            shown = len(self._held.text.rstrip())
-            self._held.think(shown, out)
-            self._held.drop(length - shown, out, thought=True)
-        elif self._in is _In.GAP:
-            self._held.drop(length, out)
+    def flush(self) -> list[Segment]:
+        """Classify the pending text, which can no longer become a marker."""
+        out: list[Segment] = []
+        length = len(self._pending.text)
+        if self._state in (_State.OPENING, _State.REASONING) or (self._state is _State.START and self._opened):
+            shown = len(self._pending.text.rstrip())
+            self._pending.emit_reasoning(shown, out)
+            self._pending.discard(length - shown, out, reasoning=True)
+        elif self._state is _State.GAP:
+            self._pending.discard(length, out)
         else:
-            self._held.pass_on(length, out)
-        self._held.flush_marks(out)
+            self._pending.emit_text(length, out)
+        self._pending.flush_special(out)
         return out
 
-    def _advance(self, out: list[Part]) -> bool:
-        """Goes one step further in what is held; False when more has to come first."""
-        match self._in:
-            case _In.START:
+    def _advance(self, out: list[Segment]) -> bool:
+        """Take one step in the pending text; return False if more input is needed."""
+        match self._state:
+            case _State.START:
                 return self._start(out)
-            case _In.OPENING:
-                return self._skip(out, _In.THOUGHT)
-            case _In.THOUGHT:
-                return self._think(out)
-            case _In.GAP:
-                return self._skip(out, _In.ANSWER)
-            case _In.ANSWER:
-                self._held.pass_on(len(self._held.text), out)
-                self._held.flush_marks(out)
+            case _State.OPENING:
+                return self._skip_whitespace(out, _State.REASONING)
+            case _State.REASONING:
+                return self._read_reasoning(out)
+            case _State.GAP:
+                return self._skip_whitespace(out, _State.ANSWER)
+            case _State.ANSWER:
+                self._pending.emit_text(len(self._pending.text), out)
+                self._pending.flush_special(out)
                 return False
 
-    def _start(self, out: list[Part]) -> bool:
-        text = self._held.text.lstrip()
-        blank = len(self._held.text) - len(text)
+    def _start(self, out: list[Segment]) -> bool:
+        text = self._pending.text.lstrip()
+        whitespace = len(self._pending.text) - len(text)
         if text.startswith(self._begin):
-            # A prompt that has opened the thought does not keep every model from doing so once more.
-            self._held.drop(blank + len(self._begin), out, thought=True)
-            self._in = _In.OPENING
+            # Some models write the begin marker again although the prompt has opened the section.
+            self._pending.discard(whitespace + len(self._begin), out, reasoning=True)
+            self._state = _State.OPENING
             return True
         if self._begin.startswith(text):
             return False
-        self._in = _In.OPENING if self._opened else _In.ANSWER
+        self._state = _State.OPENING if self._opened else _State.ANSWER
         return True
 
-    def _think(self, out: list[Part]) -> bool:
-        text = self._held.text
+    def _read_reasoning(self, out: list[Segment]) -> bool:
+        text = self._pending.text
         end = text.find(self._end)
         if end >= 0:
             shown = len(text[:end].rstrip())
-            self._held.think(shown, out)
-            self._held.drop(end - shown + len(self._end), out, thought=True)
-            self._in = _In.GAP
+            self._pending.emit_reasoning(shown, out)
+            self._pending.discard(end - shown + len(self._end), out, reasoning=True)
+            self._state = _State.GAP
             return True
-        sure = len(text) - overlap(text, self._end)
-        self._held.think(len(text[:sure].rstrip()), out)
+        decided = len(text) - partial_match_length(text, self._end)
+        self._pending.emit_reasoning(len(text[:decided].rstrip()), out)
         return False
 
-    def _skip(self, out: list[Part], then: _In) -> bool:
-        blank = len(self._held.text) - len(self._held.text.lstrip())
-        self._held.drop(blank, out, thought=then is _In.THOUGHT)
-        if not self._held.text:
+    def _skip_whitespace(self, out: list[Segment], following: _State) -> bool:
+        whitespace = len(self._pending.text) - len(self._pending.text.lstrip())
+        self._pending.discard(whitespace, out, reasoning=following is _State.REASONING)
+        if not self._pending.text:
             return False
-        self._in = then
+        self._state = following
         return True

@@ -1,4 +1,4 @@
-"""What passes between the stages behind the detokenizer, and the text that a stage holds back until it is decided."""
+"""The stage interface of the output pipeline, its segment types, and a buffer for undecided text."""
 
 from __future__ import annotations
 
@@ -9,91 +9,94 @@ from typing import Protocol
 import msgspec
 
 from syringa.events import ToolCallDelta, ToolCallStart
-from syringa.output.detokenizer import Piece
+from syringa.output.detokenizer import TextSegment
 
 
-class Thought(msgspec.Struct, frozen=True, gc=False):
-    """A stretch of what the model thinks. `tokens` counts as in `Piece`; the marks around a thought are in it."""
+class ReasoningSegment(msgspec.Struct, frozen=True, gc=False):
+    """A piece of reasoning text. `tokens` counts as in `Piece`; the tokens of the markers are included."""
 
     text: str
     tokens: int = 1
 
 
-Part = Piece | Thought | ToolCallStart | ToolCallDelta
+Segment = TextSegment | ReasoningSegment | ToolCallStart | ToolCallDelta
 
 
 class Stage(Protocol):
-    """Takes pieces and gives back parts. Every token is counted once, in its place, whatever became of its text."""
+    """A parser that takes text segments and returns classified segments.
 
-    def feed(self, pieces: list[Piece]) -> list[Part]: ...
+    Every token is counted exactly once and in order, also when its text is dropped.
+    """
 
-    def flush(self) -> list[Part]: ...
+    def feed(self, segments: list[TextSegment]) -> list[Segment]: ...
+
+    def flush(self) -> list[Segment]: ...
 
 
-class HeldText:
-    """Pieces whose text is not decided yet. Marks (special pieces) among them keep their place in the order."""
+class PendingText:
+    """Buffer of text that a stage has not classified yet. Special tokens within it keep their position."""
 
-    __slots__ = ("_pieces", "text")
+    __slots__ = ("_segments", "text")
 
     def __init__(self) -> None:
         self.text = ""
-        self._pieces: deque[Piece] = deque()
+        self._segments: deque[TextSegment] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._pieces)
+        return bool(self._segments)
 
-    def add(self, piece: Piece) -> None:
-        """Holds text."""
-        self._pieces.append(piece if not piece.special else Piece(piece.text, piece.tokens))
-        self.text += piece.text
+    def add(self, segment: TextSegment) -> None:
+        """Append a segment as text."""
+        self._segments.append(segment if not segment.special else TextSegment(segment.text, segment.tokens))
+        self.text += segment.text
 
-    def add_mark(self, piece: Piece, out: list[Part]) -> None:
-        """A mark that means nothing here: it waits only if something waits before it."""
-        if self._pieces:
-            self._pieces.append(piece)
+    def add_special(self, segment: TextSegment, out: list[Segment]) -> None:
+        """Append a special token that is no marker of the stage, or emit it if nothing is pending before it."""
+        if self._segments:
+            self._segments.append(segment)
         else:
-            out.append(piece)
+            out.append(segment)
 
-    def pass_on(self, count: int, out: list[Part]) -> None:
-        """The first `count` characters are text of the answer."""
+    def emit_text(self, count: int, out: list[Segment]) -> None:
+        """Emit the first `count` characters as answer text."""
         for text, tokens in self._release(count, out):
-            out.append(Piece(text, tokens))
+            out.append(TextSegment(text, tokens))
 
-    def think(self, count: int, out: list[Part]) -> None:
-        """The first `count` characters are part of a thought."""
+    def emit_reasoning(self, count: int, out: list[Segment]) -> None:
+        """Emit the first `count` characters as reasoning."""
         for text, tokens in self._release(count, out):
-            out.append(Thought(text, tokens))
+            out.append(ReasoningSegment(text, tokens))
 
-    def drop(self, count: int, out: list[Part], *, thought: bool = False) -> None:
-        """Nobody sees the first `count` characters; their tokens are counted, in the answer or in the thought."""
+    def discard(self, count: int, out: list[Segment], *, reasoning: bool = False) -> None:
+        """Drop the first `count` characters; their tokens count as reasoning or as answer."""
         for _, tokens in self._release(count, out):
             if tokens:
-                out.append(Thought("", tokens) if thought else Piece("", tokens))
+                out.append(ReasoningSegment("", tokens) if reasoning else TextSegment("", tokens))
 
-    def flush_marks(self, out: list[Part]) -> None:
-        """What is left once all text has gone: marks, and tokens without any text."""
-        out += self._pieces
-        self._pieces.clear()
+    def flush_special(self, out: list[Segment]) -> None:
+        """Emit what is left once all text is gone: special tokens, and tokens without text."""
+        out += self._segments
+        self._segments.clear()
 
-    def _release(self, count: int, out: list[Part]) -> Iterator[tuple[str, int]]:
-        """Hands out the first `count` characters, piece by piece; marks among them go to `out` in their place."""
-        held = self._pieces
+    def _release(self, count: int, out: list[Segment]) -> Iterator[tuple[str, int]]:
+        """Yield the first `count` characters segment by segment; special tokens among them go to `out`."""
+        pending = self._segments
         self.text = self.text[count:]
-        while held and (count or held[0].special or not held[0].text):
-            piece = held.popleft()
-            if piece.special:
-                out.append(piece)
+        while pending and (count or pending[0].special or not pending[0].text):
+            segment = pending.popleft()
+            if segment.special:
+                out.append(segment)
                 continue
-            part = piece.text[:count]
+            part = segment.text[:count]
             count -= len(part)
-            if len(part) < len(piece.text):
-                held.appendleft(Piece(piece.text[len(part) :], 0))
-            yield part, piece.tokens
+            if len(part) < len(segment.text):
+                pending.appendleft(TextSegment(segment.text[len(part) :], 0))
+            yield part, segment.tokens
 
 
-def overlap(text: str, mark: str) -> int:
-    """How much of the end of `text` could be the beginning of `mark`."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:length]):
+def partial_match_length(text: str, marker: str) -> int:
+    """Return the length of the longest end of `text` that is a proper prefix of `marker`."""
+    for length in range(min(len(text), len(marker) - 1), 0, -1):
+        if text.endswith(marker[:length]):
             return length
     return 0

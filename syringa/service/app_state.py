@@ -1,4 +1,4 @@
-"""What goes on beside the requests, to be begun and ended in order with the server."""
+"""The shared state of an API server process: store, API keys, limits, usage accounting and background responses."""
 
 from __future__ import annotations
 
@@ -7,129 +7,127 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from syringa.config import Config
+from syringa.config import Config, Prices
 from syringa.errors import StoreError
-from syringa.service.auth.caller import Rates
-from syringa.service.auth.key_cache import Keyring
-from syringa.service.limits.rate_limiter import Limiter
+from syringa.service.auth.key_cache import ApiKeyCache
+from syringa.service.auth.keys import Caller, RateLimits
+from syringa.service.limits.rate_limiter import RateLimiter
 from syringa.service.metrics.metrics import Metrics
-from syringa.service.model_catalog import Catalogue
-from syringa.service.responses.background import Background
-from syringa.service.responses.state import State
-from syringa.service.usage.account import Account, Books
-from syringa.service.usage.meter import Meter
-from syringa.service.usage.pricing import Prices, cost
-from syringa.store.records import UsageRow
+from syringa.service.model_catalog import ModelCatalog
+from syringa.service.responses.background import BackgroundResponses
+from syringa.service.responses.manager import ResponseManager
+from syringa.service.usage.accounting import Observer, RequestAccounting, usage_record
+from syringa.service.usage.writer import UsageWriter
+from syringa.store import Store
 
 EXPIRE_SECONDS = 3600.0
 
 
-class Work:
-    """Raises `StartupError` for settings that cannot be. Until `start`, there are no keys but those of the settings,
-    and nothing is written of requests: that is how parts of a server are tested."""
+class AppState:
+    """Everything that handlers and middleware share. `start` it before serving, `close` it afterwards.
+
+    Before `start`, only the keys of the configuration are known and no usage is written.
+    """
 
     def __init__(
-        self, config: Config, *, limits: str | None = None, metrics: str | None = None, index: int = 0
+        self,
+        config: Config,
+        *,
+        store: Store | None = None,
+        catalog: ModelCatalog | None = None,
+        prices: Callable[[str], Prices] = lambda model: Prices(),
+        limits_file: str | None = None,
+        metrics_folder: str | None = None,
+        index: int = 0,
     ) -> None:
-        """`limits` and `metrics`: the file and the folder that the API processes of a server share, of which this one
-        is number `index`; None: it is the only one."""
-        self.state = State(config)
-        self.background = Background(config.max_background)
+        """Raises `StartupError` for invalid settings.
+
+        `store`: by default, the one of the configuration. `catalog`: None if models cannot be added at run time.
+        `prices`: of a model, by its id. `limits_file` and `metrics_folder` are shared by the API processes of a server,
+        of which this one is number `index`; None if it is the only one.
+        """
+        self.store = Store(config.database) if store is None else store
+        self.responses = ResponseManager(self.store, config.response_days)
+        self.background = BackgroundResponses(config.max_background)
         self.draining = False
-        self.leaving: set[Callable[[], None]] = set()  # called when it begins to drain
-        rates = Rates(
+        self.drain_callbacks: set[Callable[[], None]] = set()  # called when draining begins
+        limits = RateLimits(
             requests_per_minute=config.requests_per_minute,
             tokens_per_minute=config.tokens_per_minute,
             concurrent=config.concurrent_requests,
         )
-        self.keys = Keyring(self.state.database, config.api_key, rates)
-        self.keys.begin_empty()
-        self.limiter = Limiter(limits, index=index)
-        self.books = Books()
-        self.books.observers.append(self._charge)
-        self.metrics = Metrics(config.metrics_prefix, metrics, index=index)
-        self.metrics.settle = self._settle
-        self.books.observers.append(self._end)
-        self._ended: list[tuple[Account, Prices]] = []
-        self.catalogue: Catalogue | None = None  # None: the models are those of the settings
-        self.meter: Meter | None = None
-        self.price: Callable[[str], Prices] = lambda model: Prices()  # of a model, by its id
+        self.keys = ApiKeyCache(self.store, config.api_key, limits, assume_empty=True)
+        self.limiter = RateLimiter(limits_file, index=index)
+        self.metrics = Metrics(
+            config.metrics_prefix, metrics_folder, index=index, before_render=self._process_finished_requests
+        )
+        self.catalog = catalog
+        self.usage_writer = UsageWriter(
+            lambda records: self.store.write(lambda session: session.usage.add(records)),
+            before_flush=self._process_finished_requests,
+        )
+        self.observers: list[Observer] = [self._charge_tokens, self._finish_request]
+        self._prices = prices
+        self._finished: list[tuple[RequestAccounting, Prices]] = []
         self._usage_days = config.usage_days
-        self._expiring: asyncio.Task[None] | None = None
+        self._started = False
+        self._expiry: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Reads the keys that are stored, and writes down what requests use from now on. Raises `StartupError` for a
-        store that a newer Syringa has changed."""
+        """Load keys and models from the store, and write usage from now on.
+
+        Raises `StartupError` for a database of a newer Syringa.
+        """
         await self.keys.start()
-        self.meter = Meter(self.state.database.usage.add, settle=self._settle)
-        if self.catalogue is not None:
-            await self.catalogue.look()
-            self.keys.also.append(self.catalogue.look)
+        self._started = True
+        if self.catalog is not None:
+            await self.catalog.start()
         if self._usage_days:
-            self._expiring = asyncio.create_task(self._expire())
+            self._expiry = asyncio.create_task(self._expire_usage())
 
     async def drain(self, seconds: float) -> None:
-        """What runs gets some time to end by itself; what does not is marked as failed."""
+        """Give background responses some time to finish; those that do not are marked as failed."""
         await self.background.drain(seconds)
 
     async def close(self) -> None:
         await self.background.drain(0)
-        if self._expiring is not None:
-            self._expiring.cancel()
-            await asyncio.gather(self._expiring, return_exceptions=True)
-        if self.meter is not None:
-            await self.meter.close()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            await asyncio.gather(self._expiry, return_exceptions=True)
+        if self._started:
+            await self.usage_writer.close()
+        if self.catalog is not None:
+            await self.catalog.close()
         await self.keys.close()
         self.limiter.close()
-        await self.state.close()
+        await self.responses.close()
+        await self.store.close()
 
-    def _end(self, account: Account) -> None:
-        """Counting can wait, and it is cheaper for several at once; the prices are those of now."""
-        self._ended.append((account, self.price(account.model)))
-        if self.meter is not None:
-            self.meter.expect()
+    def start_accounting(self, caller: Caller, endpoint: str, request_id: str) -> RequestAccounting:
+        """Begin the accounting of a request, whose end is reported to `observers`."""
+        return RequestAccounting(self.observers, caller, endpoint, request_id)
+
+    def _charge_tokens(self, accounting: RequestAccounting) -> None:
+        stats = accounting.stats
+        self.limiter.charge(accounting.caller, stats.prompt_tokens + stats.completion_tokens)
+
+    def _finish_request(self, accounting: RequestAccounting) -> None:
+        """Queue a request for metrics and usage, at its current price: several at once are cheaper to process."""
+        self._finished.append((accounting, self._prices(accounting.model)))
+        if self._started:
+            self.usage_writer.schedule_flush()
         else:
-            self._settle()
+            self._process_finished_requests()
 
-    def _settle(self) -> None:
-        ended, self._ended = self._ended, []
-        for account, prices in ended:
-            self.metrics(account)
-            if self.meter is not None:
-                self._note(account, prices, self.meter)
+    def _process_finished_requests(self) -> None:
+        finished, self._finished = self._finished, []
+        for accounting, prices in finished:
+            self.metrics.observe(accounting)
+            if self._started:
+                self.usage_writer.add(usage_record(accounting, prices))
 
-    def _note(self, account: Account, prices: Prices, meter: Meter) -> None:
-        used = account.trace
-        meter.note(
-            UsageRow(
-                at=account.began,
-                organisation=account.caller.organisation,
-                key=account.caller.key,
-                model=account.model,
-                endpoint=account.endpoint,
-                user=account.user,
-                request_id=account.request_id,
-                outcome=account.outcome,
-                status=account.status,
-                input_tokens=used.prompt_tokens,
-                cached_tokens=used.cached_tokens,
-                output_tokens=used.completion_tokens,
-                reasoning_tokens=used.reasoning_tokens,
-                queue_seconds=used.queued,
-                load_seconds=account.load_seconds,
-                first_token_seconds=account.first_token_seconds,
-                total_seconds=account.total_seconds,
-                cost=cost(prices, used.prompt_tokens, used.cached_tokens, used.completion_tokens),
-            )
-        )
-
-    async def _expire(self) -> None:
-        """What was used long ago is forgotten."""
+    async def _expire_usage(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_SECONDS)
             with contextlib.suppress(StoreError):
-                await self.state.database.usage.expire(time.time() - self._usage_days * 86400)
-
-    def _charge(self, account: Account) -> None:
-        used = account.trace
-        self.limiter.charge(account.caller, used.prompt_tokens + used.completion_tokens)
+                await self.store.expire_usage(time.time() - self._usage_days * 86400)

@@ -1,7 +1,8 @@
-"""Models that were configured while the server runs: kept in the store, and known to every process within a second."""
+"""Models configured at run time: stored in the database, and known to every process within a second."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -9,13 +10,16 @@ import msgspec
 
 from syringa.config import Config, ModelSpec, ReadDefaults, read_model
 from syringa.errors import StartupError, StoreError
-from syringa.service.auth.key_cache import is_absent
-from syringa.store import ModelRow, Store
+from syringa.store import Store, StoredModel
 
 logger = logging.getLogger("syringa.service")
 
+POLL_SECONDS = 0.7  # a change is known to every process after this time
 
-class Catalogue:
+
+class ModelCatalog:
+    """The stored models of a server. Reads and writes them, and polls for changes made by other processes."""
+
     def __init__(
         self,
         store: Store,
@@ -23,43 +27,62 @@ class Catalogue:
         apply: Callable[[Sequence[ModelSpec]], None],
         read_defaults: ReadDefaults | None = None,
     ) -> None:
-        """`apply` is called with all of them whenever any has changed."""
+        """`apply` is called with all stored models whenever any has changed."""
         self._store, self._config, self._apply, self._read_defaults = store, config, apply, read_defaults
-        self._revision = 0  # of a store in which there never was one
+        self._revision = 0  # the revision of a database without models
+        self._polling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load the models, and poll for changes from now on. An unavailable database is not an error."""
+        await self._try_refresh()
+        self._polling = asyncio.create_task(self._poll())
+
+    async def close(self) -> None:
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
 
     def read(self, id: str, fields: dict[str, object]) -> ModelSpec:
-        """Raises `ConfigError`, whose `param` is the field at fault."""
+        """Parse a definition. Raises `ConfigError`, whose `param` is the invalid field."""
         return read_model(fields | {"id": id}, self._config, self._read_defaults)
 
     async def put(self, spec: ModelSpec, fields: dict[str, object]) -> None:
-        """Keeps a model as it was described: what was not said of it follows the settings, also when they change."""
-        await self._store.models.put(spec.id, msgspec.json.encode(fields).decode())
+        """Store a model's fields as given, so that missing ones follow later changes of the settings."""
+        definition = msgspec.json.encode(fields).decode()
+        await self._store.write(lambda session: session.models.put(spec.id, definition))
         await self.refresh()
 
     async def delete(self, id: str) -> bool:
-        found = await self._store.models.delete(id)
+        found = await self._store.write(lambda session: session.models.delete(id))
         await self.refresh()
         return found
 
     async def refresh(self) -> None:
-        if is_absent(self._store) or await self._store.revision("models") == self._revision:
+        """Load the models if they have changed."""
+        if self._store.location.is_empty():
             return
-        self._revision, rows = await self._store.models.snapshot()
-        self._apply([spec for row in rows if (spec := self._spec(row)) is not None])
+        if await self._store.poll(lambda session: session.revisions.get("models")) == self._revision:
+            return
+        self._revision, models = await self._store.poll(lambda session: session.models.snapshot())
+        self._apply([spec for model in models if (spec := self._spec(model)) is not None])
 
-    def _spec(self, row: ModelRow) -> ModelSpec | None:
-        """One that cannot be read, as another version wrote it, is left out: the others stay."""
+    def _spec(self, model: StoredModel) -> ModelSpec | None:
+        """Parse a stored model; None if it is invalid, e.g. because another version wrote it."""
         try:
-            return self.read(row.id, msgspec.json.decode(row.definition, type=dict[str, object]))
+            return self.read(model.id, msgspec.json.decode(model.definition, type=dict[str, object]))
         except (StartupError, msgspec.DecodeError) as error:
-            logger.error("model %s is stored, and cannot be read: %s", row.id, error)
+            logger.error("model catalog: stored model is invalid: model=%s error=%s", model.id, error)
             return None
 
-    async def look(self) -> None:
-        """Does not fail: this is done over and over."""
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            await self._try_refresh()
+
+    async def _try_refresh(self) -> None:
         try:
             await self.refresh()
         except StoreError as error:
-            logger.debug("models: %s", error.message)
+            logger.debug("model catalog: refresh failed: %s", error.message)
         except Exception:
-            logger.exception("the models could not be read")
+            logger.exception("model catalog: refresh failed")

@@ -1,10 +1,13 @@
-"""What has to outlive a process: responses, conversations, keys, and what was used.
+"""Persistence: responses, conversations, API keys, usage records and models configured at run time.
 
-The store knows rows, transactions and organisations. It must not know what an item means, how a request is answered, or
-that HTTP exists: an item, an event and a response's body are JSON text to it.
+The store knows rows, transactions and organizations. Items, events and response bodies are JSON text to it: it does not
+know the API types, how a request is answered, or HTTP.
 
-SQLAlchemy takes a fifth of a second to import. Only `Store`'s own threads do so, and only once something is stored or
-read, so importing this package and making a `Store` cost nothing.
+A query is a method in `store/queries`, run through `Store.read` or `Store.write`:
+
+    key = await store.read(lambda session: session.keys.get(id))
+
+SQLAlchemy takes 0.2 s to import, so only the store's threads import it, when the first query runs.
 """
 
 from __future__ import annotations
@@ -15,23 +18,23 @@ from syringa.store.records import (
     BrokenChain,
     Chain,
     ChainLink,
-    Conversation,
-    Event,
     Grouping,
-    Item,
+    ItemPage,
     KeySnapshot,
-    ModelRow,
     ModelUsage,
     Order,
-    Organisation,
+    Organization,
     Outcome,
-    Page,
-    Revised,
-    Running,
-    Status,
+    ResponseKey,
+    ResponseStatus,
+    RevisionName,
+    StoredConversation,
+    StoredEvent,
+    StoredItem,
+    StoredModel,
     StoredResponse,
     UsageFilter,
-    UsageRow,
+    UsageRecord,
     UsageSum,
 )
 from syringa.store.store import Store
@@ -42,23 +45,23 @@ __all__ = [
     "BrokenChain",
     "Chain",
     "ChainLink",
-    "Conversation",
-    "Event",
     "Grouping",
-    "Item",
+    "ItemPage",
     "KeySnapshot",
-    "ModelRow",
     "ModelUsage",
     "Order",
-    "Organisation",
+    "Organization",
     "Outcome",
-    "Page",
-    "Revised",
-    "Running",
-    "Status",
+    "ResponseKey",
+    "ResponseStatus",
+    "RevisionName",
     "Store",
+    "StoredConversation",
+    "StoredEvent",
+    "StoredItem",
+    "StoredModel",
     "StoredResponse",
     "UsageFilter",
-    "UsageRow",
+    "UsageRecord",
     "UsageSum",
 ]

@@ -1,8 +1,7 @@
-"""The database itself: connections, transactions, and what its failures are called.
+"""The database: engines, transactions and the translation of driver errors.
 
-The rest of the store gets a connection inside a transaction and never sees a driver's error: a database that is away,
-full, locked or read-only is `StoreUnavailable`, and the next attempt starts afresh, so that the store is back as soon
-as the database is. What a failure says in detail goes to the log, not to the client.
+A database that is unreachable, full, locked or read-only raises `StoreUnavailable`; the next transaction connects anew,
+so the store recovers as soon as the database does. Details of a failure go to the log, not to the client.
 """
 
 from __future__ import annotations
@@ -31,156 +30,158 @@ from sqlalchemy.exc import (
 
 from syringa.errors import ConfigError, StoreError, StoreUnavailable, SyringaError
 from syringa.store import migrations
-from syringa.store.url import Location, hide_password
+from syringa.store.url import DatabaseLocation, hide_password
 
 logger = logging.getLogger("syringa.store")
 
 T = TypeVar("T")
 
-# Execution options of a connection: that it is going to write, and until when it may wait for a lock.
-_WRITES, _UNTIL = "syringa_writes", "syringa_until"
-_TRIES = 3
-_RETRIED = {"40001", "40P01"}  # PostgreSQL chose this transaction to give way to another
+# Execution options of a connection: whether it writes, and the deadline for waiting for a lock.
+_WRITES, _DEADLINE = "syringa_writes", "syringa_deadline"
+_ATTEMPTS = 3
+_RETRIED = {"40001", "40P01"}  # PostgreSQL: serialization failure, deadlock
 
 
 class Database:
-    """One database, opened and brought up to date by the first transaction that finds it so."""
+    """One database. The first transaction connects and runs the migrations."""
 
-    def __init__(self, location: Location, *, patience: float, readers: int) -> None:
-        """`patience`: the seconds to wait for another process's lock, or for a connection."""
+    def __init__(self, location: DatabaseLocation, *, lock_timeout: float, readers: int) -> None:
+        """`lock_timeout`: seconds to wait for another process's lock, or for a connection."""
         self.location = location
         self._readers: Engine
         self._writers: Engine
         if location.kind == "sqlite":
-            self.engine = _sqlite(location, patience, connections=readers + 1)
+            self.engine = _sqlite(location, lock_timeout, connections=readers + 1)
             self._readers, self._writers = self.engine, self.engine.execution_options(**{_WRITES: True})
         else:
-            self.engine = _postgresql(location, patience, connections=2 * readers)
-            # A reader's statements all see the same moment, as they do in SQLite.
-            still = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-            self._readers, self._writers = self.engine.execution_options(**still), self.engine
-        self._current = threading.Event()  # set once the tables are known to be up to date
-        self._opening = threading.Lock()
-        self._complaint = ""  # what is the matter with the database, as far as it was logged
+            self.engine = _postgresql(location, lock_timeout, connections=2 * readers)
+            # All statements of a reader see one snapshot, as they do in SQLite.
+            snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+            self._readers, self._writers = self.engine.execution_options(**snapshot), self.engine
+        self._migrated = threading.Event()
+        self._migrating = threading.Lock()
+        self._logged_failure = ""  # logged once, until the database works again
 
-    def read(self, work: Callable[[Connection], T], until: float) -> T:
-        """Runs `work` in a transaction that sees one moment of the database. `until`: when, by the clock that only goes
-        forward, to have waited long enough for a lock."""
-        return self._run(self._readers, work, until)
+    def read(self, query: Callable[[Connection], T], deadline: float) -> T:
+        """Run `query` in a transaction that sees one snapshot. `deadline`: of `time.monotonic`, for lock waits."""
+        return self._run(self._readers, query, deadline)
 
-    def write(self, work: Callable[[Connection], T], until: float) -> T:
-        """Runs `work` in a transaction that is kept whole, or not at all if `work` raises. It may be run again."""
-        return self._run(self._writers, work, until)
+    def write(self, query: Callable[[Connection], T], deadline: float) -> T:
+        """Run `query` in a transaction, rolled back if it raises. After a serialization failure it runs again."""
+        return self._run(self._writers, query, deadline)
 
     def close(self) -> None:
         self.engine.dispose()
 
-    def _run(self, engine: Engine, work: Callable[[Connection], T], until: float) -> T:
+    def _run(self, engine: Engine, query: Callable[[Connection], T], deadline: float) -> T:
         try:
-            self._bring_up_to_date(until)
-            result = _transact(engine, work, until)
+            self._ensure_migrated(deadline)
+            result = _transact(engine, query, deadline)
         except SyringaError:
             raise
         except (SQLAlchemyError, OSError) as error:
-            self._current.clear()  # what comes back may be another file, or an older copy
-            raise self._named(error) from error
-        self._complaint = ""
+            self._migrated.clear()  # the database that comes back may be another one, or an older copy
+            raise self._translate(error) from error
+        self._logged_failure = ""
         return result
 
-    def _bring_up_to_date(self, until: float) -> None:
-        if self._current.is_set():
+    def _ensure_migrated(self, deadline: float) -> None:
+        if self._migrated.is_set():
             return
-        with self._opening:
-            if self._current.is_set():
+        with self._migrating:
+            if self._migrated.is_set():
                 return
-            shown = self.location.shown
-            if not _transact(self._readers, lambda connection: migrations.is_current(connection, shown), until):
-                _transact(self._writers, lambda connection: migrations.migrate(connection, shown), until)
-            self._current.set()
+            display = self.location.display
+            if not _transact(self._readers, lambda connection: migrations.is_current(connection, display), deadline):
+                _transact(self._writers, lambda connection: migrations.migrate(connection, display), deadline)
+            self._migrated.set()
 
-    def _named(self, error: SQLAlchemyError | OSError) -> StoreError:
-        shown = self.location.shown
-        said = hide_password(str(getattr(error, "orig", None) or error)).strip()
-        ours = isinstance(error, IntegrityError | DataError | ArgumentError | CompileError)
-        if ours or (isinstance(error, StatementError) and not isinstance(error, DBAPIError)):
-            # The message may quote the row, which is a client's: its kind and its code have to do.
+    def _translate(self, error: SQLAlchemyError | OSError) -> StoreError:
+        display = self.location.display
+        message = hide_password(str(getattr(error, "orig", None) or error)).strip()
+        rejected = isinstance(error, IntegrityError | DataError | ArgumentError | CompileError)
+        if rejected or (isinstance(error, StatementError) and not isinstance(error, DBAPIError)):
+            # The message may quote client data, so only the error's class and code are logged.
             code = getattr(getattr(error, "orig", None), "sqlstate", None)
-            logger.error("%s refused what Syringa sent: %s %s", shown, type(error).__name__, code or "")
-            return StoreError("the store refused what was to be kept")
-        if said != self._complaint:  # some ask twice a second: a database that stays away is told once
-            self._complaint = said
-            logger.warning("%s is unavailable: %s", shown, said)
+            logger.error(
+                "database rejected a statement: database=%s error=%s code=%s", display, type(error).__name__, code
+            )
+            return StoreError("the database rejected the data")
+        if message != self._logged_failure:
+            self._logged_failure = message
+            logger.warning("database unavailable: database=%s error=%s", display, message)
         return StoreUnavailable("nothing can be stored or looked up at the moment; try again in a few seconds")
 
 
-def _transact(engine: Engine, work: Callable[[Connection], T], until: float) -> T:
-    for attempt in range(1, _TRIES + 1):
+def _transact(engine: Engine, query: Callable[[Connection], T], deadline: float) -> T:
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with engine.connect() as connection, connection.execution_options(**{_UNTIL: until}).begin():
-                return work(connection)
+            with engine.connect() as connection, connection.execution_options(**{_DEADLINE: deadline}).begin():
+                return query(connection)
         except DBAPIError as error:
-            if attempt == _TRIES or getattr(error.orig, "sqlstate", None) not in _RETRIED:
+            if attempt == _ATTEMPTS or getattr(error.orig, "sqlstate", None) not in _RETRIED:
                 raise
     raise AssertionError("unreachable")
 
 
-def _make_file(path: Path) -> None:
-    """An empty file that only its user may read, as it is going to hold what people wrote."""
+def _create_file(path: Path) -> None:
+    """Create an empty file that only its user may read, because it will hold client data."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
-def _sqlite(location: Location, patience: float, connections: int) -> Engine:
-    url = URL.create("sqlite", database=location.place)
+def _sqlite(location: DatabaseLocation, lock_timeout: float, connections: int) -> Engine:
+    url = URL.create("sqlite", database=location.target)
     engine = create_engine(
-        url, pool_size=connections, max_overflow=0, hide_parameters=True, connect_args={"timeout": patience}
+        url, pool_size=connections, max_overflow=0, hide_parameters=True, connect_args={"timeout": lock_timeout}
     )
 
     @event.listens_for(engine, "do_connect")
     def before(*details: Any) -> None:
-        _make_file(Path(location.place))
+        _create_file(Path(location.target))
 
     @event.listens_for(engine, "connect")
     def connect(raw: sqlite3.Connection, record: Any) -> None:
-        raw.isolation_level = None  # transactions begin where we say so, below
-        # Several processes read while one writes. A power cut may cost the last transactions, never the file.
-        _write_ahead(raw)
+        raw.isolation_level = None  # transactions begin in the listener below
+        # WAL: several processes read while one writes. A power cut may cost the last transactions, never the file.
+        _enable_wal(raw)
         raw.execute("PRAGMA synchronous = NORMAL")
         raw.execute("PRAGMA foreign_keys = ON")
-        record.info["file"] = _identity(location.place)
+        record.info["file"] = _file_identity(location.target)
 
     @event.listens_for(engine, "checkout")
     def checkout(raw: sqlite3.Connection, record: Any, proxy: Any) -> None:
-        # A connection to a file that was removed or replaced goes on without complaint, and what it writes is lost.
-        if record.info["file"] != _identity(location.place):
-            raise DisconnectionError(f"{location.shown} is another file now")
+        # Writes to a file that was removed or replaced would succeed and be lost.
+        if record.info["file"] != _file_identity(location.target):
+            raise DisconnectionError(f"{location.display} was replaced by another file")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         options = connection.get_execution_options()
         raw = connection.connection.dbapi_connection
         assert raw is not None
-        raw.execute(f"PRAGMA busy_timeout = {_milliseconds(options, patience)}")  # of the connection, not of the file
-        # A writer takes its lock at once. One that read first would fail, without waiting, if another wrote meanwhile.
+        raw.execute(f"PRAGMA busy_timeout = {_lock_timeout_ms(options, lock_timeout)}")  # per connection
+        # Take the write lock at once: upgrading a read lock fails without waiting if another process has written.
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITES) else "BEGIN")
 
     return engine
 
 
-def _milliseconds(options: Mapping[str, Any], patience: float) -> int:
-    """How long a transaction may still wait for a lock; who has waited too long already tries once."""
-    until = options.get(_UNTIL)
-    return round(1000 * (patience if until is None else min(patience, max(0.001, until - time.monotonic()))))
+def _lock_timeout_ms(options: Mapping[str, Any], lock_timeout: float) -> int:
+    """Return how long a transaction may still wait for a lock: at least 1 ms, so that it always tries once."""
+    deadline = options.get(_DEADLINE)
+    seconds = lock_timeout if deadline is None else min(lock_timeout, max(0.001, deadline - time.monotonic()))
+    return round(1000 * seconds)
 
 
-def _write_ahead(raw: sqlite3.Connection) -> None:
-    """The mode stays with the file. Failing to set it (another process does, or the file is read-only) is no harm."""
+def _enable_wal(raw: sqlite3.Connection) -> None:
+    """Set the journal mode, which the file keeps. It may fail: another process sets it, or the file is read-only."""
     with contextlib.suppress(sqlite3.OperationalError):
         raw.execute("PRAGMA journal_mode = WAL").fetchall()
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _file_identity(path: str) -> tuple[int, int] | None:
     try:
         found = os.stat(path)
     except OSError:
@@ -188,32 +189,34 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _postgresql(location: Location, patience: float, connections: int) -> Engine:
+def _postgresql(location: DatabaseLocation, lock_timeout: float, connections: int) -> Engine:
     try:
-        url = make_url(location.place)
+        url = make_url(location.target)
     except (ArgumentError, ValueError):
-        raise ConfigError(f"database {location.shown!r}: not a URL of PostgreSQL's kind", param="database") from None
-    # A server that vanished without a word is noticed in seconds, not in the hours that TCP allows. The URL may differ.
-    waits = {"connect_timeout": max(2, round(patience)), "keepalives_idle": 30, "tcp_user_timeout": 30_000}
+        raise ConfigError(
+            f"database {location.display!r}: expected postgresql://USER@HOST/NAME", param="database"
+        ) from None
+    # Notice a server that vanished within seconds, not hours. Parameters of the URL take precedence.
+    timeouts = {"connect_timeout": max(2, round(lock_timeout)), "keepalives_idle": 30, "tcp_user_timeout": 30_000}
     engine = create_engine(
         url,
         pool_size=connections,
         max_overflow=0,
-        hide_parameters=True,  # logs must not show what clients wrote
+        hide_parameters=True,  # keep client data out of logs
         pool_pre_ping=True,
-        connect_args={name: value for name, value in waits.items() if name not in url.query},
+        connect_args={name: value for name, value in timeouts.items() if name not in url.query},
     )
 
     @event.listens_for(engine, "connect")
     def connect(raw: Any, record: Any) -> None:
         raw.autocommit = True
-        raw.execute(f"SELECT set_config('lock_timeout', '{round(patience * 1000)}', false)")
+        raw.execute(f"SELECT set_config('lock_timeout', '{round(lock_timeout * 1000)}', false)")
         raw.autocommit = False
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        left = _milliseconds(connection.get_execution_options(), patience)
-        if left < patience * 900:  # it has queued: a round trip more is well spent
+        left = _lock_timeout_ms(connection.get_execution_options(), lock_timeout)
+        if left < lock_timeout * 900:  # it has queued, so the timeout of the connection is too long
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = {left}")
 
     return engine

@@ -1,8 +1,8 @@
-"""How SQL is run: in threads, so that nobody waits for a database but those who asked it.
+"""Database calls in bounded thread pools, so that a slow database never blocks the event loop.
 
-Two things bound that wait. A lock of another process is waited for as long as `patience` says, counted from when it was
-asked: who queues behind others that wait for the lock waits for it too. And a database that says nothing at all, while
-its connection stands, is taken for one that is away. What such a call was to write is undone if it ever comes to life.
+Two limits bound the wait of a caller. Waiting for a lock, including the time in this queue, takes at most
+`lock_timeout`. A query without an answer after `QUERY_TIMEOUT_SECONDS` raises `StoreUnavailable`, and its transaction
+is rolled back if it ever finishes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from syringa.errors import StoreUnavailable
-from syringa.store.url import Location
+from syringa.store.url import DatabaseLocation
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -26,85 +26,85 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READERS = 4
-SILENCE_SECONDS = 30.0  # longer than any query takes
-_ENDING = "the store is closed: the server is ending"
-_SILENT = "the database does not answer; try again in a few seconds"
+QUERY_TIMEOUT_SECONDS = 30.0
+_CLOSED = "the store is closed: the server is shutting down"
+_TIMED_OUT = "the database does not answer; try again in a few seconds"
 
 
-class Errands:
-    """Work on one database, which is opened when it is first needed."""
+class DatabaseExecutor:
+    """Runs queries on one database, which is opened by the first query."""
 
-    def __init__(self, location: Location, *, clock: Callable[[], float], patience: float) -> None:
+    def __init__(self, location: DatabaseLocation, *, clock: Callable[[], float], lock_timeout: float) -> None:
         self.location = location
         self._clock = clock
-        self._patience = patience
+        self._lock_timeout = lock_timeout
         self._database: Database | None = None
-        self._making = threading.Lock()
+        self._opening = threading.Lock()
         self._closed = False
-        # SQLite has one writer at a time. Its writers queue here, where they hold up no reader, and not at its lock.
+        # SQLite has one writer at a time: writers queue here, not at its lock, where they would use up readers.
         writers = 1 if location.kind == "sqlite" else READERS
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="syringa-store-read")
         self._writers = ThreadPoolExecutor(writers, thread_name_prefix="syringa-store-write")
-        self._watchers = ThreadPoolExecutor(1, thread_name_prefix="syringa-store-watch")
+        self._pollers = ThreadPoolExecutor(1, thread_name_prefix="syringa-store-poll")
 
     async def close(self) -> None:
-        """Waits for what runs, then lets go of the database."""
+        """Wait for running queries, then close all connections."""
         self._closed = True
-        await asyncio.to_thread(self._shut)
+        await asyncio.to_thread(self._shut_down)
 
-    async def read(self, work: Callable[[Session], T]) -> T:
-        """Runs several queries on one moment of the database."""
-        return await self._submit(self._readers, work)
+    async def read(self, query: Callable[[Session], T]) -> T:
+        """Run `query` in a transaction that sees one snapshot of the database."""
+        return await self._submit(self._readers, query)
 
-    async def watch(self, work: Callable[[Session], T]) -> T:
-        """Like `read`, for what has to be noticed soon: it does not wait for those who read much."""
-        return await self._submit(self._watchers, work)
+    async def poll(self, query: Callable[[Session], T]) -> T:
+        """Like `read`, on a thread of its own: long reads do not delay the detection of changes."""
+        return await self._submit(self._pollers, query)
 
-    async def write(self, work: Callable[[Session], T]) -> T:
-        """Runs several queries in one transaction: all of it is kept, or nothing. `work` may be run more than once."""
-        return await self._submit(self._writers, work, writes=True)
+    async def write(self, query: Callable[[Session], T]) -> T:
+        """Run `query` in one transaction, which is committed whole or not at all. `query` may run more than once."""
+        return await self._submit(self._writers, query, writes=True)
 
-    async def _submit(self, threads: ThreadPoolExecutor, work: Callable[[Session], T], *, writes: bool = False) -> T:
+    async def _submit(self, threads: ThreadPoolExecutor, query: Callable[[Session], T], *, writes: bool = False) -> T:
         if self._closed:
-            raise StoreUnavailable(_ENDING)
-        until = time.monotonic() + self._patience
-        given_up = threading.Event()
+            raise StoreUnavailable(_CLOSED)
+        deadline = time.monotonic() + self._lock_timeout
+        abandoned = threading.Event()
         loop = asyncio.get_running_loop()
         try:
-            running = loop.run_in_executor(threads, lambda: self._work(work, until, given_up, writes))
-        except RuntimeError:  # the interpreter ends, and has ended its threads
-            raise StoreUnavailable(_ENDING) from None
+            future = loop.run_in_executor(threads, lambda: self._run(query, deadline, abandoned, writes))
+        except RuntimeError:  # the interpreter is shutting down and accepts no more work
+            raise StoreUnavailable(_CLOSED) from None
         try:
-            async with asyncio.timeout(SILENCE_SECONDS):
-                return await running
+            async with asyncio.timeout(QUERY_TIMEOUT_SECONDS):
+                return await future
         except TimeoutError:
-            given_up.set()
-            raise StoreUnavailable(_SILENT) from None
+            abandoned.set()
+            raise StoreUnavailable(_TIMED_OUT) from None
 
-    def _work(self, work: Callable[[Session], T], until: float, given_up: threading.Event, writes: bool) -> T:
-        """Runs in a thread, where importing SQLAlchemy for the first time holds up nobody."""
+    def _run(self, query: Callable[[Session], T], deadline: float, abandoned: threading.Event, writes: bool) -> T:
+        """Run `query` in the current thread, which imports SQLAlchemy if it is the first."""
         from syringa.store.session import Session
 
-        def whole(connection: Connection) -> T:
-            result = work(Session(connection, self._clock()))
-            if given_up.is_set():
-                raise StoreUnavailable(_SILENT)
+        def transaction(connection: Connection) -> T:
+            result = query(Session(connection, self._clock()))
+            if abandoned.is_set():
+                raise StoreUnavailable(_TIMED_OUT)
             return result
 
-        database = self._open()
-        return (database.write if writes else database.read)(whole, until)
+        database = self._open_database()
+        return (database.write if writes else database.read)(transaction, deadline)
 
-    def _open(self) -> Database:
+    def _open_database(self) -> Database:
         from syringa.store.database import Database
 
-        with self._making:
+        with self._opening:
             if self._database is None:
-                self._database = Database(self.location, patience=self._patience, readers=READERS + 1)
+                self._database = Database(self.location, lock_timeout=self._lock_timeout, readers=READERS + 1)
             return self._database
 
-    def _shut(self) -> None:
+    def _shut_down(self) -> None:
         self._writers.shutdown()
         self._readers.shutdown()
-        self._watchers.shutdown()
+        self._pollers.shutdown()
         if self._database is not None:
             self._database.close()

@@ -1,7 +1,7 @@
-"""How a database comes to have the tables of `schema`: an append-only list, run at start.
+"""Schema migrations: an append-only list, applied when the database is opened.
 
-A migration that was released is never changed; a new one goes to the end. The statements are plain SQL that SQLite and
-PostgreSQL both read, written out rather than taken from `schema`, which describes today's tables and not those of then.
+A released migration is never changed; a new one is appended. Statements are plain SQL that SQLite and PostgreSQL both
+accept. They are not derived from `schema`, which describes the current tables only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from sqlalchemy import Connection, inspect, text
 from syringa.errors import StartupError
 
 _TABLE = "schema_migrations"
-# Any number will do, as long as every version of Syringa takes the same one.
-_LOCK = 0x53797269
+# Any constant; the same one in every version of Syringa.
+_ADVISORY_LOCK = 0x53797269
 
 
 class Migration(msgspec.Struct, frozen=True):
@@ -23,197 +23,182 @@ class Migration(msgspec.Struct, frozen=True):
     statements: tuple[str, ...]
 
 
-MIGRATIONS: tuple[Migration, ...] = (
-    Migration(
-        "responses and conversations",
-        (
-            """
-            CREATE TABLE responses (
-                organisation TEXT NOT NULL,
-                id TEXT NOT NULL,
-                created_at BIGINT NOT NULL,
-                expires_at BIGINT,
-                model TEXT NOT NULL,
-                status TEXT NOT NULL,
-                background BOOLEAN NOT NULL,
-                previous_id TEXT,
-                conversation_id TEXT,
-                body TEXT NOT NULL,
-                owner TEXT,
-                heartbeat DOUBLE PRECISION,
-                PRIMARY KEY (organisation, id)
-            )
-            """,
-            "CREATE INDEX responses_expiring ON responses (expires_at) WHERE expires_at IS NOT NULL",
-            "CREATE INDEX responses_running ON responses (owner) WHERE owner IS NOT NULL",
-            """
-            CREATE TABLE response_items (
-                organisation TEXT NOT NULL,
-                response_id TEXT NOT NULL,
-                role TEXT NOT NULL,
-                position INTEGER NOT NULL,
-                id TEXT NOT NULL,
-                item TEXT NOT NULL,
-                PRIMARY KEY (organisation, response_id, role, position),
-                UNIQUE (organisation, id, response_id),
-                FOREIGN KEY (organisation, response_id) REFERENCES responses (organisation, id) ON DELETE CASCADE
-            )
-            """,
-            """
-            CREATE TABLE response_events (
-                organisation TEXT NOT NULL,
-                response_id TEXT NOT NULL,
-                sequence BIGINT NOT NULL,
-                event TEXT NOT NULL,
-                PRIMARY KEY (organisation, response_id, sequence),
-                FOREIGN KEY (organisation, response_id) REFERENCES responses (organisation, id) ON DELETE CASCADE
-            )
-            """,
-            """
-            CREATE TABLE conversations (
-                organisation TEXT NOT NULL,
-                id TEXT NOT NULL,
-                created_at BIGINT NOT NULL,
-                expires_at BIGINT,
-                metadata TEXT NOT NULL,
-                PRIMARY KEY (organisation, id)
-            )
-            """,
-            "CREATE INDEX conversations_expiring ON conversations (expires_at) WHERE expires_at IS NOT NULL",
-            """
-            CREATE TABLE conversation_items (
-                organisation TEXT NOT NULL,
-                conversation_id TEXT NOT NULL,
-                position INTEGER NOT NULL,
-                id TEXT NOT NULL,
-                item TEXT NOT NULL,
-                PRIMARY KEY (organisation, conversation_id, position),
-                UNIQUE (organisation, id, conversation_id),
-                FOREIGN KEY (organisation, conversation_id) REFERENCES conversations (organisation, id)
-                    ON DELETE CASCADE
-            )
-            """,
-        ),
-    ),
-    Migration(
-        "secrets",
-        (
-            """
-            CREATE TABLE secrets (
-                name TEXT NOT NULL PRIMARY KEY,
-                created_at BIGINT NOT NULL,
-                value TEXT NOT NULL
-            )
-            """,
-        ),
-    ),
-    Migration(
-        "organisations, keys and usage",
-        (
-            """
-            CREATE TABLE organisations (
-                id TEXT NOT NULL PRIMARY KEY,
-                created_at BIGINT NOT NULL,
-                requests_per_minute BIGINT,
-                tokens_per_minute BIGINT,
-                concurrent BIGINT
-            )
-            """,
-            """
-            CREATE TABLE api_keys (
-                id TEXT NOT NULL PRIMARY KEY,
-                organisation TEXT NOT NULL REFERENCES organisations (id),
-                name TEXT NOT NULL,
-                digest TEXT NOT NULL UNIQUE,
-                hint TEXT NOT NULL,
-                admin BOOLEAN NOT NULL,
-                models TEXT,
-                requests_per_minute BIGINT,
-                tokens_per_minute BIGINT,
-                concurrent BIGINT,
-                created_at BIGINT NOT NULL,
-                expires_at BIGINT,
-                revoked_at BIGINT,
-                last_used_at BIGINT
-            )
-            """,
-            """
-            CREATE TABLE usage (
-                id TEXT NOT NULL PRIMARY KEY,
-                at DOUBLE PRECISION NOT NULL,
-                organisation TEXT NOT NULL,
-                key TEXT NOT NULL,
-                model TEXT NOT NULL,
-                endpoint TEXT NOT NULL,
-                "user" TEXT,
-                request_id TEXT NOT NULL,
-                outcome TEXT NOT NULL,
-                status INTEGER NOT NULL,
-                requests BIGINT NOT NULL,
-                input_tokens BIGINT NOT NULL,
-                cached_tokens BIGINT NOT NULL,
-                output_tokens BIGINT NOT NULL,
-                reasoning_tokens BIGINT NOT NULL,
-                queue_seconds DOUBLE PRECISION NOT NULL,
-                load_seconds DOUBLE PRECISION NOT NULL,
-                first_token_seconds DOUBLE PRECISION,
-                total_seconds DOUBLE PRECISION NOT NULL,
-                cost DOUBLE PRECISION NOT NULL
-            )
-            """,
-            "CREATE INDEX usage_by_time ON usage (at, id)",
-            "CREATE INDEX usage_by_organisation ON usage (organisation, at, id)",
-        ),
-    ),
-    Migration(
-        "models and revisions",
-        (
-            """
-            CREATE TABLE models (
-                id TEXT NOT NULL PRIMARY KEY,
-                definition TEXT NOT NULL,
-                updated_at BIGINT NOT NULL
-            )
-            """,
-            """
-            CREATE TABLE revisions (
-                name TEXT NOT NULL PRIMARY KEY,
-                number BIGINT NOT NULL
-            )
-            """,
-        ),
+_BASELINE = Migration(
+    "baseline",
+    (
+        """
+        CREATE TABLE responses (
+            organization TEXT NOT NULL,
+            id TEXT NOT NULL,
+            created_at BIGINT NOT NULL,
+            expires_at BIGINT,
+            model TEXT NOT NULL,
+            status TEXT NOT NULL,
+            background BOOLEAN NOT NULL,
+            previous_id TEXT,
+            conversation_id TEXT,
+            body TEXT NOT NULL,
+            process TEXT,
+            heartbeat DOUBLE PRECISION,
+            PRIMARY KEY (organization, id)
+        )
+        """,
+        "CREATE INDEX responses_expiring ON responses (expires_at) WHERE expires_at IS NOT NULL",
+        "CREATE INDEX responses_active ON responses (process) WHERE process IS NOT NULL",
+        """
+        CREATE TABLE response_items (
+            organization TEXT NOT NULL,
+            response_id TEXT NOT NULL,
+            role TEXT NOT NULL,
+            position INTEGER NOT NULL,
+            id TEXT NOT NULL,
+            item TEXT NOT NULL,
+            PRIMARY KEY (organization, response_id, role, position),
+            UNIQUE (organization, id, response_id),
+            FOREIGN KEY (organization, response_id) REFERENCES responses (organization, id) ON DELETE CASCADE
+        )
+        """,
+        """
+        CREATE TABLE response_events (
+            organization TEXT NOT NULL,
+            response_id TEXT NOT NULL,
+            sequence BIGINT NOT NULL,
+            event TEXT NOT NULL,
+            PRIMARY KEY (organization, response_id, sequence),
+            FOREIGN KEY (organization, response_id) REFERENCES responses (organization, id) ON DELETE CASCADE
+        )
+        """,
+        """
+        CREATE TABLE conversations (
+            organization TEXT NOT NULL,
+            id TEXT NOT NULL,
+            created_at BIGINT NOT NULL,
+            expires_at BIGINT,
+            metadata TEXT NOT NULL,
+            PRIMARY KEY (organization, id)
+        )
+        """,
+        "CREATE INDEX conversations_expiring ON conversations (expires_at) WHERE expires_at IS NOT NULL",
+        """
+        CREATE TABLE conversation_items (
+            organization TEXT NOT NULL,
+            conversation_id TEXT NOT NULL,
+            position INTEGER NOT NULL,
+            id TEXT NOT NULL,
+            item TEXT NOT NULL,
+            PRIMARY KEY (organization, conversation_id, position),
+            UNIQUE (organization, id, conversation_id),
+            FOREIGN KEY (organization, conversation_id) REFERENCES conversations (organization, id)
+                ON DELETE CASCADE
+        )
+        """,
+        """
+        CREATE TABLE secrets (
+            name TEXT NOT NULL PRIMARY KEY,
+            created_at BIGINT NOT NULL,
+            value TEXT NOT NULL
+        )
+        """,
+        """
+        CREATE TABLE organizations (
+            id TEXT NOT NULL PRIMARY KEY,
+            created_at BIGINT NOT NULL,
+            requests_per_minute BIGINT,
+            tokens_per_minute BIGINT,
+            concurrent BIGINT
+        )
+        """,
+        """
+        CREATE TABLE api_keys (
+            id TEXT NOT NULL PRIMARY KEY,
+            organization TEXT NOT NULL REFERENCES organizations (id),
+            name TEXT NOT NULL,
+            digest TEXT NOT NULL UNIQUE,
+            hint TEXT NOT NULL,
+            admin BOOLEAN NOT NULL,
+            models TEXT,
+            requests_per_minute BIGINT,
+            tokens_per_minute BIGINT,
+            concurrent BIGINT,
+            created_at BIGINT NOT NULL,
+            expires_at BIGINT,
+            revoked_at BIGINT,
+            last_used_at BIGINT
+        )
+        """,
+        """
+        CREATE TABLE usage (
+            id TEXT NOT NULL PRIMARY KEY,
+            at DOUBLE PRECISION NOT NULL,
+            organization TEXT NOT NULL,
+            key TEXT NOT NULL,
+            model TEXT NOT NULL,
+            endpoint TEXT NOT NULL,
+            "user" TEXT,
+            request_id TEXT NOT NULL,
+            outcome TEXT NOT NULL,
+            status INTEGER NOT NULL,
+            requests BIGINT NOT NULL,
+            input_tokens BIGINT NOT NULL,
+            cached_tokens BIGINT NOT NULL,
+            output_tokens BIGINT NOT NULL,
+            reasoning_tokens BIGINT NOT NULL,
+            queue_seconds DOUBLE PRECISION NOT NULL,
+            load_seconds DOUBLE PRECISION NOT NULL,
+            first_token_seconds DOUBLE PRECISION,
+            total_seconds DOUBLE PRECISION NOT NULL,
+            cost DOUBLE PRECISION NOT NULL
+        )
+        """,
+        "CREATE INDEX usage_by_time ON usage (at, id)",
+        "CREATE INDEX usage_by_organization ON usage (organization, at, id)",
+        """
+        CREATE TABLE models (
+            id TEXT NOT NULL PRIMARY KEY,
+            definition TEXT NOT NULL,
+            updated_at BIGINT NOT NULL
+        )
+        """,
+        """
+        CREATE TABLE revisions (
+            name TEXT NOT NULL PRIMARY KEY,
+            number BIGINT NOT NULL
+        )
+        """,
     ),
 )
 
+MIGRATIONS: tuple[Migration, ...] = (_BASELINE,)
+
 
 def version(connection: Connection) -> int:
-    """How many migrations have run."""
+    """Return the number of migrations that were applied."""
     if not inspect(connection).has_table(_TABLE):
         return 0
     return int(connection.execute(text(f"SELECT max(version) FROM {_TABLE}")).scalar() or 0)
 
 
-def is_current(connection: Connection, shown: str) -> bool:
-    """Whether nothing is left to run. Refuses a database that a newer Syringa has changed."""
+def is_current(connection: Connection, display: str) -> bool:
+    """Return whether all migrations were applied. Raises `StartupError` for a database of a newer Syringa."""
     found = version(connection)
     if found > len(MIGRATIONS):
         raise StartupError(
-            f"{shown} was written by a newer Syringa (its tables are at version {found}, this one knows "
+            f"{display} was written by a newer Syringa (its schema has version {found}, this Syringa knows "
             f"{len(MIGRATIONS)}): upgrade Syringa, or choose another database with --database"
         )
     return found == len(MIGRATIONS)
 
 
-def migrate(connection: Connection, shown: str) -> None:
-    """Runs what has not run yet, all in the caller's write transaction: whole or not at all.
+def migrate(connection: Connection, display: str) -> None:
+    """Apply the missing migrations in the caller's write transaction, all or none.
 
-    Of several processes that start at once, one runs it and the others wait. In SQLite a write transaction is alone
-    as it is; PostgreSQL has a lock that is made for this and ends with the transaction.
+    Of several processes that start at once, one applies them and the others wait: a write transaction is exclusive in
+    SQLite, and in PostgreSQL an advisory lock is held until the transaction ends.
     """
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SET LOCAL lock_timeout = '60s'"))  # a big table may take another process that long
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-    if is_current(connection, shown):
+        connection.execute(text("SET LOCAL lock_timeout = '60s'"))  # migrating a large table may take that long
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+    if is_current(connection, display):
         return
     connection.execute(
         text(
@@ -221,8 +206,8 @@ def migrate(connection: Connection, shown: str) -> None:
             "(version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at BIGINT NOT NULL)"
         )
     )
-    done = version(connection)
-    for number, migration in enumerate(MIGRATIONS[done:], start=done + 1):
+    applied = version(connection)
+    for number, migration in enumerate(MIGRATIONS[applied:], start=applied + 1):
         for statement in migration.statements:
             connection.execute(text(statement))
         connection.execute(

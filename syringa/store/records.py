@@ -1,4 +1,4 @@
-"""What goes into the store and comes out of it. JSON stays text here: whoever wrote it knows its type."""
+"""The records that go into the store and come out of it. JSON is text here: only the caller knows its type."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Literal
 
 import msgspec
 
-from syringa.ids import fresh_id
+from syringa.ids import random_id
 
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 Order = Literal["asc", "desc"]
-Role = Literal["input", "output"]
+ItemRole = Literal["input", "output"]
 Outcome = Literal["ok", "cancelled", "refused", "failed"]
-Grouping = Literal["day", "organisation", "key", "model", "endpoint", "user"]
-Revised = Literal["keys", "models"]
+Grouping = Literal["day", "organization", "key", "model", "endpoint", "user"]
+RevisionName = Literal["keys", "models"]
 
-ACTIVE: tuple[Status, ...] = ("queued", "in_progress")
+ACTIVE: tuple[ResponseStatus, ...] = ("queued", "in_progress")
 
 
-class Item(msgspec.Struct, frozen=True):
-    """An item of a response or of a conversation; `json` is the whole of it, its id included."""
+class StoredItem(msgspec.Struct, frozen=True):
+    """An item of a response or a conversation. `json` is the whole item, including its id."""
 
     id: str
     json: str
 
 
-class Event(msgspec.Struct, frozen=True):
+class StoredEvent(msgspec.Struct, frozen=True):
     """One event of a response's stream."""
 
     sequence: int
@@ -37,33 +37,33 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A response without its input. `body` is the response object without its output items."""
 
     id: str
-    organisation: str = ""  # "": the local user
+    organization: str = ""  # "": the server has no keys
     created_at: int
-    expires_at: int | None = None  # from this second on it is not there any more
+    expires_at: int | None = None  # hidden from this second on
     model: str
-    status: Status
+    status: ResponseStatus
     background: bool = False
     previous_id: str | None = None
     conversation_id: str | None = None
     body: str
-    owner: str | None = None  # the process that runs it, for as long as it runs
-    output: tuple[Item, ...] = ()
+    process: str | None = None  # the identity of the process that runs it, while it is active
+    output: tuple[StoredItem, ...] = ()
 
 
-class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation without its items."""
 
     id: str
-    organisation: str = ""
+    organization: str = ""
     created_at: int
     expires_at: int | None = None
     metadata: str = "{}"  # JSON
 
 
-class Page(msgspec.Struct, frozen=True):
-    """A part of a list, in the order that was asked for; `has_more` says whether the walk can go on."""
+class ItemPage(msgspec.Struct, frozen=True):
+    """A page of a list of items, in the requested order."""
 
-    items: tuple[Item, ...]
+    items: tuple[StoredItem, ...]
     has_more: bool
 
 
@@ -71,38 +71,41 @@ class ChainLink(msgspec.Struct, frozen=True):
     """One response of a chain."""
 
     id: str
-    status: Status
+    status: ResponseStatus
     model: str
     conversation_id: str | None
 
 
 class Chain(msgspec.Struct, frozen=True):
-    """A response with all that came before it: every response's input, then its output, oldest first.
+    """A response with all its predecessors: the input, then the output of each, oldest first.
 
-    A response that ran inside a conversation contributes its own items, not those the conversation held before it;
-    its link's `conversation_id` tells.
+    A response that ran in a conversation contributes its own items, not those that the conversation had before it; the
+    `conversation_id` of its link tells.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[StoredItem, ...]
     links: tuple[ChainLink, ...]
 
 
 class BrokenChain(msgspec.Struct, frozen=True):
-    """`missing` never was, or was deleted, or has expired. `after` continued it; None: it was asked for itself."""
+    """A chain with a response that is unknown, deleted or expired: `missing`, the predecessor of `after`.
+
+    `after` is None if the requested response itself is missing.
+    """
 
     missing: str
     after: str | None
 
 
-class Running(msgspec.Struct, frozen=True):
-    """A response that a process runs, or ran when it was last heard of."""
+class ResponseKey(msgspec.Struct, frozen=True):
+    """What identifies a response."""
 
-    organisation: str
+    organization: str
     id: str
 
 
-class Organisation(msgspec.Struct, frozen=True, kw_only=True):
-    """Whoever shares responses and limits. A limit that is None is the server's default; 0: no limit."""
+class Organization(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant: its API keys share responses and limits. None as a limit is the server's default; 0 is no limit."""
 
     id: str
     created_at: int
@@ -112,44 +115,44 @@ class Organisation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a key, which is not the key. A limit that is None or 0 is none of its own."""
+    """What is stored of an API key; the key itself is not. None or 0 as a limit is no limit of its own."""
 
     id: str
-    organisation: str
+    organization: str
     name: str = ""
     digest: str
-    hint: str  # how it begins, for a person who looks for it in a list
+    hint: str  # the first characters, by which a person recognizes it in a list
     admin: bool = False
     models: tuple[str, ...] | None = None  # ids of the models that it may use; None: all
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
     created_at: int
-    expires_at: int | None = None  # from this second on it is not accepted any more
+    expires_at: int | None = None  # refused from this second on
     revoked_at: int | None = None
     last_used_at: int | None = None
 
 
 class KeySnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is needed to tell callers apart, at one moment."""
+    """What a process needs to authenticate requests, as of one revision."""
 
     revision: int
-    keys: tuple[ApiKey, ...]  # those that may be used, and those that lately could
-    organisations: dict[str, Organisation]
-    any_ever: bool  # whether there ever was a key, be it revoked
+    keys: tuple[ApiKey, ...]  # valid keys, and keys that expired recently
+    organizations: dict[str, Organization]
+    any_ever_created: bool  # whether there ever was a key, even if it was revoked
 
 
-def _row_id() -> str:
-    """Begins with the time, so that new rows come to lie beside each other in the index."""
-    return f"{time.time_ns() // 1_000_000:012x}{fresh_id(count=8)}"
+def _record_id() -> str:
+    """Return an id that begins with the time, so that new rows are adjacent in the index."""
+    return f"{time.time_ns() // 1_000_000:012x}{random_id(count=8)}"
 
 
-class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request cost; or several, where they were refused for the same reason."""
+class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The usage of one request, or of several that were refused for the same reason."""
 
-    id: str = msgspec.field(default_factory=_row_id)  # so that a row which is written twice counts once
-    at: float  # when it began
-    organisation: str = ""
+    id: str = msgspec.field(default_factory=_record_id)  # a record that is written twice counts once
+    at: float  # when the request began
+    organization: str = ""
     key: str = ""
     model: str
     endpoint: str
@@ -163,27 +166,27 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     reasoning_tokens: int = 0  # of the output
     queue_seconds: float = 0.0
-    load_seconds: float = 0.0  # waiting for a cold model
+    load_seconds: float = 0.0  # waiting for the model to be loaded
     first_token_seconds: float | None = None
     total_seconds: float = 0.0
     cost: float = 0.0  # in the currency of the prices
 
 
 class UsageFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows count: those that began at `since` or later and before `until`. None: it does not matter."""
+    """Selects records of requests that began at `since` or later and before `until`. None selects all."""
 
     since: float | None = None
     until: float | None = None
-    organisation: str | None = None
+    organization: str | None = None
     key: str | None = None
     model: str | None = None
 
 
 class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows added up. What they were not grouped by is None, and so is the user of requests that named none."""
+    """A sum of usage records. Fields by which they are not grouped are None."""
 
     day: str | None = None  # 2026-01-31, UTC
-    organisation: str | None = None
+    organization: str | None = None
     key: str | None = None
     model: str | None = None
     endpoint: str | None = None
@@ -201,20 +204,22 @@ class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model did. Its speed is `later_tokens` in `later_seconds`: after each answer's first token, so that neither
-    the queue nor the prompt count, over the answers that have at least two tokens."""
+    """Statistics of a model. Its decoding speed is `decode_tokens` / `decode_seconds`.
+
+    These count the tokens after the first, of answers with at least two, so that neither queueing nor prefill counts.
+    """
 
     model: str
     ok: int
     failed: int
-    later_tokens: int
-    later_seconds: float
-    first_token_seconds: float | None  # the mean of what went well; None: nothing did
+    decode_tokens: int
+    decode_seconds: float
+    first_token_seconds: float | None  # the mean of successful requests; None: there were none
     last_at: float
 
 
-class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that was configured at run time."""
+class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model configured at run time."""
 
     id: str
     definition: str  # JSON

@@ -1,11 +1,11 @@
-"""The tables as queries see them.
+"""The tables as SQLAlchemy queries see them.
 
-What creates them is the list in `migrations`; a test holds the two together. Whatever a client stores has a key that
-begins with `organisation`, so a query that forgets it finds no index, and one organisation's ids mean nothing in
-another. From `secrets` on, the tables are the server's own.
+`migrations` creates them, and a test compares the two. The primary key of every table with client data begins with
+`organization`: a query that omits it uses no index, and ids of one organization are unknown in another. The tables from
+`secrets` on are the server's own.
 
-`previous_id` and `conversation_id` are no foreign keys: what they name may be deleted, and the response stays. Nor is
-anything in `usage`: what was used was used, whatever becomes of the key.
+`previous_id` and `conversation_id` are not foreign keys, because a response outlives what they name. Nor has `usage`
+any: a usage record outlives its API key.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, MetaData, T
 metadata = MetaData()
 
 
-class Name(TypeDecorator[str]):
-    """Text that a client may have written: an id, an organisation, a model.
+class ClientText(TypeDecorator[str]):
+    """Text chosen by a client: an id, an organization, a model.
 
-    PostgreSQL refuses NUL and both databases refuse half a surrogate pair. Such a name matches nothing rather than
-    failing in the driver.
+    PostgreSQL refuses NUL, and both databases refuse lone surrogates. They are replaced, so that such a name matches
+    nothing instead of failing in the driver.
     """
 
     impl = Text
@@ -32,6 +32,7 @@ class Name(TypeDecorator[str]):
 
 
 def clean(name: str) -> str:
+    """Replace the characters that a database refuses."""
     if name.isascii() and "\0" not in name:
         return name
     return name.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
@@ -40,36 +41,36 @@ def clean(name: str) -> str:
 responses = Table(
     "responses",
     metadata,
-    Column("organisation", Name, primary_key=True),
-    Column("id", Name, primary_key=True),
+    Column("organization", ClientText, primary_key=True),
+    Column("id", ClientText, primary_key=True),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
-    Column("model", Name, nullable=False),
+    Column("model", ClientText, nullable=False),
     Column("status", Text, nullable=False),
     Column("background", Boolean, nullable=False),
-    Column("previous_id", Name),
-    Column("conversation_id", Name),
+    Column("previous_id", ClientText),
+    Column("conversation_id", ClientText),
     Column("body", Text, nullable=False),
-    Column("owner", Name),  # set while it runs, so that an index of what runs stays small
+    Column("process", ClientText),  # set while the response is active, so that the partial index stays small
     Column("heartbeat", Double),
 )
 
 response_items = Table(
     "response_items",
     metadata,
-    Column("organisation", Name, primary_key=True),
-    Column("response_id", Name, primary_key=True),
+    Column("organization", ClientText, primary_key=True),
+    Column("response_id", ClientText, primary_key=True),
     Column("role", Text, primary_key=True),  # 'input' sorts before 'output'
     Column("position", Integer, primary_key=True),
-    Column("id", Name, nullable=False),
+    Column("id", ClientText, nullable=False),
     Column("item", Text, nullable=False),
 )
 
 response_events = Table(
     "response_events",
     metadata,
-    Column("organisation", Name, primary_key=True),
-    Column("response_id", Name, primary_key=True),
+    Column("organization", ClientText, primary_key=True),
+    Column("response_id", ClientText, primary_key=True),
     Column("sequence", BigInteger, primary_key=True),
     Column("event", Text, nullable=False),
 )
@@ -77,8 +78,8 @@ response_events = Table(
 conversations = Table(
     "conversations",
     metadata,
-    Column("organisation", Name, primary_key=True),
-    Column("id", Name, primary_key=True),
+    Column("organization", ClientText, primary_key=True),
+    Column("id", ClientText, primary_key=True),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
     Column("metadata", Text, nullable=False),
@@ -87,10 +88,10 @@ conversations = Table(
 conversation_items = Table(
     "conversation_items",
     metadata,
-    Column("organisation", Name, primary_key=True),
-    Column("conversation_id", Name, primary_key=True),
+    Column("organization", ClientText, primary_key=True),
+    Column("conversation_id", ClientText, primary_key=True),
     Column("position", Integer, primary_key=True),
-    Column("id", Name, nullable=False),
+    Column("id", ClientText, nullable=False),
     Column("item", Text, nullable=False),
 )
 
@@ -102,10 +103,10 @@ secrets = Table(
     Column("value", Text, nullable=False),
 )
 
-organisations = Table(
-    "organisations",
+organizations = Table(
+    "organizations",
     metadata,
-    Column("id", Name, primary_key=True),
+    Column("id", ClientText, primary_key=True),
     Column("created_at", BigInteger, nullable=False),
     Column("requests_per_minute", BigInteger),  # null: the server's default; 0: no limit
     Column("tokens_per_minute", BigInteger),
@@ -115,14 +116,14 @@ organisations = Table(
 api_keys = Table(
     "api_keys",
     metadata,
-    Column("id", Name, primary_key=True),
-    Column("organisation", Name, nullable=False),
-    Column("name", Name, nullable=False),
-    Column("digest", Text, nullable=False),  # unique; the key itself is nowhere
+    Column("id", ClientText, primary_key=True),
+    Column("organization", ClientText, nullable=False),
+    Column("name", ClientText, nullable=False),
+    Column("digest", Text, nullable=False),  # unique; the key itself is not stored
     Column("hint", Text, nullable=False),
     Column("admin", Boolean, nullable=False),
     Column("models", Text),  # a JSON list; null: all
-    Column("requests_per_minute", BigInteger),  # null and 0: none of its own
+    Column("requests_per_minute", BigInteger),  # null or 0: no limit of its own
     Column("tokens_per_minute", BigInteger),
     Column("concurrent", BigInteger),
     Column("created_at", BigInteger, nullable=False),
@@ -136,12 +137,12 @@ usage = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("at", Double, nullable=False),
-    Column("organisation", Name, nullable=False),
-    Column("key", Name, nullable=False),
-    Column("model", Name, nullable=False),
-    Column("endpoint", Name, nullable=False),
-    Column("user", Name),
-    Column("request_id", Name, nullable=False),
+    Column("organization", ClientText, nullable=False),
+    Column("key", ClientText, nullable=False),
+    Column("model", ClientText, nullable=False),
+    Column("endpoint", ClientText, nullable=False),
+    Column("user", ClientText),
+    Column("request_id", ClientText, nullable=False),
     Column("outcome", Text, nullable=False),
     Column("status", Integer, nullable=False),
     Column("requests", BigInteger, nullable=False),
@@ -159,7 +160,7 @@ usage = Table(
 models = Table(
     "models",
     metadata,
-    Column("id", Name, primary_key=True),
+    Column("id", ClientText, primary_key=True),
     Column("definition", Text, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
 )

@@ -1,33 +1,31 @@
-"""Every query there is, in one transaction. A new group of queries gets a module of its own and a line here."""
+"""All queries of one transaction. A new group of queries gets a class in `store/queries` and a line here."""
 
 from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from syringa.store.queries.chains import Chains
-from syringa.store.queries.conversations import Conversations
-from syringa.store.queries.events import Events
-from syringa.store.queries.keys import Keys, Organisations
-from syringa.store.queries.maintenance import Upkeep
-from syringa.store.queries.models import Models
-from syringa.store.queries.responses import Responses
-from syringa.store.queries.revisions import Revisions
-from syringa.store.queries.secrets import Secrets
-from syringa.store.queries.usage import Usage
+from syringa.store.queries.chains import ChainQueries
+from syringa.store.queries.conversations import ConversationQueries
+from syringa.store.queries.events import EventQueries
+from syringa.store.queries.keys import KeyQueries, OrganizationQueries
+from syringa.store.queries.maintenance import MaintenanceQueries
+from syringa.store.queries.responses import ResponseQueries
+from syringa.store.queries.server import ModelQueries, RevisionQueries, SecretQueries
+from syringa.store.queries.usage import UsageQueries
 
 
 class Session:
-    """What `Store.read` and `Store.write` hand to their work."""
+    """The argument of every query: one transaction, and the time at which it began."""
 
     def __init__(self, connection: Connection, now: float) -> None:
-        self.responses = Responses(connection, now)
-        self.chains = Chains(connection, now)
-        self.events = Events(connection, now)
-        self.conversations = Conversations(connection, now)
-        self.upkeep = Upkeep(connection, now)
-        self.secrets = Secrets(connection, now)
-        self.keys = Keys(connection, now)
-        self.organisations = Organisations(connection, now)
-        self.usage = Usage(connection, now)
-        self.models = Models(connection, now)
-        self.revisions = Revisions(connection, now)
+        self.responses = ResponseQueries(connection, now)
+        self.chains = ChainQueries(connection, now)
+        self.events = EventQueries(connection, now)
+        self.conversations = ConversationQueries(connection, now)
+        self.maintenance = MaintenanceQueries(connection, now)
+        self.secrets = SecretQueries(connection, now)
+        self.keys = KeyQueries(connection, now)
+        self.organizations = OrganizationQueries(connection, now)
+        self.usage = UsageQueries(connection, now)
+        self.models = ModelQueries(connection, now)
+        self.revisions = RevisionQueries(connection, now)

@@ -1,4 +1,4 @@
-"""Where the database is, by the setting `database`. Read without SQLAlchemy, so that a mistake is told at once."""
+"""The location of the database, by the setting `database`. Parsed without SQLAlchemy, so that errors come at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import sys
-import time
 from pathlib import Path
 from typing import Literal
 
@@ -15,40 +14,44 @@ import msgspec
 from syringa.errors import ConfigError, StartupError
 
 FILE_NAME = "syringa.db"
-CLOCK_SECONDS = 0.1  # more than the clock of any file system is coarse
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*)://")
 _PASSWORD = re.compile(r"(://[^/?#:@]*):[^/?#]*@|\b(password=)[^&\s]*")
 _DRIVER = "postgresql+psycopg"
 _POSTGRES = {"postgresql", "postgres", _DRIVER}
 
 
-class Location(msgspec.Struct, frozen=True):
-    """A database: a file's absolute path, or a URL. `shown` is what may be logged, without a password."""
+class DatabaseLocation(msgspec.Struct, frozen=True):
+    """The absolute path of a SQLite file, or a PostgreSQL URL."""
 
     kind: Literal["sqlite", "postgresql"]
-    place: str
-    shown: str
+    target: str
+    display: str  # for logs and messages, without a password
 
-    def mark(self) -> object:
-        """Something that changes when the file does. None: that cannot be told from outside, or it was written to so
-        lately that the next change might leave the same mark."""
+    def is_empty(self) -> bool:
+        """Return whether the database certainly has no tables, because its file does not exist or is empty.
+
+        The database is not opened for this: a server that stores nothing does not create a file.
+        """
         if self.kind != "sqlite":
-            return None
-        marks: list[object] = []
-        for path in (self.place, self.place + "-wal"):
-            try:
-                found = os.stat(path)
-            except OSError:
-                marks.append(None)
-                continue
-            if abs(time.time() - found.st_mtime) < CLOCK_SECONDS:
-                return None
-            marks.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
-        return marks
+            return False
+        try:
+            if os.stat(self.target).st_size > 0:
+                return False
+            return os.stat(self.target + "-wal").st_size == 0
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # no permission to look: assume that it exists
+            return False
+
+    def can_be_created(self) -> bool:
+        """Return whether the file could be created, as far as permissions tell."""
+        path = Path(self.target)
+        folder = next((each for each in path.parents if each.exists()), path.parent)
+        return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
-def locate(database: str) -> Location:
-    """Raises `ConfigError` for a setting that cannot be, `StartupError` where its driver is not installed."""
+def locate(database: str) -> DatabaseLocation:
+    """Parse the setting. Raises `ConfigError` for an invalid value, `StartupError` for a missing driver."""
     database = database.strip()
     scheme = _SCHEME.match(database)
     if scheme is None:
@@ -56,7 +59,7 @@ def locate(database: str) -> Location:
     if scheme[1] in _POSTGRES:
         if importlib.util.find_spec("psycopg") is None:
             raise StartupError("PostgreSQL needs psycopg: pip install 'syringa[postgres]'")
-        return Location("postgresql", f"{_DRIVER}://{database[scheme.end() :]}", hide_password(database))
+        return DatabaseLocation("postgresql", f"{_DRIVER}://{database[scheme.end() :]}", hide_password(database))
     if scheme[1] == "sqlite" and database.startswith("sqlite:///") and len(database) > len("sqlite:///"):
         return _file(Path(database.removeprefix("sqlite:///")).expanduser())
     raise ConfigError(
@@ -70,18 +73,18 @@ def hide_password(text: str) -> str:
 
 
 def data_folder() -> Path:
-    """Where this platform keeps an application's data for a user."""
+    """Return the folder of this platform for a user's application data."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "syringa"
-    given = os.environ.get("XDG_DATA_HOME", "")
-    if os.path.isabs(given):  # the XDG rules: a relative path counts as none
-        return Path(given) / "syringa"
+    configured = os.environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(configured):  # XDG: a relative path is ignored
+        return Path(configured) / "syringa"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "syringa"
     return Path.home() / ".local" / "share" / "syringa"
 
 
-def _file(path: Path) -> Location:
+def _file(path: Path) -> DatabaseLocation:
     if path.name == ":memory:" or path.is_dir():
         raise ConfigError(f"database {str(path)!r}: expected the path of a file", param="database")
-    return Location("sqlite", str(path.absolute()), str(path))
+    return DatabaseLocation("sqlite", str(path.absolute()), str(path))

@@ -9,7 +9,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TOOL_TEMPLATE = "{{ tools }}<tool_call>"
 
 
-def folder(path: Path, **config: object) -> str:
+def write_model_folder(path: Path, **config: object) -> str:
     known = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64}
     tokens = [{"id": 1, "content": "<think>", "special": False, "normalized": False}]
     flags = {"single_word": False, "lstrip": False, "rstrip": False}

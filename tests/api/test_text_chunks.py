@@ -1,3 +1,5 @@
+"""Tests of the encoder of text chunks."""
+
 from __future__ import annotations
 
 import msgspec
@@ -5,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syringa.api.completions.writer import Choice, Completion
-from syringa.api.text_chunks import TextChunks
+from syringa.api.text_chunks import TextChunkEncoder
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.text()), max_size=8), st.text(max_size=8))
-def test_chunks_are_what_they_would_be_without_a_template(parts: list[tuple[int, str]], model: str) -> None:
+def test_text_chunk_encoder_equals_plain_encoding(parts: list[tuple[int, str]], model: str) -> None:
     def make(choice: int, text: str) -> Completion:
         return Completion("cmpl-1", "text_completion", 7, model, [Choice(choice, text)], None)
 
-    write = TextChunks(make)
+    write = TextChunkEncoder(make)
     for choice, text in parts:
         assert bytes(write(choice, text)) == msgspec.json.encode(make(choice, text))

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from syringa.bench.framing import read_answer
-from syringa.bench.load import Load, Target, complete, fetch_json, first_model, run_load
+from syringa.bench.framing import read_response
+from syringa.bench.load import LoadResult, LoadTarget, complete, fetch_json, first_model, run_load
 from syringa.errors import StartupError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -41,14 +41,14 @@ class FakeServer:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
             if self.status == b"200 OK":
-                await self._stream(writer, self.usage_of(body))
+                await self._stream(writer, self.to_response_usage(body))
             else:
                 self._json(writer, {"error": {"message": "no"}})
             self.at_once -= 1
         await writer.drain()
         writer.close()
 
-    def usage_of(self, body: dict[str, object]) -> object:
+    def to_response_usage(self, body: dict[str, object]) -> object:
         return 64
 
     async def _stream(self, writer: asyncio.StreamWriter, generated: object) -> None:
@@ -104,7 +104,7 @@ async def _cancel_the_rest() -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-def load(fake: FakeServer, count: int = 1, streams: int = 1, **options: object) -> Load:
+def load(fake: FakeServer, count: int = 1, streams: int = 1, **options: object) -> LoadResult:
     with serving(fake) as url:
         prompts = [f"prompt {index}" for index in range(count)]
         return run_load(url, prompts, model="fake", max_tokens=64, streams=streams, **options)  # type: ignore[arg-type]
@@ -192,9 +192,9 @@ def test_a_server_that_hangs_or_is_not_there_is_an_error() -> None:
 def test_a_single_completion_counts_from_its_own_send() -> None:
     fake = FakeServer()
     with serving(fake) as url:
-        answer = asyncio.run(complete(Target(url, "key"), model="fake", prompt="one", max_tokens=3))
+        answer = asyncio.run(complete(LoadTarget(url, "key"), model="fake", prompt="one", max_tokens=3))
         fake.status = b"503 Overloaded"
-        refused = asyncio.run(complete(Target(url), model="fake", prompt="two"))
+        refused = asyncio.run(complete(LoadTarget(url), model="fake", prompt="two"))
     assert (answer.error, answer.sent, len(answer.token_times), answer.output_tokens) == (None, 0, 5, 64)
     assert answer.time_to_first_token == answer.token_times[0] > 0
     usage = {"include_usage": True}
@@ -216,7 +216,7 @@ def test_asks_for_the_model() -> None:
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://example.com", "http://"])
 def test_refuses_a_url_that_it_cannot_measure(url: str) -> None:
     with pytest.raises(StartupError, match="cannot measure"):
-        Target(url)
+        LoadTarget(url)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -229,7 +229,7 @@ def test_events_survive_any_cut_and_carry_the_time_of_their_last_byte(size: int,
         wire += b"%x;ext=1\r\n%b\r\n" % (len(data), data)
     wire += b"0\r\n\r\n"
     arrivals = [(float(start), wire[start : start + size]) for start in range(0, len(wire), size)]
-    answer = read_answer(arrivals)
+    answer = read_response(arrivals)
     assert answer.status == 200
     assert [data for _, data in answer.events] == events
     for arrived, data in answer.events:
@@ -237,7 +237,7 @@ def test_events_survive_any_cut_and_carry_the_time_of_their_last_byte(size: int,
 
 
 def test_reads_what_there_is_of_a_cut_answer() -> None:
-    assert read_answer([]).status == 0
-    assert read_answer([(0.0, b"HTTP/1.1 200 OK\r\nConte")]).status == 200
-    cut = read_answer([(0.0, HEAD + b"9\r\ndata: a\n\n\r\n9\r\ndata")])
+    assert read_response([]).status == 0
+    assert read_response([(0.0, b"HTTP/1.1 200 OK\r\nConte")]).status == 200
+    cut = read_response([(0.0, HEAD + b"9\r\ndata: a\n\n\r\n9\r\ndata")])
     assert [data for _, data in cut.events] == [b"a"]

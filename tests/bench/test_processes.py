@@ -8,7 +8,7 @@ import pytest
 
 from syringa.bench import processes
 from syringa.bench.load import run_load
-from syringa.bench.processes import Server
+from syringa.bench.processes import ServerSpec
 from syringa.errors import StartupError
 
 HEALTHY = """
@@ -27,8 +27,8 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def server(code: str, *arguments: str, timeout: float = 60.0) -> Server:
-    return Server(
+def server(code: str, *arguments: str, timeout: float = 60.0) -> ServerSpec:
+    return ServerSpec(
         name="fake",
         version="",
         precision="",
@@ -40,13 +40,13 @@ def server(code: str, *arguments: str, timeout: float = 60.0) -> Server:
 def test_a_server_and_its_grandchildren_are_measured_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid_file = tmp_path / "pid"
     stop = processes.stop
-    monkeypatch.setattr(processes, "stop", lambda process: stop(process, patience=0.3))
+    monkeypatch.setattr(processes, "stop", lambda process: stop(process, timeout=0.3))
     with processes.start(server(HEALTHY, str(pid_file)), streams=1) as running:
         grandchild = int(pid_file.read_text())
         assert processes.process_tree(running.pid) == {running.pid, grandchild}
         assert processes.memory_pss(running.pid) > 2**20
         assert processes.cpu_seconds(running.pid) > 0
-        assert running.spawned < time.perf_counter()
+        assert running.started_at < time.perf_counter()
     assert processes.process_tree(running.pid) == set()
     assert not processes._alive(grandchild)
 
@@ -64,7 +64,7 @@ def test_a_server_that_dies_under_load_is_reported_with_its_last_words(
         "do_GET(self):", "do_POST(self): sys.stderr.write('out of memory'), os._exit(3)\n    def do_GET(self):"
     )
     stop = processes.stop
-    monkeypatch.setattr(processes, "stop", lambda process: stop(process, patience=0.3))
+    monkeypatch.setattr(processes, "stop", lambda process: stop(process, timeout=0.3))
 
     def load_until_it_dies() -> None:
         with processes.start(server(dying, str(tmp_path / "pid")), 1) as running:
@@ -82,7 +82,7 @@ def test_a_server_that_never_answers_is_reported_and_ended() -> None:
 
 
 def test_a_command_that_is_not_there_is_reported() -> None:
-    absent = Server(name="x", version="", precision="", command=lambda port, streams: ["/nonexistent/server"])
+    absent = ServerSpec(name="x", version="", precision="", command=lambda port, streams: ["/nonexistent/server"])
     with pytest.raises(StartupError, match="cannot be started"), processes.start(absent, 1):
         pass
 
@@ -90,7 +90,7 @@ def test_a_command_that_is_not_there_is_reported() -> None:
 def test_variables_set_to_none_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYRINGA_PORT", "1")
     code = "import os, sys; sys.exit(os.environ.get('SYRINGA_PORT', 'not set'))"
-    spec = Server(
+    spec = ServerSpec(
         name="x",
         version="",
         precision="",

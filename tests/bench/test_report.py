@@ -6,12 +6,21 @@ import pytest
 from rich.console import Console
 
 from syringa.bench.chart import _scale, render_chart
-from syringa.bench.report import Sample, ServerRun, Spread, number, render_markdown, render_table, spread, summarize
+from syringa.bench.report import (
+    LoadSample,
+    ServerRun,
+    Spread,
+    format_number,
+    make_spread,
+    render_markdown,
+    render_table,
+    summarize,
+)
 from syringa.bench.report import write_json as write
 
 
-def run(server: str, number: int, rate: float, **fields: object) -> ServerRun:
-    sample = Sample(
+def run(server: str, round_number: int, rate: float, **fields: object) -> ServerRun:
+    sample = LoadSample(
         streams=16,
         requests=16,
         output_tokens=1000,
@@ -23,7 +32,7 @@ def run(server: str, number: int, rate: float, **fields: object) -> ServerRun:
         client_cpu_share=0.02,
         server_cpu_seconds=10.0,
     )
-    return ServerRun(server=server, version="v1", precision="int8", round=number, samples=[sample], **fields)  # type: ignore[arg-type]
+    return ServerRun(server=server, version="v1", precision="int8", round=round_number, samples=[sample], **fields)  # type: ignore[arg-type]
 
 
 RUNS = [
@@ -37,8 +46,8 @@ RUNS = [
 
 
 def test_spread_is_the_median_with_least_and_most() -> None:
-    assert spread([3.0, 1.0, 10.0]) == Spread(3.0, 1.0, 10.0, 3)
-    assert spread([]) is None
+    assert make_spread([3.0, 1.0, 10.0]) == Spread(3.0, 1.0, 10.0, 3)
+    assert make_spread([]) is None
 
 
 def test_summary_takes_medians_over_rounds_and_ratios_of_medians() -> None:
@@ -100,4 +109,4 @@ def test_the_axis_ends_above_the_highest_bar(highest: float) -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(1234.5, "1,234"), (99.96, "100.0"), (12.34, "12.3"), (0.123, "0.12")])
 def test_numbers_are_short(value: float, text: str) -> None:
-    assert number(value) == text
+    assert format_number(value) == text

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from syringa.bench.load import Completion, Load
-from syringa.bench.runner import Bench, run_syringa_bench, sample_of, syringa_server
-from syringa.bench.workload import Prompts, Workload
+from syringa.bench.load import CompletionResult, LoadResult
+from syringa.bench.runner import BenchRunner, run_syringa_bench, summarize_load, syringa_server
+from syringa.bench.workload import PromptGenerator, Workload
 from syringa.errors import StartupError
 from tests.bench.test_load import FakeServer, serving
 
@@ -16,7 +16,7 @@ from tests.bench.test_load import FakeServer, serving
 class CountingServer(FakeServer):
     """Answers with as many tokens as asked for."""
 
-    def usage_of(self, body: dict[str, object]) -> object:
+    def to_response_usage(self, body: dict[str, object]) -> object:
         return body["max_tokens"]
 
 
@@ -53,7 +53,7 @@ def test_every_server_of_a_round_gets_the_same_texts() -> None:
     workload = Workload(streams=(2,)).quick()
     for fake in (first, second):
         with serving(fake) as url:
-            Bench(workload, lambda text: None).measure_url(url, "m", 1)
+            BenchRunner(workload, lambda text: None).measure_running(url, "m", 1)
     assert sorted(str(body["prompt"]) for body in first.bodies) == sorted(str(body["prompt"]) for body in second.bodies)
 
 
@@ -71,11 +71,11 @@ def test_refuses_to_measure_nothing(options: dict[str, object]) -> None:
 
 
 def test_answers_of_another_length_void_a_load() -> None:
-    completion = Completion(sent=0.0, token_times=[0.5, 1.0], finished=1.1, output_tokens=2, prompt_tokens=100)
-    load = Load(streams=1, completions=[completion], client_cpu_seconds=0.011)
+    completion = CompletionResult(sent=0.0, token_times=[0.5, 1.0], finished=1.1, output_tokens=2, prompt_tokens=100)
+    load = LoadResult(streams=1, completions=[completion], client_cpu_seconds=0.011)
     with pytest.raises(StartupError, match="ignore_eos"):
-        sample_of(load, None, expected_tokens=64)
-    sample = sample_of(load, 0.4, expected_tokens=2)
+        summarize_load(load, None, expected_tokens=64)
+    sample = summarize_load(load, 0.4, expected_tokens=2)
     assert sample.tokens_per_second == 2.0
     assert sample.first_token_median == sample.between_tokens_median == 0.5
     assert sample.client_cpu_share == pytest.approx(0.01)
@@ -90,4 +90,4 @@ def test_the_server_under_test_does_not_see_the_users_settings(monkeypatch: pyte
 
 
 def test_prompts_of_different_parts_differ() -> None:
-    assert Prompts("0 1 streams 4").text(50) != Prompts("0 1 streams 16").text(50)
+    assert PromptGenerator("0 1 streams 4").text(50) != PromptGenerator("0 1 streams 16").text(50)

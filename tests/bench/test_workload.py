@@ -1,9 +1,9 @@
-from syringa.bench.workload import Prompts, Workload, estimate_tokens
+from syringa.bench.workload import PromptGenerator, Workload, estimate_tokens
 
 
 def texts(seed: int, count: int = 200) -> list[str]:
-    prompts = Prompts(seed)
-    return [prompts.short(100, 8) for _ in range(count)]
+    prompts = PromptGenerator(seed)
+    return [prompts.around(100, 8) for _ in range(count)]
 
 
 def test_a_seed_gives_its_texts_again_and_another_seed_others() -> None:
@@ -24,12 +24,12 @@ def test_prompts_are_as_long_as_promised_and_vary() -> None:
 
 
 def test_a_tokenizer_decides_on_the_length_where_there_is_one() -> None:
-    prompts = Prompts(0, count=len)
+    prompts = PromptGenerator(0, count=len)
     assert all(90 <= len(prompts.text(100)) <= 100 for _ in range(20))
 
 
 def test_a_tail_begins_with_a_space_and_has_its_length() -> None:
-    prompts = Prompts(0)
+    prompts = PromptGenerator(0)
     prefix, tail = prompts.text(1000), prompts.tail(20)
     assert tail.startswith(" ")
     # A mark belongs to the word before it, so a cut may fall one short.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from syringa.service.auth.keys import digest
+from tests.store.helpers import read, write
 
 
 def test_a_key_is_printed_once_and_alone(syringa: Any, stored: Any) -> None:
@@ -20,8 +21,8 @@ def test_a_key_is_printed_once_and_alone(syringa: Any, stored: Any) -> None:
     assert re.fullmatch(r"sk-syr-\w{43}", key)
     assert "shown this once" in made.err
     assert key not in made.err
-    [kept] = stored(lambda store: store.keys.all())
-    assert (kept.organisation, kept.name, kept.admin, kept.models) == ("acme", "laptop", True, ("a", "b"))
+    [kept] = stored(lambda store: read(store).keys.all())
+    assert (kept.organization, kept.name, kept.admin, kept.models) == ("acme", "laptop", True, ("a", "b"))
     assert (kept.requests_per_minute, kept.tokens_per_minute, kept.concurrent) == (None, None, 3)
     assert kept.digest == digest(key)
     assert before <= kept.created_at <= time.time()
@@ -31,7 +32,7 @@ def test_a_key_is_printed_once_and_alone(syringa: Any, stored: Any) -> None:
 
 def test_a_key_may_do_everything_by_default(syringa: Any, stored: Any) -> None:
     assert syringa("keys", "create", "acme").status == 0
-    [kept] = stored(lambda store: store.keys.all())
+    [kept] = stored(lambda store: read(store).keys.all())
     assert (kept.name, kept.admin, kept.models, kept.expires_at, kept.concurrent) == ("", False, None, None, None)
 
 
@@ -66,8 +67,8 @@ def test_keys_that_cannot_be_made(refusal: Any, tmp_path: Path, arguments: tuple
 def test_lists(syringa: Any, stored: Any) -> None:
     key = syringa("keys", "create", "acme", "--name", "the [bold]laptop").out.strip()
     syringa("keys", "create", "other", "--model", "m", "--tokens-per-minute", "5000")
-    mine, theirs = stored(lambda store: store.keys.all())
-    stored(lambda store: store.keys.touch({mine.id: 1_700_000_000}))
+    mine, theirs = stored(lambda store: read(store).keys.all())
+    stored(lambda store: write(store).keys.touch({mine.id: 1_700_000_000}))
     both = syringa("keys", "list")
     assert both.status == 0
     assert [line.split()[0] for line in both.out.splitlines()] == ["id", mine.id, theirs.id]
@@ -83,22 +84,22 @@ def test_lists(syringa: Any, stored: Any) -> None:
 def test_a_list_as_json(syringa: Any, stored: Any) -> None:
     made = syringa("keys", "create", "acme", "--model", "m").out.strip()
     [key] = json.loads(syringa("keys", "list", "--json").out)
-    assert (key["organisation"], key["models"], key["hint"], key["revoked_at"]) == ("acme", ["m"], made[:11], None)
+    assert (key["organization"], key["models"], key["hint"], key["revoked_at"]) == ("acme", ["m"], made[:11], None)
     assert "digest" not in key
 
 
 def test_revoking(syringa: Any, stored: Any) -> None:
     syringa("keys", "create", "acme")
-    [key] = stored(lambda store: store.keys.all())
+    [key] = stored(lambda store: read(store).keys.all())
     first = syringa("keys", "revoke", key.id)
     assert first.status == 0
     assert "is revoked" in first.err
-    [revoked] = stored(lambda store: store.keys.all())
+    [revoked] = stored(lambda store: read(store).keys.all())
     assert revoked.revoked_at is not None
     again = syringa("keys", "revoke", key.id)
     assert again.status == 0
     assert "revoked already" in again.err
-    assert stored(lambda store: store.keys.all()) == [revoked]
+    assert stored(lambda store: read(store).keys.all()) == [revoked]
     assert key.id not in syringa("keys", "list").out
     assert key.id in syringa("keys", "list", "--all").out
 
@@ -107,11 +108,11 @@ def test_a_key_that_cannot_be_revoked(refusal: Any, syringa: Any, stored: Any) -
     key = syringa("keys", "create", "acme").out.strip()
     assert "there is no key 'key_0'" in refusal("keys", "revoke", "key_0")
     assert key not in refusal("keys", "revoke", key)
-    [kept] = stored(lambda store: store.keys.all())
+    [kept] = stored(lambda store: read(store).keys.all())
     assert kept.revoked_at is None
 
 
-@pytest.mark.parametrize("command", [("keys", "list"), ("keys", "revoke", "x"), ("organisations", "list"), ("usage",)])
+@pytest.mark.parametrize("command", [("keys", "list"), ("keys", "revoke", "x"), ("organizations", "list"), ("usage",)])
 def test_a_mistyped_path_makes_no_database(refusal: Any, tmp_path: Path, command: tuple[str, ...]) -> None:
     assert "wrong.db: there is no database yet" in refusal(*command, "--database", "wrong.db")
     assert not list(tmp_path.iterdir())
@@ -132,7 +133,7 @@ def test_the_first_key_of_a_server_that_listens_to_others(syringa: Any, tmp_path
     assert syringa("keys", "create", "acme").status == 0
 
 
-COMMANDS = ("keys", "keys create", "keys list", "keys revoke", "organisations", "organisations set", "usage")
+COMMANDS = ("keys", "keys create", "keys list", "keys revoke", "organizations", "organizations set", "usage")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

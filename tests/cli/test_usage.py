@@ -9,30 +9,31 @@ import pytest
 
 from syringa.cli.usage import NUMBERS
 from syringa.service.auth.keys import mint
-from syringa.store import Store, UsageRow
+from syringa.store import Store, UsageRecord
+from tests.store.helpers import write
 
 DAY = 86400
 
 
-def row(days_ago: float, **changes: Any) -> UsageRow:
+def row(days_ago: float, **changes: Any) -> UsageRecord:
     at = time.time() - days_ago * DAY
-    given = {"organisation": "acme", "key": "k1", "model": "m", "endpoint": "/v1/completions"}
+    given = {"organization": "acme", "key": "k1", "model": "m", "endpoint": "/v1/completions"}
     tokens = {"input_tokens": 1000, "cached_tokens": 400, "output_tokens": 20, "reasoning_tokens": 5, "cost": 0.000001}
-    return UsageRow(at=at, **(given | tokens | {"outcome": "ok", "status": 200} | changes))
+    return UsageRecord(at=at, **(given | tokens | {"outcome": "ok", "status": 200} | changes))
 
 
 @pytest.fixture
 def used(stored: Any) -> str:
-    """The id of a key that was used; with it, some usage of two organisations over time."""
+    """The id of a key that was used; with it, some usage of two organizations over time."""
     _, key = mint("acme", name="laptop")
 
     async def fill(store: Store) -> None:
-        await store.keys.create(key)
-        await store.usage.add(
+        await write(store).keys.create(key)
+        await write(store).usage.add(
             [
                 row(0, key=key.id),
                 row(0, model="n", outcome="refused", status=429, requests=40),
-                row(3, organisation="other", outcome="failed", status=500, cost=1.5),
+                row(3, organization="other", outcome="failed", status=500, cost=1.5),
                 row(40),
             ]
         )
@@ -46,10 +47,10 @@ def read(text: str) -> list[dict[str, str]]:
 
 
 def test_a_table_with_a_total(syringa: Any, used: str) -> None:
-    said = syringa("usage", "--by", "organisation")
+    said = syringa("usage", "--by", "organization")
     assert said.status == 0
     lines = [line.split() for line in said.out.splitlines()]
-    assert lines[0] == ["organisation", *(name.removesuffix("_tokens") for name in NUMBERS)]
+    assert lines[0] == ["organization", *(name.removesuffix("_tokens") for name in NUMBERS)]
     assert lines[1] == ["acme", "41", "1", "0", "40", "0", "2,000", "800", "40", "10", "0.000002"]
     assert lines[2] == ["other", "1", "0", "0", "0", "1", "1,000", "400", "20", "5", "1.500000"]
     assert lines[3] == ["total", "42", "1", "0", "40", "1", "3,000", "1,200", "60", "15", "1.500002"]
@@ -57,9 +58,9 @@ def test_a_table_with_a_total(syringa: Any, used: str) -> None:
 
 
 def test_csv(syringa: Any, used: str) -> None:
-    said = syringa("usage", "--by", "organisation", "--csv")
+    said = syringa("usage", "--by", "organization", "--csv")
     assert said.out.splitlines()[0] == (
-        "organisation,requests,ok,cancelled,refused,failed,"
+        "organization,requests,ok,cancelled,refused,failed,"
         "input_tokens,cached_tokens,output_tokens,reasoning_tokens,cost"
     )
     assert said.out.splitlines()[1:] == [
@@ -83,16 +84,16 @@ def test_keys_have_their_names(syringa: Any, used: str) -> None:
 
 
 def test_several_groups_and_filters(syringa: Any, used: str) -> None:
-    said = read(syringa("usage", "--by", "model,organisation", "--csv").out)
-    assert [(each["model"], each["organisation"]) for each in said] == [("m", "acme"), ("m", "other"), ("n", "acme")]
-    for option, value, expected in (("--organisation", "other", 1), ("--key", used, 1), ("--model", "n", 40)):
+    said = read(syringa("usage", "--by", "model,organization", "--csv").out)
+    assert [(each["model"], each["organization"]) for each in said] == [("m", "acme"), ("m", "other"), ("n", "acme")]
+    for option, value, expected in (("--organization", "other", 1), ("--key", used, 1), ("--model", "n", 40)):
         [total] = read(syringa("usage", "--by", "endpoint", option, value, "--csv").out)
         assert int(total["requests"]) == expected
 
 
 def test_what_a_client_wrote_is_harmless(syringa: Any, stored: Any) -> None:
     users = ("=cmd()", "\x1b[31m[red]x", 'a,"b', None)
-    stored(lambda store: store.usage.add([row(0, user=user) for user in users]))
+    stored(lambda store: write(store).usage.add([row(0, user=user) for user in users]))
     said = syringa("usage", "--by", "user")
     assert "\x1b" not in said.out
     assert "�[31m[red]x" in said.out
@@ -107,7 +108,7 @@ def test_what_a_client_wrote_is_harmless(syringa: Any, stored: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--by", "week"), "--by 'week': expected day, organisation, key"),
+        (("--by", "week"), "--by 'week': expected day, organization, key"),
         (("--by", ""), "--by ''"),
         (("--since", "yesterday"), "--since 'yesterday': expected a span"),
         (("--since", "1d", "--until", "2d"), "not after --since"),

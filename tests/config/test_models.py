@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from syringa.config import Config, ModelSpec, Prices, load, model_specs, read_model, sole_spec
+from syringa.config import Config, ModelSpec, Prices, load, model_specs, read_model, single_model_spec
 from syringa.errors import ConfigError, InvalidRequest
 
 FILE = """
@@ -57,9 +57,9 @@ def test_the_first_is_the_default_unless_another_is_named(tmp_path: Path) -> Non
 
 
 def test_a_command_that_runs_one_model(tmp_path: Path) -> None:
-    assert sole_spec(read(tmp_path, FILE)).id == "small"
-    assert sole_spec(read(tmp_path, FILE, {"model": "org/large"})).path == "large.gguf"
-    assert sole_spec(read(tmp_path, FILE, {"model": "other.gguf"})).path == "other.gguf"
+    assert single_model_spec(read(tmp_path, FILE)).id == "small"
+    assert single_model_spec(read(tmp_path, FILE, {"model": "org/large"})).path == "large.gguf"
+    assert single_model_spec(read(tmp_path, FILE, {"model": "other.gguf"})).path == "other.gguf"
 
 
 def test_what_is_loaded_first_and_what_stays(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ GOOD = '[[models]]\nid = "a"\npath = "p"\n'
             'line 8: models[1].dtype "int9": expected one of auto, int8, bf16, fp32',
         ),
         (GOOD + "dtpye = 1", "line 4: models[0]: unknown key 'dtpye'; did you mean 'dtype'?"),
-        (GOOD + "colour = 1", "line 4: models[0]: unknown key 'colour'; known are id, path, aliases"),
+        (GOOD + "color = 1", "line 4: models[0]: unknown key 'color'; known are id, path, aliases"),
         (GOOD + "prices = {inptu = 1}", "line 4: models[0].prices: unknown key 'inptu'; did you mean 'input'?"),
         (GOOD + "[models.prices]\n\noutput = -1", "line 6: models[0].prices.output -1: expected a number, at least 0"),
         (GOOD + "prices = 3", "line 4: models[0].prices 3: expected a table with input, cached_input and output"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -52,11 +52,6 @@ class Server:
         return httpx.post(self.url + "/v1/completions", json=body, timeout=120)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @contextlib.contextmanager
 def serve(*arguments: str, ready: bool = True, log: IO[str] | None = None) -> Iterator[Server]:
     """`log`: a file for what it prints. Without a `--database` it has one of its own, and not the user's."""
@@ -71,11 +66,10 @@ def serve(*arguments: str, ready: bool = True, log: IO[str] | None = None) -> It
 
 @contextlib.contextmanager
 def _running(arguments: Sequence[str], ready: bool, log: IO[str]) -> Iterator[Server]:
-    port = free_port()
-    command = [sys.executable, "-m", "syringa", "serve", "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "syringa", "serve", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True)
-    server = Server(process, port, Path(log.name))
     try:
+        server = Server(process, _port(process, Path(log.name)), Path(log.name))
         if ready:
             server.wait_ready()
         yield server
@@ -86,6 +80,18 @@ def _running(arguments: Sequence[str], ready: bool, log: IO[str]) -> Iterator[Se
                 process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def _port(process: subprocess.Popen[str], log: Path, seconds: float = 60.0) -> int:
+    """Return the port that the server has bound, from its log."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        text = log.read_text()
+        if found := re.search(r"listening host=\S+ port=(\d+)", text):
+            return int(found[1])
+        assert process.poll() is None, f"the server ended with status {process.returncode}: {text[-2000:]}"
+        time.sleep(0.02)
+    raise AssertionError(f"the server did not listen within {seconds} s: {log.read_text()[-2000:]}")
 
 
 def wait_for(condition: object, seconds: float = 60.0) -> None:

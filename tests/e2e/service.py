@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from syringa.store import Store, UsageRow
+from syringa.store import Store, UsageRecord
 from tests.e2e.server import Server, serve, wait_for
 
 PROMPT = "the purple giraffe of Samarkand"  # not to be found in any log
@@ -98,7 +98,7 @@ class Service:
 
 
 class Place:
-    """A server with two organisations and an administrator, and ways to ask it."""
+    """A server with two organizations and an administrator, and ways to ask it."""
 
     def __init__(self, service: Service, admin: Key) -> None:
         self.service, self.admin = service, admin
@@ -106,9 +106,9 @@ class Place:
         self.ours, self.theirs = self._make_key("ours"), self._make_key("theirs")
         service.wait_known(self.ours, self.theirs)
 
-    def _make_key(self, organisation: str) -> Key:
-        self.ask("PUT", f"/admin/organisations/{organisation}", self.admin, json={"requests_per_minute": 0})
-        made = self.ask("POST", "/admin/keys", self.admin, json={"organisation": organisation}).json()
+    def _make_key(self, organization: str) -> Key:
+        self.ask("PUT", f"/admin/organizations/{organization}", self.admin, json={"requests_per_minute": 0})
+        made = self.ask("POST", "/admin/keys", self.admin, json={"organization": organization}).json()
         return Key(made["id"], made["key"])
 
     def ask(self, method: str, path: str, key: Key | None = None, **more: Any) -> httpx.Response:
@@ -156,18 +156,18 @@ def command(database: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def create_key(database: str, organisation: str, *options: str) -> Key:
-    done = command(database, "keys", "create", organisation, *options)
+def create_key(database: str, organization: str, *options: str) -> Key:
+    done = command(database, "keys", "create", organization, *options)
     return Key(done.stderr.split()[0], done.stdout.strip())
 
 
-def books(database: str) -> list[UsageRow]:
+def books(database: str) -> list[UsageRecord]:
     """Every row that was written of a request, newest first."""
 
-    async def read() -> list[UsageRow]:
-        rows: list[UsageRow] = []
+    async def read() -> list[UsageRecord]:
+        rows: list[UsageRecord] = []
         async with Store(database) as store:
-            while page := await store.usage.rows(after=rows[-1].id if rows else None, limit=1000):
+            while page := await read(store).usage.records(after=rows[-1].id if rows else None, limit=1000):
                 rows += page
         return rows
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
-from syringa.store import UsageRow
+from syringa.store import UsageRecord
 from tests.e2e.service import Key
 
 Fate = Literal["ok", "left", "refused", "failed", "broken"]
@@ -189,7 +189,7 @@ def _tokens(body: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def differences(
-    seen: Iterable[Seen], rows: Sequence[UsageRow], *, kills: Sequence[float] = (), failures: Sequence[float] = ()
+    seen: Iterable[Seen], rows: Sequence[UsageRecord], *, kills: Sequence[float] = (), failures: Sequence[float] = ()
 ) -> list[str]:
     """Where what clients with a key saw and what the books say are not the same. `kills`: when an API process was
     killed, which may take the last second's rows with it. `failures`: when an engine was, under whoever waited."""
@@ -227,7 +227,7 @@ def differences(
     return wrong
 
 
-def _fault(seen: Seen, row: UsageRow) -> str:
+def _fault(seen: Seen, row: UsageRecord) -> str:
     if (row.key, row.endpoint) != (seen.plan.key.id, seen.plan.path):
         return "another key or endpoint"
     if seen.fate == "ok":

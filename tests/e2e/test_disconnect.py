@@ -14,9 +14,9 @@ from syringa.api.models.served_model import FixedModels
 from syringa.config import Config
 from syringa.engine.client.local import start_local
 from syringa.engine.client.worker_client import WorkerClient
-from syringa.engine.interface import Sole
+from syringa.engine.interface import SingleEngineProvider
 from syringa.http.server.server import listen, serve_api
-from syringa.service.app_state import Work
+from syringa.service.app_state import AppState
 
 pytestmark = pytest.mark.model
 
@@ -27,7 +27,7 @@ async def served() -> AsyncIterator[tuple[WorkerClient, str]]:
     listener = listen(config)
     async with start_local(config) as engine:
         models = FixedModels([load_model(config)])
-        task = asyncio.create_task(serve_api(config, Sole(engine), models, listener, Work(config)))
+        task = asyncio.create_task(serve_api(config, SingleEngineProvider(engine), models, listener, AppState(config)))
         try:
             yield engine, f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:

@@ -65,7 +65,7 @@ def test_a_stream_that_does_not_finish_is_told_and_the_log_is_json() -> None:
     assert [line["status"] for line in access] == [200]  # it had begun
     assert access[0]["output_tokens"] > 0
     assert access[0]["request_id"]
-    assert any("the server ends" in line["message"] for line in lines)
+    assert any("shutdown: draining" in line["message"] for line in lines)
 
 
 def test_a_second_signal_ends_it_at_once() -> None:

@@ -18,7 +18,7 @@ from tests.e2e import lilac_responses
 from tests.e2e.conftest import KEY, MODEL
 from tests.e2e.sdk import OPENAI_JS, OPENAI_PYTHON, node_with, python_with
 from tests.e2e.server import Server
-from tests.schemas import validate
+from tests.schemas import validate_openai
 
 pytestmark = pytest.mark.model
 
@@ -100,7 +100,7 @@ def ended(answer: dict[str, Any]) -> bool:
 def test_all_of_them_ran(answers: Answers) -> None:
     assert len(answers) == 11
     for subject in ("basic", "structured", "tools", "instructions"):
-        validate(answers["curl", subject], "Response")
+        validate_openai(answers["curl", subject], "Response")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

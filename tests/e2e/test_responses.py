@@ -12,8 +12,8 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.e2e.server import Server, serve, wait_for
-from tests.http.responding import stream_events, text_of
-from tests.schemas import validate
+from tests.http.responses_client import stream_events, text_of
+from tests.schemas import validate_openai
 
 pytestmark = pytest.mark.model
 FACTS = "Remember these facts for later. " + " ".join(f"Box number {n} holds {n * 7} marbles." for n in range(1, 25))
@@ -24,7 +24,7 @@ LONG: dict[str, Any] = {"background": True, "ignore_eos": True, "max_output_toke
 def respond(server: Server, input: Any, key: str | None = None, **body: Any) -> dict[str, Any]:
     answer = httpx.post(f"{server.url}/v1/responses", json={"input": input} | body, headers=_key(key), timeout=120)
     assert answer.status_code == 200, answer.text
-    validate(answer.json(), "Response")
+    validate_openai(answer.json(), "Response")
     found: dict[str, Any] = answer.json()
     return found
 
@@ -123,7 +123,7 @@ def test_a_server_that_is_stopped_says_what_became_of_its_responses(file: str) -
         assert "stopped" in lost["error"]["message"]
 
 
-def test_two_organisations(file: str) -> None:
+def test_two_organizations(file: str) -> None:
     with serve("--database", file, "--api-key", "one", "--api-key", "two") as server:
         mine = respond(server, "My secret is 42.", key="one", **SHORT)
         assert get(server, mine["id"], "two").status_code == 404
@@ -148,7 +148,7 @@ def test_two_turns_over_a_websocket(file: str) -> None:
                 socket.send(json.dumps(event))
                 while True:
                     seen: dict[str, Any] = json.loads(socket.recv(120))
-                    validate(seen, "ResponseStreamEvent")
+                    validate_openai(seen, "ResponseStreamEvent")
                     if seen["type"] in ("response.completed", "response.incomplete"):
                         found: dict[str, Any] = seen["response"]
                         return found

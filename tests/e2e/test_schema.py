@@ -10,7 +10,7 @@ import pytest
 
 from tests.client import events
 from tests.e2e.server import Server, serve
-from tests.schemas import reassemble, validate
+from tests.schemas import reassemble, validate_openai
 
 pytestmark = pytest.mark.model
 
@@ -68,7 +68,7 @@ def post(http: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
 def test_bodies_and_chunks(http: httpx.Client, path: str, name: str) -> None:
     body = {"model": "default", "seed": 7, **REQUESTS[name]}
     whole = post(http, path, body).json()
-    validate(whole)
+    validate_openai(whole)
     prompts = body["prompt"] if isinstance(body.get("prompt"), list) and not isinstance(body["prompt"][0], int) else [0]
     assert len(whole["choices"]) == body.get("n", 1) * len(prompts)
     assert all(choice["finish_reason"] for choice in whole["choices"])
@@ -85,12 +85,12 @@ def test_bodies_and_chunks(http: httpx.Client, path: str, name: str) -> None:
 def test_models(http: httpx.Client) -> None:
     for path in ("/v1/models", "/api/v2/models"):
         listed = http.get(path).json()
-        validate(listed, "ListModelsResponse")
+        validate_openai(listed, "ListModelsResponse")
     (model,) = listed["data"]
-    validate(http.get(f"/v1/models/{model['id']}").json(), "Model")
+    validate_openai(http.get(f"/v1/models/{model['id']}").json(), "Model")
 
 
 def test_an_error(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json={"temperature": 3})
     assert answer.status_code == 400
-    validate(answer.json()["error"], "Error")
+    validate_openai(answer.json()["error"], "Error")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from syringa.store import UsageRow
+from syringa.store import UsageRecord
 from tests.e2e.conftest import MODEL
 from tests.e2e.scripts import run_python
 from tests.e2e.sdk import OPENAI_PYTHON
@@ -39,7 +39,7 @@ SETTINGS = ("--kv-cache-tokens", "4096", "--served-model-name", MODEL)
 
 
 class Keys(NamedTuple):
-    """`free` and `also` are of one organisation without limits, `often` and `oftener` of one that may send 30 requests
+    """`free` and `also` are of one organization without limits, `often` and `oftener` of one that may send 30 requests
     a minute, `pair` and `words` have limits of their own, and the last two are of no use."""
 
     free: Key
@@ -53,7 +53,7 @@ class Keys(NamedTuple):
 
 
 def make_keys(database: str) -> Keys:
-    command(database, "organisations", "set", "free", "--requests-per-minute", "0")
+    command(database, "organizations", "set", "free", "--requests-per-minute", "0")
     wanted = [
         ("free",),
         ("free",),
@@ -66,7 +66,7 @@ def make_keys(database: str) -> Keys:
     ]
     with ThreadPoolExecutor(2) as pool:
         keys = Keys(*pool.map(lambda options: create_key(database, *options), wanted))
-    command(database, "organisations", "set", "often", "--requests-per-minute", str(PER_MINUTE))
+    command(database, "organizations", "set", "often", "--requests-per-minute", str(PER_MINUTE))
     command(database, "keys", "revoke", keys.revoked.id)
     return keys
 
@@ -125,7 +125,7 @@ async def many(load: Load, keys: Keys, clients: int, each: int) -> None:
     await asyncio.gather(*running)
 
 
-def check_limits(keys: Keys, rows: Sequence[UsageRow], seen: Sequence[Seen]) -> None:
+def check_limits(keys: Keys, rows: Sequence[UsageRecord], seen: Sequence[Seen]) -> None:
     """None was exceeded, and each was reached: the refusals say so."""
     for limited in ([keys.often, keys.oftener], [keys.pair], [keys.words]):
         refused = [each for each in seen if each.plan.key in limited and each.status == 429]
@@ -148,7 +148,7 @@ def check_limits(keys: Keys, rows: Sequence[UsageRow], seen: Sequence[Seen]) -> 
         assert sum(each.input_tokens + each.output_tokens for each in ended) < TOKENS
 
 
-def check_tables(database: str, rows: Sequence[UsageRow]) -> None:
+def check_tables(database: str, rows: Sequence[UsageRecord]) -> None:
     """The command line adds up the same rows."""
     printed = command(database, "usage", "--by", "key", "--since", "all", "--csv").stdout
     table = {line["key"]: line for line in csv.DictReader(io.StringIO(printed))}
@@ -159,7 +159,7 @@ def check_tables(database: str, rows: Sequence[UsageRow]) -> None:
         assert int(line["output_tokens"]) == sum(row.output_tokens for row in own)
 
 
-def report(seen: Sequence[Seen], rows: Sequence[UsageRow], *figures: dict[int, int]) -> None:
+def report(seen: Sequence[Seen], rows: Sequence[UsageRecord], *figures: dict[int, int]) -> None:
     took = max(each.ended for each in seen) - min(each.began for each in seen)
     fates = {fate: sum(each.fate == fate for each in seen) for fate in ("ok", "left", "refused", "failed")}
     tokens = sum(row.output_tokens for row in rows)
@@ -171,7 +171,7 @@ def report(seen: Sequence[Seen], rows: Sequence[UsageRow], *figures: dict[int, i
 def test_killed_processes_under_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """First one that answers, then the one that computes. What was in flight breaks, nothing else does."""
     database = str(tmp_path / "syringa.db")
-    command(database, "organisations", "set", "free", "--requests-per-minute", "0")
+    command(database, "organizations", "set", "free", "--requests-per-minute", "0")
     keys = [create_key(database, "free"), create_key(database, "free", "--concurrent", "4")]
     with start(database, tmp_path, *SETTINGS) as service:
         load = Load(service.url)

@@ -130,12 +130,12 @@ def test_names_of_fields_and_users(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\r\nb", "evil\x00", "a/b", "o" * 65, "o" * 100_000, "é", "a b"])
-def test_names_of_organisations(place: Place, name: str) -> None:
-    made = place.ask("POST", "/admin/keys", place.admin, json={"organisation": name})
+def test_names_of_organizations(place: Place, name: str) -> None:
+    made = place.ask("POST", "/admin/keys", place.admin, json={"organization": name})
     assert made.status_code == 400, made.text
-    assert made.json()["error"]["param"] == "organisation"
+    assert made.json()["error"]["param"] == "organization"
     assert len(made.content) < 2000
-    named = place.ask("PUT", f"/admin/organisations/{quote(name[:5000], safe='')}", place.admin, json={"concurrent": 1})
+    named = place.ask("PUT", f"/admin/organizations/{quote(name[:5000], safe='')}", place.admin, json={"concurrent": 1})
     assert named.status_code in (400, 404, 405)
     assert len(named.content) < 2000
 
@@ -194,7 +194,7 @@ def test_two_authorizations(place: Place) -> None:
     wait_for(lambda: [row.key for row in books(place.database) if row.request_id == "both"] == [place.theirs.id])
 
 
-def test_another_organisations_things(place: Place) -> None:
+def test_another_organizations_things(place: Place) -> None:
     made = place.ask("POST", "/v1/responses", json={"input": PROMPT, "max_output_tokens": 16}).json()
     path = f"/v1/responses/{made['id']}"
     assert place.ask("GET", path).status_code == 200
@@ -213,20 +213,20 @@ def test_another_organisations_things(place: Place) -> None:
 
     place.complete()
     wait_for(lambda: place.ask("GET", "/v1/usage", place.ours).json()["data"])
-    for query in ("", "?organisation=ours", f"?key={place.ours.id}", "?by=key,organisation&organisation=ours"):
+    for query in ("", "?organization=ours", f"?key={place.ours.id}", "?by=key,organization&organization=ours"):
         shown = place.ask("GET", f"/v1/usage{query}", place.theirs).text
         assert place.ours.id not in shown
         assert '"ours"' not in shown
     for where in (
         "/admin/usage",
         "/admin/keys",
-        "/admin/organisations",
+        "/admin/organizations",
         "/admin/models",
         f"/admin/keys/{place.ours.id}",
     ):
         assert place.ask("GET", where, place.theirs).status_code == 403
     assert place.ask("DELETE", f"/admin/keys/{place.ours.id}", place.theirs).status_code == 403
-    assert place.ask("POST", "/admin/keys", place.theirs, json={"organisation": "ours"}).status_code == 403
+    assert place.ask("POST", "/admin/keys", place.theirs, json={"organization": "ours"}).status_code == 403
 
 
 def test_clients_that_never_finish_sending(place: Place) -> None:

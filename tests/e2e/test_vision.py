@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.server import Server, serve
-from tests.engine.vision.small import picture, save
+from tests.engine.vision.tiny_models import make_image, save
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}:"
@@ -21,7 +21,7 @@ TEMPLATE = (
     "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<turn>"
     "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
-FIRST, SECOND = picture(1, 64, 48), picture(2, 64, 48)
+FIRST, SECOND = make_image(1, 64, 48), make_image(2, 64, 48)
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +106,10 @@ def test_pictures_are_seen_and_counted(server: Server) -> None:
 
 def test_the_same_picture_again_is_a_cache_hit_and_another_is_not(server: Server) -> None:
     text = {"type": "text", "text": "Look closely at this, please. " * 3}
-    parts = image(data_uri(picture(7, 64, 64).data)), text
+    parts = image(data_uri(make_image(7, 64, 64).data)), text
     first = ask(server, *parts).json()
     again = ask(server, *parts).json()
-    other = ask(server, image(data_uri(picture(8, 64, 64).data)), text).json()
+    other = ask(server, image(data_uri(make_image(8, 64, 64).data)), text).json()
     cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (first, again, other)]
     assert cached[0] < 16
     assert cached[1] > 64
@@ -118,7 +118,7 @@ def test_the_same_picture_again_is_a_cache_hit_and_another_is_not(server: Server
 
 
 def test_low_detail_takes_fewer_tokens(server: Server) -> None:
-    url = data_uri(picture(3, 200, 200).data)
+    url = data_uri(make_image(3, 200, 200).data)
     assert seen(ask(server, image(url, "low")))[0] < seen(ask(server, image(url, "high")))[0]
 
 
@@ -155,7 +155,7 @@ def test_what_is_no_picture(server: Server, web: str, url: str, said: str) -> No
 
 
 def test_a_prompt_that_pictures_make_too_long(server: Server) -> None:
-    many = [image(data_uri(picture(each, 256, 256).data), "high") for each in range(20)]
+    many = [image(data_uri(make_image(each, 256, 256).data), "high") for each in range(20)]
     answer = ask(server, *many)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"

@@ -1,4 +1,4 @@
-"""The real model, loaded once per precision, and a small driver for `EngineCore`."""
+"""Fixtures for the default model, loaded once per precision, and a driver for `EngineCore`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from syringa.types import EngineDelta, EngineRequest, FinishReason, Sampling, Stopping, TokenLogprobs
+from syringa.types import EngineDelta, EngineRequest, FinishReason, SamplingParams, StopConditions, TokenLogprobs
 
-if TYPE_CHECKING:  # unit tests of torch-free modules must not wait for torch
+if TYPE_CHECKING:  # tests of torch-free modules should not import torch
     from tokenizers import Tokenizer
 
     from syringa.engine.loading.loader import LoadedModel
@@ -21,10 +21,10 @@ if TYPE_CHECKING:  # unit tests of torch-free modules must not wait for torch
 
 @pytest.fixture(scope="session")
 def load() -> Callable[[str], LoadedModel]:
-    """`load(dtype)` gives the default model, the same one each time."""
-    from syringa.engine.cpu.features import guard_against_amx
+    """Return a function that loads the default model in a precision, once."""
+    from syringa.engine.cpu.features import disable_broken_amx
 
-    guard_against_amx("bf16")
+    disable_broken_amx("bf16")
     from syringa.engine.loading.loader import LoadOptions, load_model
 
     loaded: dict[str, LoadedModel] = {}
@@ -46,7 +46,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def engine(load: Callable[[str], LoadedModel], tokenizer: Tokenizer) -> Iterator[Callable[..., EngineCore]]:
-    """`engine(dtype="int8", limits=…, kv_cache_tokens=…)`: a fresh engine on the shared weights."""
+    """Return a function that builds an engine on the shared weights: `engine(dtype, limits, kv_cache_tokens=…)`."""
     from syringa.engine.worker.core import EngineCore
 
     made: list[EngineCore] = []
@@ -63,7 +63,7 @@ def engine(load: Callable[[str], LoadedModel], tokenizer: Tokenizer) -> Iterator
 
 @dataclass
 class Answer:
-    """What a choice came to."""
+    """The accumulated deltas of a choice."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Answer:
     deltas: list[EngineDelta] = field(default_factory=list)
 
     def add(self, delta: EngineDelta) -> None:
-        assert self.finish is None, "a delta after the last"
+        assert self.finish is None, "a delta after the last one"
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
         self.finish = delta.finish
@@ -84,19 +84,19 @@ Answers = dict[tuple[str, int], Answer]
 def request(
     id_: str, prompt: list[int], *, seed: int = 0, max_tokens: int = 8, stopping: Any = None, **options: Any
 ) -> EngineRequest:
-    """A request with sampling options and the request's own mixed, as they come."""
+    """Build a request from a mix of its own fields and sampling parameters."""
     own = {name: options.pop(name) for name in list(options) if name in EngineRequest.__struct_fields__}
     return EngineRequest(
         id=id_,
         prompt=prompt,
-        sampling=Sampling(seed=seed, **options),
-        stopping=Stopping(max_tokens=max_tokens, **(stopping or {})),
+        sampling=SamplingParams(seed=seed, **options),
+        stopping=StopConditions(max_tokens=max_tokens, **(stopping or {})),
         **own,
     )
 
 
 class Driver:
-    """Steps an engine and keeps what it says."""
+    """Step an engine and collect its deltas."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -112,18 +112,18 @@ class Driver:
                 self.answers[delta.request, delta.choice].add(delta)
 
     def finish(self, seconds: float = 120) -> Answers:
-        """Until nothing is left."""
+        """Step until nothing is left, and return the answers."""
         end = time.monotonic() + seconds
         while self.core.busy or self.core.stats().waiting:
             if not self.core.busy:
                 time.sleep(0.001)  # a grammar is being compiled
             self.step()
-            assert time.monotonic() < end, "the engine does not come to an end"
+            assert time.monotonic() < end, "the engine did not finish in time"
         return self.answers
 
 
 def drive(core: EngineCore, requests: Iterable[EngineRequest]) -> Answers:
-    """Submits all, and steps to the end."""
+    """Submit all requests, and step until they are finished."""
     driver = Driver(core)
     driver.submit(*requests)
     return driver.finish()

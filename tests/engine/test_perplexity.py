@@ -1,4 +1,4 @@
-"""What int8 costs: perplexity of four texts, none of them used for calibration, against fp32's."""
+"""Perplexity of int8 against fp32 on four texts, none of which was used for calibration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine.conftest import drive, request
 pytestmark = pytest.mark.model
 TEXTS = sorted((Path(__file__).parents[1] / "data" / "texts").glob("*.txt"))
 LENGTH = 2048
-ALLOWED = 1.015
+MAX_RATIO = 1.015
 
 
 def perplexity(core: EngineCore, tokens: list[int]) -> float:
@@ -27,7 +27,7 @@ def perplexity(core: EngineCore, tokens: list[int]) -> float:
     return math.exp(-sum(logprobs) / len(logprobs))
 
 
-def test_int8_is_close_to_fp32(engine: Callable[..., EngineCore], tokenizer: Any) -> None:
+def test_int8_perplexity_is_close_to_fp32(engine: Callable[..., EngineCore], tokenizer: Any) -> None:
     assert len(TEXTS) == 4
     ratios = []
     cores = [engine(dtype) for dtype in ("fp32", "int8")]
@@ -39,5 +39,5 @@ def test_int8_is_close_to_fp32(engine: Callable[..., EngineCore], tokenizer: Any
         print(f"{path.stem}: fp32 {fp32:.3f}, int8 {int8:.3f}, {100 * (ratios[-1] - 1):+.2f} %")
     mean = sum(ratios) / len(ratios)
     print(f"mean: {100 * (mean - 1):+.2f} %")
-    assert mean <= ALLOWED
-    assert max(ratios) <= ALLOWED + 0.01  # nor may one text pay for the others
+    assert mean <= MAX_RATIO
+    assert max(ratios) <= MAX_RATIO + 0.01  # and no single text is much worse

@@ -1,4 +1,4 @@
-"""The real model in fp32 against `transformers`: weights, prompt logits, and greedy continuations."""
+"""The default model in fp32 against `transformers`: weights, prompt logits and greedy continuations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.reference import reference_model
 
 pytestmark = pytest.mark.model
 LENGTH = 64
-CLOSE = 1e-3  # where the reference's two best are nearer than this, either may come next
+TIE = 1e-3  # if the reference's two best logits are closer than this, either token is correct
 
 PROMPTS = [
     "The capital of France is",
@@ -44,8 +44,8 @@ PROMPTS = [
 ]
 
 
-def permuted_back(rows: np.ndarray, heads: int) -> np.ndarray:
-    """GGUF's row 2 i + j of a head is transformers' row j · size / 2 + i: written out, row by row."""
+def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Undo GGUF's permutation: its row 2 i + j of a head is row j * size / 2 + i in transformers."""
     out = np.empty_like(rows)
     size = len(rows) // heads
     for head in range(heads):
@@ -55,8 +55,8 @@ def permuted_back(rows: np.ndarray, heads: int) -> np.ndarray:
     return out
 
 
-def test_weights_are_those_of_the_file() -> None:
-    """By the `gguf` package's own reader, name by name. What follows may then rest on `open_weights`."""
+def test_weights_equal_those_of_the_gguf_file() -> None:
+    """Compared with the reader of the `gguf` package, tensor by tensor; the other tests rely on `open_weights`."""
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
@@ -87,9 +87,9 @@ def test_weights_are_those_of_the_file() -> None:
     for theirs, mine in pairs.items():
         expected = original(f"{mine}.weight")
         if theirs.endswith("q_proj"):
-            expected = permuted_back(expected, 9)
+            expected = unpermute(expected, 9)
         if theirs.endswith("k_proj"):
-            expected = permuted_back(expected, 3)
+            expected = unpermute(expected, 3)
         assert np.array_equal(weights(f"{theirs}.weight").numpy(), expected), theirs
 
 
@@ -104,8 +104,8 @@ def prompts(tokenizer: Any) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def continued(reference: Any, load: Callable[[str], LoadedModel], prompts: list[list[int]]) -> list[list[int]]:
-    """Each prompt with our greedy continuation, alone in an engine."""
+def continuations(reference: Any, load: Callable[[str], LoadedModel], prompts: list[list[int]]) -> list[list[int]]:
+    """Return each prompt with our greedy continuation, computed alone."""
     core = EngineCore(load("fp32"), kv_cache_tokens=4096, prefix_caching=False)
     found = []
     for prompt in prompts:
@@ -123,13 +123,13 @@ def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
     return model(torch.tensor([tokens])).logits[0]
 
 
-def test_prompt_logits(
+def test_prompt_logits_equal_reference(
     reference: Any, engine: Callable[..., EngineCore], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every prompt position, in chunks and in one batch: the engine is asked to score the prompts."""
+    """Compare every prompt position, in chunks and in one batch, by scoring the prompts."""
     seen: list[torch.Tensor] = []
 
-    def collect(item: Any, logits: torch.Tensor, *, vocabulary: int) -> None:
+    def collect(item: Any, logits: torch.Tensor, *, vocab_size: int) -> None:
         seen.append(logits.clone())
         item.sequence.prompt_scores += [None] * len(logits)
 
@@ -145,22 +145,22 @@ def test_prompt_logits(
     assert worst <= 1e-3
 
 
-def test_greedy_continuations(
-    reference: Any, engine: Callable[..., EngineCore], prompts: list[list[int]], continued: list[list[int]]
+def test_greedy_continuations_equal_reference(
+    reference: Any, engine: Callable[..., EngineCore], prompts: list[list[int]], continuations: list[list[int]]
 ) -> None:
-    """Our tokens are read by the reference in one pass: at each it must have chosen the same, up to a tie."""
+    """The reference reads our tokens in one pass, and must choose the same token at each position up to a tie."""
     driver = Driver(engine("fp32"))
     driver.submit(*(greedy(str(i), prompt) for i, prompt in enumerate(prompts)))
     batched = driver.finish()
     compared = 0
-    for i, (prompt, alone) in enumerate(zip(prompts, continued, strict=True)):
+    for i, (prompt, alone) in enumerate(zip(prompts, continuations, strict=True)):
         logits = reference_logits(reference, alone[:-1])[len(prompt) - 1 :]
         best = logits.topk(2)
-        ties = ((best.values[:, 0] - best.values[:, 1]) < CLOSE).nonzero()
-        sure = int(ties[0]) if len(ties) else LENGTH
-        compared += sure
-        expected = best.indices[:sure, 0].tolist()
-        assert alone[len(prompt) :][:sure] == expected, PROMPTS[i]
-        assert batched[str(i), 0].tokens[:sure] == expected, PROMPTS[i]
+        ties = ((best.values[:, 0] - best.values[:, 1]) < TIE).nonzero()
+        first_tie = int(ties[0]) if len(ties) else LENGTH
+        compared += first_tie
+        expected = best.indices[:first_tie, 0].tolist()
+        assert alone[len(prompt) :][:first_tie] == expected, PROMPTS[i]
+        assert batched[str(i), 0].tokens[:first_tie] == expected, PROMPTS[i]
     print(f"{compared} of {len(prompts) * LENGTH} greedy tokens compared")
     assert compared > 0.8 * len(prompts) * LENGTH

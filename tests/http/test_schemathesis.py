@@ -27,16 +27,17 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from syringa.api.models.served_model import FixedModels
-from syringa.api.openapi.document import OPERATIONS, fields
+from syringa.api.openapi.document import request_fields
 from syringa.config import Config
-from syringa.engine.interface import Sole
+from syringa.engine.interface import SingleEngineProvider
 from syringa.http.app import create_app
-from syringa.http.middleware.auth import PUBLIC_PATHS
-from syringa.service.app_state import Work
+from syringa.http.endpoints import PUBLISHED
+from syringa.service.app_state import AppState
 from tests.chat_models import plain_model
 from tests.client import events
 from tests.fake_engine import FakeEngine
-from tests.http.responding import stream_events
+from tests.http.responses_client import stream_events
+from tests.tiers import examples
 
 CHECKS = [
     not_a_server_error,
@@ -54,35 +55,41 @@ BEYOND_SCHEMA = (
     *("top_logprobs", "continue_final_message", "chat_template_kwargs", "reasoning_effort"),
     *("input", "items", "previous_response_id", "conversation", "text", "background", "max_output_tokens"),
     *("starting_after", "stream", "after", "before"),
-    *("expires_at", "organisation", "name", "models", "since", "until"),
+    *("expires_at", "organization", "name", "models", "since", "until"),
 )
 FIELDS = {
-    operation.path: {name: jsonschema.Draft202012Validator(each) for name, each in fields(operation.request)}
-    for operation in OPERATIONS
-    if operation.request is not None
+    each.path: {
+        name: jsonschema.Draft202012Validator(schema) for name, schema in request_fields(each.operation.request).items()
+    }
+    for each in PUBLISHED
+    if each.operation.request is not None
 }
+PUBLIC_PATHS = {each.path for each in PUBLISHED if each.public}
 _ASKED = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 ENDS = ("response.completed", "response.incomplete", "response.failed")
 KEY = {"authorization": "Bearer secret"}
 
 
-def administered() -> Work:
+def administered() -> AppState:
     """The one key is an administrator's, so that their endpoints are reached too, and has no limits."""
     folder = tempfile.mkdtemp(prefix="syringa-test-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    work = Work(Config(api_key=("secret",), database=f"{folder}/syringa.db", requests_per_minute=0))
-    find = work.keys.find
-    work.keys.find = lambda header: msgspec.structs.replace(find(header), admin=True)  # type: ignore[method-assign]
-    return work
+    app_state = AppState(Config(api_key=("secret",), database=f"{folder}/syringa.db", requests_per_minute=0))
+    find = app_state.keys.find
+    app_state.keys.find = lambda header: msgspec.structs.replace(find(header), admin=True)  # type: ignore[method-assign]
+    return app_state
 
 
 app = create_app(
-    Config(api_key=("secret",)), Sole(FakeEngine("hi", at_once=8)), FixedModels([plain_model()]), administered()
+    Config(api_key=("secret",)),
+    SingleEngineProvider(FakeEngine("hi", at_once=8)),
+    FixedModels([plain_model()]),
+    administered(),
 )
 schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 schema.config.max_stream_events = 100_000  # otherwise it stops reading before the end
 bounded = hypothesis.settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     derandomize=True,
     database=None,
@@ -93,7 +100,7 @@ bounded = hypothesis.settings(
 
 @schema.parametrize()
 @bounded
-def test_any_request(case: schemathesis.Case) -> None:
+def test_every_request_conforms_to_the_document(case: schemathesis.Case) -> None:
     if isinstance(case.body, dict) and case.operation.path in FIELDS:
         reconcile(case.body, FIELDS[case.operation.path])
     response = case.call(headers=KEY)
@@ -110,7 +117,7 @@ def test_any_request(case: schemathesis.Case) -> None:
 
 @schema.parametrize()
 @hypothesis.settings(bounded, max_examples=3)
-def test_without_a_key(case: schemathesis.Case) -> None:
+def test_every_operation_requires_a_key_unless_public(case: schemathesis.Case) -> None:
     response = case.call(headers={"authorization": "Bearer other"})
     public = case.operation.path in PUBLIC_PATHS
     assert response.status_code in ((200, 400, 404, 405) if public else (401, 405))

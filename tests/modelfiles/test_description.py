@@ -115,10 +115,10 @@ def test_folder_max_length(tmp_path: Path) -> None:
 
 
 def test_folder_sees_images(tmp_path: Path) -> None:
-    assert folder(tmp_path).sees_images is False
+    assert folder(tmp_path).supports_images is False
     config = {"architectures": ["X"], "vision_config": {"hidden_size": 8}, "text_config": {"model_type": "gemma3_text"}}
     seeing = folder(tmp_path, config_json=config)
-    assert seeing.sees_images is True
+    assert seeing.supports_images is True
     assert seeing.max_model_len == 131072  # its makers left it out
 
 

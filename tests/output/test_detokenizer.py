@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from syringa.modelfiles import ModelDescription, locate
 from syringa.modelfiles.tokenizer import tokenizer_from_gguf
-from syringa.output.detokenizer import Detokenizer, Piece, plain_text
+from syringa.output.detokenizer import Detokenizer, TextSegment, plain_text
 from syringa.prompt.tokens.tokenizer import Tokenizer
+from tests.tiers import examples
 
 SPM_METADATA = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_spm.json").read_text())["metadata"]
 
@@ -28,8 +29,8 @@ def spm() -> Tokenizer:
     return Tokenizer(tokenizer_from_gguf(SPM_METADATA), description)
 
 
-def run(detokenizer: Detokenizer, tokens: list[int], cuts: list[int]) -> list[Piece]:
-    pieces: list[Piece] = []
+def run(detokenizer: Detokenizer, tokens: list[int], cuts: list[int]) -> list[TextSegment]:
+    pieces: list[TextSegment] = []
     edges = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
     for start, end in itertools.pairwise(edges):
         pieces += detokenizer.feed(tokens[start:end])
@@ -41,7 +42,7 @@ TOKEN = st.one_of(st.integers(0, 49151), st.integers(0, 20), st.integers(17, 300
 
 
 @given(st.lists(TOKEN, max_size=24), st.lists(st.integers(0, 100), max_size=5))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_any_chunking_gives_the_batch_decode(
     smollm2: Tokenizer, spm: Tokenizer, tokens: list[int], cuts: list[int]
 ) -> None:
@@ -74,24 +75,24 @@ def byte(smollm2: Tokenizer, value: int) -> int:
 def test_a_character_of_several_tokens(smollm2: Tokenizer) -> None:
     detokenizer = Detokenizer(smollm2)
     tokens = [byte(smollm2, value) for value in "ñ€".encode()]
-    assert [detokenizer.feed([token]) for token in tokens] == [[], [Piece("ñ", 2)], [], [], [Piece("€", 3)]]
+    assert [detokenizer.feed([token]) for token in tokens] == [[], [TextSegment("ñ", 2)], [], [], [TextSegment("€", 3)]]
 
 
 def test_bytes_that_are_no_characters(smollm2: Tokenizer) -> None:
     detokenizer = Detokenizer(smollm2)
     a = smollm2.encode("a")[0]
     assert detokenizer.feed([byte(smollm2, 0xE2), byte(smollm2, 0x82)]) == []
-    assert detokenizer.feed([a]) == [Piece("\ufffda", 3)]
-    assert detokenizer.feed([byte(smollm2, 0x82)]) == [Piece("\ufffd", 1)]
+    assert detokenizer.feed([a]) == [TextSegment("\ufffda", 3)]
+    assert detokenizer.feed([byte(smollm2, 0x82)]) == [TextSegment("\ufffd", 1)]
     assert detokenizer.feed([byte(smollm2, 0xE2)]) == []
-    assert detokenizer.flush() == [Piece("\ufffd", 1)]
+    assert detokenizer.flush() == [TextSegment("\ufffd", 1)]
     assert detokenizer.flush() == []
 
 
 def test_special_tokens_are_marked(smollm2: Tokenizer) -> None:
     tokens = smollm2.encode("a<|im_end|>b")
     pieces = Detokenizer(smollm2).feed(tokens)
-    assert pieces == [Piece("a"), Piece("<|im_end|>", 1, True, 2), Piece("b")]
+    assert pieces == [TextSegment("a"), TextSegment("<|im_end|>", 1, True, 2), TextSegment("b")]
     assert plain_text(Detokenizer(smollm2, show_special=True).feed(tokens)) == "a<|im_end|>b"
     interrupted = Detokenizer(smollm2).feed([byte(smollm2, 0xE2), 2, byte(smollm2, 0x82)])
     assert [piece.text for piece in interrupted] == ["\ufffd", "<|im_end|>", "\ufffd"]

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syringa.output.harmony import HarmonyMessages
-from tests.output.cuts import check, pieces, run, some_cuts, told
+from syringa.output.harmony import HarmonyParser
+from tests.output.segments import check_stage, fold, run_stage, split_points, split_text
 
-MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 ANALYSIS = "<|channel|>analysis<|message|>The user asks.<|end|>"
 WEATHER = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Köln"}'
 
@@ -43,15 +43,15 @@ WEATHER = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|mes
     ],
 )
 def test_messages(text: str, expected: tuple[str, str, list[tuple[str, str]]]) -> None:
-    check(lambda: HarmonyMessages(0), text, expected, MARKS)
+    check_stage(lambda: HarmonyParser(0), text, expected, MARKERS)
 
 
-WORDS = [*MARKS, "analysis", "final", "commentary", " to=functions.f", "a", "{}", "<"]
+WORDS = [*MARKERS, "analysis", "final", "commentary", " to=functions.f", "a", "{}", "<"]
 
 
 @given(st.data(), st.lists(st.sampled_from(WORDS), max_size=14))
 def test_cuts_do_not_matter(data: st.DataObject, parts: list[str]) -> None:
     text = "".join(parts)
-    whole = told(run(HarmonyMessages(0), pieces(text), at_once=True))
-    assert told(run(HarmonyMessages(0), pieces(text, data.draw(some_cuts(text))))) == whole
-    assert told(run(HarmonyMessages(0), pieces(text, (), MARKS))) == whole
+    whole = fold(run_stage(HarmonyParser(0), split_text(text), at_once=True))
+    assert fold(run_stage(HarmonyParser(0), split_text(text, data.draw(split_points(text))))) == whole
+    assert fold(run_stage(HarmonyParser(0), split_text(text, (), MARKERS))) == whole

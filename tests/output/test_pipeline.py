@@ -14,7 +14,7 @@ from syringa.output.pipeline import Pipeline
 from syringa.types import EngineDelta, TokenLogprobs
 from tests.fake_engine import ByteTokenizer
 
-BOTH = OutputFormat(thought="think", calls="hermes")
+BOTH = OutputFormat(reasoning="think", tool_calls="hermes")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "END"}}\n</tool_call>'
 WHOLE = f"<think>\nEND it?\n</think>\n\nWell.\n{CALL}"
 
@@ -75,7 +75,7 @@ def test_a_thought_that_is_cut() -> None:
 
 
 def test_an_opened_thought() -> None:
-    choice, _, _ = run("hm</think>yes", output=OutputFormat(thought="think", thinking=True))
+    choice, _, _ = run("hm</think>yes", output=OutputFormat(reasoning="think", reasoning_open=True))
     assert (choice.reasoning, choice.text) == ("hm", "yes")
 
 
@@ -93,7 +93,7 @@ def test_min_tokens_exempts_from_stop_strings() -> None:
 
 def test_harmony_is_one_stage() -> None:
     text = "<|channel|>analysis<|message|>END?<|end|><|start|>assistant<|channel|>final<|message|>So END it"
-    choice, _, _ = run(text, output=OutputFormat(thought="harmony", calls="harmony"), stop=("END",))
+    choice, _, _ = run(text, output=OutputFormat(reasoning="harmony", tool_calls="harmony"), stop=("END",))
     assert (choice.reasoning, choice.text, choice.reason) == ("END?", "So ", "stop")
 
 
@@ -106,7 +106,7 @@ def test_chunks_do_not_matter(text: str, at_once: int, scored: bool) -> None:
 
 
 def test_where_only_calls_may_be_written_a_mark_that_is_cut_is_no_text() -> None:
-    output = OutputFormat(calls="hermes", only_calls=True)
+    output = OutputFormat(tool_calls="hermes", tool_calls_only=True)
     for cut in ("<", "<tool_c", "<tool_call>", CALL[:20]):
         choice, _, _ = run(cut, "length", output=output)
         assert choice.text == ""

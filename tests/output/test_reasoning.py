@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syringa.output.detokenizer import Piece
-from syringa.output.reasoning import Thoughts
-from syringa.output_formats import THOUGHTS, ThoughtFormat
-from tests.output.cuts import check, pieces, run, some_cuts, told
+from syringa.output.detokenizer import TextSegment
+from syringa.output.reasoning import ReasoningParser
+from syringa.output_formats import REASONING_MARKERS, ReasoningFormat
+from tests.output.segments import check_stage, fold, run_stage, split_points, split_text
 
-MARKS: dict[ThoughtFormat, tuple[str, ...]] = {
+MARKERS: dict[ReasoningFormat, tuple[str, ...]] = {
     "think": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "kimi-vl": ("◁think▷", "◁/think▷"),
@@ -17,19 +17,24 @@ MARKS: dict[ThoughtFormat, tuple[str, ...]] = {
 }
 
 
-def stage(format: ThoughtFormat = "think", opened: bool = False) -> Thoughts:
-    return Thoughts(THOUGHTS[format], opened=opened)
+def stage(format: ReasoningFormat = "think", opened: bool = False) -> ReasoningParser:
+    return ReasoningParser(REASONING_MARKERS[format], opened=opened)
 
 
-@pytest.mark.parametrize("format", MARKS)
-def test_every_family(format: ThoughtFormat) -> None:
-    begin, end = THOUGHTS[format].begin, THOUGHTS[format].end
+@pytest.mark.parametrize("format", MARKERS)
+def test_every_family(format: ReasoningFormat) -> None:
+    begin, end = REASONING_MARKERS[format].begin, REASONING_MARKERS[format].end
     thought = "Two plus two,\n\nsays the user: <b>. 四"
     for text in (f"{begin}{thought}{end}Four.", f"\n{begin}\n{thought}\n{end}\n\nFour."):
-        check(lambda: stage(format), text, (thought, "Four.", []), MARKS[format])
-    check(lambda: stage(format, opened=True), f"{thought}\n{end}\n\nFour.", (thought, "Four.", []), MARKS[format])
-    check(
-        lambda: stage(format, opened=True), f"{begin}\n{thought}\n{end}\n\nFour.", (thought, "Four.", []), MARKS[format]
+        check_stage(lambda: stage(format), text, (thought, "Four.", []), MARKERS[format])
+    check_stage(
+        lambda: stage(format, opened=True), f"{thought}\n{end}\n\nFour.", (thought, "Four.", []), MARKERS[format]
+    )
+    check_stage(
+        lambda: stage(format, opened=True),
+        f"{begin}\n{thought}\n{end}\n\nFour.",
+        (thought, "Four.", []),
+        MARKERS[format],
     )
 
 
@@ -54,32 +59,34 @@ def test_every_family(format: ThoughtFormat) -> None:
     ],
 )
 def test_where_a_thought_ends(text: str, opened: bool, thought: str, answer: str) -> None:
-    check(lambda: stage(opened=opened), text, (thought, answer, []))
+    check_stage(lambda: stage(opened=opened), text, (thought, answer, []))
 
 
 def test_text_is_passed_on_as_it_comes() -> None:
     thoughts = stage()
-    thoughts.feed([Piece("<think>")])
-    assert told(thoughts.feed([Piece("one")])) == ("one", "", [])
-    assert told(thoughts.feed([Piece(" two")])) == (" two", "", [])
-    thoughts.feed([Piece("</think>")])
-    assert told(thoughts.feed([Piece("Four")])) == ("", "Four", [])
+    thoughts.feed([TextSegment("<think>")])
+    assert fold(thoughts.feed([TextSegment("one")])) == ("one", "", [])
+    assert fold(thoughts.feed([TextSegment(" two")])) == (" two", "", [])
+    thoughts.feed([TextSegment("</think>")])
+    assert fold(thoughts.feed([TextSegment("Four")])) == ("", "Four", [])
 
 
 def test_other_marks_keep_their_place() -> None:
     given = [
-        Piece("<think>"),
-        Piece("a"),
-        Piece("<x>", 1, special=True),
-        Piece("</think>b"),
-        Piece("<y>", special=True),
+        TextSegment("<think>"),
+        TextSegment("a"),
+        TextSegment("<x>", 1, special=True),
+        TextSegment("</think>b"),
+        TextSegment("<y>", special=True),
     ]
-    out = run(stage(), given)
-    assert [part.text for part in out if isinstance(part, Piece) and part.special] == ["<x>", "<y>"]
-    assert told(out) == ("a", "b", [])
+    out = run_stage(stage(), given)
+    assert [part.text for part in out if isinstance(part, TextSegment) and part.special] == ["<x>", "<y>"]
+    assert fold(out) == ("a", "b", [])
 
 
 @given(st.data(), st.text("<think>/ \nab", max_size=30), st.booleans())
 def test_cuts_do_not_matter(data: st.DataObject, text: str, opened: bool) -> None:
-    cut = pieces(text, data.draw(some_cuts(text)))
-    assert told(run(stage(opened=opened), cut)) == told(run(stage(opened=opened), pieces(text), at_once=True))
+    cut = split_text(text, data.draw(split_points(text)))
+    assert fold(run_stage(stage(opened=opened), cut)) == fold(
+        run_stage(stage(opened=opened), split_text(text), at_once=True)
+    )

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syringa.output.tools import call_parser
-from tests.output.cuts import pieces, run, some_cuts, told
-from tests.prompt.grammar.calls.families import FAMILIES, Family
+from syringa.output.tools.formats import create_tool_parser
+from tests.output.segments import fold, run_stage, split_points, split_text
+from tests.prompt.grammar.tools.families import FAMILIES, Family
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
@@ -35,10 +35,10 @@ def test_calls_come_back(
 ) -> None:
     before = before if family.text_before else ""
     text = before + family.write(written) + after
-    marks = data.draw(st.sampled_from([(), family.marks]))
-    given_pieces = pieces(text, data.draw(some_cuts(text)), marks)
-    parser = call_parser(family.format, 0, {name: {} for name, _ in written})
-    _, answer, found = told(run(parser, given_pieces, at_once=data.draw(st.booleans())))
+    markers = data.draw(st.sampled_from([(), family.markers]))
+    segments = split_text(text, data.draw(split_points(text)), markers)
+    parser = create_tool_parser(family.format, 0, {name: {} for name, _ in written})
+    _, answer, found = fold(run_stage(parser, segments, at_once=data.draw(st.booleans())))
     assert answer == (before if before.strip() else "")
     assert [(name, json.loads(arguments)) for name, arguments in found] == written
     assert parser.calls == len(written)

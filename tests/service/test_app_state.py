@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from syringa.config import Config
-from syringa.service.app_state import Work
-from syringa.service.auth.caller import ANYONE
+from syringa.service.app_state import AppState
+from syringa.service.auth.keys import ANONYMOUS
 
 
 def counted(text: bytes) -> list[str]:
@@ -12,11 +12,11 @@ def counted(text: bytes) -> list[str]:
 
 
 async def test_requests_are_counted_together_and_none_is_missed(tmp_path: Path) -> None:
-    work = Work(Config(database=str(tmp_path / "a.db")))
-    work.books.open(ANYONE, "/v1/completions", "before").close()
+    work = AppState(Config(database=str(tmp_path / "a.db")))
+    work.books.open(ANONYMOUS, "/v1/completions", "before").close()
     await work.start()
     for name in ("a", "b"):
-        account = work.books.open(ANYONE, "/v1/completions", name)
+        account = work.books.open(ANONYMOUS, "/v1/completions", name)
         account.model = "m"
         account.close()
     shown = counted(await work.metrics.render({}))
@@ -26,9 +26,9 @@ async def test_requests_are_counted_together_and_none_is_missed(tmp_path: Path) 
     await work.meter.flush()
     rows = await work.state.database.usage.rows(after=None, limit=10)
     assert {row.request_id for row in rows} == {"a", "b"}
-    work.books.open(ANYONE, "/v1/completions", "c").close()
+    work.books.open(ANONYMOUS, "/v1/completions", "c").close()
     await work.close()
-    again = Work(Config(database=str(tmp_path / "a.db")))
+    again = AppState(Config(database=str(tmp_path / "a.db")))
     rows = await again.state.database.usage.rows(after=None, limit=10)
     assert {row.request_id for row in rows} == {"a", "b", "c"}
     await again.close()

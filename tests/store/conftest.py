@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from syringa.store import Store
-from tests.store.things import Clock
+from tests.store.helpers import Clock
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What happens when the database fails, when several use it, and when a process dies in the middle."""
+"""Failures of the database, concurrent use, and processes that are killed during a write."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pytest
 from sqlalchemy import event, text
 
 from syringa.errors import StoreUnavailable
-from syringa.store import Running, Store
+from syringa.store import ResponseKey, Store
+from tests.store.helpers import ORGANIZATION as US
+from tests.store.helpers import Clock, conversation, database_of, find_item, item, items, read, response, write
 from tests.store.postgres import Postgres
-from tests.store.things import ORGANISATION as US
-from tests.store.things import Clock, conversation, inside, item, items, response
 
 
 @pytest.fixture
@@ -30,21 +30,21 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def filed(file: Path, clock: Clock) -> AsyncIterator[Store]:
-    """A store in a file, which waits for nobody."""
-    async with Store(str(file), clock=clock, patience=0.1) as store:
-        await store.create_response(response("r1"), items("i1"))
+    """A store in a SQLite file, with a short lock timeout."""
+    async with Store(str(file), clock=clock, lock_timeout=0.1) as store:
+        await write(store).responses.create(response("r1"), items("i1"))
         yield store
 
 
 @contextmanager
 def pragma(store: Store, during: str, afterwards: str) -> Iterator[None]:
-    """Sets something in every connection for a while."""
+    """Set a pragma in every connection inside the context."""
     current = [during]
 
     def checkout(raw: sqlite3.Connection, *rest: Any) -> None:
         raw.execute(f"PRAGMA {current[0]}").fetchall()
 
-    event.listen(inside(store).engine, "checkout", checkout)
+    event.listen(database_of(store).engine, "checkout", checkout)
     yield
     current[0] = afterwards
 
@@ -57,13 +57,13 @@ async def assert_unavailable(call: Any) -> None:
     assert "sqlite" not in failed.value.message.lower()
 
 
-async def test_only_the_user_reads_the_file(filed: Store, file: Path) -> None:
+async def test_sqlite_file_is_private(filed: Store, file: Path) -> None:
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(file.parent).st_mode) == 0o700
 
 
-async def test_how_a_file_is_used(filed: Store) -> None:
-    with inside(filed).engine.begin() as connection:
+async def test_sqlite_connection_pragmas(filed: Store) -> None:
+    with database_of(filed).engine.begin() as connection:
         values = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
@@ -71,77 +71,75 @@ async def test_how_a_file_is_used(filed: Store) -> None:
     assert values == {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 100}
 
 
-async def test_a_full_disk(filed: Store) -> None:
-    with inside(filed).engine.begin() as connection:
+async def test_full_disk_raises_unavailable_and_recovers(filed: Store) -> None:
+    with database_of(filed).engine.begin() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
     big = item("big", "x" * 1_000_000)
     with pragma(filed, f"max_page_count = {pages}", "max_page_count = 1000000"):
-        await assert_unavailable(filed.create_response(response("r2"), [item("small"), big]))
-        assert await filed.get_response(US, "r1") == response("r1")
-        assert await filed.get_response(US, "r2") is None
-        assert await filed.find_item(US, "small") is None
-    assert await filed.create_response(response("r2"), [big])
+        await assert_unavailable(write(filed).responses.create(response("r2"), [item("small"), big]))
+        assert await read(filed).responses.get(US, "r1") == response("r1")
+        assert await read(filed).responses.get(US, "r2") is None
+        assert await find_item(filed, US, "small") is None
+    assert await write(filed).responses.create(response("r2"), [big])
 
 
-async def test_a_database_that_stays_away_is_told_once(
-    filed: Store, file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unavailable_database_is_logged_once(filed: Store, file: Path, caplog: pytest.LogCaptureFixture) -> None:
     other = sqlite3.connect(file, isolation_level=None)
     for _ in range(2):
         other.execute("BEGIN IMMEDIATE")
         for _ in range(3):
-            await assert_unavailable(filed.create_response(response("r2")))
+            await assert_unavailable(write(filed).responses.create(response("r2")))
         other.execute("ROLLBACK")
-        await filed.create_response(response("r2"))
+        await write(filed).responses.create(response("r2"))
     other.close()
     assert len(caplog.records) == 2
     assert str(file) in caplog.text
 
 
-async def test_a_read_only_file(filed: Store) -> None:
+async def test_read_only_database_serves_reads(filed: Store) -> None:
     with pragma(filed, "query_only = 1", "query_only = 0"):
-        await assert_unavailable(filed.create_response(response("r2")))
-        assert await filed.get_response(US, "r1") == response("r1")
-    assert await filed.create_response(response("r2"))
+        await assert_unavailable(write(filed).responses.create(response("r2")))
+        assert await read(filed).responses.get(US, "r1") == response("r1")
+    assert await write(filed).responses.create(response("r2"))
 
 
-async def test_a_file_that_is_locked_too_long(filed: Store, file: Path) -> None:
+async def test_sqlite_lock_timeout_raises_unavailable(filed: Store, file: Path) -> None:
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    await assert_unavailable(filed.create_response(response("r2")))
-    assert await filed.get_response(US, "r1") == response("r1")  # readers do not wait for a writer
+    await assert_unavailable(write(filed).responses.create(response("r2")))
+    assert await read(filed).responses.get(US, "r1") == response("r1")  # readers do not wait for a writer
     other.execute("ROLLBACK")
     other.close()
-    assert await filed.create_response(response("r2"))
+    assert await write(filed).responses.create(response("r2"))
 
 
-async def test_those_who_queue_for_a_lock_wait_no_longer_than_the_first(file: Path) -> None:
-    async with Store(str(file), patience=0.5) as store:
-        await store.create_response(response("r1"))
+async def test_sqlite_lock_timeout_includes_queueing(file: Path) -> None:
+    async with Store(str(file), lock_timeout=0.5) as store:
+        await write(store).responses.create(response("r1"))
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        asked = [asyncio.create_task(store.create_response(response(f"q{number}"))) for number in range(40)]
-        done, late = await asyncio.wait(asked, timeout=10)  # one after the other they would take 20 seconds
+        asked = [asyncio.create_task(write(store).responses.create(response(f"q{number}"))) for number in range(40)]
+        done, late = await asyncio.wait(asked, timeout=10)  # one lock timeout after another would take 20 s
         assert not late
         assert all(isinstance(task.exception(), StoreUnavailable) for task in done)
         other.execute("ROLLBACK")
         other.close()
-        assert await store.create_response(response("r2"))
-        assert await store.get_response(US, "q39") is None
+        assert await write(store).responses.create(response("r2"))
+        assert await read(store).responses.get(US, "q39") is None
 
 
-@pytest.mark.parametrize("pattern", ["*", "*.db"])  # with its log, and without
-async def test_a_file_that_was_removed(filed: Store, file: Path, pattern: str) -> None:
+@pytest.mark.parametrize("pattern", ["*", "*.db"])  # with and without the write-ahead log
+async def test_removed_file_is_created_again(filed: Store, file: Path, pattern: str) -> None:
     for each in file.parent.glob(pattern):
         each.unlink()
-    await assert_unavailable(filed.get_response(US, "r1"))
-    assert await filed.get_response(US, "r1") is None
-    assert await filed.create_response(response("r2"))
+    await assert_unavailable(read(filed).responses.get(US, "r1"))
+    assert await read(filed).responses.get(US, "r1") is None
+    assert await write(filed).responses.create(response("r2"))
     async with Store(str(file)) as other:
-        assert await other.get_response(US, "r2") == response("r2")
+        assert await read(other).responses.get(US, "r2") == response("r2")
 
 
-async def test_a_file_that_is_something_else(tmp_path: Path) -> None:
+async def test_file_that_is_no_database_raises_unavailable(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_text("not a database, " * 100)
     async with Store(str(tmp_path / "a.db")) as store:
         await assert_unavailable(store.open())
@@ -149,7 +147,7 @@ async def test_a_file_that_is_something_else(tmp_path: Path) -> None:
         await store.open()
 
 
-async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+async def test_folder_that_cannot_be_created_raises_unavailable(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     async with Store(str(tmp_path / "taken" / "syringa.db")) as store:
         await assert_unavailable(store.open())
@@ -157,57 +155,59 @@ async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         await store.open()
 
 
-async def test_a_server_that_stops_and_comes_back(postgres: Postgres) -> None:
+async def test_postgres_outage_raises_unavailable_and_recovers(postgres: Postgres) -> None:
     url = postgres.new_database()
     async with Store(url) as store:
-        await store.create_response(response("r1"), items("i1"))
+        await write(store).responses.create(response("r1"), items("i1"))
         postgres.stop()
         try:
             for _ in range(2):
-                await assert_unavailable(store.create_response(response("r2")))
-                await assert_unavailable(store.get_response(US, "r1"))
+                await assert_unavailable(write(store).responses.create(response("r2")))
+                await assert_unavailable(read(store).responses.get(US, "r1"))
             async with Store(url) as late:
                 await assert_unavailable(late.open())
         finally:
             postgres.start()
-        assert await store.get_response(US, "r1") == response("r1")
-        assert await store.create_response(response("r2"))
+        assert await read(store).responses.get(US, "r1") == response("r1")
+        assert await write(store).responses.create(response("r2"))
 
 
-async def test_a_restart_between_two_calls_is_not_noticed(postgres: Postgres) -> None:
+async def test_postgres_restart_between_calls_is_transparent(postgres: Postgres) -> None:
     async with Store(postgres.new_database()) as store:
-        await store.create_response(response("r1"))
+        await write(store).responses.create(response("r1"))
         postgres.stop()
         postgres.start()
-        assert await store.create_response(response("r2"))
+        assert await write(store).responses.create(response("r2"))
 
 
-async def test_a_table_that_is_locked_too_long(postgres: Postgres) -> None:
-    async with Store(postgres.new_database(), patience=0.1) as store:
-        await store.create_response(response("r1"))
-        with inside(store).engine.begin() as other:
+async def test_postgres_lock_timeout_raises_unavailable(postgres: Postgres) -> None:
+    async with Store(postgres.new_database(), lock_timeout=0.1) as store:
+        await write(store).responses.create(response("r1"))
+        with database_of(store).engine.begin() as other:
             other.execute(text("LOCK TABLE responses IN ACCESS EXCLUSIVE MODE"))
-            await assert_unavailable(store.create_response(response("r2")))
-        assert await store.create_response(response("r2"))
+            await assert_unavailable(write(store).responses.create(response("r2")))
+        assert await write(store).responses.create(response("r2"))
 
 
-async def test_those_who_queue_for_a_table_wait_no_longer_than_the_first(postgres: Postgres) -> None:
-    async with Store(postgres.new_database(), patience=0.5) as store:
-        await store.create_response(response("r1"))
-        with inside(store).engine.begin() as other:
+async def test_postgres_lock_timeout_includes_queueing(postgres: Postgres) -> None:
+    async with Store(postgres.new_database(), lock_timeout=0.5) as store:
+        await write(store).responses.create(response("r1"))
+        with database_of(store).engine.begin() as other:
             other.execute(text("LOCK TABLE responses IN ACCESS EXCLUSIVE MODE"))
-            asked = [asyncio.create_task(store.create_response(response(f"q{number}"))) for number in range(160)]
-            done, late = await asyncio.wait(asked, timeout=10)  # four at a time they would take 20 seconds
+            asked = [
+                asyncio.create_task(write(store).responses.create(response(f"q{number}"))) for number in range(160)
+            ]
+            done, late = await asyncio.wait(asked, timeout=10)  # four at a time would take 20 s
             assert not late
             assert all(isinstance(task.exception(), StoreUnavailable) for task in done)
-        assert await store.create_response(response("r2"))
+        assert await write(store).responses.create(response("r2"))
 
 
-async def test_one_that_gives_way_to_another_tries_again(postgres: Postgres) -> None:
-    """Two transactions take the same two locks in opposite order: PostgreSQL ends one of them."""
+async def test_postgres_deadlock_is_retried(postgres: Postgres) -> None:
+    """Two transactions take the same two locks in opposite order, and PostgreSQL aborts one of them."""
     async with Store(postgres.new_database()) as store:
         for id in ("c1", "c2"):
-            await store.create_conversation(conversation(id))
+            await write(store).conversations.create(conversation(id))
         tries = []
         each_has_its_first = threading.Barrier(2)
 
@@ -225,94 +225,105 @@ async def test_one_that_gives_way_to_another_tries_again(postgres: Postgres) -> 
         )
         assert len(tries) > 2
         for id in ("c1", "c2"):
-            history = await store.conversation_history(US, id)
+            history = await read(store).conversations.all_items(US, id)
             assert history is not None
             assert sorted(each.id for each in history) == ["c1-c2", "c2-c1"]
 
 
-async def test_what_another_is_about_to_end_is_waited_for(postgres: Postgres) -> None:
-    """Whoever has asked for lost responses to be ended reads them afterwards, and must not find them running."""
+async def test_fail_orphans_of_one_response_waits_for_lock(postgres: Postgres) -> None:
+    """A caller that fails one response reads it afterwards, and must not find it running."""
     async with Store(postgres.new_database()) as store:
-        await store.create_response(response("r1", owner="dead", status="in_progress"))
+        await write(store).responses.create(response("r1", process="dead", status="in_progress"))
         at_hand, go_on = threading.Event(), threading.Event()
 
         def slowly(session: Any) -> None:
-            assert session.upkeep.fail_orphans(["dead"], None, "lost")
+            assert session.maintenance.fail_orphans(["dead"], None, "lost")
             at_hand.set()
             assert go_on.wait(30)
 
         other = asyncio.create_task(store.write(slowly))
         assert await asyncio.to_thread(at_hand.wait, 30)
-        assert await store.fail_orphans(gone=lambda owner: owner == "dead") == []  # that of all waits for nobody
-        own = asyncio.create_task(store.fail_orphans(gone=lambda owner: owner == "dead", only=Running(US, "r1")))
+        assert (
+            await store.fail_orphans(has_exited=lambda process: process == "dead") == []
+        )  # without `only`, locked rows are skipped
+        own = asyncio.create_task(
+            store.fail_orphans(has_exited=lambda process: process == "dead", only=ResponseKey(US, "r1"))
+        )
         _, early = await asyncio.wait([own], timeout=0.3)
         go_on.set()
         assert early
         assert await own == []
         await other
-        found = await store.get_response(US, "r1")
+        found = await read(store).responses.get(US, "r1")
         assert found is not None
-        assert (found.status, found.owner) == ("failed", None)
+        assert (found.status, found.process) == ("failed", None)
 
 
-async def test_a_closed_store(database: str) -> None:
+async def test_closed_store_raises_unavailable(database: str) -> None:
     store = Store(database)
-    await store.create_response(response("r1"))
+    await write(store).responses.create(response("r1"))
     await store.close()
     await store.close()
-    await assert_unavailable(store.get_response(US, "r1"))
+    await assert_unavailable(read(store).responses.get(US, "r1"))
 
 
-async def test_what_work_raises_undoes_what_it_wrote(store: Store) -> None:
+async def test_write_is_rolled_back_when_query_raises(store: Store) -> None:
     def work(session: Any) -> None:
         session.responses.create(response("r1"), items("i1"))
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await store.write(work)
-    assert await store.get_response(US, "r1") is None
+    assert await read(store).responses.get(US, "r1") is None
 
 
-async def test_two_stores_write_at_the_same_time(store: Store, database: str) -> None:
+async def test_concurrent_writes_of_two_stores(store: Store, database: str) -> None:
     async with Store(database) as other:
         created = await asyncio.gather(
-            *(each.create_response(response(f"r{n}"), items("i1")) for n in range(40) for each in (store, other))
+            *(
+                write(each).responses.create(response(f"r{n}"), items("i1"))
+                for n in range(40)
+                for each in (store, other)
+            )
         )
         assert sum(created) == 40
-        found = await asyncio.gather(*(each.get_response(US, f"r{n}") for n in range(40) for each in (store, other)))
+        found = await asyncio.gather(
+            *(read(each).responses.get(US, f"r{n}") for n in range(40) for each in (store, other))
+        )
         assert all(found)
 
 
 DIE = """
 import asyncio, sys, time
 from syringa.store import Store
-from tests.store.things import items, response
+from tests.store.helpers import items, response
 
 store = Store(sys.argv[1])
 
-def work(session):
+def half(session):
     session.responses.create(response("half"), items("i1", "i2"))
-    print("inside", flush=True)
+    print("database_of", flush=True)
     time.sleep(60)
 
 async def main():
-    await store.create_response(response("running", status="in_progress", owner="victim"), items("i1"))
-    await store.write(work)
+    running = response("running", status="in_progress", process="victim")
+    await store.write(lambda session: session.responses.create(running, items("i1")))
+    await store.write(half)
 
 asyncio.run(main())
 """
 
 
-async def test_a_process_that_is_killed_in_the_middle(store: Store, database: str) -> None:
+async def test_killed_process_leaves_no_partial_write(store: Store, database: str) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", DIE, database, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
-    assert await process.stdout.readline() == b"inside\n"
+    assert await process.stdout.readline() == b"database_of\n"
     process.kill()
     await process.wait()
-    assert await store.get_response(US, "half") is None
-    assert await store.find_item(US, "i2") is None
-    assert await store.create_response(response("half"), items("i1", "i2"))  # its locks went with it
-    await store.fail_orphans(gone=lambda owner: owner == "victim")
-    lost = await store.get_response(US, "running")
+    assert await read(store).responses.get(US, "half") is None
+    assert await find_item(store, US, "i2") is None
+    assert await write(store).responses.create(response("half"), items("i1", "i2"))  # its locks were released
+    await store.fail_orphans(has_exited=lambda process: process == "victim")
+    lost = await read(store).responses.get(US, "running")
     assert lost is not None
     assert lost.status == "failed"

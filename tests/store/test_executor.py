@@ -1,4 +1,4 @@
-"""A database that stays silent: who asked it is told, and what it was to keep is not kept."""
+"""A database that does not answer: callers get an error, and nothing is written."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ import pytest
 
 from syringa.errors import StoreUnavailable
 from syringa.store import Store, executor
-from tests.store.things import ORGANISATION as US
-from tests.store.things import response
+from tests.store.helpers import ORGANIZATION as US
+from tests.store.helpers import read, response, write
 
 
 @contextlib.contextmanager
-def silence() -> Iterator[None]:
-    """Little of it is taken for the end of the database, as long as this lasts: opening one may take longer."""
+def short_query_timeout() -> Iterator[None]:
+    """Use a short query timeout inside the context; opening the database before may take longer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "SILENCE_SECONDS", 0.3)
+        patch.setattr(executor, "QUERY_TIMEOUT_SECONDS", 0.3)
         yield
 
 
-async def test_who_asked_is_told_and_nothing_is_kept(store: Store) -> None:
+async def test_silent_database_times_out_and_rolls_back(store: Store) -> None:
     goes_on = threading.Event()
 
     def hang(session: Any) -> None:
         session.responses.create(response("late"), ())
         goes_on.wait(20)
 
-    await store.create_response(response("before"))
+    await write(store).responses.create(response("before"))
     try:
-        with silence(), pytest.raises(StoreUnavailable) as failed:
+        with short_query_timeout(), pytest.raises(StoreUnavailable) as failed:
             await store.write(hang)
     finally:
         goes_on.set()
     assert (failed.value.status, failed.value.code) == (503, "store_unavailable")
     assert "does not answer" in failed.value.message
-    assert await store.create_response(response("after"))
-    assert await store.get_response(US, "late") is None
+    assert await write(store).responses.create(response("after"))
+    assert await read(store).responses.get(US, "late") is None
 
 
-async def test_those_who_queue_are_told_and_never_run(store: Store) -> None:
+async def test_queued_queries_time_out_and_never_run(store: Store) -> None:
     goes_on = threading.Event()
     ran: list[int] = []
-    await store.create_response(response("before"))
+    await write(store).responses.create(response("before"))
     try:
-        with silence():
+        with short_query_timeout():
             stuck = [
                 asyncio.create_task(store.write(lambda session: goes_on.wait(20))) for _ in range(executor.READERS)
             ]
@@ -59,5 +59,5 @@ async def test_those_who_queue_are_told_and_never_run(store: Store) -> None:
         assert all(isinstance(task.exception(), StoreUnavailable) for task in done)
     finally:
         goes_on.set()
-    assert await store.create_response(response("after"))
+    assert await write(store).responses.create(response("after"))
     assert not ran

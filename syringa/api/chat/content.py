@@ -1,4 +1,4 @@
-"""The content of a message: a string, or parts of text, images and refusals."""
+"""The content of a chat message: a string, or parts with text, images and refusals."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, Literal
 import msgspec
 
 from syringa.api.decoding import convert
-from syringa.api.fields.annotations import nullable, record
+from syringa.api.fields.schema import nullable, object_schema
 from syringa.errors import InvalidRequest
-from syringa.prompt.images.images import ImageSource
+from syringa.prompt.images.loader import ImageSource
 
 Content = str | list[dict[str, Any]]
 
-_TEXT_PART = record(("type", "text"), type={"const": "text"}, text={"type": "string"})
-_REFUSAL_PART = record(("type", "refusal"), type={"const": "refusal"}, refusal={"type": "string"})
-_IMAGE_PART = record(
+_TEXT_PART = object_schema(("type", "text"), type={"const": "text"}, text={"type": "string"})
+_REFUSAL_PART = object_schema(("type", "refusal"), type={"const": "refusal"}, refusal={"type": "string"})
+_IMAGE_PART = object_schema(
     ("type", "image_url"),
     type={"const": "image_url"},
-    image_url=record(
+    image_url=object_schema(
         ("url",),
-        url={"type": "string", "description": "An http(s) address, or a `data:` URI in base64."},
+        url={"type": "string", "description": "An http(s) URL, or a base64 `data:` URI."},
         detail={"enum": ["auto", "low", "high", None]},
     ),
 )
@@ -57,20 +57,19 @@ class ImageUrl(msgspec.Struct, kw_only=True):
 
 
 class ContentReader:
-    """Reads contents, and keeps the images that they show in their order."""
+    """Validates contents, and collects their images in order."""
 
-    def __init__(self, *, sees_images: bool, ignored: list[str]) -> None:
+    def __init__(self, *, supports_images: bool, ignored: list[str]) -> None:
         self.images: list[ImageSource] = []
-        self._sees_images = sees_images
+        self._supports_images = supports_images
         self._ignored = ignored
 
     def read(self, given: Any, path: str, role: str) -> Content:
-        """Content for a template: parts where there is an image, else one text."""
+        """Return content for the chat template: parts if there is an image, otherwise one text."""
         if isinstance(given, str):
             return given
         if not isinstance(given, list) or not given:
-            said = "expected a string or an array of parts that is not empty"
-            raise InvalidRequest(f"{path}: {said}.", param=path)
+            raise InvalidRequest(f"{path}: expected a string or a non-empty array of parts.", param=path)
         parts = [self._part(part, f"{path}[{index}]", role) for index, part in enumerate(given)]
         return parts if has_images(parts) else "\n".join(part["text"] for part in parts)
 
@@ -86,14 +85,14 @@ class ContentReader:
             raise InvalidRequest(f"{path}: expected an object.", param=path)
         known = {"user": "text and image_url", "assistant": "text and refusal"}.get(role, "text")
         raise InvalidRequest(
-            f"{path}.type: parts of a {role} message are {known} here, not {kind!r}.", param=f"{path}.type"
+            f"{path}.type: supported parts of a {role} message are {known}, not {kind!r}.", param=f"{path}.type"
         )
 
     def _image(self, given: Any, path: str) -> dict[str, Any]:
         part = convert(given, ImagePart, path=path, ignored=self._ignored)
         image = convert(part.image_url, ImageUrl, path=f"{path}.image_url", ignored=self._ignored)
-        if not self._sees_images:
-            raise InvalidRequest(f"{path}: this model reads text alone, and cannot see images.", param=path)
+        if not self._supports_images:
+            raise InvalidRequest(f"{path}: this model does not support images.", param=path)
         self.images.append(ImageSource(url=image.url, detail=image.detail, param=f"{path}.image_url.url"))
         return {"type": "image"}
 
@@ -102,8 +101,8 @@ def has_images(content: Content | None) -> bool:
     return isinstance(content, list) and any(part["type"] == "image" for part in content)
 
 
-def characters(content: Content | None) -> int:
-    """How much text there is."""
+def count_characters(content: Content | None) -> int:
+    """Return the length of the text in a content."""
     if isinstance(content, list):
         return sum(len(part.get("text", "")) for part in content)
     return len(content or "")

@@ -1,4 +1,4 @@
-"""`messages`: what a client sends of a conversation, as chat templates take it, and the images in it."""
+"""The `messages` field: validation, and conversion to the messages that chat templates render."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from msgspec import Meta
 
 from syringa.api.chat.content import ASSISTANT_CONTENT, TEXT_CONTENT, USER_CONTENT, ContentReader
 from syringa.api.decoding import convert
-from syringa.api.fields.annotations import record
+from syringa.api.fields.schema import object_schema
 from syringa.errors import InvalidRequest
 from syringa.prompt.chat.template import Message
-from syringa.prompt.images.images import ImageSource
+from syringa.prompt.images.loader import ImageSource
 
-_INLINE_MESSAGES = 200  # reading more takes milliseconds, in which other requests must not wait
+_INLINE_MESSAGES = 200  # more take milliseconds, and are read in a thread
 _TEXT = {"type": ["string", "null"]}
-_CALL = record(
+_CALL = object_schema(
     ("id", "type", "function"),
     id={"type": "string"},
     type={"const": "function"},
-    function=record(
+    function=object_schema(
         ("name", "arguments"),
         name={"type": "string"},
-        arguments={"type": "string", "description": "The JSON text of an object."},
+        arguments={"type": "string", "description": "A JSON object, as text."},
     ),
 )
 _MESSAGE_SCHEMA = {
     "anyOf": [
-        record(("role", "content"), role={"enum": ["system", "developer"]}, content=TEXT_CONTENT, name=_TEXT),
-        record(("role", "content"), role={"const": "user"}, content=USER_CONTENT, name=_TEXT),
-        record(
+        object_schema(("role", "content"), role={"enum": ["system", "developer"]}, content=TEXT_CONTENT, name=_TEXT),
+        object_schema(("role", "content"), role={"const": "user"}, content=USER_CONTENT, name=_TEXT),
+        object_schema(
             ("role",),
             role={"const": "assistant"},
             content=ASSISTANT_CONTENT,
@@ -44,11 +44,11 @@ _MESSAGE_SCHEMA = {
             audio={"type": "null"},
             function_call={"type": "null"},
         ),
-        record(
+        object_schema(
             ("role", "content", "tool_call_id"),
             role={"const": "tool"},
             content=TEXT_CONTENT,
-            tool_call_id={"type": "string", "description": "The id of the call that it answers."},
+            tool_call_id={"type": "string", "description": "Id of the call that this message answers."},
             name=_TEXT,
         ),
     ]
@@ -60,15 +60,15 @@ class RoleField(msgspec.Struct, kw_only=True):
     role: str
 
 
-class SpokenField(msgspec.Struct, kw_only=True):
-    """A message of the system, the developer or the user."""
+class PlainMessageField(msgspec.Struct, kw_only=True):
+    """A system, developer or user message."""
 
     role: str
     content: Any = None
     name: str | None = None
 
 
-class AssistantField(msgspec.Struct, kw_only=True):
+class AssistantMessageField(msgspec.Struct, kw_only=True):
     role: str
     content: Any = None
     name: str | None = None
@@ -80,40 +80,40 @@ class AssistantField(msgspec.Struct, kw_only=True):
     function_call: Any = None
 
 
-class ToolField(msgspec.Struct, kw_only=True):
+class ToolMessageField(msgspec.Struct, kw_only=True):
     role: str
     tool_call_id: str
     content: Any = None
     name: str | None = None
 
 
-class CallField(msgspec.Struct, kw_only=True):
+class ToolCallField(msgspec.Struct, kw_only=True):
     id: str
     type: str
     function: Any = None
 
 
-class CalledField(msgspec.Struct, kw_only=True):
+class FunctionCallField(msgspec.Struct, kw_only=True):
     name: str
     arguments: str
 
 
-class Said(msgspec.Struct):
-    """A message for the template, and the images that it shows."""
+class PromptMessage(msgspec.Struct):
+    """A message for the chat template, and its images."""
 
     message: Message
     images: list[ImageSource] = []
 
 
-async def read_messages(given: Any, *, sees_images: bool, ignored: list[str]) -> list[Said]:
-    """Checks every message. What is not known in one is added to `ignored` by its path."""
+async def read_messages(given: Any, *, supports_images: bool, ignored: list[str]) -> list[PromptMessage]:
+    """Validate the messages. Raises `InvalidRequest`; the paths of unknown fields are appended to `ignored`."""
     if isinstance(given, list) and _size(given) > _INLINE_MESSAGES:
-        return await asyncio.to_thread(_read, given, sees_images, ignored)
-    return _read(given, sees_images, ignored)
+        return await asyncio.to_thread(_read, given, supports_images, ignored)
+    return _read(given, supports_images, ignored)
 
 
 def _size(given: list[Any]) -> int:
-    """Messages and their parts; counting stops where it is plain that there are many."""
+    """Return the number of messages and content parts, or any number above the limit if there are more."""
     size = len(given)
     for message in given[:_INLINE_MESSAGES]:
         content = message.get("content") if isinstance(message, dict) else None
@@ -121,66 +121,66 @@ def _size(given: list[Any]) -> int:
     return size
 
 
-def _read(given: Any, sees_images: bool, ignored: list[str]) -> list[Said]:
+def _read(given: Any, supports_images: bool, ignored: list[str]) -> list[PromptMessage]:
     if not isinstance(given, list) or not given:
         raise InvalidRequest("messages: expected at least one message.", param="messages")
-    reader = _Reader(sees_images, ignored)
+    reader = _Reader(supports_images, ignored)
     return [reader.read(each, f"messages[{index}]") for index, each in enumerate(given)]
 
 
 class _Reader:
-    """Knows the calls of the messages so far, which later ones may answer."""
+    """Reads messages in order, and remembers the tool calls that later ones may answer."""
 
-    def __init__(self, sees_images: bool, ignored: list[str]) -> None:
-        self._sees_images, self._ignored = sees_images, ignored
-        self._called: dict[str, str] = {}  # each call's function, by its id
+    def __init__(self, supports_images: bool, ignored: list[str]) -> None:
+        self._supports_images, self._ignored = supports_images, ignored
+        self._calls: dict[str, str] = {}  # function name by call id
 
-    def read(self, given: Any, path: str) -> Said:
+    def read(self, given: Any, path: str) -> PromptMessage:
         role = convert(given, RoleField, path=path).role
-        contents = ContentReader(sees_images=self._sees_images, ignored=self._ignored)
+        contents = ContentReader(supports_images=self._supports_images, ignored=self._ignored)
         match role:
             case "system" | "developer" | "user":
-                message = self._spoken(given, path, contents)
+                message = self._plain(given, path, contents)
             case "assistant":
                 message = self._assistant(given, path, contents)
             case "tool":
                 message = self._tool(given, path, contents)
             case _:
-                hint = "; the results of functions go into messages of the role tool" * (role == "function")
+                hint = "; send the results of functions in messages of role tool" if role == "function" else ""
                 raise InvalidRequest(
                     f"{path}.role: expected system, developer, user, assistant or tool, not {role!r}{hint}.",
                     param=f"{path}.role",
                 )
-        return Said(message, contents.images)
+        return PromptMessage(message, contents.images)
 
-    def _spoken(self, given: Any, path: str, contents: ContentReader) -> Message:
-        field = convert(given, SpokenField, path=path, ignored=self._ignored)
+    def _plain(self, given: Any, path: str, contents: ContentReader) -> Message:
+        field = convert(given, PlainMessageField, path=path, ignored=self._ignored)
         content = contents.read(field.content, f"{path}.content", field.role)
-        return _named({"role": field.role, "content": content}, field.name)
+        return _with_name({"role": field.role, "content": content}, field.name)
 
     def _tool(self, given: Any, path: str, contents: ContentReader) -> Message:
-        field = convert(given, ToolField, path=path, ignored=self._ignored)
-        if field.tool_call_id not in self._called:
+        field = convert(given, ToolMessageField, path=path, ignored=self._ignored)
+        if field.tool_call_id not in self._calls:
             path += ".tool_call_id"
             raise InvalidRequest(f"{path}: no earlier message has a call {field.tool_call_id!r}.", param=path)
         content = contents.read(field.content, f"{path}.content", "tool")
         # Some templates name the function beside its result.
-        name = field.name or self._called[field.tool_call_id]
+        name = field.name or self._calls[field.tool_call_id]
         return {"role": "tool", "content": content, "tool_call_id": field.tool_call_id, "name": name}
 
     def _assistant(self, given: Any, path: str, contents: ContentReader) -> Message:
-        field = convert(given, AssistantField, path=path, ignored=self._ignored)
-        _refuse_old(field, path)
+        field = convert(given, AssistantMessageField, path=path, ignored=self._ignored)
+        _reject_unsupported(field, path)
         reasoning = field.reasoning if field.reasoning is not None else field.reasoning_content
         content = field.content if field.content is not None else field.refusal
         if content is None and not field.tool_calls and reasoning is None:
             path += ".content"
-            raise InvalidRequest(f"{path}: expected a text, or tool_calls beside it.", param=path)
+            raise InvalidRequest(f"{path}: expected a text; it may be absent only with tool_calls.", param=path)
         if content is not None:
             content = contents.read(content, f"{path}.content", "assistant")
         elif not field.tool_calls:
             content = ""
-        message = _named({"role": "assistant", "content": content}, field.name)
+        message = _with_name({"role": "assistant", "content": content}, field.name)
         if reasoning is not None:
             message["reasoning_content"] = reasoning
         if field.tool_calls:
@@ -189,37 +189,39 @@ class _Reader:
         return message
 
     def _call(self, given: Any, path: str) -> dict[str, Any]:
-        shape = convert(given, CallField, path=path, ignored=self._ignored)
+        shape = convert(given, ToolCallField, path=path, ignored=self._ignored)
         if shape.type != "function":
             path += ".type"
-            raise InvalidRequest(f"{path}: only functions can be called here, not {shape.type!r}.", param=path)
+            raise InvalidRequest(f"{path}: only calls of type function are supported, not {shape.type!r}.", param=path)
         path += ".function"
-        called = convert(shape.function, CalledField, path=path, ignored=self._ignored)
-        self._called[shape.id] = called.name
+        called = convert(shape.function, FunctionCallField, path=path, ignored=self._ignored)
+        self._calls[shape.id] = called.name
         arguments = read_arguments(called.arguments, f"{path}.arguments")
         return {"id": shape.id, "type": "function", "function": {"name": called.name, "arguments": arguments}}
 
 
 def read_arguments(text: str, path: str) -> dict[str, Any]:
-    """The object that templates write out in their own way. A call without arguments may have none at all."""
+    """Parse the arguments of a call, which have to be a JSON object; an empty text is an empty object."""
     try:
         found = json.loads(text) if text.strip() else {}
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"{path}: not valid JSON: {error}.", param=path) from None
     except (ValueError, RecursionError):
-        raise InvalidRequest(f"{path}: JSON with a number too long, or nested too deeply.", param=path) from None
+        raise InvalidRequest(
+            f"{path}: JSON with a number that is too long, or nested too deeply.", param=path
+        ) from None
     if not isinstance(found, dict):
-        raise InvalidRequest(f"{path}: expected the JSON text of an object.", param=path)
+        raise InvalidRequest(f"{path}: expected a JSON object.", param=path)
     return found
 
 
-def _refuse_old(field: AssistantField, path: str) -> None:
+def _reject_unsupported(field: AssistantMessageField, path: str) -> None:
     if field.audio is not None:
-        raise InvalidRequest(f"{path}.audio: audio is not served here.", param=f"{path}.audio")
+        raise InvalidRequest(f"{path}.audio: audio is not supported.", param=f"{path}.audio")
     if field.function_call is not None:
         path += ".function_call"
-        raise InvalidRequest(f"{path}: OpenAI has replaced it; send the call in tool_calls.", param=path)
+        raise InvalidRequest(f"{path}: deprecated and not supported; send the call in tool_calls.", param=path)
 
 
-def _named(message: Message, name: str | None) -> Message:
+def _with_name(message: Message, name: str | None) -> Message:
     return message if name is None else {**message, "name": name}

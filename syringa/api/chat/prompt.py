@@ -1,4 +1,4 @@
-"""From messages to the tokens of a prompt: through the model's template, and into its context."""
+"""Chat prompts: messages rendered with the model's chat template, tokenized, and fitted into its context."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from syringa.api.chat.content import characters
-from syringa.api.chat.messages import Said
+from syringa.api.chat.content import count_characters
+from syringa.api.chat.messages import PromptMessage
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import ContextLengthExceeded, InvalidRequest
 from syringa.prompt.chat.call_ids import with_ids_of
 from syringa.prompt.chat.plain_tools import with_tools, without_calls
 from syringa.prompt.chat.template import ChatTemplate, Message
-from syringa.prompt.chat.template_traits import Traits, traits
-from syringa.prompt.chat.tools import ToolUse, describe
-from syringa.prompt.images.images import ImageSource
+from syringa.prompt.chat.template_capabilities import TemplateCapabilities, probe_template
+from syringa.prompt.chat.tools import ToolUse, tool_definition
+from syringa.prompt.images.loader import ImageSource
 
-# Below this many characters rendering is cheaper than the hop to a thread; a message costs something even if empty.
+# Below this many characters rendering inline is cheaper than in a thread. An empty message counts for a few.
 _INLINE_CHARS = 4096
 _MESSAGE_CHARS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatPrompt:
-    """A rendered conversation. `images` stand where the text has their placeholders."""
+    """A rendered and tokenized conversation. `images` are in the order of their placeholders in the text."""
 
     text: str
     tokens: list[int]
@@ -34,8 +34,8 @@ class ChatPrompt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rendering:
-    """How the messages of one request become a prompt."""
+class PromptRenderer:
+    """Renders the messages of one request into a prompt."""
 
     model: ServedModel
     template: ChatTemplate
@@ -44,123 +44,144 @@ class Rendering:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
-    def render(self, said: Sequence[Said]) -> str:
-        nature = traits(self.template)
-        messages = [each.message for each in said]
+    def render(self, messages: Sequence[PromptMessage]) -> str:
+        """Return the text of the prompt."""
+        capabilities = probe_template(self.template)
+        plain = [each.message for each in messages]
         tools = None
-        if self.model.dialect.knows_tools:
-            messages = with_ids_of(self.model.dialect.calls, messages)
-            tools = [describe(tool) for tool in self.tools.tools] if self.tools is not None else None
+        if self.model.formats.supports_tools:
+            plain = with_ids_of(self.model.formats.tool_calls, plain)
+            tools = [tool_definition(tool) for tool in self.tools.tools] if self.tools is not None else None
         else:
-            messages = without_calls(messages)
+            plain = without_calls(plain)
             if self.tools is not None:
-                messages = with_tools(messages, self.tools, takes_system=nature.takes_system)
+                plain = with_tools(plain, self.tools, takes_system=capabilities.takes_system)
         return self.template.render(
-            [_suited(each, nature) for each in messages],
+            [_adapt_to_template(each, capabilities) for each in plain],
             tools=tools,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             kwargs=self.kwargs,
         )
 
-    async def prompt(self, said: Sequence[Said]) -> ChatPrompt:
-        """Renders and tokenizes, in a thread where it takes a while."""
-        size = sum(characters(each.message["content"]) + _MESSAGE_CHARS for each in said)
+    async def build(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
+        """Render and tokenize the messages, in a thread if they are long. Raises `ContextLengthExceeded`."""
+        size = sum(count_characters(each.message["content"]) + _MESSAGE_CHARS for each in messages)
         if self.tools is None and size <= _INLINE_CHARS:
-            text = self.render(said)
+            text = self.render(messages)
         else:
-            text = await asyncio.to_thread(self.render, said)
+            text = await asyncio.to_thread(self.render, messages)
         try:
-            # The template has written the model's first token, if it has one.
+            # The template writes the BOS token itself, if the model has one.
             (tokens,) = await self.model.encode_all([text], special=False)
         except ContextLengthExceeded as error:
             raise ContextLengthExceeded(error.message, param="messages") from None
-        return ChatPrompt(text=text, tokens=tokens, images=[image for each in said for image in each.images])
+        return ChatPrompt(text=text, tokens=tokens, images=[image for each in messages for image in each.images])
 
 
-def template_of(model: ServedModel) -> ChatTemplate:
-    """The model's template. There is no other way to tell who said what."""
+def adds_generation_prompt(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
+    """Return whether the prompt ends with the start of an assistant message. Default: unless the last is continued."""
+    return not continue_final_message if add_generation_prompt is None else add_generation_prompt
+
+
+def require_template(model: ServedModel) -> ChatTemplate:
+    """Return the model's chat template. Raises `InvalidRequest` if it has none."""
     if model.template is None:
         raise InvalidRequest(
-            f"The model {model.id!r} has no chat template, so that it cannot be given messages. Start the server with"
+            f"The model {model.id!r} has no chat template and cannot take messages. Start the server with"
             " --chat-template to give it one, or send a prompt to /v1/completions.",
             param="model",
         )
     return model.template
 
 
-def name_unread(said: Sequence[Said], template: ChatTemplate, ignored: list[str]) -> None:
-    """Adds the names of speakers to `ignored` where the template does not show them to the model."""
-    if not traits(template).reads_names:
-        messages = (each.message for each in said)
+def report_ignored_names(messages: Sequence[PromptMessage], template: ChatTemplate, ignored: list[str]) -> None:
+    """Append the `name` fields of messages to `ignored` if the template does not render them."""
+    if not probe_template(template).reads_names:
         ignored += [
-            f"messages[{i}].name" for i, each in enumerate(messages) if "name" in each and each["role"] != "tool"
+            f"messages[{index}].name"
+            for index, each in enumerate(messages)
+            if "name" in each.message and each.message["role"] != "tool"
         ]
 
 
-async def fit(
-    rendering: Rendering, said: Sequence[Said], *, answer: int | None, truncate: bool, asked: str = "max_tokens"
+async def fit_prompt(
+    renderer: PromptRenderer,
+    messages: Sequence[PromptMessage],
+    *,
+    max_tokens: int | None,
+    truncate: bool,
+    max_tokens_field: str = "max_tokens",
 ) -> ChatPrompt:
-    """The prompt, which leaves room for an `answer` of that many tokens; None: for any.
+    """Build a prompt that leaves space for `max_tokens` of output, or for one token if that is None.
 
-    With `truncate` the oldest turns go until it fits; instructions and the last turn stay. `asked` is the field that
-    the length of the answer came from.
+    With `truncate`, the oldest turns are dropped until it fits; instructions and the last turn stay.
+    `max_tokens_field` is the request field that `max_tokens` came from. Raises `ContextLengthExceeded`.
     """
-    limit = rendering.model.max_model_len
-    room = limit - (1 if answer is None else answer)
+    limit = renderer.model.max_model_len
+    available = limit - (1 if max_tokens is None else max_tokens)
     try:
-        prompt = await rendering.prompt(said)
-        if len(prompt.tokens) <= room:
+        prompt = await renderer.build(messages)
+        if len(prompt.tokens) <= available:
             return prompt
-        wanted = f"{asked} asks for {answer} more" if answer is not None else "leave no room for an answer"
+        needed = (
+            f"{max_tokens_field} asks for {max_tokens} more" if max_tokens is not None else "leave no space for output"
+        )
         error = ContextLengthExceeded(
-            f"The model's context is {limit} tokens; the messages have {len(prompt.tokens)} and {wanted}.",
-            param="messages" if room > 0 else asked,
+            f"The model's context is {limit} tokens; the messages have {len(prompt.tokens)} and {needed}.",
+            param="messages" if available > 0 else max_tokens_field,
         )
     except ContextLengthExceeded as too_long:
         error = too_long
-    fitting = await _without_oldest(rendering, said, room) if truncate and room > 0 else None
-    if fitting is None:
+    fitted = await _drop_oldest_turns(renderer, messages, available) if truncate and available > 0 else None
+    if fitted is None:
         raise error
-    return fitting
+    return fitted
 
 
-async def _without_oldest(rendering: Rendering, said: Sequence[Said], room: int) -> ChatPrompt | None:
-    """The prompt that lacks the fewest turns and fits. Each try renders anew, so they are halved, not counted down."""
-    starts = [index for index, each in enumerate(said) if each.message["role"] == "user"]
+async def _drop_oldest_turns(
+    renderer: PromptRenderer, messages: Sequence[PromptMessage], available: int
+) -> ChatPrompt | None:
+    """Return the prompt that fits with the fewest turns dropped, found by binary search."""
+    starts = [index for index, each in enumerate(messages) if each.message["role"] == "user"]
     found = None
-    least, most = 1, len(starts) - 1
-    while least <= most:
-        dropped = (least + most) // 2
+    low, high = 1, len(starts) - 1
+    while low <= high:
+        dropped = (low + high) // 2
         kept = [
             each
-            for index, each in enumerate(said)
+            for index, each in enumerate(messages)
             if index >= starts[dropped] or each.message["role"] in ("system", "developer")
         ]
         try:
-            prompt = await rendering.prompt(kept)
+            prompt = await renderer.build(kept)
         except ContextLengthExceeded:
-            least = dropped + 1
+            low = dropped + 1
             continue
-        if len(prompt.tokens) <= room:
-            found, most = prompt, dropped - 1
+        if len(prompt.tokens) <= available:
+            found, high = prompt, dropped - 1
         else:
-            least = dropped + 1
+            low = dropped + 1
     return found
 
 
-def _suited(message: Message, nature: Traits) -> Message:
-    """The message with what the template has no notion of put in its terms."""
-    if message["role"] == "developer" and not nature.knows_developer:
+def _adapt_to_template(message: Message, capabilities: TemplateCapabilities) -> Message:
+    """Return the message in the form that the template can render."""
+    if message["role"] == "developer" and not capabilities.knows_developer:
         return {**message, "role": "system"}
     if message.get("tool_calls"):
-        content = nature.empty if message["content"] is None else message["content"]
+        content = capabilities.empty if message["content"] is None else message["content"]
         calls = message["tool_calls"]
-        return {**message, "content": content, "tool_calls": _as_text(calls) if nature.arguments_as_text else calls}
+        return {
+            **message,
+            "content": content,
+            "tool_calls": _with_json_arguments(calls) if capabilities.arguments_as_text else calls,
+        }
     return message
 
 
-def _as_text(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_json_arguments(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tool calls with their arguments as JSON text."""
     functions = [call["function"] for call in calls]
     texts = [json.dumps(each["arguments"], ensure_ascii=False) for each in functions]
     return [

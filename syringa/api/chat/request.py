@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: the wire type, and the way from a body to a generation."""
+"""`/v1/chat/completions`: the request body, and its conversion to a generation request."""
 
 from __future__ import annotations
 
@@ -9,149 +9,180 @@ import msgspec
 from msgspec import Meta
 
 from syringa.api.chat.messages import MessagesField, read_messages
-from syringa.api.chat.prompt import ChatPrompt, Rendering, fit, name_unread, template_of
+from syringa.api.chat.prompt import (
+    ChatPrompt,
+    PromptRenderer,
+    adds_generation_prompt,
+    fit_prompt,
+    report_ignored_names,
+    require_template,
+)
 from syringa.api.chat.writer import ChatWriter
-from syringa.api.decoding import Call
-from syringa.api.fields.annotations import refused, says, unheeded
-from syringa.api.fields.constraints import compose
-from syringa.api.fields.defaults import with_defaults
-from syringa.api.fields.metadata import MetadataField, check_metadata
-from syringa.api.fields.reasoning import Effort, ThinkingRequest, read_thinking
+from syringa.api.fields.common import MetadataField, StreamOptionsField, check_metadata, read_stream_options
+from syringa.api.fields.constraints import compose_grammar
+from syringa.api.fields.defaults import apply_defaults
+from syringa.api.fields.reasoning import Effort, ReasoningRequest, read_reasoning_request
 from syringa.api.fields.sampling import (
     MAX_COUNT,
     Count,
     SamplingFields,
     constraint_field,
+    read_stop,
     to_sampling,
-    to_stop,
-    to_stopping,
+    to_stop_conditions,
 )
-from syringa.api.fields.stream_options import StreamOptionsField, read_stream_options
+from syringa.api.fields.schema import doc, ignored_field, refused_field
 from syringa.api.fields.tools import ToolChoiceField, ToolRequest, ToolsField, read_tools
 from syringa.api.models.served_model import Models, ServedModel
+from syringa.api.prepared_request import PreparedRequest
 from syringa.errors import InvalidRequest
 from syringa.events import GenerationRequest, OutputFormat
-from syringa.ids import fresh_id
-from syringa.prompt.images.images import fetch_images
+from syringa.ids import random_id
+from syringa.prompt.images.loader import fetch_images
 from syringa.types import Grammar
 
 Length = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 _REFUSED = {
-    "audio": "Audio is not served here.",
-    "prediction": "Predicted outputs are not served here.",
-    "web_search_options": "This server does not search the web.",
-    "moderation": "This server does not moderate.",
-    "functions": "OpenAI has replaced it: use `tools`.",
-    "function_call": "OpenAI has replaced it: use `tool_choice`.",
+    "audio": "Audio is not supported.",
+    "prediction": "Predicted outputs are not supported.",
+    "web_search_options": "Web search is not supported.",
+    "moderation": "Moderation is not supported.",
+    "functions": "Deprecated and not supported; use `tools`.",
+    "function_call": "Deprecated and not supported; use `tool_choice`.",
 }
 
 
-def _never(name: str) -> Meta:
-    return refused(_REFUSED[name], type="null")
+def _unsupported(name: str) -> Meta:
+    return refused_field(_REFUSED[name], type="null")
 
 
 class ChatRequest(SamplingFields, kw_only=True):
     """The body of `POST /v1/chat/completions` and `POST /api/v2/chat/completions`."""
 
-    messages: Annotated[MessagesField, says("The conversation: system, developer, user, assistant and tool messages.")]
+    messages: Annotated[
+        MessagesField, doc("The conversation: system, developer, user, assistant and tool messages; at least one.")
+    ]
     model: Annotated[
-        str | None, says("An id from `/v1/models`, an alias, or `default`; absent: the default model.")
+        str | None, doc("Model id from `/v1/models`, an alias, or `default`. Default: the default model.")
     ] = None
     max_completion_tokens: Annotated[
-        Length | None, says("Tokens to generate at most, thoughts among them; absent: what the context leaves.")
+        Length | None, doc("Maximum number of output tokens, reasoning included. Default: the rest of the context.")
     ] = None
-    max_tokens: Annotated[Length | None, says("The same, where `max_completion_tokens` is absent.")] = None
-    stream: Annotated[bool | None, says("Answer in server-sent events.", False)] = None
+    max_tokens: Annotated[Length | None, doc("Same as `max_completion_tokens`, which takes precedence.")] = None
+    stream: Annotated[bool | None, doc("Stream the output as server-sent events.", False)] = None
     stream_options: StreamOptionsField = None
-    logprobs: Annotated[bool | None, says("The log-probabilities of the answer's tokens.", False)] = None
+    logprobs: Annotated[bool | None, doc("Return the log-probabilities of the output tokens.", False)] = None
     top_logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=20)] | None, says("With this many alternatives per token; needs `logprobs`.", 0)
+        Annotated[int, Meta(ge=0, le=20)] | None,
+        doc("Number of most likely tokens to return at each position, 0 to 20; requires `logprobs: true`.", 0),
     ] = None
-    tools: Annotated[ToolsField, says("Functions that the model may call; not with `grammar`.")] = None
+    tools: Annotated[
+        ToolsField, doc("Functions that the model may call, at most 128; cannot be combined with `grammar`.")
+    ] = None
     tool_choice: ToolChoiceField = None
-    parallel_tool_calls: Annotated[bool | None, says("Whether several calls may be made at once.", True)] = None
+    parallel_tool_calls: Annotated[
+        bool | None, doc("Whether the model may make several calls in one message.", True)
+    ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None,
-        says("More for the model's chat template. `thinking` or `enable_thinking` false: no thought."),
+        doc("Extra variables for the chat template. `thinking` or `enable_thinking`: false turns reasoning off."),
     ] = None
     reasoning_effort: Annotated[
-        Effort | None, says("`none`: no thought; else told to the template, or where it has no word for it, a budget.")
+        Effort | None,
+        doc(
+            "`none` turns reasoning off; other values are passed to the chat template, or become a token budget if the "
+            "template has no such variable."
+        ),
     ] = None
-    thinking_token_budget: Annotated[Count | None, says("Tokens after which a thought is closed.")] = None
+    thinking_token_budget: Annotated[
+        Count | None, doc("Maximum number of reasoning tokens; the reasoning is then closed.")
+    ] = None
     add_generation_prompt: Annotated[
-        bool | None, says("Begin the assistant's turn; absent: true, unless the last message is continued.")
+        bool | None,
+        doc("Append the start of an assistant message to the prompt. Default: true, unless `continue_final_message`."),
     ] = None
-    continue_final_message: Annotated[bool | None, says("Go on with the last message, which is left open.", False)] = (
-        None
-    )
-    user: Annotated[str | None, says("Kept with the usage record.")] = None
+    continue_final_message: Annotated[
+        bool | None, doc("Continue the last message instead of starting a new one.", False)
+    ] = None
+    user: Annotated[str | None, doc("End-user id, stored with the usage record.")] = None
     safety_identifier: Annotated[
-        Annotated[str, Meta(max_length=64)] | None, says("Kept with the usage record, where `user` is absent.")
+        Annotated[str, Meta(max_length=64)] | None,
+        doc("End-user id, stored with the usage record if `user` is absent; at most 64 characters."),
     ] = None
     metadata: Annotated[
         MetadataField,
-        says("Up to 16 pairs, sent back in the body; ignored in a stream."),
+        doc("Up to 16 key-value pairs, returned in the body; ignored in a stream."),
     ] = None
     store: Annotated[
         Annotated[bool, Meta(extra_json_schema={"const": False})] | None,
-        refused("Refused where true: only `/v1/responses` stores what it answers."),
+        refused_field("Refused if true: only `/v1/responses` stores its output."),
     ] = None
     modalities: Annotated[
         Annotated[list[Any], Meta(extra_json_schema={"items": {"const": "text"}})] | None,
-        says("Only `text` is served; audio is refused."),
+        doc("Only `text` is supported; `audio` is refused."),
     ] = None
     service_tier: Annotated[
         Literal["auto", "default", "flex", "scale", "priority", "fast"] | None,
-        unheeded("There is one tier; any but `auto` and `default` is named as ignored."),
+        ignored_field("There is one tier; values other than `auto` and `default` are reported as ignored."),
     ] = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, unheeded("Any but `medium` is named as ignored.")] = (
-        None
-    )
-    prompt_cache_key: Annotated[str | None, unheeded("Prefixes are found by their content, without a key.")] = None
-    audio: Annotated[Any, _never("audio")] = None
-    prediction: Annotated[Any, _never("prediction")] = None
-    web_search_options: Annotated[Any, _never("web_search_options")] = None
-    moderation: Annotated[Any, _never("moderation")] = None
-    functions: Annotated[Any, _never("functions")] = None
-    function_call: Annotated[Any, _never("function_call")] = None
+    verbosity: Annotated[
+        Literal["low", "medium", "high"] | None, ignored_field("Values other than `medium` are reported as ignored.")
+    ] = None
+    prompt_cache_key: Annotated[
+        str | None, ignored_field("The prefix cache is keyed by content; reported as ignored.")
+    ] = None
+    audio: Annotated[Any, _unsupported("audio")] = None
+    prediction: Annotated[Any, _unsupported("prediction")] = None
+    web_search_options: Annotated[Any, _unsupported("web_search_options")] = None
+    moderation: Annotated[Any, _unsupported("moderation")] = None
+    functions: Annotated[Any, _unsupported("functions")] = None
+    function_call: Annotated[Any, _unsupported("function_call")] = None
 
     @property
     def length(self) -> int | None:
-        """How long the answer may be."""
+        """The maximum number of output tokens that the request asks for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-async def to_generation(body: ChatRequest, models: Models, ignored: list[str], tenant: str = "") -> Call:
-    """Checks what types alone cannot say, renders, tokenizes and fetches images. Nothing has run when this raises."""
+async def prepare_chat(body: ChatRequest, models: Models, ignored: list[str], tenant: str = "") -> PreparedRequest:
+    """Validate the request, render and tokenize its prompt, and fetch its images.
+
+    Raises before anything is submitted to the engine. The paths of ignored fields are appended to `ignored`.
+    """
     model = await models.find(body.model)
-    body = with_defaults(body, model)
-    _refuse(body)
-    _name_unheeded(body, ignored)
+    body = apply_defaults(body, model)
+    _reject_unsupported(body)
+    _report_ignored(body, ignored)
     options = read_stream_options(body.stream_options, stream=bool(body.stream), ignored=ignored)
-    stop = to_stop(body.stop)
+    stop = read_stop(body.stop)
     sampling = await to_sampling(body, model, ignored)
     tools = await read_tools(
         body.tools,
         body.tool_choice,
         ignored,
         parallel=body.parallel_tool_calls is not False,
-        hold=model.dialect.calls == "plain",
+        constrain_arguments=model.formats.tool_calls == "plain",
     )
     constraint = _constraint(body, tools, sampling.grammar)
-    thoughts = read_thinking(
+    reasoning = read_reasoning_request(
         body.chat_template_kwargs, body.reasoning_effort, body.thinking_token_budget, model, ignored
     )
-    prompt = await _prompt(body, model, tools, thoughts, ignored)
+    prompt = await _prompt(body, model, tools, reasoning, ignored)
     length = model.max_model_len - len(prompt.tokens) if body.length is None else body.length
-    stopping = to_stopping(body, model, length)
-    thinking = thoughts.begin(prompt.text, model)
-    use, calls = (tools.use, model.dialect.calls) if tools is not None else (None, None)
-    bound = constraint_field(body, tools)
-    grammar = await compose(
-        model, thinking=thinking, constraint=constraint, tools=use, format=calls or "plain", asked=bound
+    stopping = to_stop_conditions(body, model, length)
+    reasoning_options = reasoning.for_prompt(prompt.text, model)
+    use, calls = (tools.use, model.formats.tool_calls) if tools is not None else (None, None)
+    grammar_field = constraint_field(body, tools)
+    grammar = await compose_grammar(
+        model,
+        reasoning=reasoning_options,
+        constraint=constraint,
+        tools=use,
+        format=calls or "plain",
+        source_field=grammar_field,
     )
     request = GenerationRequest(
-        id=fresh_id("chatcmpl-"),
+        id=random_id("chatcmpl-"),
         prompts=[prompt.tokens],
         sampling=msgspec.structs.replace(sampling, grammar=grammar, opening=model.opening(use)),
         stopping=stopping,
@@ -161,13 +192,13 @@ async def to_generation(body: ChatRequest, models: Models, ignored: list[str], t
         logprobs=body.top_logprobs or 0 if body.logprobs else None,
         images=tuple(await fetch_images(prompt.images, model.image_policy)) if prompt.images else (),
         output=OutputFormat(
-            thought=model.dialect.thought,
-            thinking=thinking is not None and thinking.opened,
-            calls=calls,
-            only_calls=use is not None and use.mode == "required",
-            parameters=tools.parameters if tools is not None else {},
+            reasoning=model.formats.reasoning,
+            reasoning_open=reasoning_options is not None and reasoning_options.opened,
+            tool_calls=calls,
+            tool_calls_only=use is not None and use.mode == "required",
+            tool_schemas=tools.parameters if tools is not None else {},
         ),
-        constraint=bound,
+        grammar_param=grammar_field,
         tenant=tenant,
         user=body.safety_identifier if body.user is None else body.user,
     )
@@ -180,59 +211,63 @@ async def to_generation(body: ChatRequest, models: Models, ignored: list[str], t
         named_tool=tools is not None and tools.named,
         metadata=body.metadata,
     )
-    return Call(request=request, writer=writer, model=model, stream=bool(body.stream))
+    return PreparedRequest(request=request, writer=writer, model=model, stream=bool(body.stream))
 
 
 async def _prompt(
-    body: ChatRequest, model: ServedModel, tools: ToolRequest | None, thoughts: ThinkingRequest, ignored: list[str]
+    body: ChatRequest, model: ServedModel, tools: ToolRequest | None, reasoning: ReasoningRequest, ignored: list[str]
 ) -> ChatPrompt:
-    template = template_of(model)
-    said = await read_messages(body.messages, sees_images=model.sees_images, ignored=ignored)
-    name_unread(said, template, ignored)
-    begins = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
-    rendering = Rendering(
+    template = require_template(model)
+    messages = await read_messages(body.messages, supports_images=model.supports_images, ignored=ignored)
+    report_ignored_names(messages, template, ignored)
+    renderer = PromptRenderer(
         model=model,
         template=template,
         tools=tools.use if tools is not None else None,
-        kwargs=thoughts.kwargs,
-        add_generation_prompt=begins,
+        kwargs=reasoning.kwargs,
+        add_generation_prompt=adds_generation_prompt(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
     )
-    asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return await fit(rendering, said, answer=body.length, truncate=bool(body.truncate_sequence), asked=asked)
+    return await fit_prompt(
+        renderer,
+        messages,
+        max_tokens=body.length,
+        truncate=bool(body.truncate_sequence),
+        max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
+    )
 
 
 def _constraint(body: ChatRequest, tools: ToolRequest | None, grammar: Grammar | None) -> Grammar | None:
-    """What the text of the answer is held to: an answer that has to be calls has no text."""
+    """Return the constraint on the text of the output; output that consists of tool calls has no text."""
     if tools is None:
         return grammar
     if body.grammar is not None:
-        raise InvalidRequest("grammar and tools cannot both constrain the answer.", param="grammar")
+        raise InvalidRequest("grammar and tools cannot be combined.", param="grammar")
     return grammar if tools.use.mode == "auto" else None
 
 
-def _refuse(body: ChatRequest) -> None:
+def _reject_unsupported(body: ChatRequest) -> None:
     for name, reason in _REFUSED.items():
         if getattr(body, name) is not None:
             raise InvalidRequest(f"{name}: {reason}", param=name)
     for index, each in enumerate(body.modalities or ()):
         if each != "text":
             param = f"modalities[{index}]"
-            raise InvalidRequest(f"{param}: only text is served here, not {each!r}.", param=param)
+            raise InvalidRequest(f"{param}: only text is supported, not {each!r}.", param=param)
     if body.store:
-        raise InvalidRequest("store: only /v1/responses stores what it answers.", param="store")
+        raise InvalidRequest("store: only /v1/responses stores its output.", param="store")
     if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+        raise InvalidRequest("top_logprobs requires logprobs: true.", param="top_logprobs")
     check_metadata(body.metadata or {})
 
 
-def _name_unheeded(body: ChatRequest, ignored: list[str]) -> None:
-    """Adds what asks for something that is not done here to `ignored`."""
-    asks = {
+def _report_ignored(body: ChatRequest, ignored: list[str]) -> None:
+    """Append the names of fields that ask for something unsupported to `ignored`."""
+    unsupported = {
         "service_tier": body.service_tier not in (None, "auto", "default"),
         "verbosity": body.verbosity not in (None, "medium"),
         "prompt_cache_key": body.prompt_cache_key is not None,
         "metadata": bool(body.metadata) and bool(body.stream),
         "safety_identifier": body.safety_identifier is not None and body.user is not None,
     }
-    ignored += [name for name, asked in asks.items() if asked]
+    ignored += [name for name, asked in unsupported.items() if asked]

@@ -1,4 +1,4 @@
-"""A generation in the shape of OpenAI's `chat.completion`: chunk by chunk, or whole."""
+"""Wire types and writer of OpenAI's `chat.completion` and `chat.completion.chunk`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from syringa.api.fields.annotations import says
+from syringa.api.fields.common import UsageBody, usage_body
+from syringa.api.fields.schema import doc
 from syringa.api.fields.tools import ToolCall, call_body, call_chunk, finish_reason
-from syringa.api.fields.usage import UsageBody, usage_body
 from syringa.api.models.served_model import ServedModel
-from syringa.api.text_chunks import TextChunks
+from syringa.api.text_chunks import TextChunkEncoder
 from syringa.events import (
     Event,
     Finished,
@@ -23,19 +23,19 @@ from syringa.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from syringa.output.collect import CollectedChoice, Generation
+from syringa.output.collect import CollectedChoice, CollectedGeneration
 
 _REASONS = ["stop", "length", "tool_calls"]
 
 
 class TopLogprob(msgspec.Struct):
-    token: Annotated[str, says("Its text; bytes that are no whole character are spelt out.")]
+    token: Annotated[str, doc("Text of the token; incomplete UTF-8 is written as `bytes:\\x…`.")]
     logprob: float
-    bytes: Annotated[list[int] | None, says("Null for a token that marks structure and has no text.")]
+    bytes: Annotated[list[int] | None, doc("UTF-8 bytes of the token; null for a special token.")]
 
 
 class TokenLogprob(TopLogprob):
-    """A token of the answer."""
+    """An output token with its log-probability."""
 
     top_logprobs: list[TopLogprob]
 
@@ -46,63 +46,67 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    role: Annotated[str, says("`assistant`.", const="assistant")] = "assistant"
-    content: Annotated[str | None, says("Null where there are only calls.")]
+    role: Annotated[str, doc("`assistant`.", const="assistant")] = "assistant"
+    content: Annotated[str | None, doc("Null if there are only tool calls.")]
     refusal: None = None
-    tool_calls: Annotated[list[ToolCall], says("Empty where there is none.")]
-    reasoning: Annotated[str | UnsetType, says("What the model thought, if it did.")] = UNSET
+    tool_calls: Annotated[list[ToolCall], doc("Empty if the model made no calls.")]
+    reasoning: Annotated[str | UnsetType, doc("Reasoning of the model, if there is any.")] = UNSET
 
 
 class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage
-    logprobs: Annotated[ChatLogprobs | None, says("Of the tokens of `content`, where they were asked for.")]
-    finish_reason: Annotated[str, says("`stop` also where the client named the function.", enum=_REASONS)]
+    logprobs: Annotated[ChatLogprobs | None, doc("Log-probabilities of the tokens of `content`, if requested.")]
+    finish_reason: Annotated[
+        str, doc("Why the output ended; `stop` also after a call that `tool_choice` named.", enum=_REASONS)
+    ]
 
 
 class ChatCompletion(msgspec.Struct):
-    """The whole body."""
+    """The body of a response that is not streamed."""
 
     id: str
-    object: Annotated[str, says("`chat.completion`.", const="chat.completion")]
-    created: Annotated[int, says("Unix time, in seconds.")]
+    object: Annotated[str, doc("`chat.completion`.", const="chat.completion")]
+    created: Annotated[int, doc("Unix time in seconds.")]
     model: str
     choices: list[ChatChoice]
     usage: UsageBody
-    metadata: Annotated[dict[str, str] | UnsetType, says("The request's own.")] = UNSET
+    metadata: Annotated[dict[str, str] | UnsetType, doc("Metadata of the request.")] = UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True, gc=False):
-    """What is new in a message. The first of a choice has the role, the last has nothing."""
+    """What a chunk adds to a message. The first of a choice has the role, the last one is empty."""
 
-    role: Annotated[str | UnsetType, says("`assistant`.", const="assistant")] = UNSET
+    role: Annotated[str | UnsetType, doc("`assistant`.", const="assistant")] = UNSET
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: Annotated[list[ToolCall] | UnsetType, says("Parts of calls, to be joined by `index`.")] = UNSET
+    tool_calls: Annotated[list[ToolCall] | UnsetType, doc("Parts of tool calls, to be joined by `index`.")] = UNSET
 
 
 class ChunkChoice(msgspec.Struct, gc=False):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: Annotated[str | None, says("Null before the choice's last chunk.", enum=[*_REASONS, None])] = None
+    finish_reason: Annotated[str | None, doc("Null before the last chunk of the choice.", enum=[*_REASONS, None])] = (
+        None
+    )
 
 
 class ChatChunk(msgspec.Struct, gc=False):
-    """A part of a stream."""
+    """A chunk of a stream."""
 
     id: str
-    object: Annotated[str, says("`chat.completion.chunk`.", const="chat.completion.chunk")]
-    created: Annotated[int, says("Unix time, in seconds.")]
+    object: Annotated[str, doc("`chat.completion.chunk`.", const="chat.completion.chunk")]
+    created: Annotated[int, doc("Unix time in seconds.")]
     model: str
-    choices: Annotated[list[ChunkChoice], says("Empty in the chunk that carries the usage.")]
+    choices: Annotated[list[ChunkChoice], doc("Empty in the chunk with the usage.")]
     usage: Annotated[
-        UsageBody | UnsetType | None, says("Only with `include_usage`: in the last chunk, null before.")
+        UsageBody | UnsetType | None, doc("Only with `include_usage`: set in the last chunk, null before.")
     ] = UNSET
 
 
 class ChatWriter:
-    """Holds what the answer repeats of the request, and which choices have begun."""
+    """Writes a generation as chat chunks or as one chat completion."""
 
     def __init__(
         self,
@@ -121,17 +125,17 @@ class ChatWriter:
         self._no_usage: UnsetType | None = None if include_usage else UNSET
         self._named_tool = named_tool
         self._metadata = metadata
-        self._begun: set[int] = set()
-        self._text = TextChunks(
+        self._started: set[int] = set()
+        self._text_chunk = TextChunkEncoder(
             lambda choice, text: self._chunk([ChunkChoice(choice, ChatDelta(content=text))], self._no_usage)
         )
 
     def write(self, event: Event) -> Sequence[ChatChunk | msgspec.Raw]:
-        """The chunks that one event becomes."""
+        """Return the chunks for one event."""
         if isinstance(event, TextDelta):
-            if not event.tokens and event.choice in self._begun:
-                return (self._text(event.choice, event.text),)
-            logprobs = self._scores(event.tokens) if event.tokens else None
+            if not event.tokens and event.choice in self._started:
+                return (self._text_chunk(event.choice, event.text),)
+            logprobs = self._logprobs_of(event.tokens) if event.tokens else None
             return self._chunks(ChunkChoice(event.choice, ChatDelta(content=event.text), logprobs))
         if isinstance(event, ReasoningDelta):
             return self._chunks(ChunkChoice(event.choice, ChatDelta(reasoning=event.text)))
@@ -141,40 +145,37 @@ class ChatWriter:
             reason = finish_reason(event.reason, named=self._named_tool)
             return self._chunks(ChunkChoice(event.choice, ChatDelta(), None, reason))
         if isinstance(event, PromptScored):
-            return []  # chat scores no prompts
+            return []  # chat does not return prompt log-probabilities
         return [self._chunk([], usage_body(event))] if self._include_usage else []
 
-    def around_text(self) -> tuple[bytes, bytes] | None:
-        return self._text.around(0) if 0 in self._begun and not self._logprobs else None
-
-    def render(self, generation: Generation) -> ChatCompletion:
-        """The whole body. The same pieces as in `write`, joined."""
-        choices = [self._choice(whole) for whole in generation.choices]
+    def render(self, generation: CollectedGeneration) -> ChatCompletion:
+        """Return the full body."""
+        choices = [self._choice(collected) for collected in generation.choices]
         usage = usage_body(generation.usage)
         metadata = UNSET if self._metadata is None else self._metadata
         return ChatCompletion(self._id, "chat.completion", self._created, self._model.id, choices, usage, metadata)
 
-    def _choice(self, whole: CollectedChoice) -> ChatChoice:
+    def _choice(self, collected: CollectedChoice) -> ChatChoice:
         message = ChatMessage(
-            content=None if whole.calls and not whole.text else whole.text,
-            tool_calls=[call_body(call) for call in whole.calls],
-            reasoning=whole.reasoning or UNSET,
+            content=None if collected.calls and not collected.text else collected.text,
+            tool_calls=[call_body(call) for call in collected.calls],
+            reasoning=collected.reasoning or UNSET,
         )
-        logprobs = self._scores(whole.tokens) if self._logprobs else None
-        return ChatChoice(whole.index, message, logprobs, finish_reason(whole.reason, named=self._named_tool))
+        logprobs = self._logprobs_of(collected.tokens) if self._logprobs else None
+        return ChatChoice(collected.index, message, logprobs, finish_reason(collected.reason, named=self._named_tool))
 
     def _chunks(self, choice: ChunkChoice) -> list[ChatChunk]:
         chunk = self._chunk([choice], self._no_usage)
-        if choice.index in self._begun:
+        if choice.index in self._started:
             return [chunk]
-        self._begun.add(choice.index)
+        self._started.add(choice.index)
         opening = ChunkChoice(choice.index, ChatDelta(role="assistant", content=""))
         return [self._chunk([opening], self._no_usage), chunk]
 
     def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | UnsetType | None) -> ChatChunk:
         return ChatChunk(self._id, "chat.completion.chunk", self._created, self._model.id, choices, usage)
 
-    def _scores(self, tokens: Iterable[ScoredToken]) -> ChatLogprobs:
+    def _logprobs_of(self, tokens: Iterable[ScoredToken]) -> ChatLogprobs:
         text, raw = self._model.token_text, self._bytes
         content = []
         for scores in (each.scores for each in tokens):
@@ -184,5 +185,5 @@ class ChatWriter:
 
     def _bytes(self, token: int) -> list[int] | None:
         tokenizer = self._model.tokenizer
-        # Who joins the bytes wants the text: the end token, which is scored too, is no part of it.
+        # Joined bytes have to be the text, and the end token, which is scored too, is not part of it.
         return None if token in tokenizer.special_ids else list(tokenizer.token_bytes(token))

@@ -1,4 +1,4 @@
-"""`/v1/completions`: the wire types, and the way from a body to a generation."""
+"""`/v1/completions`: the request body, and its conversion to a generation request."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from syringa.api.completions.writer import CompletionWriter, Echo
-from syringa.api.decoding import Call
-from syringa.api.fields.annotations import nullable, says
-from syringa.api.fields.constraints import compose
-from syringa.api.fields.defaults import with_defaults
+from syringa.api.completions.writer import CompletionWriter, PromptEcho
+from syringa.api.fields.common import StreamOptionsField, read_stream_options
+from syringa.api.fields.constraints import compose_grammar
+from syringa.api.fields.defaults import apply_defaults
 from syringa.api.fields.sampling import (
     Count,
     SamplingFields,
     check_tokens,
     constraint_field,
+    read_stop,
     to_sampling,
-    to_stop,
-    to_stopping,
+    to_stop_conditions,
 )
-from syringa.api.fields.stream_options import StreamOptionsField, read_stream_options
+from syringa.api.fields.schema import doc, nullable
 from syringa.api.fields.tools import ToolChoiceField, ToolsField, read_tools
 from syringa.api.models.served_model import Models, ServedModel
+from syringa.api.prepared_request import PreparedRequest
 from syringa.errors import ContextLengthExceeded, InvalidRequest
 from syringa.events import GenerationRequest, OutputFormat
-from syringa.ids import fresh_id
-from syringa.prompt.chat.tools import preamble
-from syringa.prompt.tokens.fim import FillIn, find_fill_in
-from syringa.types import Sampling
+from syringa.ids import random_id
+from syringa.prompt.chat.tools import tools_preamble
+from syringa.prompt.tokens.fim import FimFormat, find_fim_format
+from syringa.types import SamplingParams
 
 MAX_PROMPTS = 2048
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -47,42 +47,58 @@ class CompletionRequest(SamplingFields, kw_only=True):
     """The body of `POST /v1/completions` and `POST /api/v2/completions`."""
 
     model: Annotated[
-        str | None, says("An id from `/v1/models`, an alias, or `default`; absent: the default model.")
+        str | None, doc("Model id from `/v1/models`, an alias, or `default`. Default: the default model.")
     ] = None
     prompt: Annotated[
         Any,
-        says(
-            "A string, strings, token ids, or arrays of token ids; absent: the document-start token.", **_PROMPT_SCHEMA
+        doc(
+            "A string, an array of strings, an array of token ids, or an array of such arrays; at most 2048 prompts. "
+            "Default: the beginning-of-sequence token.",
+            **_PROMPT_SCHEMA,
         ),
     ] = None
-    max_tokens: Annotated[Count | None, says("Tokens to generate at most; 0 with `echo`, to score a text.", 16)] = None
-    stream: Annotated[bool | None, says("Answer in server-sent events.", False)] = None
+    max_tokens: Annotated[
+        Count | None, doc("Maximum number of output tokens; 0 requires `echo` and only scores the prompt.", 16)
+    ] = None
+    stream: Annotated[bool | None, doc("Stream the output as server-sent events.", False)] = None
     stream_options: StreamOptionsField = None
     echo: Annotated[
-        bool | None, says("The prompt before the completion, with its log-probabilities if `logprobs` is set.", False)
+        bool | None, doc("Return the prompt before the completion, with log-probabilities if `logprobs` is set.", False)
     ] = None
     suffix: Annotated[
-        str | None, says("What follows: a model with tokens for it fills in the middle, others append it.")
+        str | None,
+        doc(
+            "Text after the completion. Models with fill-in-the-middle tokens take it into account; otherwise it is "
+            "appended."
+        ),
     ] = None
     logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=5)] | None, says("Log-probabilities, with this many alternatives per token.")
+        Annotated[int, Meta(ge=0, le=5)] | None,
+        doc("Return log-probabilities, with this many most likely tokens at each position, 0 to 5."),
     ] = None
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=20)] | None,
-        says(
-            "Draw this many, at least `n`, and return the `n` best by mean log-probability; not above `n` in a stream."
+        doc(
+            "Generate this many candidates, at least `n`, and return the `n` with the highest mean log-probability. "
+            "Cannot exceed `n` in a stream. Default: `n`."
         ),
     ] = None
     tools: Annotated[
-        ToolsField, says("Functions that the model may call; not with `grammar`, `response_format` or `suffix`.")
+        ToolsField,
+        doc(
+            "Functions that the model may call, at most 128; cannot be combined with `grammar`, `response_format` or "
+            "`suffix`."
+        ),
     ] = None
     tool_choice: ToolChoiceField = None
-    user: Annotated[str | None, says("Kept with the usage record.")] = None
+    user: Annotated[str | None, doc("End-user id, stored with the usage record.")] = None
 
 
 class Prompt(msgspec.Struct):
-    """One prompt; `text` is what the client sent, where it was text. `before` and `after` of its tokens were put around
-    what the client sent."""
+    """One prompt. `text` is what the client sent, if it sent text.
+
+    The first `before` and the last `after` tokens are not part of the client's prompt.
+    """
 
     tokens: list[int]
     text: str | None = None
@@ -91,39 +107,44 @@ class Prompt(msgspec.Struct):
 
     @property
     def own(self) -> list[int]:
-        """The tokens of what the client sent."""
+        """The tokens of the client's own prompt."""
         return self.tokens[self.before : len(self.tokens) - self.after]
 
 
-async def to_generation(body: CompletionRequest, models: Models, ignored: list[str], tenant: str = "") -> Call:
-    """Checks what types alone cannot say, and tokenizes. Nothing has run when this raises."""
+async def prepare_completion(
+    body: CompletionRequest, models: Models, ignored: list[str], tenant: str = ""
+) -> PreparedRequest:
+    """Validate the request and tokenize its prompts.
+
+    Raises before anything is submitted to the engine. The paths of ignored fields are appended to `ignored`.
+    """
     model = await models.find(body.model)
-    body = with_defaults(body, model)
+    body = apply_defaults(body, model)
     choices = body.n or 1
     candidates = choices if body.best_of is None else body.best_of
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
-    _check(body, choices, candidates, max_tokens)
+    _check_fields(body, choices, candidates, max_tokens)
     options = read_stream_options(body.stream_options, stream=bool(body.stream), ignored=ignored)
-    stopping = to_stopping(body, model, max_tokens)
-    stop = to_stop(body.stop)
+    stopping = to_stop_conditions(body, model, max_tokens)
+    stop = read_stop(body.stop)
     sampling = await to_sampling(body, model, ignored)
-    tools = await read_tools(body.tools, body.tool_choice, ignored, hold=True)
+    tools = await read_tools(body.tools, body.tool_choice, ignored, constrain_arguments=True)
     prompts = await read_prompts(body.prompt, model, truncate=bool(body.truncate_sequence))
-    fill = find_fill_in(model.tokenizer) if body.suffix else None
+    fim = find_fim_format(model.tokenizer) if body.suffix else None
     if tools is not None:
-        _refuse_with_tools(body, sampling)
-        grammar = await compose(model, tools=tools.use)
+        _reject_with_tools(body, sampling)
+        grammar = await compose_grammar(model, tools=tools.use)
         sampling = msgspec.structs.replace(sampling, grammar=grammar)
-        (before,) = await model.encode_all([preamble(tools.use)])
-        prompts = [_behind(before, prompt, model) for prompt in prompts]
-    elif fill is not None and body.suffix:
-        stopping = msgspec.structs.replace(stopping, end_tokens=stopping.end_tokens | fill.ends)
-        suffix = await asyncio.to_thread(fill.encode_suffix, body.suffix)
-        prompts = [_filled(fill, prompt, suffix) for prompt in prompts]
+        (preamble,) = await model.encode_all([tools_preamble(tools.use)])
+        prompts = [_with_preamble(preamble, prompt, model) for prompt in prompts]
+    elif fim is not None and body.suffix:
+        stopping = msgspec.structs.replace(stopping, end_tokens=stopping.end_tokens | fim.ends)
+        suffix = await asyncio.to_thread(fim.encode_suffix, body.suffix)
+        prompts = [_with_suffix(fim, prompt, suffix) for prompt in prompts]
     for index, prompt in enumerate(prompts):
-        fit(prompt, model.max_model_len, max_tokens, truncate=bool(body.truncate_sequence), index=index)
+        _fit(prompt, model.max_model_len, max_tokens, truncate=bool(body.truncate_sequence), index=index)
     request = GenerationRequest(
-        id=fresh_id("cmpl-"),
+        id=random_id("cmpl-"),
         prompts=[prompt.tokens for prompt in prompts],
         sampling=sampling,
         stopping=stopping,
@@ -132,10 +153,12 @@ async def to_generation(body: CompletionRequest, models: Models, ignored: list[s
         stop=stop,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
-        output=OutputFormat(calls="plain", parameters=tools.parameters, only_calls=tools.use.mode == "required")
+        output=OutputFormat(
+            tool_calls="plain", tool_schemas=tools.parameters, tool_calls_only=tools.use.mode == "required"
+        )
         if tools is not None
         else OutputFormat(),
-        constraint=constraint_field(body, tools),
+        grammar_param=constraint_field(body, tools),
         tenant=tenant,
         user=body.user,
     )
@@ -144,57 +167,62 @@ async def to_generation(body: CompletionRequest, models: Models, ignored: list[s
         created=int(time.time()),
         model=model,
         choices=choices,
-        echo=[Echo(model, prompt.own, prompt.text, prompt.before) for prompt in prompts] if body.echo else None,
-        # A filled-in middle stands alone, unless the text around it was asked for.
-        suffix=body.suffix or "" if fill is None or body.echo else "",
+        echo=[PromptEcho(model, prompt.own, prompt.text, prompt.before) for prompt in prompts] if body.echo else None,
+        # With fim-in-the-middle the suffix is part of the prompt, and returned only with `echo`.
+        suffix=body.suffix or "" if fim is None or body.echo else "",
         logprobs=body.logprobs is not None,
         include_usage=bool(options.include_usage),
         tools=bool(body.tools),
         named_tool=tools is not None and tools.named,
     )
-    return Call(request=request, writer=writer, model=model, stream=bool(body.stream))
+    return PreparedRequest(request=request, writer=writer, model=model, stream=bool(body.stream))
 
 
-def _check(body: CompletionRequest, choices: int, candidates: int, max_tokens: int) -> None:
+def _check_fields(body: CompletionRequest, choices: int, candidates: int, max_tokens: int) -> None:
     if candidates < choices:
-        raise InvalidRequest(f"best_of ({candidates}) cannot be below n ({choices}).", param="best_of")
+        raise InvalidRequest(f"best_of ({candidates}) has to be at least n ({choices}).", param="best_of")
     if candidates > choices and body.stream:
-        raise InvalidRequest("best_of above n cannot be streamed: the best is known at the end.", param="best_of")
+        raise InvalidRequest("best_of above n cannot be streamed.", param="best_of")
     if max_tokens == 0 and not body.echo:
-        raise InvalidRequest("max_tokens: 0 needs echo, to score the prompt.", param="max_tokens")
+        raise InvalidRequest("max_tokens: 0 requires echo: true.", param="max_tokens")
 
 
-def _refuse_with_tools(body: CompletionRequest, sampling: Sampling) -> None:
+def _reject_with_tools(body: CompletionRequest, sampling: SamplingParams) -> None:
     if sampling.grammar is not None:
         name = "grammar" if body.grammar is not None else "response_format"
-        raise InvalidRequest(f"{name} and tools cannot both constrain the answer.", param=name)
+        raise InvalidRequest(f"{name} and tools cannot be combined.", param=name)
     if body.suffix:
-        raise InvalidRequest("suffix and tools do not go together: a call is no middle of a text.", param="suffix")
+        raise InvalidRequest("suffix and tools cannot be combined.", param="suffix")
 
 
-def _behind(before: list[int], prompt: Prompt, model: ServedModel) -> Prompt:
-    """The prompt behind other text. What stands before every text stands before that."""
+def _with_preamble(preamble: list[int], prompt: Prompt, model: ServedModel) -> Prompt:
+    """Return the prompt after a preamble, which already starts with the tokenizer's special tokens."""
     start = model.tokenizer.encode("")
     own = prompt.tokens[len(start) :] if prompt.tokens[: len(start)] == start else prompt.tokens
     own = [] if prompt.text == "" else own
-    return Prompt(before + own, prompt.text, before=len(before))
+    return Prompt(preamble + own, prompt.text, before=len(preamble))
 
 
-def _filled(fill: FillIn, prompt: Prompt, suffix: list[int]) -> Prompt:
-    built = fill.build([] if prompt.text == "" else prompt.tokens, suffix)
+def _with_suffix(fim: FimFormat, prompt: Prompt, suffix: list[int]) -> Prompt:
+    built = fim.build([] if prompt.text == "" else prompt.tokens, suffix)
     return Prompt(built.tokens, prompt.text, built.before, built.after)
 
 
 async def read_prompts(given: Any, model: ServedModel, *, truncate: bool = False) -> list[Prompt]:
-    """Every form that `prompt` may have. Absent or empty, it is the token that starts a document."""
+    """Validate and tokenize `prompt` in any of its forms. Absent or empty, it is the beginning-of-sequence token."""
     if given is None or isinstance(given, str):
         return await _encode([given or ""], model, truncate)
     if not isinstance(given, list) or not given:
-        raise InvalidRequest("prompt: expected a string, strings, token ids, or arrays of token ids.", param="prompt")
+        raise InvalidRequest(
+            "prompt: expected a string, an array of strings, an array of token ids, or an array of such arrays.",
+            param="prompt",
+        )
     if isinstance(given[0], str):
         for index, text in enumerate(given):
             if not isinstance(text, str):
-                raise InvalidRequest(f"prompt[{index}]: expected a string, as before it.", param=f"prompt[{index}]")
+                raise InvalidRequest(
+                    f"prompt[{index}]: expected a string, like the first one.", param=f"prompt[{index}]"
+                )
         _check_number(given)
         return await _encode(given, model, truncate)
     if isinstance(given[0], list):
@@ -213,7 +241,9 @@ async def _encode(texts: list[str], model: ServedModel, truncate: bool) -> list[
     for tokens, text in zip(await model.encode_all(texts, truncate=truncate), texts, strict=True):
         if not tokens:
             if model.start_token is None:
-                raise InvalidRequest("prompt: this model cannot start from nothing.", param="prompt")
+                raise InvalidRequest(
+                    "prompt: this model has no beginning-of-sequence token and needs a prompt.", param="prompt"
+                )
             tokens = [model.start_token]
         prompts.append(Prompt(tokens, text))
     return prompts
@@ -221,7 +251,7 @@ async def _encode(texts: list[str], model: ServedModel, truncate: bool) -> list[
 
 def _ids(given: Any, param: str, model: ServedModel) -> list[int]:
     if not isinstance(given, list) or not given:
-        raise InvalidRequest(f"{param}: expected an array of token ids that is not empty.", param=param)
+        raise InvalidRequest(f"{param}: expected a non-empty array of token ids.", param=param)
     tokens = [int(each) if type(each) is float and each.is_integer() else each for each in given]
     for index, token in enumerate(tokens):
         if type(token) is not int:
@@ -230,12 +260,12 @@ def _ids(given: Any, param: str, model: ServedModel) -> list[int]:
     return tokens
 
 
-def fit(prompt: Prompt, limit: int, max_tokens: int, *, truncate: bool, index: int = 0) -> None:
-    """Refuses what the context cannot hold, or keeps the newest tokens that fit beside the answer."""
-    room = limit - max_tokens
-    if len(prompt.tokens) <= room:
+def _fit(prompt: Prompt, limit: int, max_tokens: int, *, truncate: bool, index: int = 0) -> None:
+    """Cut a prompt that is too long to its newest tokens if `truncate`. Raises `ContextLengthExceeded` otherwise."""
+    available = limit - max_tokens
+    if len(prompt.tokens) <= available:
         return
-    excess = len(prompt.tokens) - room
+    excess = len(prompt.tokens) - available
     if truncate and excess < len(prompt.own):
         del prompt.tokens[prompt.before : prompt.before + excess]
         prompt.text = None
@@ -243,5 +273,5 @@ def fit(prompt: Prompt, limit: int, max_tokens: int, *, truncate: bool, index: i
     raise ContextLengthExceeded(
         f"The model's context is {limit} tokens; prompt {index} has {len(prompt.tokens)} and max_tokens asks for "
         f"{max_tokens} more.",
-        param="prompt" if room > 0 else "max_tokens",
+        param="prompt" if available > 0 else "max_tokens",
     )

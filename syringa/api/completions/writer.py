@@ -1,4 +1,4 @@
-"""A generation in the shape of OpenAI's `text_completion`: chunk by chunk, or whole."""
+"""Wire types and writer of OpenAI's `text_completion`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from syringa.api.fields.annotations import says
+from syringa.api.fields.common import UsageBody, usage_body
+from syringa.api.fields.schema import doc
 from syringa.api.fields.tools import ToolCall, call_body, call_chunk, finish_reason
-from syringa.api.fields.usage import UsageBody, usage_body
 from syringa.api.models.served_model import ServedModel
-from syringa.api.text_chunks import TextChunks
+from syringa.api.text_chunks import TextChunkEncoder
 from syringa.events import (
     Event,
     Finished,
@@ -24,47 +24,47 @@ from syringa.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from syringa.output.collect import Generation
+from syringa.output.collect import CollectedGeneration
 from syringa.types import TokenLogprobs
 
 
 class Logprobs(msgspec.Struct):
-    """Four lists of one length; the first token of an echoed prompt has no log-probability."""
+    """Four lists of the same length. The first token of an echoed prompt has no log-probability."""
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
-    text_offset: Annotated[list[int], says("Where each token begins in `text`, in characters.")] = []
+    text_offset: Annotated[list[int], doc("Offset of each token in `text`, in characters.")] = []
 
 
 class Choice(msgspec.Struct, gc=False):
-    index: Annotated[int, says("Prompt-major: the choices of the first prompt come first.")]
+    index: Annotated[int, doc("Index of the choice; the choices of the first prompt come first.")]
     text: str
     logprobs: Logprobs | None = None
     finish_reason: Annotated[
-        str | None, says("Null in a chunk that is not the choice's last.", enum=["stop", "length", "tool_calls", None])
+        str | None, doc("Null before the last chunk of the choice.", enum=["stop", "length", "tool_calls", None])
     ] = None
     tool_calls: Annotated[
         list[ToolCall] | UnsetType,
-        says("Only where `tools` were given. In a chunk: parts of calls, to be joined by `index`."),
+        doc("Only if `tools` were given. In a chunk: parts of tool calls, to be joined by `index`."),
     ] = UNSET
 
 
 class Completion(msgspec.Struct, gc=False):
-    """The whole body, and also each chunk of a stream."""
+    """The full body, and each chunk of a stream."""
 
     id: str
-    object: Annotated[str, says("`text_completion`.", const="text_completion")]
-    created: Annotated[int, says("Unix time, in seconds.")]
+    object: Annotated[str, doc("`text_completion`.", const="text_completion")]
+    created: Annotated[int, doc("Unix time in seconds.")]
     model: str
     choices: list[Choice]
     usage: Annotated[
-        UsageBody | UnsetType | None, says("In a stream only with `include_usage`: in the last chunk, null before.")
+        UsageBody | UnsetType | None, doc("In a stream only with `include_usage`: set in the last chunk, null before.")
     ] = UNSET
 
 
 class CompletionWriter:
-    """Holds what the answer repeats of the request: its echo, its suffix, and which fields were asked for."""
+    """Writes a generation as completion chunks or as one completion."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class CompletionWriter:
         created: int,
         model: ServedModel,
         choices: int,
-        echo: list[Echo] | None,
+        echo: list[PromptEcho] | None,
         suffix: str,
         logprobs: bool,
         include_usage: bool,
@@ -89,20 +89,20 @@ class CompletionWriter:
         self._named_tool = named_tool
         self._include_usage = include_usage
         self._no_usage: UnsetType | None = None if include_usage else UNSET
-        self._begun: set[int] = set()
+        self._started: set[int] = set()
         self._plain = not logprobs and echo is None
-        self._text = TextChunks(lambda choice, text: self._chunk(Choice(choice, text)))
+        self._text_chunk = TextChunkEncoder(lambda choice, text: self._chunk(Choice(choice, text)))
 
     def write(self, event: Event) -> Sequence[Completion | msgspec.Raw]:
-        """The chunks that one event becomes."""
+        """Return the chunks for one event."""
         if isinstance(event, TextDelta):
             if self._plain:
-                return (self._text(event.choice, event.text),)
-            chunks = self._opening(event.choice)
+                return (self._text_chunk(event.choice, event.text),)
+            chunks = self._echo_chunk(event.choice)
             chunks.append(self._chunk(self._choice(event.choice, event.text, event.tokens)))
             return chunks
         if isinstance(event, Finished):
-            chunks = self._opening(event.choice)
+            chunks = self._echo_chunk(event.choice)
             chunks.append(
                 self._chunk(
                     self._choice(event.choice, self._suffix, [], finish_reason(event.reason, named=self._named_tool))
@@ -110,7 +110,7 @@ class CompletionWriter:
             )
             return chunks
         if isinstance(event, ToolCallStart | ToolCallDelta):
-            chunks = self._opening(event.choice)
+            chunks = self._echo_chunk(event.choice)
             choice = self._choice(event.choice, "", [])
             choice.tool_calls = [call_chunk(event)]
             chunks.append(self._chunk(choice))
@@ -119,32 +119,29 @@ class CompletionWriter:
             self._score(event)
             return []
         if isinstance(event, ReasoningDelta):
-            return []  # a raw prompt has no thought
+            return []  # completions have no reasoning
         return [self._completion([], usage_body(event))] if self._include_usage else []
 
-    def around_text(self) -> tuple[bytes, bytes] | None:
-        return self._text.around(0) if self._plain else None
-
-    def render(self, generation: Generation) -> Completion:
-        """The whole body. The same pieces as in `write`, joined."""
+    def render(self, generation: CollectedGeneration) -> Completion:
+        """Return the full body."""
         for scored in generation.prompts:
             self._score(scored)
         choices = []
-        for whole in generation.choices:
-            reason = finish_reason(whole.reason, named=self._named_tool)
-            choice = self._choice(whole.index, whole.text + self._suffix, whole.tokens, reason)
+        for collected in generation.choices:
+            reason = finish_reason(collected.reason, named=self._named_tool)
+            choice = self._choice(collected.index, collected.text + self._suffix, collected.tokens, reason)
             if self._tools:
-                choice.tool_calls = [call_body(call) for call in whole.calls]
-            for opening in self._opening(whole.index):
-                choice = _join(opening.choices[0], choice)
+                choice.tool_calls = [call_body(call) for call in collected.calls]
+            for echoed in self._echo_chunk(collected.index):
+                choice = _join_choices(echoed.choices[0], choice)
             choices.append(choice)
         return self._completion(choices, usage_body(generation.usage))
 
-    def _opening(self, index: int) -> list[Completion]:
-        """With `echo`, the chunk that a choice's first chunk follows."""
-        if self._echo is None or index in self._begun:
+    def _echo_chunk(self, index: int) -> list[Completion]:
+        """Return the chunk with the echoed prompt, if it was requested and not sent yet."""
+        if self._echo is None or index in self._started:
             return []
-        self._begun.add(index)
+        self._started.add(index)
         echo = self._echo[index // self._choices]
         return [self._chunk(Choice(index, echo.text, echo.logprobs() if self._logprobs else None))]
 
@@ -168,33 +165,33 @@ class CompletionWriter:
         return Completion(self._id, "text_completion", self._created, self._model.id, choices, usage)
 
 
-class Echo:
-    """A prompt as it stands before its completions. `before` tokens came before it that the client did not write."""
+class PromptEcho:
+    """A prompt to repeat before its completions. `skip` tokens before it were not part of the client's prompt."""
 
-    def __init__(self, model: ServedModel, tokens: list[int], text: str | None, before: int = 0) -> None:
+    def __init__(self, model: ServedModel, tokens: list[int], text: str | None, skip: int = 0) -> None:
         self._scores: list[TokenLogprobs | None] = []
-        self._model, self._tokens, self._before = model, tokens, before
+        self._model, self._tokens, self._skip = model, tokens, skip
         if text is None:
             first = 1 if len(tokens) > 1 and tokens[0] == model.bos_token else 0
-            text = model.spell(tokens[first:])
+            text = model.decode_tokens(tokens[first:])
         self.text = text
 
     def score(self, scores: list[TokenLogprobs | None]) -> None:
-        """Takes the scores of all that the engine was given."""
-        self._scores = scores[self._before : self._before + len(self._tokens)]
+        """Set the log-probabilities of all tokens of the engine's prompt."""
+        self._scores = scores[self._skip : self._skip + len(self._tokens)]
 
     def logprobs(self) -> Logprobs:
-        """The prompt's tokens with their places in `text`."""
+        """Return the log-probabilities of the prompt with offsets in `text`."""
         ends, decoder = [0], codecs.getincrementaldecoder("utf-8")("replace")
         for token in self._tokens:
             ends.append(ends[-1] + len(decoder.decode(self._model.tokenizer.token_bytes(token))))
-        # Tokens may spell more than the text has: a start token, or the space that some tokenizers put first.
+        # Tokens may decode to more than the text: a BOS token, or a leading space that some tokenizers add.
         extra = max(0, ends[-1] - len(self.text))
-        shown = Logprobs([], [], [], [])
+        result = Logprobs([], [], [], [])
         scores = self._scores or [None] * len(self._tokens)
         for token, score, offset in zip(self._tokens, scores, ends, strict=False):
-            _append(shown, self._model, token, score, max(0, offset - extra))
-        return shown
+            _append(result, self._model, token, score, max(0, offset - extra))
+        return result
 
 
 def _append(logprobs: Logprobs, model: ServedModel, token: int, scores: TokenLogprobs | None, offset: int) -> None:
@@ -207,13 +204,13 @@ def _append(logprobs: Logprobs, model: ServedModel, token: int, scores: TokenLog
     top: dict[str, float] = {}
     for other, value in scores.top:
         top.setdefault(model.token_text(other), value)
-    # OpenAI names the drawn token too, beside the best ones, whether or not it is among them.
+    # OpenAI lists the sampled token too, even if it is not among the most likely ones.
     top.setdefault(model.token_text(token), scores.logprob)
     logprobs.token_logprobs.append(scores.logprob)
     logprobs.top_logprobs.append(top)
 
 
-def _join(first: Choice, second: Choice) -> Choice:
+def _join_choices(first: Choice, second: Choice) -> Choice:
     logprobs = None
     if first.logprobs is not None and second.logprobs is not None:
         logprobs = Logprobs(

@@ -1,4 +1,4 @@
-"""`grammar` and `response_format`: two ways to constrain the text, one constraint for the engine."""
+"""The `grammar` and `response_format` fields, and the grammar of the whole output."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any
 import msgspec
 
 from syringa.api.decoding import convert
-from syringa.api.fields.annotations import record
+from syringa.api.fields.schema import object_schema
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import InvalidRequest, SyringaError
-from syringa.output_formats import CallFormat
-from syringa.prompt.chat.tools import ToolUse, closed
-from syringa.prompt.grammar.answer import Thinking, answer_grammar
-from syringa.prompt.grammar.compile_pool import in_workshop
-from syringa.prompt.grammar.lark_limits import check_grammar_text
-from syringa.prompt.grammar.schema import enforceable
-from syringa.prompt.grammar.validation import validate
+from syringa.output_formats import ToolCallFormat
+from syringa.prompt.chat.tools import ToolUse, close_schema
+from syringa.prompt.grammar.compile_pool import run_in_compile_pool
+from syringa.prompt.grammar.output_grammar import ReasoningOptions, build_output_grammar
+from syringa.prompt.grammar.schema import enforceable_schema
+from syringa.prompt.grammar.validation import check_grammar_text, validate_grammar
 from syringa.types import Grammar
 
 ANY_OBJECT = '{"type":"object"}'
@@ -26,21 +25,21 @@ _SCHEMA = {"type": ["object", "boolean"], "description": "A JSON schema."}
 
 GRAMMAR_SCHEMA = {
     "anyOf": [
-        record(("type", "value"), type={"enum": ["regex", "lark"]}, value={"type": "string"}),
-        record(
+        object_schema(("type", "value"), type={"enum": ["regex", "lark"]}, value={"type": "string"}),
+        object_schema(
             ("type", "value"),
             type={"enum": ["json_schema", "llguidance"]},
-            value={"type": ["object", "boolean", "string"], "description": "An object, or its JSON text."},
+            value={"type": ["object", "boolean", "string"], "description": "A JSON object, or its text."},
         ),
     ]
 }
 FORMAT_SCHEMA = {
     "anyOf": [
-        record(("type",), type={"enum": ["text", "json_object"]}),
-        record(
+        object_schema(("type",), type={"enum": ["text", "json_object"]}),
+        object_schema(
             ("type", "json_schema"),
             type={"const": "json_schema"},
-            json_schema=record(
+            json_schema=object_schema(
                 ("schema",), name=_TEXT, description=_TEXT, schema=_SCHEMA, strict={"type": ["boolean", "null"]}
             ),
         ),
@@ -49,14 +48,14 @@ FORMAT_SCHEMA = {
 
 
 class GrammarField(msgspec.Struct, kw_only=True):
-    """A constraint on the text. For `json_schema` and `llguidance` the value is an object or its JSON text."""
+    """A constraint on the output. For `json_schema` and `llguidance` the value is a JSON object or its text."""
 
     type: str
     value: Any
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """`text`, `json_object`, or `json_schema` with the schema."""
+    """`text`, `json_object`, or `json_schema` with a schema."""
 
     type: str
     json_schema: Any = None
@@ -70,79 +69,84 @@ class JsonSchema(msgspec.Struct, kw_only=True):
 
 
 def to_grammar(grammar: Any, response_format: Any, ignored: list[str] | None = None) -> Grammar | None:
-    """The one constraint that a request asks for. What is not honoured of it is added to `ignored`."""
+    """Return the constraint of a request. The paths of parts that are not enforced are appended to `ignored`."""
     ignored = [] if ignored is None else ignored
-    shape = None if response_format is None else _from_format(response_format, ignored)
+    format_grammar = None if response_format is None else _from_format(response_format, ignored)
     if grammar is None:
-        return shape
-    if shape is not None:
-        raise InvalidRequest("grammar and response_format cannot both constrain the answer.", param="grammar")
+        return format_grammar
+    if format_grammar is not None:
+        raise InvalidRequest("grammar and response_format cannot be combined.", param="grammar")
     given = convert(grammar, GrammarField, path="grammar", ignored=ignored)
     match given.type:
         case "regex" | "lark":
             if not isinstance(given.value, str):
                 raise InvalidRequest("grammar.value: expected a string.", param="grammar.value")
-            return _own_grammar(Grammar(given.type, given.value))
+            return _check_client_grammar(Grammar(given.type, given.value))
         case "json_schema":
             return schema_grammar(_json_value(given.value), "grammar.value", strict=False, ignored=ignored)
         case "llguidance":
-            return _own_grammar(Grammar(given.type, _encode(_json_value(given.value))))
+            return _check_client_grammar(Grammar(given.type, _encode(_json_value(given.value))))
     raise InvalidRequest("grammar.type: expected regex, json_schema, lark or llguidance.", param="grammar.type")
 
 
 def schema_grammar(schema: Any, path: str, *, strict: bool, ignored: list[str], close: bool = False) -> Grammar:
-    """A JSON schema as a grammar. What cannot be enforced is refused under `strict`, otherwise added to `ignored`.
+    """Return a JSON schema as a grammar.
 
-    `close`: an object has no properties but those that are declared, where the schema is silent on others.
+    Keywords that cannot be enforced are refused under `strict`, otherwise their paths are appended to `ignored`.
+    `close` excludes undeclared properties where the schema does not mention them.
     """
     try:
-        kept, left_out, unknown = enforceable(schema)
+        kept, left_out, unknown = enforceable_schema(schema)
     except InvalidRequest as error:
         where = path + (error.param or "")
         raise InvalidRequest(f"{where}: {error.message}", param=where, code=error.code) from None
     if strict and left_out:
         names = ", ".join(path + each for each in left_out[:20])
         raise InvalidRequest(
-            f"This cannot be enforced, and strict is true: {names}. Leave it out of the schema, or leave out strict.",
+            f"Cannot be enforced although strict is true: {names}. Remove it from the schema, or remove strict.",
             param=path + left_out[0],
         )
     ignored += [path + each for each in left_out + unknown]
-    return Grammar("json_schema", _encode(closed(kept) if close and isinstance(kept, dict) else kept))
+    return Grammar("json_schema", _encode(close_schema(kept) if close and isinstance(kept, dict) else kept))
 
 
 def check_grammar(grammar: Grammar, param: str) -> None:
-    """Refuses a grammar that cannot be compiled, under the name of the field that it came from."""
+    """Raise `InvalidRequest` with `param` for a grammar that cannot be compiled."""
     try:
-        validate(grammar)
+        validate_grammar(grammar)
     except SyringaError as error:
         raise InvalidRequest(error.message, param=param, code=error.code) from None
 
 
-async def compose(
+async def compose_grammar(
     model: ServedModel,
     *,
-    thinking: Thinking | None = None,
+    reasoning: ReasoningOptions | None = None,
     constraint: Grammar | None = None,
     tools: ToolUse | None = None,
-    format: CallFormat = "plain",
-    asked: str = "tools",
+    format: ToolCallFormat = "plain",
+    source_field: str = "tools",
 ) -> Grammar | None:
-    """The grammar of all that the model may write. Raises `InvalidRequest` for what llguidance refuses of it.
+    """Return the grammar of the whole output: reasoning, then text under a constraint, or tool calls.
 
-    `asked`: where in the request it comes from.
+    Raises `InvalidRequest`, with `source_field` as `param`, if llguidance refuses it.
     """
 
-    def compiled() -> Grammar | None:
-        grammar = answer_grammar(
-            model.tokenizer.spelling, thinking=thinking, constraint=constraint, tools=tools, format=format
+    def build() -> Grammar | None:
+        grammar = build_output_grammar(
+            model.tokenizer.lark_vocabulary,
+            reasoning=reasoning,
+            constraint=constraint,
+            tools=tools,
+            tool_call_format=format,
         )
         if grammar is not None and grammar is not constraint:
-            check_grammar(grammar, asked)
+            check_grammar(grammar, source_field)
         return grammar
 
-    if thinking is None and tools is None:
+    if reasoning is None and tools is None:
         return constraint
-    return await in_workshop(compiled, asked)
+    return await run_in_compile_pool(build, source_field)
 
 
 def _from_format(given: Any, ignored: list[str]) -> Grammar | None:
@@ -167,8 +171,8 @@ def _from_format(given: Any, ignored: list[str]) -> Grammar | None:
     )
 
 
-def _own_grammar(grammar: Grammar) -> Grammar:
-    """One that the client wrote, and that is not out of all bounds."""
+def _check_client_grammar(grammar: Grammar) -> Grammar:
+    """Return a grammar written by the client if it is within the limits. Raises `InvalidRequest`."""
     check_grammar_text(grammar, "grammar.value")
     return grammar
 
@@ -187,4 +191,4 @@ def _json_value(value: Any) -> dict[str, Any] | bool:
             return found
     except (ValueError, RecursionError):
         pass
-    raise InvalidRequest("grammar.value: expected an object, or its JSON text.", param="grammar.value")
+    raise InvalidRequest("grammar.value: expected a JSON object, or its text.", param="grammar.value")

@@ -1,4 +1,4 @@
-"""How much a request lets a model think: a switch in the template, an effort, a budget."""
+"""Reasoning fields: switches of the chat template, an effort, and a token budget."""
 
 from __future__ import annotations
 
@@ -8,90 +8,97 @@ import msgspec
 
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import InvalidRequest
-from syringa.output_formats import THOUGHTS
-from syringa.prompt.chat.template import opens_thought
-from syringa.prompt.grammar.answer import Thinking
+from syringa.output_formats import REASONING_MARKERS
+from syringa.prompt.chat.template import opens_reasoning
+from syringa.prompt.grammar.output_grammar import ReasoningOptions
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-# What an effort comes to where the template has no word for it; the others leave the thought free.
+# Token budgets that stand for an effort if the template has no variable for it; higher efforts are unlimited.
 _BUDGETS: dict[Effort, int] = {"minimal": 256, "low": 1024, "medium": 4096}
-# Families call the same switch by different names: whichever a client sets, the template finds its own.
+# Model families use different names for the same switch: all of them are set to what the client set.
 _SWITCHES = ("thinking", "enable_thinking")
 
 
-class ThinkingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of thinking. `kwargs` are for the template, with all else that the client gave it."""
+class ReasoningRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The reasoning settings of a request. `kwargs` are all variables for the chat template."""
 
     kwargs: dict[str, Any]
     allowed: bool = True
     budget: int | None = None
-    unheard: bool = False  # the template reads none of the switches
+    template_ignores_switch: bool = False
 
-    def begin(self, prompt: str, model: ServedModel) -> Thinking | None:
-        """How the thought goes behind a rendered prompt; None for a model that does not think."""
-        thought = model.dialect.thought
-        if thought is None:
+    def for_prompt(self, prompt: str, model: ServedModel) -> ReasoningOptions | None:
+        """Return the reasoning options after a rendered prompt; None for a model without reasoning."""
+        format = model.formats.reasoning
+        if format is None:
             return None
-        return Thinking(
-            format=thought,
-            opened=opens_thought(prompt, THOUGHTS[thought]),
+        return ReasoningOptions(
+            format=format,
+            opened=opens_reasoning(prompt, REASONING_MARKERS[format]),
             allowed=self.allowed,
-            forbidden=not self.allowed and self.unheard,
-            # Where the prompt opens a thought whatever it is told, that is closed at once.
+            forbid_marker=not self.allowed and self.template_ignores_switch,
+            # If the prompt opens the reasoning in spite of the switch, it is closed at once.
             budget=self.budget if self.allowed else 0,
         )
 
 
-def read_thinking(
+def read_reasoning_request(
     kwargs: dict[str, Any] | None,
     effort: Effort | None,
     budget: int | None,
     model: ServedModel,
     ignored: list[str],
     *,
-    asked: str = "reasoning_effort",
-) -> ThinkingRequest:
-    """Three fields as one. What this model cannot do of them is added to `ignored`. `asked`: where the effort stood."""
-    reads = model.template.variables if model.template is not None else frozenset()
+    effort_field: str = "reasoning_effort",
+) -> ReasoningRequest:
+    """Combine the reasoning fields of a request.
+
+    The paths of fields without effect on this model are appended to `ignored`. `effort_field` is that of the effort.
+    """
+    variables = model.template.variables if model.template is not None else frozenset()
     given = dict(kwargs or {})
-    ignored += [f"chat_template_kwargs.{name}" for name in given if name not in reads and name not in _SWITCHES]
-    allowed = _switch(given, effort, model, ignored, asked)
+    ignored += [f"chat_template_kwargs.{name}" for name in given if name not in variables and name not in _SWITCHES]
+    allowed = _set_switches(given, effort, model, ignored, effort_field)
     if effort is not None and effort != "none":
-        if "reasoning_effort" in reads:
-            heeded = given.setdefault("reasoning_effort", effort) == effort
+        if "reasoning_effort" in variables:
+            honored = given.setdefault("reasoning_effort", effort) == effort
         else:
-            wanted = _BUDGETS.get(effort)
-            heeded = model.dialect.thought is not None and (wanted is None or budget is not None or _can_hold(model))
-            budget = wanted if heeded and budget is None else budget
-        if not heeded:
-            ignored.append(asked)
-    if budget is not None and model.dialect.thought is None:
+            effort_budget = _BUDGETS.get(effort)
+            honored = model.formats.reasoning is not None and (
+                effort_budget is None or budget is not None or _can_enforce_budget(model)
+            )
+            budget = effort_budget if honored and budget is None else budget
+        if not honored:
+            ignored.append(effort_field)
+    if budget is not None and model.formats.reasoning is None:
         ignored.append("thinking_token_budget")
-    unheard = not reads.intersection((*_SWITCHES, "reasoning_effort"))
-    return ThinkingRequest(kwargs=given, allowed=allowed, budget=budget, unheard=unheard)
+    ignores_switch = not variables.intersection((*_SWITCHES, "reasoning_effort"))
+    return ReasoningRequest(kwargs=given, allowed=allowed, budget=budget, template_ignores_switch=ignores_switch)
 
 
-def _can_hold(model: ServedModel) -> bool:
-    """Whether a thought can be ended at a budget: its end has to be a token of its own."""
-    thought = model.dialect.thought
-    return thought is not None and model.tokenizer.spelling.begins_special(THOUGHTS[thought].end)
+def _can_enforce_budget(model: ServedModel) -> bool:
+    """Return whether reasoning can be closed after a budget, which takes a special token that ends it."""
+    format = model.formats.reasoning
+    return format is not None and model.tokenizer.lark_vocabulary.starts_with_special(REASONING_MARKERS[format].end)
 
 
-def _switch(given: dict[str, Any], effort: Effort | None, model: ServedModel, ignored: list[str], asked: str) -> bool:
-    """Sets the switch under all its names, and says whether the model may think."""
-    set_ = {name: given.pop(name) for name in _SWITCHES if name in given}
-    set_ = {name: value for name, value in set_.items() if value is not None}
-    for name, value in set_.items():
+def _set_switches(
+    given: dict[str, Any], effort: Effort | None, model: ServedModel, ignored: list[str], effort_field: str
+) -> bool:
+    """Set the switch under all of its names. Returns whether reasoning is allowed."""
+    switches = {name: given.pop(name) for name in _SWITCHES if name in given}
+    switches = {name: value for name, value in switches.items() if value is not None}
+    for name, value in switches.items():
         param = f"chat_template_kwargs.{name}"
         if not isinstance(value, bool):
             raise InvalidRequest(f"{param}: expected true or false.", param=param)
         if value and effort == "none":
-            raise InvalidRequest(f"{asked} is none, and {param} turns thinking on.", param=asked)
-        if value and model.dialect.thought is None:
+            raise InvalidRequest(f"{effort_field} is none, but {param} turns reasoning on.", param=effort_field)
+        if value and model.formats.reasoning is None:
             ignored.append(param)
     if effort == "none":
-        set_ = dict.fromkeys(_SWITCHES, False)
-    for name in _SWITCHES if set_ else ():
-        given[name] = set_.get(name, next(iter(set_.values())))
-    return all(set_.values())
+        switches = dict.fromkeys(_SWITCHES, False)
+    for name in _SWITCHES if switches else ():
+        given[name] = switches.get(name, next(iter(switches.values())))
+    return all(switches.values())

@@ -1,4 +1,4 @@
-"""Reads what the API needs of a model's files: description, tokenizer and template."""
+"""Loading of served models: description, tokenizer and chat template, without weights."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import msgspec
 
 from syringa import modelfiles
 from syringa.api.models.served_model import ModelCard, ServedModel, capabilities
-from syringa.config import Config, ModelSpec, model_specs, sole_spec
+from syringa.config import Config, ModelSpec, model_specs, single_model_spec
 from syringa.errors import ConfigError, ModelError
-from syringa.prompt.chat.format_detection import choose
+from syringa.prompt.chat.format_detection import resolve_formats
 from syringa.prompt.chat.template import ChatTemplate
-from syringa.prompt.images.images import ImagePolicy
+from syringa.prompt.images.loader import ImagePolicy
 from syringa.prompt.tokens.tokenizer import Tokenizer
 
 
 def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
-    """Reads what the API needs of a model: description, tokenizer and template. Raises `StartupError`.
+    """Load a model for the API server. Raises `StartupError`.
 
-    Without a `spec` it is the model that `config.model` names, by itself.
+    Without a `spec`, load the single model that `config.model` names.
     """
-    given = sole_spec(config) if spec is None else spec
+    given = single_model_spec(config) if spec is None else spec
     files = modelfiles.locate(given.path)
     description = modelfiles.describe(files)
     spec = _named(given, description) if spec is None and given not in config.models else given
     tokenizer = Tokenizer.load(files, description)
     sources = _sources(spec, description)
-    template = _template(spec, sources, description.special_tokens)  # first: it says what is wrong with a broken one
+    template = _template(
+        spec, sources, description.special_tokens
+    )  # before format detection, since it reports template errors
     return ServedModel(
         id=spec.id,
         aliases=spec.aliases,
@@ -38,8 +40,10 @@ def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
         bos_token=description.bos_token,
         architecture=description.architecture,
         template=template,
-        dialect=choose(*sources, tokenizer.added_tokens, calls=spec.tool_format, thought=spec.reasoning_format),
-        sees_images=_sees_images(description),
+        formats=resolve_formats(
+            *sources, tokenizer.added_tokens, tool_calls=spec.tool_format, reasoning=spec.reasoning_format
+        ),
+        supports_images=_supports_images(description),
         image_policy=image_policy(config),
         prices=spec.prices,
         defaults=spec.defaults,
@@ -47,7 +51,7 @@ def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
 
 
 def serving_specs(config: Config) -> tuple[ModelSpec, ...]:
-    """The models of a server, each with an id; the first is the default one. Raises `StartupError`."""
+    """Return the specs of all models of a server, each with an id; the first is the default. Raises `StartupError`."""
     specs = model_specs(config)
     if config.models:
         return specs
@@ -55,23 +59,23 @@ def serving_specs(config: Config) -> tuple[ModelSpec, ...]:
 
 
 def _named(spec: ModelSpec, description: modelfiles.ModelDescription) -> ModelSpec:
-    """The model of the flat settings answers to its files' name and to the setting, too."""
+    """Return the spec with the model's own name and the configured path as aliases."""
     id, *aliases = dict.fromkeys((spec.id or description.name, *spec.aliases, description.name, spec.path))
     return msgspec.structs.replace(spec, id=id, aliases=tuple(aliases))
 
 
 def describe_model(spec: ModelSpec, created: int) -> ModelCard:
-    """What can be told of a model without its tokenizer. Raises `StartupError`."""
+    """Return the card of a model without loading its tokenizer. Raises `StartupError`."""
     description = modelfiles.describe(modelfiles.locate(spec.path))
     sources = _sources(spec, description)
-    dialect = choose(*sources, (), calls=spec.tool_format, thought=spec.reasoning_format)
+    formats = resolve_formats(*sources, (), tool_calls=spec.tool_format, reasoning=spec.reasoning_format)
     return ModelCard(
         id=spec.id,
         aliases=spec.aliases,
         created=created,
         max_model_len=_context_length(spec, description),
         capabilities=capabilities(
-            chat=bool(sources[0]), vision=_sees_images(description), reasoning=dialect.thought is not None
+            chat=bool(sources[0]), vision=_supports_images(description), reasoning=formats.reasoning is not None
         ),
         prices=spec.prices,
         status="cold",
@@ -82,12 +86,12 @@ def _context_length(spec: ModelSpec, description: modelfiles.ModelDescription) -
     return min(spec.max_model_len or description.max_model_len, description.max_model_len)
 
 
-def _sees_images(description: modelfiles.ModelDescription) -> bool:
+def _supports_images(description: modelfiles.ModelDescription) -> bool:
     return bool(description.config.get("vision_config"))
 
 
 def image_policy(config: Config) -> ImagePolicy:
-    """What the settings say of images."""
+    """Return the image limits of the settings."""
     return ImagePolicy(
         private=config.image_hosts_private,
         max_bytes=config.image_max_bytes,
@@ -98,13 +102,13 @@ def image_policy(config: Config) -> ImagePolicy:
 
 
 def _sources(spec: ModelSpec, description: modelfiles.ModelDescription) -> tuple[str | None, str | None]:
-    """The text of the chat template, and of the one for requests with tools where there is another."""
+    """Return the sources of the chat template, and of a separate one for requests with tools if there is one."""
     if not spec.chat_template:
         return description.chat_template, description.tool_template
     try:
         return Path(spec.chat_template).read_text(encoding="utf-8"), None
     except FileNotFoundError:
-        raise ConfigError(f"chat_template: there is no file {spec.chat_template}", param="chat_template") from None
+        raise ConfigError(f"chat_template: file not found: {spec.chat_template}", param="chat_template") from None
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"chat_template: {spec.chat_template} cannot be read: {error}", param="chat_template"

@@ -1,7 +1,6 @@
-"""The models that a server answers for: those of the settings, and those that were added while it runs.
+"""The models of a server: those of the settings, and those that were added at run time.
 
-Names and descriptions are known of all; tokenizer and template are read when the first request for a model comes. What
-is wrong with one model is told to whoever asks for it, and to nobody else.
+A model's tokenizer and template are read on its first request. A model that cannot be read fails its own requests only.
 """
 
 from __future__ import annotations
@@ -14,31 +13,34 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from syringa.api.models.loading import describe_model, load_model, serving_specs
-from syringa.api.models.served_model import ModelCard, Models, ServedModel, Status, forbidden_model, unknown_model
-from syringa.config import Config, ModelSpec, Prices, filled_spec
+from syringa.api.models.served_model import ModelCard, Models, ModelStatus, ServedModel, forbidden_model, unknown_model
+from syringa.config import Config, ModelSpec, Prices, complete_spec
 from syringa.errors import ConfigError, EngineUnavailable, StartupError, SyringaError
 
 logger = logging.getLogger("syringa.api")
 
-REMEMBERED_SECONDS = 5.0  # a model that could not be read is not read again for every request
+FAILURE_TTL = 5.0  # seconds before a model that could not be read is tried again
 
 
-class Registry:
-    """Raises `StartupError` for settings from which no list of models can be made. Call `start` before anything."""
+class ModelRegistry:
+    """All models of a server, by id and alias. `start` has to be called first."""
 
     def __init__(
         self,
         config: Config,
         *,
-        status: Callable[[str], Status] = lambda model: "loaded",
-        changed: Callable[[Sequence[ModelSpec]], None] = lambda specs: None,
+        status: Callable[[str], ModelStatus] = lambda model: "loaded",
+        on_change: Callable[[Sequence[ModelSpec]], None] = lambda specs: None,
     ) -> None:
-        """`status` says whether a model is in memory; `changed` is told of the models, at once and when they change."""
-        self._config, self._status, self._changed = config, status, changed
+        """`status` returns the status of a model. `on_change` is called with all specs, now and after every change.
+
+        Raises `StartupError` for invalid settings.
+        """
+        self._config, self._status, self._on_change = config, status, on_change
         self._configured = serving_specs(config)
         self._entries: dict[str, _Entry] = {}
         self._names: dict[str, str] = {}
-        self.replace(())
+        self.set_added(())
 
     @property
     def default(self) -> str:
@@ -50,28 +52,30 @@ class Registry:
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]:
-        """Every model as it is configured; the first is the default one."""
+        """Specs of all models; the first is the default."""
         return tuple(entry.spec for entry in self._entries.values())
 
     async def start(self) -> None:
-        """Reads the default model. Raises `StartupError` if it cannot be read."""
+        """Read the default model. Raises `StartupError`."""
         await self._entries[self.default].read()
 
-    def replace(self, added: Iterable[ModelSpec]) -> None:
-        """These, beside those of the settings, are the models from now on. One that has changed is read again. A name
-        that two have is that of the first, and the settings come first: they are not overruled."""
+    def set_added(self, added: Iterable[ModelSpec]) -> None:
+        """Set the models beside those of the settings. A model whose spec has changed is read again.
+
+        A name that several models have belongs to the first; models of the settings come first.
+        """
         own = {spec.id for spec in self._configured}
         specs = [*self._configured]
         for spec in added:
             if spec.id in own:
-                logger.warning("model %s is in the settings too: what was added later does not count", spec.id)
+                logger.warning("added model ignored, its id is in the settings: model=%s", spec.id)
             else:
-                specs.append(filled_spec(spec, self._config))
-        before = self._entries
+                specs.append(complete_spec(spec, self._config))
+        previous = self._entries
         self._entries = {}
         self._names = {}
         for spec in specs:
-            kept = before.get(spec.id)
+            kept = previous.get(spec.id)
             self._entries[spec.id] = kept if kept is not None and kept.spec == spec else _Entry(spec, self._config)
         for entry in self._entries.values():
             self._names.setdefault(entry.spec.id, entry.spec.id)
@@ -79,39 +83,42 @@ class Registry:
             for name in entry.spec.aliases:
                 self._names.setdefault(name, entry.spec.id)
         self._names.setdefault("default", self.default)
-        self._changed(self.specs)
+        self._on_change(self.specs)
 
-    def check(self, spec: ModelSpec) -> None:
-        """Raises `ConfigError` for a model to be added whose names are taken."""
+    def check_names(self, spec: ModelSpec) -> None:
+        """Raise `ConfigError` if a name of a model to be added is taken."""
         if spec.id in {each.id for each in self._configured}:
-            raise ConfigError(f"The model {spec.id!r} is in the settings, and is changed there.", param="id")
+            raise ConfigError(
+                f"The model {spec.id!r} is defined in the settings and can only be changed there.", param="id"
+            )
         for index, name in enumerate((spec.id, *spec.aliases)):
             owner = self._names.get(name, spec.id)
             if owner != spec.id:
                 param = f"aliases[{index - 1}]" if index else "id"
-                raise ConfigError(f"The model {owner!r} has the name {name!r} already.", param=param)
+                raise ConfigError(f"The name {name!r} is already used by the model {owner!r}.", param=param)
 
-    def learn(self, model: str, max_model_len: int) -> None:
-        """A worker knows how long a sequence its cache can hold; the files only what the model was made for."""
+    def set_max_model_len(self, model: str, max_model_len: int) -> None:
+        """Set the longest sequence that the worker's cache can hold, which may be less than the files allow."""
         if entry := self._entries.get(model):
-            entry.learn(max_model_len)
+            entry.set_max_model_len(max_model_len)
 
     def prices(self, model: str) -> Prices:
-        """What a model's tokens cost: nothing, where nothing is said."""
+        """Return the prices of a model; zero if none are set."""
         entry = self._entries.get(model)
         return (entry.spec.prices if entry else None) or Prices()
 
-    async def find(self, name: str | None) -> ServedModel:
-        return await self._find(name, None).served()
+    async def find(self, name: str | None, *, allowed: frozenset[str] | None = None) -> ServedModel:
+        return await self._find(name, allowed).get()
 
-    async def all(self) -> list[ModelCard]:
-        return await self._all(None)
+    async def all(self, *, allowed: frozenset[str] | None = None) -> list[ModelCard]:
+        entries = [entry for id, entry in self._entries.items() if allowed is None or id in allowed]
+        return list(await asyncio.gather(*(self._card(entry) for entry in entries)))
 
-    async def show(self, name: str) -> ModelCard:
-        return await self._card(self._find(name, None))
+    async def show(self, name: str, *, allowed: frozenset[str] | None = None) -> ModelCard:
+        return await self._card(self._find(name, allowed))
 
     def for_key(self, allowed: frozenset[str] | None) -> Models:
-        return self if allowed is None else _ForKey(self, allowed)
+        return self if allowed is None else _KeyModels(self, allowed)
 
     def _find(self, name: str | None, allowed: frozenset[str] | None) -> _Entry:
         try:
@@ -123,19 +130,15 @@ class Registry:
             raise forbidden_model(entry.spec.id)
         return entry
 
-    async def _all(self, allowed: frozenset[str] | None) -> list[ModelCard]:
-        entries = [entry for id, entry in self._entries.items() if allowed is None or id in allowed]
-        return list(await asyncio.gather(*(self._card(entry) for entry in entries)))
-
     async def _card(self, entry: _Entry) -> ModelCard:
         status = self._status(entry.spec.id)
         return await entry.card("failed" if entry.failed and status == "cold" else status)
 
 
-class _ForKey:
-    """The models that one key may use."""
+class _KeyModels:
+    """The models that one API key may use."""
 
-    def __init__(self, registry: Registry, allowed: frozenset[str]) -> None:
+    def __init__(self, registry: ModelRegistry, allowed: frozenset[str]) -> None:
         self._registry, self._allowed = registry, allowed
 
     @property
@@ -147,20 +150,20 @@ class _ForKey:
         return [id for id in self._registry.ids if id in self._allowed]
 
     async def find(self, name: str | None) -> ServedModel:
-        return await self._registry._find(name, self._allowed).served()
+        return await self._registry.find(name, allowed=self._allowed)
 
     async def all(self) -> list[ModelCard]:
-        return await self._registry._all(self._allowed)
+        return await self._registry.all(allowed=self._allowed)
 
     async def show(self, name: str) -> ModelCard:
-        return await self._registry._card(self._registry._find(name, self._allowed))
+        return await self._registry.show(name, allowed=self._allowed)
 
     def for_key(self, allowed: frozenset[str] | None) -> Models:
-        return self if allowed is None else _ForKey(self._registry, self._allowed & allowed)
+        return self if allowed is None else _KeyModels(self._registry, self._allowed & allowed)
 
 
 class _Entry:
-    """One model, as far as it was read."""
+    """One model, and its files once they were read."""
 
     def __init__(self, spec: ModelSpec, config: Config) -> None:
         self.spec, self._config = spec, config
@@ -170,15 +173,15 @@ class _Entry:
         self._reading: asyncio.Task[ServedModel] | None = None
         self._error = ""
         self._error_until = 0.0
-        self._limit: int | None = None  # what a worker has said
-        self._made_for = 0  # what the files say
+        self._worker_limit: int | None = None  # max_model_len of the worker's cache
+        self._file_limit = 0  # max_model_len of the files
 
     @property
     def failed(self) -> bool:
         return bool(self._error) and time.monotonic() < self._error_until
 
-    async def served(self) -> ServedModel:
-        """The model, read if it was not. Raises `EngineUnavailable` where it cannot be."""
+    async def get(self) -> ServedModel:
+        """Return the model, and read it first if necessary. Raises `EngineUnavailable` if it cannot be read."""
         if self._model is not None:
             return self._model
         if self.failed:
@@ -187,13 +190,16 @@ class _Entry:
             return await self.read()
         except Exception as error:
             if not isinstance(error, SyringaError):
-                logger.exception("model %s cannot be read", self.spec.id)
+                logger.exception("model cannot be read: model=%s", self.spec.id)
             self._error = error.message if isinstance(error, SyringaError) else "An internal error occurred."
-            self._error_until = time.monotonic() + REMEMBERED_SECONDS
+            self._error_until = time.monotonic() + FAILURE_TTL
             raise self._unavailable() from None
 
     async def read(self) -> ServedModel:
-        """Raises `StartupError`. Whoever comes while it is being read waits for the same; who leaves stops nobody."""
+        """Read the model. Concurrent callers share one read, which outlives them if they are canceled.
+
+        Raises `StartupError`.
+        """
         if self._reading is None:
             self._reading = asyncio.create_task(asyncio.to_thread(load_model, self._config, self.spec))
             self._reading.add_done_callback(self._done)
@@ -204,11 +210,11 @@ class _Entry:
         if reading.cancelled() or reading.exception() is not None:
             return
         self._model, self._error = reading.result(), ""
-        self._made_for = self._model.max_model_len
-        if self._limit is not None:
-            self.learn(self._limit)
+        self._file_limit = self._model.max_model_len
+        if self._worker_limit is not None:
+            self.set_max_model_len(self._worker_limit)
 
-    async def card(self, status: Status) -> ModelCard:
+    async def card(self, status: ModelStatus) -> ModelCard:
         if self._model is not None:
             return self._model.card(status)
         if self._card is None:
@@ -221,11 +227,10 @@ class _Entry:
                 )
         return msgspec.structs.replace(self._card, status=status)
 
-    def learn(self, max_model_len: int) -> None:
-        self._limit = max_model_len
+    def set_max_model_len(self, max_model_len: int) -> None:
+        self._worker_limit = max_model_len
         if self._model is not None:
-            self._model.max_model_len = min(self._made_for, max_model_len)
+            self._model.max_model_len = min(self._file_limit, max_model_len)
 
     def _unavailable(self) -> EngineUnavailable:
-        said = f"The model {self.spec.id!r} cannot be used: {self._error}"
-        return EngineUnavailable(said, code="model_unavailable")
+        return EngineUnavailable(f"The model {self.spec.id!r} cannot be used: {self._error}", code="model_unavailable")

@@ -1,4 +1,4 @@
-"""A model as the API process knows it: its names, its tokenizer and its limits, but none of its weights."""
+"""A model as the API server sees it: names, tokenizer, chat template and limits, without weights."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import msgspec
 
 from syringa.config import Prices
 from syringa.errors import ContextLengthExceeded, Forbidden, NotFound
-from syringa.output_formats import Dialect
+from syringa.output_formats import ModelFormats
 from syringa.prompt.chat.template import ChatTemplate
-from syringa.prompt.chat.tools import BEGIN, ToolUse
-from syringa.prompt.images.images import ImagePolicy
+from syringa.prompt.chat.tools import TOOL_CALL_BEGIN, ToolUse
+from syringa.prompt.images.loader import ImagePolicy
 from syringa.prompt.tokens.tokenizer import Tokenizer
 
-Status = Literal["loaded", "loading", "cold", "failed"]
-"""Whether a model is in memory. A cold one is loaded by the first request for it."""
+ModelStatus = Literal["loaded", "loading", "cold", "failed"]
+"""Whether a model is in memory. A cold model is loaded by its first request."""
 
-# Below this many characters tokenizing is cheaper than the hop to a thread.
+# Below this many characters tokenizing inline is cheaper than in a thread.
 _INLINE_CHARS = 4096
-_LONGEST_SHOWN = 200  # characters of a name that nobody has
+_MAX_SHOWN_NAME = 200  # characters of an unknown name in an error message
 
 
 @dataclass(kw_only=True)
 class ServedModel:
-    """What endpoints need of a model. `max_model_len` may still shrink when the worker has said what fits."""
+    """A model with what endpoints need. `max_model_len` may shrink once the worker knows the size of its cache."""
 
     id: str
     tokenizer: Tokenizer
@@ -38,11 +38,11 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     architecture: str = ""
     template: ChatTemplate | None = None
-    dialect: Dialect = field(default_factory=Dialect)
-    sees_images: bool = False
+    formats: ModelFormats = field(default_factory=ModelFormats)
+    supports_images: bool = False
     image_policy: ImagePolicy = field(default_factory=ImagePolicy)
     prices: Prices | None = None
-    defaults: dict[str, Any] = field(default_factory=dict)  # of requests' fields, see `defaults.py`
+    defaults: dict[str, Any] = field(default_factory=dict)  # of request fields, see `api/fields/defaults.py`
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -55,20 +55,20 @@ class ServedModel:
 
     @property
     def start_token(self) -> int | None:
-        """The token that opens a document: where none is declared, the one that ends the document before."""
+        """The token that starts a document: BOS, or an end-of-sequence token if the model has no BOS."""
         if self.bos_token is not None:
             return self.bos_token
         return min(self.end_tokens, default=None)
 
     async def encode_all(self, texts: list[str], *, special: bool = True, truncate: bool = False) -> list[list[int]]:
-        """Raw prompts' token ids; `special`: with what the model puts before every text.
+        """Tokenize raw prompts; `special` adds the tokenizer's special tokens, such as BOS.
 
-        A text that cannot fit whatever its tokens are is refused, or cut, before time is spent on it.
+        A text that is too long whatever its tokens are is refused before it is tokenized, or cut if `truncate`.
         """
-        most = self.max_model_len * self.tokenizer.longest_token
+        max_chars = self.max_model_len * self.tokenizer.longest_token
         if truncate:
-            texts = [text[-most:] for text in texts]
-        elif any(len(text) > most for text in texts):
+            texts = [text[-max_chars:] for text in texts]
+        elif any(len(text) > max_chars for text in texts):
             raise ContextLengthExceeded(
                 f"The model's context is {self.max_model_len} tokens; "
                 f"a prompt of {max(map(len, texts))} characters has more.",
@@ -81,23 +81,23 @@ class ServedModel:
         return encode() if sum(map(len, texts)) <= _INLINE_CHARS else await asyncio.to_thread(encode)
 
     def opening(self, tools: ToolUse | None) -> tuple[int, ...]:
-        """The tokens that begin a call where the model may call or answer, and was never taught to choose.
+        """Return the tokens that open a tool call, for a model that was not trained to call tools and may choose to.
 
-        It decides by what it holds most likely, and not by a draw: a small model that thinks a call likelier than any
-        other beginning would, drawn from, answer every second time with whatever the rest of the distribution holds.
+        The engine takes such an opening if it is the most likely continuation, instead of sampling: a small model would
+        otherwise miss half of its calls to the rest of the distribution.
         """
-        if tools is None or tools.mode != "auto" or self.dialect.calls != "plain":
+        if tools is None or tools.mode != "auto" or self.formats.tool_calls != "plain":
             return ()
         if self._opening is None:
-            self._opening = tuple(self.tokenizer.encode(BEGIN, add_special=False))
+            self._opening = tuple(self.tokenizer.encode(TOOL_CALL_BEGIN, add_special=False))
         return self._opening
 
-    def spell(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`, special ones spelt out."""
+    def decode_tokens(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens`, including special tokens."""
         return self.tokenizer.decode(tokens, skip_special=False)
 
     def token_text(self, token: int) -> str:
-        """A token as log-probabilities name it. Bytes that are no whole character are spelt out."""
+        """Return the text of a token for log-probabilities; incomplete UTF-8 is written as `bytes:\\x…`."""
         text = self._token_texts.get(token)
         if text is None:
             raw = self.tokenizer.token_bytes(token)
@@ -108,14 +108,17 @@ class ServedModel:
             self._token_texts[token] = text
         return text
 
-    def card(self, status: Status = "loaded") -> ModelCard:
+    def card(self, status: ModelStatus = "loaded") -> ModelCard:
+        """Return the public description of the model."""
         return ModelCard(
             id=self.id,
             aliases=self.aliases,
             created=self.created,
             max_model_len=self.max_model_len,
             capabilities=capabilities(
-                chat=self.template is not None, vision=self.sees_images, reasoning=self.dialect.thought is not None
+                chat=self.template is not None,
+                vision=self.supports_images,
+                reasoning=self.formats.reasoning is not None,
             ),
             prices=self.prices,
             status=status,
@@ -123,8 +126,7 @@ class ServedModel:
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What the world is told of a model, whether or not it is loaded. None is what only its files could tell, where
-    they cannot be read."""
+    """The public description of a model, loaded or not. Values from its files are None if they cannot be read."""
 
     id: str
     created: int
@@ -132,47 +134,49 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     capabilities: tuple[str, ...] | None = None
     prices: Prices | None = None
-    status: Status = "loaded"
+    status: ModelStatus = "loaded"
 
 
 def capabilities(*, chat: bool, vision: bool, reasoning: bool) -> tuple[str, ...]:
-    able = {"completion": True, "chat": chat, "vision": vision, "reasoning": reasoning}
-    return tuple(name for name, can in able.items() if can)
+    flags = {"completion": True, "chat": chat, "vision": vision, "reasoning": reasoning}
+    return tuple(name for name, enabled in flags.items() if enabled)
 
 
 class Models(Protocol):
-    """The models that a server answers for, as one key sees them."""
+    """The models that an API key may use."""
 
     @property
     def default(self) -> str:
-        """The id of the default model."""
+        """Id of the default model."""
         ...
 
     @property
     def ids(self) -> Sequence[str]:
-        """Of all models, the default one first."""
+        """Ids of all models, the default model first."""
         ...
 
     async def find(self, name: str | None) -> ServedModel:
-        """The model of that id or alias; None and `default` are the default model. It is read first if it has to be.
-        Raises `NotFound`, or `Forbidden` where the key may not use it."""
+        """Return the model with an id or alias; None and `default` are the default model. Reads its files on first use.
+
+        Raises `NotFound`, or `Forbidden` if the key may not use it.
+        """
         ...
 
     async def all(self) -> list[ModelCard]:
-        """What there is, at little cost: nothing is loaded for it."""
+        """Return the cards of all models without loading any."""
         ...
 
     async def show(self, name: str) -> ModelCard:
-        """The same of one. Raises as `find` does."""
+        """Return the card of one model. Raises like `find`."""
         ...
 
     def for_key(self, allowed: frozenset[str] | None) -> Models:
-        """The same, for a key that may use these alone; None: all."""
+        """Return the subset that a key with these allowed ids may use; None means all."""
         ...
 
 
 class FixedModels:
-    """Models that were read when the server began. The first is the default."""
+    """A fixed list of models; the first is the default."""
 
     def __init__(self, models: Iterable[ServedModel], allowed: frozenset[str] | None = None) -> None:
         self._all = list(models)
@@ -208,12 +212,14 @@ class FixedModels:
 
 
 def unknown_model(name: str | None, known: Iterable[str]) -> NotFound:
-    if name is not None and len(name) > _LONGEST_SHOWN:
-        name = name[:_LONGEST_SHOWN] + "…"
+    """Return the error for a model name that does not exist."""
+    if name is not None and len(name) > _MAX_SHOWN_NAME:
+        name = name[:_MAX_SHOWN_NAME] + "…"
     return NotFound(
         f"The model {name!r} does not exist. Available: {', '.join(known)}.", param="model", code="model_not_found"
     )
 
 
 def forbidden_model(name: str) -> Forbidden:
+    """Return the error for a model that the key may not use."""
     return Forbidden(f"This key may not use the model {name!r}.", param="model", code="model_not_allowed")

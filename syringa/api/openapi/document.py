@@ -1,48 +1,54 @@
-"""`/openapi.json`: the endpoints in OpenAPI 3.1. Bodies are generated from the wire types, never written twice."""
+"""Generation of the OpenAPI 3.1 document. Schemas are generated from the wire types."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from syringa.api.decoding import ErrorEnvelope
-from syringa.api.fields.annotations import DEFAULT
-from syringa.api.openapi import admin_operations, operations, responses_operations
+from syringa.api.fields.common import ErrorEnvelope
+from syringa.api.fields.schema import DEFAULT
 from syringa.api.openapi.operations import Operation
-
-OPERATIONS = (*operations.OPERATIONS, *responses_operations.OPERATIONS, *admin_operations.OPERATIONS)
 
 _REFERENCE = "#/components/schemas/{name}"
 _DESCRIPTION = """\
 An LLM inference server with the OpenAI APIs.
 
-A field is honoured or refused, never dropped in silence: one that is not known is named in the response header
-`x-syringa-ignored`. `null` means absent. Errors have one shape on every endpoint, with the JSON path of the field at
-fault in `param`."""
+Every field is honored or rejected; unknown fields are named in the response header `x-syringa-ignored`. `null` means
+absent. All endpoints return errors in the same shape, with the JSON path of the offending field in `param`."""
 
 _ERRORS = {
-    400: "A field is of the wrong type, out of range, or asks for what cannot be done; or the body is not JSON.",
-    401: "The key is missing or not valid.",
-    403: "The key may not do this, or may not use this model.",
-    404: "There is no such model, and the message lists those that there are; or nothing has such an id.",
-    413: "The body is larger than the server allows.",
+    400: "A field has the wrong type, is out of range or asks for something unsupported; or the body is not JSON.",
+    401: "The API key is missing or invalid.",
+    403: "The API key does not permit this operation or this model.",
+    404: "The model does not exist (the message lists those that do), or no object has this id.",
+    413: "The body exceeds the server's size limit.",
     415: "The body is not `application/json`.",
-    429: "The key or its organisation is over a limit: try again after `Retry-After` seconds.",
-    500: "The fault is ours.",
-    503: "The model is loading, the queue is full, or the server is ending: try again after `Retry-After` seconds.",
+    429: "The API key or its organization exceeds a rate limit: retry after `Retry-After` seconds.",
+    500: "Internal error.",
+    503: "The model is loading, the queue is full, or the server is shutting down: retry after `Retry-After` seconds.",
 }
-_REQUEST_ID = {"description": "Names the request; the client's own id, if it sent one.", "schema": {"type": "string"}}
-_IGNORED = {"description": "The fields that were not honoured, by path.", "schema": {"type": "string"}}
-_RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
+_REQUEST_ID = {"description": "The id of the request: the client's own, if it sent one.", "schema": {"type": "string"}}
+_IGNORED = {"description": "JSON paths of the fields that were ignored.", "schema": {"type": "string"}}
+_RETRY_AFTER = {"description": "Seconds to wait before a retry.", "schema": {"type": "integer"}}
 
 
-def document(*, secured: bool) -> dict[str, Any]:
-    """The whole document. `secured`: keys are configured, and every endpoint that is not public wants one."""
-    components: dict[str, Any] = {"schemas": schemas()}
-    whole: dict[str, Any] = {
+class PublishedOperation(NamedTuple):
+    """An operation at its place in the API. `public`: requires no API key."""
+
+    method: str  # in lower case
+    path: str
+    operation: Operation
+    public: bool
+
+
+def document(published: Sequence[PublishedOperation], *, secured: bool) -> dict[str, Any]:
+    """Return the OpenAPI document. `secured`: API keys are configured, and all but public operations require one."""
+    operations = [each.operation for each in published]
+    components: dict[str, Any] = {"schemas": schemas(operations)}
+    result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "Syringa",
@@ -50,19 +56,19 @@ def document(*, secured: bool) -> dict[str, Any]:
             "description": _DESCRIPTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "tags": [{"name": tag} for tag in dict.fromkeys(each.tag for each in OPERATIONS)],
-        "paths": _paths(secured),
+        "tags": [{"name": tag} for tag in dict.fromkeys(operation.tag for operation in operations)],
+        "paths": _paths(published, secured),
         "components": components,
     }
     if secured:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        whole["security"] = [{"key": []}]
-    return whole
+        result["security"] = [{"key": []}]
+    return result
 
 
-def _paths(secured: bool) -> dict[str, Any]:
+def _paths(published: Sequence[PublishedOperation], secured: bool) -> dict[str, Any]:
     paths: dict[str, Any] = {}
-    for each in OPERATIONS:
+    for each in published:
         paths.setdefault(each.path, {})[each.method] = _operation(each, secured)
     return paths
 
@@ -74,26 +80,35 @@ def _version() -> str:
         return "unknown"  # run from a checkout that is not installed
 
 
-def schemas() -> dict[str, Any]:
-    """Every wire type of the endpoints, by name."""
-    answers = (type_ for each in OPERATIONS for type_ in (each.answer, *each.chunks))
-    wires = [each.request for each in OPERATIONS] + [each for each in answers if isinstance(each, type)]
-    named = list(dict.fromkeys(each for each in [*wires, ErrorEnvelope] if each is not None))
-    _, components = msgspec.json.schema_components(named, ref_template=_REFERENCE)
-    requests = {each.request.__name__: each.request for each in OPERATIONS if each.request is not None}
+def schemas(operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the schemas of all wire types that the operations use, by name."""
+    operations = list(operations)
+    requests = {each.request.__name__: each.request for each in operations if each.request is not None}
+    responses = (type_ for each in operations for type_ in (each.response, *each.chunks))
+    wire_types = [*requests.values(), *(each for each in responses if isinstance(each, type)), ErrorEnvelope]
+    _, components = msgspec.json.schema_components(list(dict.fromkeys(wire_types)), ref_template=_REFERENCE)
     for name, schema in components.items():
         if name in requests:
             # An endpoint's own fields before those that all share.
             own = dict.fromkeys(requests[name].__annotations__)
             schema["properties"] = {key: schema["properties"][key] for key in own | schema["properties"]}
         else:
-            # What we send has every field, but for those that may be unset: they alone have no default.
+            # A response has every field but those that may be unset: only those have no default.
             properties = schema["properties"].items()
             schema["required"] = [key for key, each in properties if "default" in each or key in schema["required"]]
     return {name: _tidy(schema) for name, schema in components.items()}
 
 
-def _operation(operation: Operation, secured: bool) -> dict[str, Any]:
+def request_fields(request: type[msgspec.Struct]) -> dict[str, dict[str, Any]]:
+    """Return the schema of each field of a request body."""
+    properties: dict[str, dict[str, Any]] = schemas([Operation(id="", tag="", summary="", request=request)])[
+        request.__name__
+    ]["properties"]
+    return properties
+
+
+def _operation(published: PublishedOperation, secured: bool) -> dict[str, Any]:
+    operation = published.operation
     body: dict[str, Any] = {"operationId": operation.id, "tags": [operation.tag], "summary": operation.summary}
     if operation.description:
         body["description"] = operation.description
@@ -105,38 +120,38 @@ def _operation(operation: Operation, secured: bool) -> dict[str, Any]:
     if operation.request is not None:
         content = {"schema": _ref(operation.request), "example": operation.example}
         body["requestBody"] = {"required": True, "content": {"application/json": content}}
-    locked = secured and not operation.public
-    of_keys = {401, *({403, 429} if operation.method == "post" else ())} if locked else set()
-    statuses = sorted({*operation.errors, *of_keys})
+    locked = secured and not published.public
+    key_errors = {401, *({403, 429} if published.method == "post" else ())} if locked else set()
+    statuses = sorted({*operation.errors, *key_errors})
     body["responses"] = {"200": _success(operation)} | {str(status): _error(status) for status in statuses}
-    if secured and operation.public:
+    if secured and published.public:
         body["security"] = []
     return body
 
 
 def _success(operation: Operation) -> dict[str, Any]:
-    answer = operation.answer
-    schema = _ref(answer) if isinstance(answer, type) else answer
-    content: dict[str, Any] = {operation.media: {"schema": schema}}
-    if operation.also:
-        content[operation.also] = {"schema": {"type": "string"}}
+    response = operation.response
+    schema = _ref(response) if isinstance(response, type) else response
+    content: dict[str, Any] = {operation.media_type: {"schema": schema}}
+    if operation.text_media_type:
+        content[operation.text_media_type] = {"schema": {"type": "string"}}
     if operation.chunks:
         content["text/event-stream"] = {"schema": _event(operation)}
     headers = {"x-request-id": _REQUEST_ID}
     if operation.request is not None:
         headers["x-syringa-ignored"] = _IGNORED
-    return {"description": "Done.", "headers": headers, "content": content}
+    return {"description": "Success.", "headers": headers, "content": content}
 
 
 def _event(operation: Operation) -> dict[str, Any]:
-    """One server-sent event, as OpenAPI 3.2 describes them; 3.1 leaves it open."""
+    """Return the schema of a server-sent event, in the form of OpenAPI 3.2 (3.1 does not define one)."""
     contents = {"anyOf": [*(_ref(each) for each in operation.chunks), _ref(ErrorEnvelope)]}
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": contents}
     names = " or ".join(f"`{each.__name__}`" for each in operation.chunks)
     done = "; then `data: [DONE]`" if operation.done else ""
     return {
-        "description": f"Lines `data: …`, each with a {names} that holds what is new, or with an"
-        f" `ErrorEnvelope`{done}. Lines that begin with a colon are comments.",
+        "description": f"`data: …` lines, each with a {names}, or with an `ErrorEnvelope`{done}. Lines that begin with"
+        " a colon are comments.",
         "type": "object",
         "required": ["data"],
         "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]} if operation.done else data},
@@ -149,12 +164,12 @@ def _error(status: int) -> dict[str, Any]:
     return {"description": _ERRORS[status], "headers": headers, "content": content}
 
 
-def _ref(wire: type) -> dict[str, str]:
-    return {"$ref": _REFERENCE.format(name=wire.__name__)}
+def _ref(wire_type: type) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(name=wire_type.__name__)}
 
 
 def _tidy(schema: Any) -> Any:
-    """msgspec's schema as a person would write it: `type: [x, "null"]`, and the default that an absent field has."""
+    """Simplify msgspec's schema: `type: [x, "null"]` instead of `anyOf`, and the default of an absent field."""
     if isinstance(schema, list):
         return [_tidy(each) for each in schema]
     if not isinstance(schema, dict):
@@ -170,15 +185,9 @@ def _tidy(schema: Any) -> Any:
     return tidy
 
 
-def _or_null(schema: dict[str, Any], around: dict[str, Any]) -> dict[str, Any]:
+def _or_null(schema: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:
     if "anyOf" in schema:
-        return {"anyOf": [*schema["anyOf"], {"type": "null"}]} | around
+        return {"anyOf": [*schema["anyOf"], {"type": "null"}]} | outer
     if isinstance(schema.get("type"), str) and not {"enum", "const"} & schema.keys():
-        return schema | {"type": [schema["type"], "null"]} | around
-    return {"anyOf": [schema, {"type": "null"}]} | around
-
-
-def fields(wire: type[msgspec.Struct]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """A wire type's fields, each with its schema."""
-    properties: dict[str, dict[str, Any]] = schemas()[wire.__name__]["properties"]
-    return properties.items()
+        return schema | {"type": [schema["type"], "null"]} | outer
+    return {"anyOf": [schema, {"type": "null"}]} | outer

@@ -1,8 +1,11 @@
-"""The endpoints as they are published: what each takes, and what it answers."""
+"""Descriptions of the endpoints for the OpenAPI document: inference, tokens, and the server's own endpoints.
+
+Paths, methods and access are declared in `syringa.http.endpoints`, which refers to these operations.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -12,194 +15,179 @@ from syringa.api.chat import request as chat
 from syringa.api.chat import writer as chat_writer
 from syringa.api.completions import request as completions
 from syringa.api.completions import writer as completions_writer
+from syringa.api.models import entries
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One method on one path. `errors` are the statuses that it can give, beside 401 where keys are set."""
+    """What one endpoint takes and returns. `errors` lists its error statuses, without those of authentication."""
 
-    path: str
     id: str
     tag: str
     summary: str
-    method: str = "get"
     description: str = ""
     request: type[msgspec.Struct] | None = None
     example: dict[str, Any] = field(default_factory=dict)
-    answer: type[msgspec.Struct] | dict[str, Any] | None = None
-    media: str = "application/json"
-    also: str = ""  # another media type that the answer may have, as text
-    chunks: tuple[type[msgspec.Struct], ...] = ()  # what a stream sends
-    done: bool = True  # a stream ends with `[DONE]`
-    parameters: dict[str, str] = field(default_factory=dict)
+    response: type[msgspec.Struct] | dict[str, Any] | None = None
+    media_type: str = "application/json"
+    text_media_type: str = ""  # an alternative representation of the response, as text
+    chunks: tuple[type[msgspec.Struct], ...] = ()  # data of the server-sent events, where the endpoint can stream
+    done: bool = True  # the stream ends with `[DONE]`
+    parameters: dict[str, str] = field(default_factory=dict)  # descriptions of the path parameters
     query: dict[str, dict[str, Any]] = field(default_factory=dict)
     errors: tuple[int, ...] = ()
-    public: bool = False
 
 
 POST_ERRORS = (400, 404, 413, 415, 500)
 
 
-def in_query(description: str, **schema: Any) -> dict[str, Any]:
-    """A parameter in the address."""
+def query_parameter(description: str, **schema: Any) -> dict[str, Any]:
     return {"description": description, "schema": schema}
-
-
-def _completions(path: str, id: str) -> Operation:
-    return Operation(
-        path=path,
-        id=id,
-        tag="Completions",
-        summary="Continue a text",
-        method="post",
-        description="Continues each prompt `n` times. With `stream`, as server-sent events: chunks of the same shape,"
-        " then `[DONE]`; an error in the middle is the last event.",
-        request=completions.CompletionRequest,
-        example={"prompt": "The lilac is in bloom and", "max_tokens": 16, "temperature": 0.7, "seed": 1},
-        answer=completions_writer.Completion,
-        chunks=(completions_writer.Completion,),
-        errors=(*POST_ERRORS, 503),
-    )
-
-
-def _chat(path: str, id: str) -> Operation:
-    return Operation(
-        path=path,
-        id=id,
-        tag="Chat",
-        summary="Answer a conversation",
-        method="post",
-        description="Answers the messages `n` times, through the model's chat template. With `stream`, as server-sent"
-        " events: chunks with what is new, then `[DONE]`; an error in the middle is the last event.",
-        request=chat.ChatRequest,
-        example={"messages": [{"role": "user", "content": "Which shrub is in bloom?"}], "max_completion_tokens": 64},
-        answer=chat_writer.ChatCompletion,
-        chunks=(chat_writer.ChatChunk,),
-        errors=(*POST_ERRORS, 503),
-    )
-
-
-def _models(path: str, id: str) -> Operation:
-    return Operation(path=path, id=id, tag="Models", summary="List the models", answer=tokens.ModelList)
 
 
 def _object(**properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "required": list(properties), "properties": properties, "additionalProperties": False}
 
 
-def _says(word: str) -> dict[str, Any]:
-    return _object(status={"const": word})
+# Inference
 
+CREATE_CHAT_COMPLETION = Operation(
+    id="createChatCompletion",
+    tag="Chat",
+    summary="Create a chat completion",
+    description="Generates `n` replies to the messages, using the model's chat template. With `stream`, the response is"
+    " a stream of server-sent events with deltas, then `[DONE]`; an error during generation is the last event.",
+    request=chat.ChatRequest,
+    example={"messages": [{"role": "user", "content": "Which shrub is in bloom?"}], "max_completion_tokens": 64},
+    response=chat_writer.ChatCompletion,
+    chunks=(chat_writer.ChatChunk,),
+    errors=(*POST_ERRORS, 503),
+)
+CREATE_CHAT_COMPLETION_V2 = replace(CREATE_CHAT_COMPLETION, id="createChatCompletionV2")
 
-WINDOWS = ["5m", "1h", "24h", "30d"]
-_STATUS = _object(
-    updated_at={"type": "string", "format": "date-time", "description": "When the figures were read."},
-    window={"enum": WINDOWS},
-    window_secs={"type": "integer"},
-    stale={"type": "boolean", "description": "The database does not answer: these are the last known figures."},
-    models={
-        "type": "array",
-        "items": _object(
-            id={"type": "string"},
-            name={"type": "string"},
-            tps={"type": ["number", "null"], "description": "Tokens a second of one answer, after its first token."},
-            ttfb_seconds={"type": ["number", "null"], "description": "Mean seconds to the first token."},
-            uptime_pct={"type": ["number", "null"], "description": "Of what went well or failed, how much went well."},
-        ),
-    },
+CREATE_COMPLETION = Operation(
+    id="createCompletion",
+    tag="Completions",
+    summary="Create a completion",
+    description="Continues each prompt `n` times. With `stream`, the response is a stream of server-sent events with"
+    " chunks of the same shape, terminated by `[DONE]`; an error during generation is the last event.",
+    request=completions.CompletionRequest,
+    example={"prompt": "The lilac is in bloom and", "max_tokens": 16, "temperature": 0.7, "seed": 1},
+    response=completions_writer.Completion,
+    chunks=(completions_writer.Completion,),
+    errors=(*POST_ERRORS, 503),
+)
+CREATE_COMPLETION_V2 = replace(CREATE_COMPLETION, id="createCompletionV2")
+
+# Models and tokens
+
+LIST_MODELS = Operation(id="listModels", tag="Models", summary="List the models", response=entries.ModelList)
+LIST_MODELS_V2 = replace(LIST_MODELS, id="listModelsV2")
+
+SHOW_MODEL = Operation(
+    id="showModel",
+    tag="Models",
+    summary="Retrieve a model",
+    response=entries.ModelEntry,
+    parameters={"id": "The id or alias of a model, or `default`. May contain slashes."},
+    errors=(404,),
 )
 
-OPERATIONS: tuple[Operation, ...] = (
-    _chat("/v1/chat/completions", "createChatCompletion"),
-    _chat("/api/v2/chat/completions", "createChatCompletionV2"),
-    _completions("/v1/completions", "createCompletion"),
-    _completions("/api/v2/completions", "createCompletionV2"),
-    _models("/v1/models", "listModels"),
-    _models("/api/v2/models", "listModelsV2"),
-    Operation(
-        path="/v1/models/{id}",
-        id="showModel",
-        tag="Models",
-        summary="Show a model",
-        answer=tokens.ModelEntry,
-        parameters={"id": "An id, an alias, or `default`. May contain slashes."},
-        errors=(404,),
+TOKENIZE = Operation(
+    id="tokenize",
+    tag="Tokens",
+    summary="Convert text or messages to tokens",
+    request=tokens.TokenizeRequest,
+    example={"prompt": "Hello, world", "return_token_strs": True},
+    response=tokens.TokenizeResponse,
+    errors=POST_ERRORS,
+)
+
+DETOKENIZE = Operation(
+    id="detokenize",
+    tag="Tokens",
+    summary="Convert tokens to text",
+    request=tokens.DetokenizeRequest,
+    example={"tokens": [72, 105]},
+    response=tokens.DetokenizeResponse,
+    errors=POST_ERRORS,
+)
+
+# The server
+
+STATUS_WINDOWS = ["5m", "1h", "24h", "30d"]
+
+HEALTH = Operation(
+    id="health",
+    tag="Service",
+    summary="Check that the server is alive",
+    description="Independent of the state of the models: see `/ready`.",
+    response=_object(status={"const": "ok"}),
+)
+
+READY = Operation(
+    id="ready",
+    tag="Service",
+    summary="Check that the default model accepts requests",
+    response=_object(status={"const": "ready"}),
+    errors=(503,),
+)
+
+STATUS = Operation(
+    id="status",
+    tag="Service",
+    summary="Recent speed and availability of the models",
+    description="A figure is null where the window has no request for it. Rejected and canceled requests are not"
+    " counted.",
+    query={"window": query_parameter("The length of the window.", enum=STATUS_WINDOWS, default="5m")},
+    response=_object(
+        updated_at={"type": "string", "format": "date-time", "description": "When the figures were read."},
+        window={"enum": STATUS_WINDOWS},
+        window_secs={"type": "integer"},
+        stale={
+            "type": "boolean",
+            "description": "The database did not respond, and these are the last known figures.",
+        },
+        models={
+            "type": "array",
+            "items": _object(
+                id={"type": "string"},
+                name={"type": "string"},
+                tps={
+                    "type": ["number", "null"],
+                    "description": "Tokens per second of a request after its first token.",
+                },
+                ttfb_seconds={"type": ["number", "null"], "description": "Mean seconds to the first token."},
+                uptime_pct={
+                    "type": ["number", "null"],
+                    "description": "Successful requests, in percent of those that succeeded or failed.",
+                },
+            ),
+        },
     ),
-    Operation(
-        path="/tokenize",
-        id="tokenize",
-        tag="Tokens",
-        summary="Text or messages to tokens",
-        method="post",
-        request=tokens.TokenizeRequest,
-        example={"prompt": "Hello, world", "return_token_strs": True},
-        answer=tokens.TokenizeResponse,
-        errors=POST_ERRORS,
-    ),
-    Operation(
-        path="/detokenize",
-        id="detokenize",
-        tag="Tokens",
-        summary="Tokens to text",
-        method="post",
-        request=tokens.DetokenizeRequest,
-        example={"tokens": [72, 105]},
-        answer=tokens.DetokenizeResponse,
-        errors=POST_ERRORS,
-    ),
-    Operation(
-        path="/health",
-        id="health",
-        tag="Service",
-        summary="Whether the server lives",
-        description="Says nothing of its models: see `/ready`.",
-        answer=_says("ok"),
-        public=True,
-    ),
-    Operation(
-        path="/ready",
-        id="ready",
-        tag="Service",
-        summary="Whether the default model can answer now",
-        answer=_says("ready"),
-        errors=(503,),
-        public=True,
-    ),
-    Operation(
-        path="/status",
-        id="status",
-        tag="Service",
-        summary="How the models did lately",
-        description="A figure is null where no request tells it. Requests that were refused or cancelled do not count.",
-        query={"window": {"description": "How far back.", "schema": {"enum": WINDOWS, "default": "5m"}}},
-        answer=_STATUS,
-        errors=(400,),
-        public=True,
-    ),
-    Operation(
-        path="/metrics",
-        id="metrics",
-        tag="Service",
-        summary="Metrics for Prometheus",
-        description="Needs a key where keys are needed, unless the administrator has made it public.",
-        answer={"type": "string"},
-        media="text/plain",
-    ),
-    Operation(
-        path="/openapi.json",
-        id="openapi",
-        tag="Service",
-        summary="This document",
-        answer={"type": "object"},
-        public=True,
-    ),
-    Operation(
-        path="/docs",
-        id="docs",
-        tag="Service",
-        summary="A page to read it",
-        answer={"type": "string"},
-        media="text/html",
-        public=True,
-    ),
+    errors=(400,),
+)
+
+METRICS = Operation(
+    id="metrics",
+    tag="Service",
+    summary="Prometheus metrics",
+    description="Requires an API key where keys are configured, unless `public_metrics` is set.",
+    response={"type": "string"},
+    media_type="text/plain",
+)
+
+OPENAPI = Operation(
+    id="openapi",
+    tag="Service",
+    summary="This OpenAPI document",
+    response={"type": "object"},
+)
+
+DOCS = Operation(
+    id="docs",
+    tag="Service",
+    summary="The API reference as a web page",
+    response={"type": "string"},
+    media_type="text/html",
 )

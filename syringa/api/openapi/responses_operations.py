@@ -1,15 +1,13 @@
-"""The endpoints of responses and conversations, as they are published."""
+"""Descriptions of the Responses and Conversations endpoints for the OpenAPI document."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 
 from syringa.api import conversations, responses
-from syringa.api.openapi.operations import POST_ERRORS, Operation, in_query
+from syringa.api.openapi.operations import POST_ERRORS, Operation, query_parameter
 from syringa.api.responses import stream
-from syringa.api.responses.schemas import EMPTY_INCLUDES, HONOURED_INCLUDES
+from syringa.api.responses.schemas import EMPTY_INCLUDES, HONORED_INCLUDES
 
 EVENTS: tuple[type[msgspec.Struct], ...] = (
     stream.ResponseEvent,
@@ -23,207 +21,195 @@ EVENTS: tuple[type[msgspec.Struct], ...] = (
     stream.ArgumentsDoneEvent,
     stream.InputDoneEvent,
 )
-_STORED = (500, 503)
-_ERRORS = (*POST_ERRORS, 503)
+_STORE_ERRORS = (500, 503)
+_POST_ERRORS = (*POST_ERRORS, 503)
 _RESPONSE = {"response_id": "The id of a stored response."}
 _CONVERSATION = {"conversation_id": "The id of a conversation."}
 _ITEM = _CONVERSATION | {"item_id": "The id of an item."}
 
-
 _INCLUDE = {
-    "include": in_query(
-        "What a stored object has, it shows; this is checked alone.",
+    "include": query_parameter(
+        "Validated only: a stored object is returned with all that was stored.",
         type="array",
-        items={"enum": [*HONOURED_INCLUDES, *EMPTY_INCLUDES]},
+        items={"enum": [*HONORED_INCLUDES, *EMPTY_INCLUDES]},
     )
 }
 _PAGE = {
-    "limit": in_query("Items at most.", type="integer", minimum=1, maximum=100, default=20),
-    "order": in_query("Oldest first, or newest first.", enum=["asc", "desc"], default="desc"),
-    "after": in_query("The id of the item before the page.", type="string"),
-    "before": in_query("The id of the item after the page.", type="string"),
+    "limit": query_parameter("The maximum number of items.", type="integer", minimum=1, maximum=100, default=20),
+    "order": query_parameter("`asc`: oldest first; `desc`: newest first.", enum=["asc", "desc"], default="desc"),
+    "after": query_parameter("Return items after the one with this id.", type="string"),
+    "before": query_parameter("Return items before the one with this id.", type="string"),
     **_INCLUDE,
 }
 _STREAM = {
-    "stream": in_query("Follow a background response in server-sent events.", type="boolean", default=False),
-    "starting_after": in_query(
-        "The number of the last event that was received.", type="integer", minimum=0, maximum=2**63 - 1
+    "stream": query_parameter("Stream the events of a background response.", type="boolean", default=False),
+    "starting_after": query_parameter(
+        "The sequence number of the last event received.", type="integer", minimum=0, maximum=2**63 - 1
     ),
-    "include_obfuscation": in_query("Refused where true.", enum=[False], default=False),
+    "include_obfuscation": query_parameter("Not supported: `true` is rejected.", enum=[False], default=False),
     **_INCLUDE,
 }
 
+CREATE_RESPONSE = Operation(
+    id="createResponse",
+    tag="Responses",
+    summary="Create a response",
+    description="Generates a response to `input` and the history it continues. With `stream`, the response is a"
+    " stream of named server-sent events (`event: …`); an error during generation is a `response.failed` event. The"
+    " same path accepts a WebSocket, on which the client sends `response.create`.",
+    request=responses.ResponseRequest,
+    example={"input": "Which shrub is in bloom?", "max_output_tokens": 64},
+    response=responses.Response,
+    chunks=EVENTS,
+    done=False,
+    errors=_POST_ERRORS,
+)
 
-def _conversations(**kwargs: Any) -> Operation:
-    path = "/v1/conversations" + kwargs.pop("below")
-    return Operation(path=path, tag="Conversations", **kwargs)
+COUNT_INPUT_TOKENS = Operation(
+    id="countInputTokens",
+    tag="Responses",
+    summary="Count the tokens of an input",
+    request=responses.InputTokensRequest,
+    example={"input": "Which shrub is in bloom?"},
+    response={
+        "type": "object",
+        "required": ["object", "input_tokens"],
+        "properties": {"object": {"const": "response.input_tokens"}, "input_tokens": {"type": "integer"}},
+    },
+    errors=_POST_ERRORS,
+)
 
+COMPACT_RESPONSE = Operation(
+    id="compactResponse",
+    tag="Responses",
+    summary="Compact a conversation",
+    request=responses.CompactRequest,
+    example={"input": [{"role": "user", "content": "Which shrub is in bloom?"}]},
+    response=responses.Compaction,
+    errors=_POST_ERRORS,
+)
 
-OPERATIONS: tuple[Operation, ...] = (
-    Operation(
-        path="/v1/responses",
-        id="createResponse",
-        tag="Responses",
-        summary="Create a response",
-        method="post",
-        description="Answers `input`, with what it goes on from. With `stream`, as server-sent events, each under its"
-        " name (`event: …`); an error in the middle is a `response.failed`. The same path takes a WebSocket, on which"
-        " the client sends `response.create`.",
-        request=responses.ResponseRequest,
-        example={"input": "Which shrub is in bloom?", "max_output_tokens": 64},
-        answer=responses.Response,
-        chunks=EVENTS,
-        done=False,
-        errors=_ERRORS,
-    ),
-    Operation(
-        path="/v1/responses/input_tokens",
-        id="countInputTokens",
-        tag="Responses",
-        summary="Count the tokens of an input",
-        method="post",
-        request=responses.InputTokensRequest,
-        example={"input": "Which shrub is in bloom?"},
-        answer={
-            "type": "object",
-            "required": ["object", "input_tokens"],
-            "properties": {"object": {"const": "response.input_tokens"}, "input_tokens": {"type": "integer"}},
-        },
-        errors=_ERRORS,
-    ),
-    Operation(
-        path="/v1/responses/compact",
-        id="compactResponse",
-        tag="Responses",
-        summary="Make a conversation short",
-        method="post",
-        request=responses.CompactRequest,
-        example={"input": [{"role": "user", "content": "Which shrub is in bloom?"}]},
-        answer=responses.Compaction,
-        errors=_ERRORS,
-    ),
-    Operation(
-        path="/v1/responses/{response_id}",
-        id="getResponse",
-        tag="Responses",
-        summary="Fetch a response",
-        answer=responses.Response,
-        chunks=EVENTS,
-        done=False,
-        parameters=_RESPONSE,
-        query=_STREAM,
-        errors=(400, 404, *_STORED),
-    ),
-    Operation(
-        path="/v1/responses/{response_id}",
-        id="deleteResponse",
-        tag="Responses",
-        summary="Delete a response",
-        method="delete",
-        answer={
-            "type": "object",
-            "required": ["id", "object", "deleted"],
-            "properties": {"id": {"type": "string"}, "object": {"const": "response"}, "deleted": {"const": True}},
-        },
-        parameters=_RESPONSE,
-        errors=(404, *_STORED),
-    ),
-    Operation(
-        path="/v1/responses/{response_id}/cancel",
-        id="cancelResponse",
-        tag="Responses",
-        summary="Cancel a background response",
-        method="post",
-        answer=responses.Response,
-        parameters=_RESPONSE,
-        errors=(400, 404, *_STORED),
-    ),
-    Operation(
-        path="/v1/responses/{response_id}/input_items",
-        id="listInputItems",
-        tag="Responses",
-        summary="List the input of a response",
-        answer=conversations.ItemList,
-        parameters=_RESPONSE,
-        query=_PAGE,
-        errors=(400, 404, *_STORED),
-    ),
-    _conversations(
-        below="",
-        id="createConversation",
-        summary="Create a conversation",
-        method="post",
-        request=conversations.CreateConversationRequest,
-        example={"items": [{"role": "user", "content": "Which shrub is in bloom?"}]},
-        answer=conversations.ConversationObject,
-        errors=_ERRORS,
-    ),
-    _conversations(
-        below="/{conversation_id}",
-        id="getConversation",
-        summary="Fetch a conversation",
-        answer=conversations.ConversationObject,
-        parameters=_CONVERSATION,
-        errors=(404, *_STORED),
-    ),
-    _conversations(
-        below="/{conversation_id}",
-        id="updateConversation",
-        summary="Change a conversation's metadata",
-        method="post",
-        request=conversations.UpdateConversationRequest,
-        example={"metadata": {"topic": "shrubs"}},
-        answer=conversations.ConversationObject,
-        parameters=_CONVERSATION,
-        errors=_ERRORS,
-    ),
-    _conversations(
-        below="/{conversation_id}",
-        id="deleteConversation",
-        summary="Delete a conversation",
-        method="delete",
-        description="Its items go with it; the responses that ran in it stay.",
-        answer=conversations.DeletedConversation,
-        parameters=_CONVERSATION,
-        errors=(404, *_STORED),
-    ),
-    _conversations(
-        below="/{conversation_id}/items",
-        id="listConversationItems",
-        summary="List the items of a conversation",
-        answer=conversations.ItemList,
-        parameters=_CONVERSATION,
-        query=_PAGE,
-        errors=(400, 404, *_STORED),
-    ),
-    _conversations(
-        below="/{conversation_id}/items",
-        id="createConversationItems",
-        summary="Add items to a conversation",
-        method="post",
-        request=conversations.CreateItemsRequest,
-        example={"items": [{"role": "user", "content": "And which tree?"}]},
-        answer=conversations.ItemList,
-        parameters=_CONVERSATION,
-        query=_INCLUDE,
-        errors=_ERRORS,
-    ),
-    _conversations(
-        below="/{conversation_id}/items/{item_id}",
-        id="getConversationItem",
-        summary="Fetch an item of a conversation",
-        answer={"type": "object", "required": ["id", "type"]},
-        parameters=_ITEM,
-        query=_INCLUDE,
-        errors=(400, 404, *_STORED),
-    ),
-    _conversations(
-        below="/{conversation_id}/items/{item_id}",
-        id="deleteConversationItem",
-        summary="Delete an item of a conversation",
-        method="delete",
-        answer=conversations.ConversationObject,
-        parameters=_ITEM,
-        errors=(404, *_STORED),
-    ),
+GET_RESPONSE = Operation(
+    id="getResponse",
+    tag="Responses",
+    summary="Retrieve a response",
+    response=responses.Response,
+    chunks=EVENTS,
+    done=False,
+    parameters=_RESPONSE,
+    query=_STREAM,
+    errors=(400, 404, *_STORE_ERRORS),
+)
+
+DELETE_RESPONSE = Operation(
+    id="deleteResponse",
+    tag="Responses",
+    summary="Delete a response",
+    response={
+        "type": "object",
+        "required": ["id", "object", "deleted"],
+        "properties": {"id": {"type": "string"}, "object": {"const": "response"}, "deleted": {"const": True}},
+    },
+    parameters=_RESPONSE,
+    errors=(404, *_STORE_ERRORS),
+)
+
+CANCEL_RESPONSE = Operation(
+    id="cancelResponse",
+    tag="Responses",
+    summary="Cancel a background response",
+    response=responses.Response,
+    parameters=_RESPONSE,
+    errors=(400, 404, *_STORE_ERRORS),
+)
+
+LIST_INPUT_ITEMS = Operation(
+    id="listInputItems",
+    tag="Responses",
+    summary="List the input items of a response",
+    response=conversations.ItemList,
+    parameters=_RESPONSE,
+    query=_PAGE,
+    errors=(400, 404, *_STORE_ERRORS),
+)
+
+CREATE_CONVERSATION = Operation(
+    id="createConversation",
+    tag="Conversations",
+    summary="Create a conversation",
+    request=conversations.CreateConversationRequest,
+    example={"items": [{"role": "user", "content": "Which shrub is in bloom?"}]},
+    response=conversations.ConversationObject,
+    errors=_POST_ERRORS,
+)
+
+GET_CONVERSATION = Operation(
+    id="getConversation",
+    tag="Conversations",
+    summary="Retrieve a conversation",
+    response=conversations.ConversationObject,
+    parameters=_CONVERSATION,
+    errors=(404, *_STORE_ERRORS),
+)
+
+UPDATE_CONVERSATION = Operation(
+    id="updateConversation",
+    tag="Conversations",
+    summary="Update the metadata of a conversation",
+    request=conversations.UpdateConversationRequest,
+    example={"metadata": {"topic": "shrubs"}},
+    response=conversations.ConversationObject,
+    parameters=_CONVERSATION,
+    errors=_POST_ERRORS,
+)
+
+DELETE_CONVERSATION = Operation(
+    id="deleteConversation",
+    tag="Conversations",
+    summary="Delete a conversation",
+    description="Deletes its items too. Responses created in it are kept.",
+    response=conversations.DeletedConversation,
+    parameters=_CONVERSATION,
+    errors=(404, *_STORE_ERRORS),
+)
+
+LIST_CONVERSATION_ITEMS = Operation(
+    id="listConversationItems",
+    tag="Conversations",
+    summary="List the items of a conversation",
+    response=conversations.ItemList,
+    parameters=_CONVERSATION,
+    query=_PAGE,
+    errors=(400, 404, *_STORE_ERRORS),
+)
+
+CREATE_CONVERSATION_ITEMS = Operation(
+    id="createConversationItems",
+    tag="Conversations",
+    summary="Add items to a conversation",
+    request=conversations.CreateItemsRequest,
+    example={"items": [{"role": "user", "content": "And which tree?"}]},
+    response=conversations.ItemList,
+    parameters=_CONVERSATION,
+    query=_INCLUDE,
+    errors=_POST_ERRORS,
+)
+
+GET_CONVERSATION_ITEM = Operation(
+    id="getConversationItem",
+    tag="Conversations",
+    summary="Retrieve an item of a conversation",
+    response={"type": "object", "required": ["id", "type"]},
+    parameters=_ITEM,
+    query=_INCLUDE,
+    errors=(400, 404, *_STORE_ERRORS),
+)
+
+DELETE_CONVERSATION_ITEM = Operation(
+    id="deleteConversationItem",
+    tag="Conversations",
+    summary="Delete an item of a conversation",
+    response=conversations.ConversationObject,
+    parameters=_ITEM,
+    errors=(404, *_STORE_ERRORS),
 )

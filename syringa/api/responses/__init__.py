@@ -1,39 +1,36 @@
-"""The wire layer of `/v1/responses`.
+"""The wire format of `/v1/responses`.
 
-`request` and `schemas` say what a body may hold; `input`, `parts` and `turns` lower its items to the messages of a
-chat, `tools` and `text` its tools and formats, and `lowering` renders them; `prepare`, `count` and `compact` are the
-endpoints. `writer` writes what the model answers: `growth` knows the items while they grow, `items`, `object` and
-`stream` are the shapes on the wire, and `modes` knows where two dialects of them differ. What is stored, and where, is
-none of this package's business.
+`prepare` and `compact` are the entry points of the endpoints. `request` and `schemas` declare the bodies; `input`,
+`content_parts`, `message_builder` and `prompt_builder` turn input items into a prompt; `tools`, `custom_input`,
+`lark_to_regex` and `text` read the tools and the text format. `writer` and `item_builders` write the output in the
+types of `items`, `stream` and `response_object`. Storage of responses is not part of this package.
 """
 
 from syringa.api.responses.compact import Compaction, CompactionWriter, prepare_compaction
-from syringa.api.responses.context import Context, Item, ResponseCall, Seal
-from syringa.api.responses.count import count_input
-from syringa.api.responses.modes import error_event, in_mode
-from syringa.api.responses.prepare import prepare, referenced
+from syringa.api.responses.context import Cipher, Item, PreparedResponse, ResponseContext
+from syringa.api.responses.prepare import count_input_tokens, prepare_response, referenced_item_ids
 from syringa.api.responses.request import CompactRequest, InputTokensRequest, ResponseRequest
 from syringa.api.responses.response_object import Response
-from syringa.api.responses.stream import StreamEvent
+from syringa.api.responses.stream import StreamEvent, error_event, event_type_for_mode
 from syringa.api.responses.writer import ResponseWriter
 
 __all__ = [
+    "Cipher",
     "CompactRequest",
     "Compaction",
     "CompactionWriter",
-    "Context",
     "InputTokensRequest",
     "Item",
+    "PreparedResponse",
     "Response",
-    "ResponseCall",
+    "ResponseContext",
     "ResponseRequest",
     "ResponseWriter",
-    "Seal",
     "StreamEvent",
-    "count_input",
+    "count_input_tokens",
     "error_event",
-    "in_mode",
-    "prepare",
+    "event_type_for_mode",
     "prepare_compaction",
-    "referenced",
+    "prepare_response",
+    "referenced_item_ids",
 ]

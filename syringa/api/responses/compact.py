@@ -1,4 +1,4 @@
-"""`POST /v1/responses/compact`: a conversation made short. What the user said stays, the rest becomes a summary."""
+"""`POST /v1/responses/compact`: replaces a conversation by its user messages and a summary of the rest."""
 
 from __future__ import annotations
 
@@ -8,98 +8,116 @@ from typing import Annotated, Any
 
 import msgspec
 
-from syringa.api.decoding import Call
-from syringa.api.fields.annotations import says
-from syringa.api.fields.constraints import compose
-from syringa.api.fields.reasoning import read_thinking
+from syringa.api.fields.constraints import compose_grammar
+from syringa.api.fields.reasoning import read_reasoning_request
+from syringa.api.fields.schema import doc
 from syringa.api.models.served_model import Models
-from syringa.api.responses.context import Context, Item, Seal
+from syringa.api.prepared_request import PreparedRequest
+from syringa.api.responses.context import Cipher, Item, ResponseContext, encrypt_summary
 from syringa.api.responses.items import new_id
-from syringa.api.responses.lowering import lower
+from syringa.api.responses.prompt_builder import build_prompt
 from syringa.api.responses.request import CompactRequest
-from syringa.api.responses.response_object import ResponseUsage, usage_of
-from syringa.api.responses.sealing import seal_summary
+from syringa.api.responses.response_object import ResponseUsage, to_response_usage
 from syringa.errors import InvalidRequest
 from syringa.events import Event, GenerationRequest, OutputFormat
 from syringa.ids import random_number
-from syringa.output.collect import Generation
-from syringa.prompt.images.images import fetch_images
-from syringa.types import Sampling, Stopping
+from syringa.output.collect import CollectedGeneration
+from syringa.prompt.images.loader import fetch_images
+from syringa.types import SamplingParams, StopConditions
 
-_MOST_TOKENS = 1024
-_WISH = (
+_MAX_SUMMARY_TOKENS = 1024
+_SUMMARY_REQUEST = (
     "Summarize our conversation so far, so that you can go on with it when the rest is gone. Keep the goal, what was"
     " found out and decided, names and numbers, results of tools, and what is still to be done. Write only the summary."
 )
 
 
 class Compaction(msgspec.Struct, kw_only=True):
-    """The body: items to go on from, in the place of those that they stand for."""
+    """The response body: items that replace the conversation."""
 
     id: str
-    object: Annotated[str, says("`response.compaction`.", const="response.compaction")] = "response.compaction"
-    created_at: Annotated[int, says("Unix time, in seconds.")]
-    output: Annotated[list[dict[str, Any]], says("What the user said, and one `compaction` item.")]
+    object: Annotated[str, doc("`response.compaction`.", const="response.compaction")] = "response.compaction"
+    created_at: Annotated[int, doc("Unix time in seconds.")]
+    output: Annotated[list[dict[str, Any]], doc("The user messages, and one `compaction` item.")]
     usage: ResponseUsage
 
 
 class CompactionWriter:
-    """Takes what the model writes as the summary."""
+    """Writes the output of the model as an encrypted summary."""
 
-    def __init__(self, *, id: str, kept: list[Item], seal: Seal) -> None:
+    def __init__(self, *, id: str, kept: list[Item], cipher: Cipher) -> None:
         self.id = id
-        self._kept, self._seal = kept, seal
+        self._kept, self._cipher = kept, cipher
 
     def write(self, event: Event) -> Sequence[msgspec.Struct]:
-        """A compaction is not streamed."""
+        """Return nothing: a compaction is not streamed."""
         return []
 
-    def around_text(self) -> None:
-        return None
-
-    def render(self, generation: Generation) -> Compaction:
+    def render(self, generation: CollectedGeneration) -> Compaction:
         summary = generation.choices[0].text.strip()
         item = {
             "type": "compaction",
             "id": new_id("cmp"),
-            "encrypted_content": seal_summary(self._seal, summary),
+            "encrypted_content": encrypt_summary(self._cipher, summary),
         }
         return Compaction(
-            id=self.id, created_at=int(time.time()), output=[*self._kept, item], usage=usage_of(generation.usage)
+            id=self.id,
+            created_at=int(time.time()),
+            output=[*self._kept, item],
+            usage=to_response_usage(generation.usage),
         )
 
 
-async def prepare_compaction(body: CompactRequest, models: Models, ignored: list[str], context: Context) -> Call:
-    """A pass of the model over the conversation, which ends in the wish for a summary. The oldest turns go where it
-    would not fit: it is the long conversations that are compacted."""
+async def prepare_compaction(
+    body: CompactRequest, models: Models, ignored: list[str], context: ResponseContext
+) -> PreparedRequest:
+    """Prepare a generation over the conversation that ends with a request for a summary.
+
+    The oldest turns are dropped if the conversation does not fit into the context.
+    """
     model = await models.find(body.model)
-    _name_unheeded(body, ignored)
+    _report_ignored(body, ignored)
     if body.input is None and not context.history:
-        raise InvalidRequest("input: expected items, or a previous_response_id.", param="input")
-    room = max(1, min(_MOST_TOKENS, model.max_model_len // 4))
-    thoughts = read_thinking(None, "none", None, model, ignored=[])
-    lowered = await lower(body, model, context, ignored, thoughts=thoughts, answer=room, truncate=True, last=_WISH)
-    prompt = lowered.prompt
-    thinking = thoughts.begin(prompt.text, model)
+        raise InvalidRequest("input: expected input items or a previous_response_id.", param="input")
+    max_tokens = max(1, min(_MAX_SUMMARY_TOKENS, model.max_model_len // 4))
+    reasoning = read_reasoning_request(None, "none", None, model, ignored=[])
+    built = await build_prompt(
+        body,
+        model,
+        context,
+        ignored,
+        reasoning=reasoning,
+        max_tokens=max_tokens,
+        truncate=True,
+        final_message=_SUMMARY_REQUEST,
+    )
+    prompt = built.prompt
+    reasoning_options = reasoning.for_prompt(prompt.text, model)
     request = GenerationRequest(
         id=new_id("resp"),
         prompts=[prompt.tokens],
-        sampling=Sampling(seed=random_number(63), temperature=0.0, grammar=await compose(model, thinking=thinking)),
-        stopping=Stopping(max_tokens=room, end_tokens=model.end_tokens),
+        sampling=SamplingParams(
+            seed=random_number(63), temperature=0.0, grammar=await compose_grammar(model, reasoning=reasoning_options)
+        ),
+        stopping=StopConditions(max_tokens=max_tokens, end_tokens=model.end_tokens),
         images=tuple(await fetch_images(prompt.images, model.image_policy)) if prompt.images else (),
-        output=OutputFormat(thought=model.dialect.thought, thinking=thinking is not None and thinking.opened),
+        output=OutputFormat(
+            reasoning=model.formats.reasoning, reasoning_open=reasoning_options is not None and reasoning_options.opened
+        ),
         tenant=context.tenant,
     )
-    everything = [*context.history, *lowered.items]
+    everything = [*context.history, *built.items]
     kept = [each for each in everything if each.get("type") == "message" and each.get("role") == "user"]
-    return Call(request=request, writer=CompactionWriter(id=request.id, kept=kept, seal=context.seal), model=model)
+    return PreparedRequest(
+        request=request, writer=CompactionWriter(id=request.id, kept=kept, cipher=context.cipher), model=model
+    )
 
 
-def _name_unheeded(body: CompactRequest, ignored: list[str]) -> None:
-    asks = {
+def _report_ignored(body: CompactRequest, ignored: list[str]) -> None:
+    unsupported = {
         "prompt_cache_key": body.prompt_cache_key is not None,
         "prompt_cache_retention": body.prompt_cache_retention is not None,
         "prompt_cache_options": body.prompt_cache_options is not None,
         "service_tier": body.service_tier not in (None, "auto", "default"),
     }
-    ignored += [name for name, asked in asks.items() if asked]
+    ignored += [name for name, asked in unsupported.items() if asked]

@@ -1,4 +1,4 @@
-"""What the endpoint knows beyond the body: who asks, what was said before, and how to seal what only we may read."""
+"""What the endpoints of `/v1/responses` know beyond the body, and the result of preparing a response."""
 
 from __future__ import annotations
 
@@ -6,37 +6,64 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from syringa.api.decoding import Call
+from syringa.api.prepared_request import PreparedRequest
 from syringa.api.responses.writer import ResponseWriter
 
 Item = dict[str, Any]
 
+# Prefixes of encrypted texts, so that a client cannot pass one kind off as the other.
+_REASONING, _SUMMARY = "thought\n", "summary\n"
 
-class Seal(Protocol):
-    """Authenticated encryption, for what a client carries for us and must neither read nor change."""
 
-    def seal(self, text: str) -> str: ...
+class Cipher(Protocol):
+    """Authenticated encryption of content that a client stores and sends back, but must not read or change."""
 
-    def open(self, sealed: str) -> str | None:
-        """The text; None: it was not sealed here, or not for this tenant."""
+    def encrypt(self, text: str) -> str: ...
+
+    def decrypt(self, encrypted: str) -> str | None:
+        """Return the text, or None if it was not encrypted by this server for this tenant."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
-    """`history`: the items before the new input, oldest first, as they were stored. `found`: those that references in
-    the input name. `open_mode`: the client speaks Open Responses, which names some events differently."""
+class ResponseContext:
+    """The state that a request refers to.
+
+    `history` has the stored items before the new input, oldest first; `referenced_items` those that item references in
+    the input name. `open_mode` selects the Open Responses dialect of the wire format.
+    """
 
     tenant: str
     history: Sequence[Item]
-    found: Mapping[str, Item]
-    seal: Seal
+    referenced_items: Mapping[str, Item]
+    cipher: Cipher
     open_mode: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResponseCall(Call):
-    """`input`: the new items with ids and statuses, as they are stored and listed."""
+class PreparedResponse(PreparedRequest):
+    """A validated request for a response. `input` are its new items as they are stored, with ids and statuses."""
 
     writer: ResponseWriter
     input: list[Item]
+
+
+def encrypt_reasoning(cipher: Cipher, text: str) -> str:
+    return cipher.encrypt(_REASONING + text)
+
+
+def decrypt_reasoning(cipher: Cipher, encrypted: str) -> str | None:
+    return _decrypt(cipher, encrypted, _REASONING)
+
+
+def encrypt_summary(cipher: Cipher, text: str) -> str:
+    return cipher.encrypt(_SUMMARY + text)
+
+
+def decrypt_summary(cipher: Cipher, encrypted: str) -> str | None:
+    return _decrypt(cipher, encrypted, _SUMMARY)
+
+
+def _decrypt(cipher: Cipher, encrypted: str, prefix: str) -> str | None:
+    text = cipher.decrypt(encrypted)
+    return text[len(prefix) :] if text is not None and text.startswith(prefix) else None

@@ -1,4 +1,4 @@
-"""The input of a custom tool, which the model writes as the one parameter of a function."""
+"""The input of a custom tool, which the model writes as the only parameter of a function call."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 PARAMETER = "input"
 _OPENING = re.compile(rf'\s*\{{\s*"{PARAMETER}"\s*:\s*"')
-# Text, or one escape; halves of a character outside the first plane only together, or where it is plain that one is
-# alone.
+# Text, or one escape. Surrogates are matched in pairs, or alone once it is certain that the other half does not follow.
 _PIECE = re.compile(
     r"""[^"\\]+ | \\["\\/bfnrt]
     | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
@@ -19,12 +18,11 @@ _PIECE = re.compile(
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
-def parameters(about: str | None = None, pattern: str | None = None) -> dict[str, Any]:
-    """The schema of that function's arguments. `about`: what the model is told of the input; `pattern`: what the whole
-    of it has to match."""
+def custom_tool_parameters(description: str | None = None, pattern: str | None = None) -> dict[str, Any]:
+    """Return the schema of the function's arguments. The whole input has to match `pattern`."""
     text: dict[str, Any] = {"type": "string"}
-    if about is not None:
-        text["description"] = about
+    if description is not None:
+        text["description"] = description
     if pattern is not None:
         text["pattern"] = f"^(?:{pattern})$"
     return {
@@ -35,39 +33,38 @@ def parameters(about: str | None = None, pattern: str | None = None) -> dict[str
     }
 
 
-class CustomInput:
-    """Reads the text out of the JSON as it arrives. What a model writes that is not of that shape is the input itself:
-    better odd than lost."""
+class CustomInputParser:
+    """Extracts the text from the JSON arguments as they arrive. Arguments of another shape are returned unchanged."""
 
     def __init__(self) -> None:
-        self._left = ""  # what was not understood yet
-        self._inside = self._over = False
+        self._buffer = ""  # not parsed yet
+        self._inside = self._finished = False
 
     def feed(self, json_text: str) -> str:
-        """The text that the next piece of JSON adds."""
-        if self._over:
+        """Return the text that the next piece of JSON adds."""
+        if self._finished:
             return ""
-        self._left += json_text
+        self._buffer += json_text
         if not self._inside:
-            opening = _OPENING.match(self._left)
+            opening = _OPENING.match(self._buffer)
             if opening is None:
                 return ""
-            self._inside, self._left = True, self._left[opening.end() :]
+            self._inside, self._buffer = True, self._buffer[opening.end() :]
         out, at = [], 0
-        while (found := _PIECE.match(self._left, at)) is not None:
-            out.append(_decoded(found.group()))
+        while (found := _PIECE.match(self._buffer, at)) is not None:
+            out.append(_decode_piece(found.group()))
             at = found.end()
-        self._left = self._left[at:]
-        self._over = self._left.startswith('"')
+        self._buffer = self._buffer[at:]
+        self._finished = self._buffer.startswith('"')
         return "".join(out)
 
     def flush(self) -> str:
-        """What is left at the end of the call."""
-        left, self._left = self._left, ""
+        """Return the remaining text at the end of the call."""
+        left, self._buffer = self._buffer, ""
         return "" if self._inside else left
 
 
-def _decoded(piece: str) -> str:
+def _decode_piece(piece: str) -> str:
     if piece[0] != "\\":
         return piece
     if piece[1] != "u":

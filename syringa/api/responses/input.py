@@ -1,4 +1,4 @@
-"""`input`: items of every kind, checked, given ids, and lowered to the messages of a chat."""
+"""The `input` field: validation of its items, and their conversion to chat messages."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from syringa.api.chat.messages import Said, read_arguments
+from syringa.api.chat.messages import PromptMessage, read_arguments
 from syringa.api.decoding import convert
-from syringa.api.responses.context import Context, Item
+from syringa.api.responses.content_parts import ContentPartReader, read_text_parts
+from syringa.api.responses.context import Item, ResponseContext, decrypt_reasoning, decrypt_summary
 from syringa.api.responses.custom_input import PARAMETER
 from syringa.api.responses.items import new_id
-from syringa.api.responses.messages import Turns
-from syringa.api.responses.parts import PartReader, read_texts
-from syringa.api.responses.schemas import ITEM_TYPES, LONGEST_ID
-from syringa.api.responses.sealing import open_summary, open_thought
+from syringa.api.responses.message_builder import MessageBuilder
+from syringa.api.responses.schemas import ITEM_TYPES, MAX_ID_LENGTH
 from syringa.errors import InvalidRequest, NotFound
 
-_INLINE_ITEMS = 200  # reading more takes milliseconds, in which other requests must not wait
+_INLINE_ITEMS = 200  # more take milliseconds, and are read in a thread
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
@@ -32,7 +31,7 @@ _ROLES = ("user", "system", "developer", "assistant")
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class MessageField(msgspec.Struct, kw_only=True):
+class InputMessage(msgspec.Struct, kw_only=True):
     role: str
     content: Any = None
     type: str = "message"
@@ -41,7 +40,7 @@ class MessageField(msgspec.Struct, kw_only=True):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class CallField(msgspec.Struct, kw_only=True):
+class InputFunctionCall(msgspec.Struct, kw_only=True):
     type: str
     call_id: str
     name: str
@@ -50,7 +49,7 @@ class CallField(msgspec.Struct, kw_only=True):
     status: ItemStatus = "completed"
 
 
-class CustomCallField(msgspec.Struct, kw_only=True):
+class InputCustomToolCall(msgspec.Struct, kw_only=True):
     type: str
     call_id: str
     name: str
@@ -59,7 +58,7 @@ class CustomCallField(msgspec.Struct, kw_only=True):
     status: ItemStatus = "completed"
 
 
-class OutputField(msgspec.Struct, kw_only=True):
+class InputToolOutput(msgspec.Struct, kw_only=True):
     type: str
     call_id: str
     output: Any = None
@@ -67,7 +66,7 @@ class OutputField(msgspec.Struct, kw_only=True):
     status: ItemStatus = "completed"
 
 
-class ReasoningField(msgspec.Struct, kw_only=True):
+class InputReasoning(msgspec.Struct, kw_only=True):
     type: str
     summary: Any = None
     content: Any = None
@@ -76,22 +75,22 @@ class ReasoningField(msgspec.Struct, kw_only=True):
     status: ItemStatus = "completed"
 
 
-class CompactionField(msgspec.Struct, kw_only=True):
+class InputCompaction(msgspec.Struct, kw_only=True):
     type: str
     encrypted_content: str
     id: str | None = None
     created_by: str | None = None
 
 
-class Conversation(msgspec.Struct):
-    """What was said, for the template, and the new items of it, for the store."""
+class ParsedInput(msgspec.Struct):
+    """The whole conversation as chat messages, and the new items as they are stored."""
 
-    said: list[Said]
+    messages: list[PromptMessage]
     items: list[Item]
 
 
-def kind_of(given: Any) -> str | None:
-    """An item's type. Messages need not say theirs, and an id alone refers to an item."""
+def item_type(given: Any) -> str | None:
+    """Return the type of an item. It may be absent in a message, and in a reference, which has an id only."""
     if not isinstance(given, dict):
         return None
     kind = given.get("type")
@@ -101,56 +100,63 @@ def kind_of(given: Any) -> str | None:
 
 
 async def read_input(
-    given: Any, context: Context, *, sees_images: bool, ignored: list[str], before: str = "input"
-) -> Conversation:
-    """The history and the new items. `before` is the field that the history came from."""
+    given: Any, context: ResponseContext, *, supports_images: bool, ignored: list[str], history_field: str = "input"
+) -> ParsedInput:
+    """Read the history and the new items. Raises `InvalidRequest` or `NotFound`.
+
+    `history_field` is the request field that the history came from.
+    """
     if len(context.history) + (len(given) if isinstance(given, list) else 1) > _INLINE_ITEMS:
-        return await asyncio.to_thread(_read, given, context, sees_images, ignored, before)
-    return _read(given, context, sees_images, ignored, before)
+        return await asyncio.to_thread(_read, given, context, supports_images, ignored, history_field)
+    return _read(given, context, supports_images, ignored, history_field)
 
 
-def _read(given: Any, context: Context, sees_images: bool, ignored: list[str], before: str) -> Conversation:
-    reader = _Reader(context, sees_images, ignored)
+def _read(
+    given: Any, context: ResponseContext, supports_images: bool, ignored: list[str], history_field: str
+) -> ParsedInput:
+    reader = _Reader(context, supports_images, ignored)
     for item in context.history:
-        reader.read(item, before, stored=True)
+        reader.read(item, history_field, stored=True)
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     elif given is not None and not isinstance(given, list):
         raise InvalidRequest("input: expected a string or an array of items.", param="input")
     items = [reader.read(each, f"input[{index}]") for index, each in enumerate(given or [])]
-    _refuse_twins(items)
-    said = reader.turns.said
-    if not said:
+    _reject_duplicate_ids(items)
+    messages = reader.builder.messages
+    if not messages:
         raise InvalidRequest("input: expected a text or at least one item.", param="input")
-    return Conversation(said, items)
+    return ParsedInput(messages, items)
 
 
-def _refuse_twins(items: list[Item]) -> None:
+def _reject_duplicate_ids(items: list[Item]) -> None:
     seen = set()
     for index, item in enumerate(items):
         if item["id"] in seen:
             param = f"input[{index}].id"
-            raise InvalidRequest(f"{param}: two items have the id {item['id']!r}.", param=param)
+            raise InvalidRequest(f"{param}: duplicate item id {item['id']!r}.", param=param)
         seen.add(item["id"])
 
 
 class _Reader:
-    """Knows the items so far, which later ones may answer or refer to."""
+    """Reads items in order, and remembers those that later ones may answer or refer to."""
 
-    def __init__(self, context: Context, sees_images: bool, ignored: list[str]) -> None:
-        self.turns = Turns()
-        self._context, self._sees_images, self._ignored = context, sees_images, ignored
-        self._called: dict[str, str] = {}  # each call's tool, by its id
+    def __init__(self, context: ResponseContext, supports_images: bool, ignored: list[str]) -> None:
+        self.builder = MessageBuilder()
+        self._context, self._supports_images, self._ignored = context, supports_images, ignored
+        self._calls: dict[str, str] = {}  # tool name by call id
         self._items: dict[str, Item] = {}
         self._stored = False
 
     def read(self, given: Any, path: str, *, stored: bool = False) -> Item:
-        """Adds an item to the conversation, and gives it as it is kept. One that was `stored` was checked before, and
-        what has become of the rest since is no fault of this request."""
+        """Add an item to the conversation. Returns it as it is stored.
+
+        A `stored` item was validated before; a problem with one, such as a lost call, is not an error of this request.
+        """
         self._stored = stored
         if not isinstance(given, dict):
             raise InvalidRequest(f"{path}: expected an object.", param=path)
-        match kind_of(given):
+        match item_type(given):
             case "message":
                 item = self._message(given, path)
             case "function_call":
@@ -166,43 +172,42 @@ class _Reader:
             case "item_reference":
                 return self.read(self._referenced(given, path), path, stored=True)
             case kind:
-                served = ", ".join(ITEM_TYPES)
-                raise InvalidRequest(f"{path}.type: items are {served} here, not {kind}.", param=f"{path}.type")
+                supported = ", ".join(ITEM_TYPES)
+                raise InvalidRequest(f"{path}.type: supported items are {supported}, not {kind}.", param=f"{path}.type")
         self._items[item["id"]] = item
         return item
 
     def _convert(self, given: Item, wire: type[Any], path: str) -> Any:
         return convert(given, wire, path=path, ignored=None if self._stored else self._ignored)
 
-    def _named(self, field: Any, kind: str, path: str, **rest: Any) -> Item:
-        """The item as it is kept: with its type, an id and a status."""
+    def _stored_item(self, field: Any, kind: str, path: str, **rest: Any) -> Item:
+        """Return the item as it is stored: with its type, an id and a status."""
         id = new_id(_PREFIXES[kind]) if field.id is None else field.id
-        if not 0 < len(id) <= LONGEST_ID or not id.isprintable():
-            said = f"expected 1 to {LONGEST_ID} printable characters"
-            raise InvalidRequest(f"{path}.id: {said}.", param=f"{path}.id")
+        if not 0 < len(id) <= MAX_ID_LENGTH or not id.isprintable():
+            raise InvalidRequest(f"{path}.id: expected 1 to {MAX_ID_LENGTH} printable characters.", param=f"{path}.id")
         status = {} if kind == "compaction" else {"status": field.status}
         return {"type": kind, "id": id, **status, **rest}
 
     def _message(self, given: Item, path: str) -> Item:
-        field: MessageField = self._convert(given, MessageField, path)
+        field: InputMessage = self._convert(given, InputMessage, path)
         if field.role not in _ROLES:
             raise InvalidRequest(
                 f"{path}.role: expected {', '.join(_ROLES)}, not {field.role!r}.", param=f"{path}.role"
             )
-        reader = PartReader(field.role, sees_images=self._sees_images, ignored=self._ignored)
+        reader = ContentPartReader(field.role, supports_images=self._supports_images, ignored=self._ignored)
         content, kept = reader.read(field.content, f"{path}.content")
         if field.role == "assistant":
-            self.turns.answer(content)
+            self.builder.add_answer(content)
         else:
-            self.turns.say(field.role, content, reader.images)
+            self.builder.add_message(field.role, content, reader.images)
         if field.phase is not None and field.role != "assistant":
-            raise InvalidRequest(f"{path}.phase: only the assistant's messages have one.", param=f"{path}.phase")
+            raise InvalidRequest(f"{path}.phase: only assistant messages have a phase.", param=f"{path}.phase")
         phase = {} if field.phase is None else {"phase": field.phase}
-        return self._named(field, "message", path, role=field.role, content=kept, **phase)
+        return self._stored_item(field, "message", path, role=field.role, content=kept, **phase)
 
     def _function_call(self, given: Item, path: str) -> Item:
-        field: CallField = self._convert(given, CallField, path)
-        item = self._named(
+        field: InputFunctionCall = self._convert(given, InputFunctionCall, path)
+        item = self._stored_item(
             field, "function_call", path, call_id=field.call_id, name=field.name, arguments=field.arguments
         )
         try:
@@ -210,66 +215,68 @@ class _Reader:
         except InvalidRequest:
             if not self._stored:
                 raise
-            return item  # it was cut short, and nobody could answer it
-        self._called[field.call_id] = field.name
-        self.turns.call(field.call_id, field.name, arguments)
+            return item  # the call was cut off, and is left out of the prompt
+        self._calls[field.call_id] = field.name
+        self.builder.add_call(field.call_id, field.name, arguments)
         return item
 
     def _custom_call(self, given: Item, path: str) -> Item:
-        field: CustomCallField = self._convert(given, CustomCallField, path)
-        self._called[field.call_id] = field.name
-        self.turns.call(field.call_id, field.name, {PARAMETER: field.input})
-        return self._named(field, "custom_tool_call", path, call_id=field.call_id, name=field.name, input=field.input)
+        field: InputCustomToolCall = self._convert(given, InputCustomToolCall, path)
+        self._calls[field.call_id] = field.name
+        self.builder.add_call(field.call_id, field.name, {PARAMETER: field.input})
+        return self._stored_item(
+            field, "custom_tool_call", path, call_id=field.call_id, name=field.name, input=field.input
+        )
 
     def _output(self, given: Item, path: str) -> Item:
-        field: OutputField = self._convert(given, OutputField, path)
-        reader = PartReader("output", sees_images=False, ignored=self._ignored)
+        field: InputToolOutput = self._convert(given, InputToolOutput, path)
+        reader = ContentPartReader("output", supports_images=False, ignored=self._ignored)
         content, kept = reader.read(field.output, f"{path}.output")
         output = field.output if isinstance(field.output, str) else kept
-        item = self._named(field, field.type, path, call_id=field.call_id, output=output)
-        name = self._called.get(field.call_id)
+        item = self._stored_item(field, field.type, path, call_id=field.call_id, output=output)
+        name = self._calls.get(field.call_id)
         if name is not None:
-            self.turns.result(field.call_id, name, content)
+            self.builder.add_result(field.call_id, name, content)
         elif not self._stored:
             path += ".call_id"
-            raise InvalidRequest(f"{path}: no item before it is a call {field.call_id!r}.", param=path)
+            raise InvalidRequest(f"{path}: no earlier item is a call with the id {field.call_id!r}.", param=path)
         return item
 
     def _reasoning(self, given: Item, path: str) -> Item:
-        field: ReasoningField = self._convert(given, ReasoningField, path)
-        summary = read_texts(field.summary, "summary_text", f"{path}.summary", self._ignored)
-        content = read_texts(field.content, "reasoning_text", f"{path}.content", self._ignored)
+        field: InputReasoning = self._convert(given, InputReasoning, path)
+        summary = read_text_parts(field.summary, "summary_text", f"{path}.summary", self._ignored)
+        content = read_text_parts(field.content, "reasoning_text", f"{path}.content", self._ignored)
         texts = [each["text"] for each in content or summary]
-        sealed = {}
+        encrypted = {}
         if field.encrypted_content is not None:
-            sealed = {"encrypted_content": field.encrypted_content}
-            thought = open_thought(self._context.seal, field.encrypted_content)
-            if thought is not None:
-                texts = [thought]
+            encrypted = {"encrypted_content": field.encrypted_content}
+            decrypted = decrypt_reasoning(self._context.cipher, field.encrypted_content)
+            if decrypted is not None:
+                texts = [decrypted]
             elif not self._stored:
                 self._ignored.append(f"{path}.encrypted_content")
         if text := "\n".join(texts):
-            self.turns.think(text)
-        shown = {"content": content} if content else {}
-        return self._named(field, "reasoning", path, summary=summary, **shown, **sealed)
+            self.builder.add_reasoning(text)
+        visible = {"content": content} if content else {}
+        return self._stored_item(field, "reasoning", path, summary=summary, **visible, **encrypted)
 
     def _compaction(self, given: Item, path: str) -> Item:
-        field: CompactionField = self._convert(given, CompactionField, path)
-        summary = open_summary(self._context.seal, field.encrypted_content)
+        field: InputCompaction = self._convert(given, InputCompaction, path)
+        summary = decrypt_summary(self._context.cipher, field.encrypted_content)
         if summary is not None:
-            self.turns.summarize(summary)
+            self.builder.add_summary(summary)
         elif not self._stored:
             path += ".encrypted_content"
-            raise InvalidRequest(f"{path}: it was not made by this server.", param=path)
-        return self._named(field, "compaction", path, encrypted_content=field.encrypted_content)
+            raise InvalidRequest(f"{path}: not encrypted by this server for this organization.", param=path)
+        return self._stored_item(field, "compaction", path, encrypted_content=field.encrypted_content)
 
     def _referenced(self, given: Item, path: str) -> Item:
         id = given.get("id")
         found = None
         if isinstance(id, str):
-            found = self._items.get(id) or self._context.found.get(id)
+            found = self._items.get(id) or self._context.referenced_items.get(id)
         if found is None:
-            raise NotFound(f"{path}.id: there is no item {id!r}.", param=f"{path}.id")
-        if kind_of(found) == "item_reference":
-            raise InvalidRequest(f"{path}.id: {id!r} is a reference itself.", param=f"{path}.id")
+            raise NotFound(f"{path}.id: no item with the id {id!r}.", param=f"{path}.id")
+        if item_type(found) == "item_reference":
+            raise InvalidRequest(f"{path}.id: {id!r} is itself a reference.", param=f"{path}.id")
         return found

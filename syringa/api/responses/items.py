@@ -1,4 +1,4 @@
-"""What a response says: messages, thoughts and calls, in the wire's shape."""
+"""Output items of a response on the wire: messages, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from syringa.api.fields.annotations import says
+from syringa.api.fields.schema import doc
 from syringa.api.models.served_model import ServedModel
 from syringa.events import ScoredToken
-from syringa.ids import fresh_id
+from syringa.ids import random_id
 
-Status = Annotated[str, says("How far it has come.", enum=["in_progress", "completed", "incomplete"])]
+OutputItemStatus = Annotated[str, doc("Progress of the item.", enum=["in_progress", "completed", "incomplete"])]
 
 
 class TopLogprob(msgspec.Struct):
-    token: Annotated[str, says("Its text; bytes that are no whole character are spelt out.")]
+    token: Annotated[str, doc("Text of the token; incomplete UTF-8 is written as `bytes:\\x…`.")]
     logprob: float
-    bytes: Annotated[list[int], says("Empty for a token that marks structure and has no text.")]
+    bytes: Annotated[list[int], doc("UTF-8 bytes of the token; empty for a special token.")]
 
 
 class Logprob(TopLogprob):
-    """A token of the answer."""
+    """An output token with its log-probability."""
 
     top_logprobs: list[TopLogprob]
 
@@ -31,7 +31,7 @@ class Logprob(TopLogprob):
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any] = []
-    logprobs: Annotated[list[Logprob], says("Empty where they were not asked for.")] = []
+    logprobs: Annotated[list[Logprob], doc("Empty unless requested.")] = []
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
@@ -40,56 +40,60 @@ class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
 
 class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     id: str
-    status: Status
-    role: Annotated[str, says("`assistant`.", const="assistant")] = "assistant"
+    status: OutputItemStatus
+    role: Annotated[str, doc("`assistant`.", const="assistant")] = "assistant"
     content: list[OutputText]
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought."""
+    """Reasoning of the model."""
 
     id: str
-    status: Status
+    status: OutputItemStatus
     summary: list[Any] = []
     content: list[ReasoningText]
     encrypted_content: Annotated[
-        str | UnsetType, says("The thought, sealed, for a client that sends it back and stores nothing here.")
+        str | UnsetType,
+        doc(
+            "The encrypted reasoning, for clients that send it back instead of storing responses. Only if requested in "
+            "`include`."
+        ),
     ] = UNSET
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
     id: str
-    status: Status
-    call_id: Annotated[str, says("What the output of the call has to name.")]
+    status: OutputItemStatus
+    call_id: Annotated[str, doc("Id of the call, which its output item has to repeat.")]
     name: str
-    arguments: Annotated[str, says("JSON text.")]
+    arguments: Annotated[str, doc("JSON text of the arguments.")]
 
 
 class CustomToolCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
     id: str
-    status: Status
-    call_id: Annotated[str, says("What the output of the call has to name.")]
+    status: OutputItemStatus
+    call_id: Annotated[str, doc("Id of the call, which its output item has to repeat.")]
     name: str
     input: str
 
 
 OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
-Part = OutputText | ReasoningText
+ContentPart = OutputText | ReasoningText
 
 
 def new_id(prefix: str) -> str:
-    return fresh_id(f"{prefix}_")
+    return random_id(f"{prefix}_")
 
 
-def logprobs(tokens: Iterable[ScoredToken], model: ServedModel) -> list[Logprob]:
-    """Tokens with their scores. These schemas want bytes where chat has null."""
+def to_logprobs(tokens: Iterable[ScoredToken], model: ServedModel) -> list[Logprob]:
+    """Convert scored tokens to the wire format. The bytes of a special token are empty, unlike null in chat."""
     special, tokenizer = model.tokenizer.special_ids, model.tokenizer
 
-    def raw(token: int) -> list[int]:
+    def token_bytes(token: int) -> list[int]:
         return [] if token in special else list(tokenizer.token_bytes(token))
 
-    found = []
+    converted = []
     for scores in (each.scores for each in tokens):
-        top = [TopLogprob(model.token_text(token), logprob, raw(token)) for token, logprob in scores.top]
-        found.append(Logprob(model.token_text(scores.token), scores.logprob, raw(scores.token), top))
-    return found
+        top = [TopLogprob(model.token_text(token), logprob, token_bytes(token)) for token, logprob in scores.top]
+        converted.append(Logprob(model.token_text(scores.token), scores.logprob, token_bytes(scores.token), top))
+    return converted

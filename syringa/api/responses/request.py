@@ -1,4 +1,4 @@
-"""The bodies of `/v1/responses`, `/v1/responses/input_tokens` and `/v1/responses/compact`."""
+"""Request bodies of `/v1/responses`, `/v1/responses/input_tokens` and `/v1/responses/compact`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from syringa.api.fields.annotations import refused, says, unheeded
-from syringa.api.fields.metadata import MetadataField
+from syringa.api.fields.common import MetadataField
 from syringa.api.fields.sampling import MAX_COUNT, Count, SamplingFields
+from syringa.api.fields.schema import doc, ignored_field, refused_field
 from syringa.api.fields.tools import MAX_TOOLS
 from syringa.api.responses.schemas import (
     CHOICE_SCHEMA,
     CONVERSATION_SCHEMA,
     EMPTY_INCLUDES,
-    HONOURED_INCLUDES,
+    HONORED_INCLUDES,
     INPUT_SCHEMA,
     REASONING_SCHEMA,
     STREAM_OPTIONS_SCHEMA,
@@ -24,61 +24,74 @@ from syringa.api.responses.schemas import (
 )
 
 REFUSED = {
-    "prompt": "Prompt templates are not kept here: send `instructions` and `input`.",
-    "modalities": "Only text is served here.",
-    "audio": "Audio is not served here.",
-    "moderation": "This server does not moderate.",
-    "context_management": "Nothing is compacted unasked here: call `/v1/responses/compact`.",
-    "response_format": "In this API it is `text.format`.",
+    "prompt": "Stored prompt templates are not supported; send `instructions` and `input`.",
+    "modalities": "Only text is supported.",
+    "audio": "Audio is not supported.",
+    "moderation": "Moderation is not supported.",
+    "context_management": "Automatic compaction is not supported; call `/v1/responses/compact`.",
+    "response_format": "Use `text.format` in this API.",
 }
 Length = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Key = Annotated[str, Meta(max_length=64)]
 Tier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 
-ModelField = Annotated[str | None, says("An id from `/v1/models`, an alias, or `default`; absent: the default model.")]
+ModelField = Annotated[
+    str | None, doc("Model id from `/v1/models`, an alias, or `default`. Default: the default model.")
+]
 InputField = Annotated[
     Any,
-    says(
-        "A text of the user, or items: messages, calls and their outputs, reasoning, references, compactions.",
+    doc(
+        "A user message as text, or an array of items: messages, tool calls and their outputs, reasoning, item "
+        "references, compactions.",
         **INPUT_SCHEMA,
     ),
 ]
-InstructionsField = Annotated[str | None, says("A system message for this response alone; it is not carried over.")]
-PreviousField = Annotated[str | None, says("Go on from a stored response; not with `conversation`.")]
+InstructionsField = Annotated[
+    str | None, doc("System message for this response only; it does not carry over to the next one.")
+]
+PreviousField = Annotated[str | None, doc("Stored response to continue from; cannot be combined with `conversation`.")]
 ConversationField = Annotated[
-    Any, says("The id of a conversation, or an object with it, to go on from and to add to.", **CONVERSATION_SCHEMA)
+    Any, doc("Conversation to continue from and to append to: its id, or an object with its id.", **CONVERSATION_SCHEMA)
 ]
 ToolsField = Annotated[
     Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=TOOL_SCHEMA)]], Meta(max_length=MAX_TOOLS)] | None,
-    says("Functions and custom tools that the model may call; hosted tools are refused. Not with `grammar`."),
+    doc(
+        "Functions and custom tools that the model may call, at most 128; cannot be combined with `grammar`. "
+        "Hosted tools are refused."
+    ),
 ]
 ChoiceField = Annotated[
-    Any, says("`none`, `auto`, `required`, one tool, or `allowed_tools`; absent: `auto`.", **CHOICE_SCHEMA)
+    Any, doc("`none`, `auto`, `required`, a tool to call, or `allowed_tools`. Default: `auto`.", **CHOICE_SCHEMA)
 ]
-ParallelField = Annotated[bool | None, says("Whether several calls may be made at once.", True)]
+ParallelField = Annotated[bool | None, doc("Whether the model may make several calls in one response.", True)]
 TextField = Annotated[
-    Annotated[dict[str, Any], Meta(extra_json_schema=TEXT_SCHEMA)] | None, says("What the answer must be.")
+    Annotated[dict[str, Any], Meta(extra_json_schema=TEXT_SCHEMA)] | None, doc("Format of the output text.")
 ]
 ReasoningField = Annotated[
-    Annotated[dict[str, Any], Meta(extra_json_schema=REASONING_SCHEMA)] | None, says("How much the model thinks.")
+    Annotated[dict[str, Any], Meta(extra_json_schema=REASONING_SCHEMA)] | None, doc("Reasoning options.")
 ]
 TruncationField = Annotated[
     Literal["auto", "disabled"] | None,
-    says("`auto`: the oldest turns go until the rest fits; `disabled`: what is too long is refused.", "disabled"),
+    doc("`auto`: drop the oldest turns of a conversation that is too long; `disabled`: refuse it.", "disabled"),
 ]
 TemplateField = Annotated[
     dict[str, Any] | None,
-    says("More for the model's chat template. `thinking` or `enable_thinking` false: no thought."),
+    doc("Extra variables for the chat template. `thinking` or `enable_thinking`: false turns reasoning off."),
 ]
 RetentionField = Annotated[
-    Literal["in_memory", "24h"] | None, unheeded("Prefixes are kept while there is room; named as ignored.")
+    Literal["in_memory", "24h"] | None,
+    ignored_field("Cached prefixes are kept while there is memory; reported as ignored."),
 ]
-CacheOptionsField = Annotated[dict[str, Any] | None, unheeded("Prefixes are found by their content.")]
-TierField = Annotated[Tier | None, unheeded("There is one tier; any but `auto` and `default` is named as ignored.")]
+CacheOptionsField = Annotated[
+    dict[str, Any] | None, ignored_field("The prefix cache is keyed by content; reported as ignored.")
+]
+TierField = Annotated[
+    Tier | None, ignored_field("There is one tier; values other than `auto` and `default` are reported as ignored.")
+]
 
 
-def _never(name: str) -> Meta:
-    return refused(REFUSED[name], type="null")
+def _unsupported(name: str) -> Meta:
+    return refused_field(REFUSED[name], type="null")
 
 
 def _id_of(conversation: Any) -> str | None:
@@ -95,65 +108,71 @@ class ResponseRequest(SamplingFields, kw_only=True):
     previous_response_id: PreviousField = None
     conversation: ConversationField = None
     max_output_tokens: Annotated[
-        Length | None, says("Tokens to generate at most, thoughts among them; absent: what the context leaves.")
+        Length | None, doc("Maximum number of output tokens, reasoning included. Default: the rest of the context.")
     ] = None
-    stream: Annotated[bool | None, says("Answer in server-sent events.", False)] = None
+    stream: Annotated[bool | None, doc("Stream the response as server-sent events.", False)] = None
     stream_options: Annotated[
         Annotated[dict[str, Any], Meta(extra_json_schema=STREAM_OPTIONS_SCHEMA)] | None,
-        says("Only with `stream`; `include_obfuscation` is refused."),
+        doc("Options of the stream; requires `stream: true`."),
     ] = None
-    store: Annotated[bool | None, says("Keep the response, so that it can be fetched and gone on from.", True)] = None
-    background: Annotated[bool | None, says("Answer at once, and go on without the client; needs `store`.", False)] = (
-        None
-    )
+    store: Annotated[bool | None, doc("Store the response, so that it can be retrieved and continued.", True)] = None
+    background: Annotated[
+        bool | None, doc("Return at once and generate in the background; requires `store`.", False)
+    ] = None
     tools: ToolsField = None
     tool_choice: ChoiceField = None
     parallel_tool_calls: ParallelField = None
-    max_tool_calls: Annotated[Length | None, says("Calls at most; those that the model makes beyond are left out.")] = (
-        None
-    )
+    max_tool_calls: Annotated[Length | None, doc("Maximum number of tool calls; further calls are dropped.")] = None
     text: TextField = None
     reasoning: ReasoningField = None
-    thinking_token_budget: Annotated[Count | None, says("Tokens after which a thought is closed.")] = None
+    thinking_token_budget: Annotated[
+        Count | None, doc("Maximum number of reasoning tokens; the reasoning is then closed.")
+    ] = None
     chat_template_kwargs: TemplateField = None
     include: Annotated[
-        list[Annotated[str, Meta(extra_json_schema={"enum": [*HONOURED_INCLUDES, *EMPTY_INCLUDES]})]] | None,
-        says("What else the output has: log-probabilities, sealed thoughts. Results of hosted tools: ignored."),
+        list[Annotated[str, Meta(extra_json_schema={"enum": [*HONORED_INCLUDES, *EMPTY_INCLUDES]})]] | None,
+        doc("Additional output: log-probabilities, encrypted reasoning. Values for hosted tools are ignored."),
     ] = None
     top_logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=20)] | None, says("Alternatives per token; above 0 it asks for `logprobs`.", 0)
+        Annotated[int, Meta(ge=0, le=20)] | None,
+        doc(
+            "Number of most likely tokens to return at each position, 0 to 20; a value above 0 implies "
+            "log-probabilities.",
+            0,
+        ),
     ] = None
     truncation: TruncationField = None
-    metadata: Annotated[MetadataField, says("Up to 16 pairs, kept and sent back.")] = None
-    user: Annotated[str | None, says("Kept with the usage record, and sent back.")] = None
+    metadata: Annotated[MetadataField, doc("Up to 16 key-value pairs, stored and returned with the response.")] = None
+    user: Annotated[str | None, doc("End-user id, stored with the usage record and returned.")] = None
     safety_identifier: Annotated[
-        Key | None, says("Kept with the usage record where `user` is absent, and sent back.")
+        Key | None,
+        doc("End-user id, stored with the usage record if `user` is absent, and returned; at most 64 characters."),
     ] = None
-    prompt_cache_key: Annotated[str | None, says("Sent back. Prefixes are found by their content, without a key.")] = (
-        None
-    )
+    prompt_cache_key: Annotated[
+        str | None, doc("Returned, and otherwise without effect: the prefix cache is keyed by content.")
+    ] = None
     prompt_cache_retention: RetentionField = None
     prompt_cache_options: CacheOptionsField = None
     service_tier: TierField = None
     n: Annotated[
         Annotated[int, Meta(ge=1, le=128, extra_json_schema={"const": 1})] | None,
-        refused("Refused above 1: a response is one answer."),
+        refused_field("Refused above 1: a response has one output."),
     ] = None
-    response_format: Annotated[dict[str, Any] | None, _never("response_format")] = None
-    prompt: Annotated[Any, _never("prompt")] = None
-    modalities: Annotated[Any, _never("modalities")] = None
-    audio: Annotated[Any, _never("audio")] = None
-    moderation: Annotated[Any, _never("moderation")] = None
-    context_management: Annotated[Any, _never("context_management")] = None
+    response_format: Annotated[dict[str, Any] | None, _unsupported("response_format")] = None
+    prompt: Annotated[Any, _unsupported("prompt")] = None
+    modalities: Annotated[Any, _unsupported("modalities")] = None
+    audio: Annotated[Any, _unsupported("audio")] = None
+    moderation: Annotated[Any, _unsupported("moderation")] = None
+    context_management: Annotated[Any, _unsupported("context_management")] = None
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation's id, whichever way it was given. `prepare` refuses what has none."""
+        """Id of the conversation; None if the field is absent or invalid."""
         return _id_of(self.conversation)
 
 
 class InputTokensRequest(msgspec.Struct, kw_only=True):
-    """The body of `POST /v1/responses/input_tokens`: what of a response makes its prompt."""
+    """The body of `POST /v1/responses/input_tokens`: the fields of a response that make up its prompt."""
 
     model: ModelField = None
     input: InputField = None
@@ -167,11 +186,11 @@ class InputTokensRequest(msgspec.Struct, kw_only=True):
     reasoning: ReasoningField = None
     chat_template_kwargs: TemplateField = None
     truncation: TruncationField = None
-    personality: Annotated[str | None, unheeded("Named as ignored.")] = None
+    personality: Annotated[str | None, ignored_field("Reported as ignored.")] = None
 
     @property
     def conversation_id(self) -> str | None:
-        """As in a `ResponseRequest`."""
+        """Id of the conversation; None if the field is absent or invalid."""
         return _id_of(self.conversation)
 
 
@@ -180,9 +199,11 @@ class CompactRequest(msgspec.Struct, kw_only=True):
 
     model: ModelField = None
     input: InputField = None
-    instructions: Annotated[str | None, says("A system message that the conversation was held under.")] = None
-    previous_response_id: Annotated[str | None, says("The stored response that ends the conversation.")] = None
-    prompt_cache_key: Annotated[str | None, unheeded("Prefixes are found by their content, without a key.")] = None
+    instructions: Annotated[str | None, doc("System message of the conversation.")] = None
+    previous_response_id: Annotated[str | None, doc("Stored response that ends the conversation.")] = None
+    prompt_cache_key: Annotated[
+        str | None, ignored_field("The prefix cache is keyed by content; reported as ignored.")
+    ] = None
     prompt_cache_retention: RetentionField = None
     prompt_cache_options: CacheOptionsField = None
     service_tier: TierField = None

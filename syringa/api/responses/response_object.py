@@ -1,4 +1,4 @@
-"""The response object: what was asked, as far as it is repeated, and what came of it."""
+"""The response object on the wire: the fields repeated from the request, and the output."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from syringa.api.fields.annotations import says
+from syringa.api.fields.schema import doc
 from syringa.api.responses.items import OutputItem
 from syringa.events import Usage
 
 
 class InputTokens(msgspec.Struct):
     cached_tokens: int
-    cache_write_tokens: Annotated[int, says("Always 0: what is cached costs nothing extra.")] = 0
+    cache_write_tokens: Annotated[int, doc("Always 0: writing to the cache is free.")] = 0
 
 
 class OutputTokens(msgspec.Struct):
@@ -30,12 +30,12 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseError(msgspec.Struct):
-    code: Annotated[str, says("One of OpenAI's codes of failed responses.")]
+    code: Annotated[str, doc("One of OpenAI's error codes for failed responses.")]
     message: str
 
 
 class IncompleteDetails(msgspec.Struct):
-    reason: Annotated[str, says("`max_output_tokens`.", const="max_output_tokens")]
+    reason: Annotated[str, doc("`max_output_tokens`.", const="max_output_tokens")]
 
 
 class ConversationReference(msgspec.Struct):
@@ -47,15 +47,15 @@ class ReasoningEcho(msgspec.Struct):
     summary: str | None
 
 
-class Echo(msgspec.Struct, kw_only=True):
-    """What the object repeats of the request, with the defaults of what was absent."""
+class RequestEcho(msgspec.Struct, kw_only=True):
+    """The fields that are repeated from the request, with defaults for absent ones."""
 
     model: str
     instructions: str | None
     previous_response_id: str | None
     conversation: ConversationReference | None
     tools: list[dict[str, Any]]
-    tool_choice: Annotated[Any, says("As it was asked; `auto` where it was not.")]
+    tool_choice: Annotated[Any, doc("As requested; `auto` if absent.")]
     parallel_tool_calls: bool
     max_tool_calls: int | None
     text: dict[str, Any]
@@ -76,23 +76,27 @@ class Echo(msgspec.Struct, kw_only=True):
     user: str | UnsetType = UNSET
 
 
-class Response(Echo, kw_only=True):
-    """A response, whole or as it stands."""
+class Response(RequestEcho, kw_only=True):
+    """A response, finished or in progress."""
 
     id: str
-    object: Annotated[str, says("`response`.", const="response")] = "response"
-    created_at: Annotated[int, says("Unix time, in seconds.")]
-    completed_at: Annotated[int | None, says("Null but for a completed response.")] = None
+    object: Annotated[str, doc("`response`.", const="response")] = "response"
+    created_at: Annotated[int, doc("Unix time in seconds.")]
+    completed_at: Annotated[int | None, doc("Unix time in seconds; null unless the response is completed.")] = None
     status: Annotated[
-        str, says("How it stands.", enum=["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"])
+        str,
+        doc(
+            "Status of the response.", enum=["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+        ),
     ]
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     output: list[OutputItem]
-    usage: Annotated[ResponseUsage, says("As counted so far: before the end, the prompt alone.")]
+    usage: Annotated[ResponseUsage, doc("Tokens counted so far; before the end, those of the prompt only.")]
 
 
-def usage_of(usage: Usage) -> ResponseUsage:
+def to_response_usage(usage: Usage) -> ResponseUsage:
+    """Convert usage to the wire format."""
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokens(usage.cached_tokens),

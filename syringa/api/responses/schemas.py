@@ -1,10 +1,10 @@
-"""The published schemas of fields that are read by hand: items, tools and what chooses between them."""
+"""JSON schemas of fields that are validated by hand: input items, tools, text format and reasoning."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from syringa.api.fields.annotations import REFUSED, nullable, record
+from syringa.api.fields.schema import REFUSED, nullable, object_schema
 
 NAME = "^[a-zA-Z0-9_-]{1,64}$"
 ITEM_TYPES = (
@@ -17,7 +17,7 @@ ITEM_TYPES = (
     "item_reference",
     "compaction",
 )
-HONOURED_INCLUDES = ("message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url")
+HONORED_INCLUDES = ("message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url")
 EMPTY_INCLUDES = (
     "file_search_call.results",
     "web_search_call.results",
@@ -27,25 +27,25 @@ EMPTY_INCLUDES = (
 )
 
 _TEXT: dict[str, Any] = {"type": "string"}
-_MAYBE: dict[str, Any] = {"type": ["string", "null"]}
+_NULLABLE_TEXT: dict[str, Any] = {"type": ["string", "null"]}
 _STATUS = {"enum": ["in_progress", "completed", "incomplete", None]}
-LONGEST_ID = 256
+MAX_ID_LENGTH = 256
 _ID = {
     "type": ["string", "null"],
     "minLength": 1,
-    "maxLength": LONGEST_ID,
-    "description": "Given one where it has none.",
+    "maxLength": MAX_ID_LENGTH,
+    "description": "Generated if absent.",
 }
 
 
 def _part(type_: str, key: str) -> dict[str, Any]:
-    return record(("type", key), type={"const": type_}, **{key: _TEXT})
+    return object_schema(("type", key), type={"const": type_}, **{key: _TEXT})
 
 
-_IMAGE = record(
+_IMAGE = object_schema(
     ("type", "image_url"),
     type={"const": "input_image"},
-    image_url={"type": "string", "description": "An http(s) address, or a `data:` URI in base64."},
+    image_url={"type": "string", "description": "An http(s) URL, or a base64 `data:` URI."},
     detail={"enum": ["auto", "low", "high", None]},
     file_id={"type": "null", REFUSED: True},
 )
@@ -56,10 +56,10 @@ def _content(*parts: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [_TEXT, {"type": "array", "items": items, "minItems": 1}]}
 
 
-_SPOKEN = _content(_part("input_text", "text"), _part("output_text", "text"), _IMAGE)
-_SAID = _content(_part("output_text", "text"), _part("input_text", "text"), _part("refusal", "refusal"))
-_OUTPUT = _content(_part("input_text", "text"))
-_MESSAGE = {"enum": ["message", None]}
+_USER_CONTENT = _content(_part("input_text", "text"), _part("output_text", "text"), _IMAGE)
+_ASSISTANT_CONTENT = _content(_part("output_text", "text"), _part("input_text", "text"), _part("refusal", "refusal"))
+_OUTPUT_CONTENT = _content(_part("input_text", "text"))
+_MESSAGE_TYPE = {"enum": ["message", None]}
 
 
 def _texts(type_: str) -> dict[str, Any]:
@@ -68,42 +68,42 @@ def _texts(type_: str) -> dict[str, Any]:
 
 _ITEM = {
     "anyOf": [
-        record(
+        object_schema(
             ("role", "content"),
-            type=_MESSAGE,
+            type=_MESSAGE_TYPE,
             role={"enum": ["user", "system", "developer"]},
-            content=_SPOKEN,
+            content=_USER_CONTENT,
             phase={"type": "null"},
             id=_ID,
             status=_STATUS,
         ),
-        record(
+        object_schema(
             ("role", "content"),
-            type=_MESSAGE,
+            type=_MESSAGE_TYPE,
             role={"const": "assistant"},
-            content=_SAID,
+            content=_ASSISTANT_CONTENT,
             phase={"enum": ["commentary", "final_answer", None]},
             id=_ID,
             status=_STATUS,
         ),
-        record(
+        object_schema(
             ("type", "call_id", "name", "arguments"),
             type={"const": "function_call"},
             call_id=_TEXT,
             name=_TEXT,
-            arguments={"type": "string", "description": "The JSON text of an object."},
+            arguments={"type": "string", "description": "A JSON object, as text."},
             id=_ID,
             status=_STATUS,
         ),
-        record(
+        object_schema(
             ("type", "call_id", "output"),
             type={"enum": ["function_call_output", "custom_tool_call_output"]},
-            call_id={"type": "string", "description": "The id of the call that it answers."},
-            output=_OUTPUT,
+            call_id={"type": "string", "description": "Id of the call that this item answers."},
+            output=_OUTPUT_CONTENT,
             id=_ID,
             status=_STATUS,
         ),
-        record(
+        object_schema(
             ("type", "call_id", "name", "input"),
             type={"const": "custom_tool_call"},
             call_id=_TEXT,
@@ -112,38 +112,41 @@ _ITEM = {
             id=_ID,
             status=_STATUS,
         ),
-        record(
+        object_schema(
             ("type",),
             type={"const": "reasoning"},
             summary=_texts("summary_text"),
             content=_texts("reasoning_text"),
-            encrypted_content=_MAYBE,
+            encrypted_content=_NULLABLE_TEXT,
             id=_ID,
             status=_STATUS,
         ),
-        record(("id",), type={"enum": ["item_reference", None]}, id=_TEXT),
-        record(("type", "encrypted_content"), type={"const": "compaction"}, encrypted_content=_TEXT, id=_ID),
+        object_schema(("id",), type={"enum": ["item_reference", None]}, id=_TEXT),
+        object_schema(("type", "encrypted_content"), type={"const": "compaction"}, encrypted_content=_TEXT, id=_ID),
     ]
 }
 INPUT_SCHEMA = nullable(_TEXT, {"type": "array", "items": _ITEM})
-CONVERSATION_SCHEMA = nullable(_TEXT, record(("id",), id=_TEXT))
+CONVERSATION_SCHEMA = nullable(_TEXT, object_schema(("id",), id=_TEXT))
 
-_FUNCTION = record(
+_FUNCTION = object_schema(
     ("type", "name"),
     type={"const": "function"},
     name={"type": "string", "pattern": NAME},
-    description=_MAYBE,
-    parameters={"type": ["object", "null"], "description": "A JSON schema of the arguments: an object."},
-    strict={"type": ["boolean", "null"], "description": "Hold the arguments to the schema; absent: if it can be."},
+    description=_NULLABLE_TEXT,
+    parameters={"type": ["object", "null"], "description": "JSON schema of the arguments, which are an object."},
+    strict={
+        "type": ["boolean", "null"],
+        "description": "Constrain the arguments to the schema. Default: true if the schema can be enforced.",
+    },
 )
-_CUSTOM = record(
+_CUSTOM = object_schema(
     ("type", "name"),
     type={"const": "custom"},
     name={"type": "string", "pattern": NAME},
-    description=_MAYBE,
+    description=_NULLABLE_TEXT,
     format=nullable(
-        record(("type",), type={"const": "text"}),
-        record(
+        object_schema(("type",), type={"const": "text"}),
+        object_schema(
             ("type", "syntax", "definition"),
             type={"const": "grammar"},
             syntax={"enum": ["lark", "regex"]},
@@ -152,11 +155,11 @@ _CUSTOM = record(
     ),
 )
 TOOL_SCHEMA = {"anyOf": [_FUNCTION, _CUSTOM]}
-_NAMED = record(("type", "name"), type={"enum": ["function", "custom"]}, name=_TEXT)
+_NAMED = object_schema(("type", "name"), type={"enum": ["function", "custom"]}, name=_TEXT)
 CHOICE_SCHEMA = nullable(
     {"enum": ["none", "auto", "required"]},
     _NAMED,
-    record(
+    object_schema(
         ("type", "mode", "tools"),
         type={"const": "allowed_tools"},
         mode={"enum": ["auto", "required"]},
@@ -164,31 +167,38 @@ CHOICE_SCHEMA = nullable(
     ),
 )
 
-TEXT_SCHEMA = record(
+TEXT_SCHEMA = object_schema(
     format=nullable(
-        record(("type",), type={"enum": ["text", "json_object"]}),
-        record(
+        object_schema(("type",), type={"enum": ["text", "json_object"]}),
+        object_schema(
             ("type", "name", "schema"),
             type={"const": "json_schema"},
             name={"type": "string", "pattern": NAME},
             schema={"type": ["object", "boolean"], "description": "A JSON schema."},
             strict={"type": ["boolean", "null"]},
-            description=_MAYBE,
+            description=_NULLABLE_TEXT,
         ),
     )
-    | {"description": "What the answer must be."},
-    verbosity={"enum": ["low", "medium", "high", None], "description": "Any but `medium` is named as ignored."},
+    | {"description": "`text`, `json_object`, or `json_schema` with a schema."},
+    verbosity={
+        "enum": ["low", "medium", "high", None],
+        "description": "Values other than `medium` are reported as ignored.",
+    },
 )
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_SUMMARY = {"enum": ["auto", "concise", "detailed", None], "description": "Named as ignored: thoughts come whole."}
-REASONING_SCHEMA = record(
+_SUMMARY = {
+    "enum": ["auto", "concise", "detailed", None],
+    "description": "Reported as ignored: reasoning is returned in full.",
+}
+REASONING_SCHEMA = object_schema(
     effort={
         "enum": [*EFFORTS, None],
-        "description": "`none`: no thought; else told to the template, or where it has no word for it, a budget.",
+        "description": "`none` turns reasoning off; other values are passed to the chat template, or become a token "
+        "budget if the template has no such variable.",
     },
     summary=_SUMMARY,
     generate_summary=_SUMMARY,
 )
-STREAM_OPTIONS_SCHEMA = record(
-    include_obfuscation={"enum": [False, None], "description": "Refused where true.", REFUSED: True}
+STREAM_OPTIONS_SCHEMA = object_schema(
+    include_obfuscation={"enum": [False, None], "description": "Refused if true.", REFUSED: True}
 )

@@ -1,26 +1,32 @@
-"""The events of a response's stream. Each has its type and its place in the stream.
+"""Stream events of a response, and the differences between OpenAI's and Open Responses' streams.
 
-Those of a thought are named differently by OpenAI and by Open Responses, so `type` is a field and no tag.
+Reasoning events have different types in the two, so `type` is a field and not a struct tag.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
-from syringa.api.fields.annotations import says
-from syringa.api.responses.items import Logprob, OutputItem, Part
+from syringa.api.fields.common import ErrorBody
+from syringa.api.fields.schema import doc
+from syringa.api.responses.items import ContentPart, Logprob, OutputItem
 from syringa.api.responses.response_object import Response
+
+REASONING, OPEN_REASONING = "reasoning_text", "reasoning"
+_STATES = ("delta", "done")
+_TO_OPEN = {f"response.{REASONING}.{state}": f"response.{OPEN_REASONING}.{state}" for state in _STATES}
+_FROM_OPEN = {open_type: type for type, open_type in _TO_OPEN.items()}
 
 
 class StreamEvent(msgspec.Struct, kw_only=True, gc=False):
     type: str
-    sequence_number: Annotated[int, says("From 0, one more with each event.")]
+    sequence_number: Annotated[int, doc("Number of the event in the stream, from 0.")]
 
 
 class ResponseEvent(StreamEvent):
-    """The response as it stands: created, queued, in_progress, completed, incomplete or failed."""
+    """`response.created`, `.queued`, `.in_progress`, `.completed`, `.incomplete` and `.failed`."""
 
     response: Response
 
@@ -38,7 +44,7 @@ class PartEvent(StreamEvent):
     item_id: str
     output_index: int
     content_index: int
-    part: Part
+    part: ContentPart
 
 
 class TextDeltaEvent(StreamEvent):
@@ -102,3 +108,16 @@ class InputDoneEvent(StreamEvent):
     item_id: str
     output_index: int
     input: str
+
+
+def event_type_for_mode(name: str, open_mode: bool) -> str:
+    """Return the type of an event in OpenAI's or Open Responses' stream, given its type in either."""
+    return (_TO_OPEN if open_mode else _FROM_OPEN).get(name, name)
+
+
+def error_event(error: ErrorBody, number: int, open_mode: bool) -> dict[str, Any]:
+    """Return the event that ends a stream after an error."""
+    head = {"type": "error", "sequence_number": number}
+    if open_mode:
+        return head | {"error": msgspec.to_builtins(error)}
+    return head | {"code": error.code, "message": error.message, "param": error.param}

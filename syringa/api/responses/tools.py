@@ -1,4 +1,4 @@
-"""Flat `tools` and `tool_choice`: functions, and custom tools, whose input is free text or fits a grammar."""
+"""The `tools` and `tool_choice` fields of responses: functions, and custom tools with a text or grammar as input."""
 
 from __future__ import annotations
 
@@ -12,81 +12,90 @@ from syringa.api.decoding import convert
 from syringa.api.fields.constraints import check_grammar
 from syringa.api.fields.tools import (
     MAX_TOOLS,
-    Choice,
     FunctionField,
+    ToolChoice,
     ToolRequest,
     arguments_schema,
-    offer,
+    build_tool_request,
     read_function,
 )
-from syringa.api.responses.custom_input import parameters
-from syringa.api.responses.lark_pattern import lark_pattern
+from syringa.api.responses.custom_input import custom_tool_parameters
+from syringa.api.responses.lark_to_regex import lark_to_regex
 from syringa.api.responses.schemas import NAME
 from syringa.errors import InvalidRequest
 from syringa.prompt.chat.tools import Tool, ToolUse
-from syringa.prompt.grammar.compile_pool import in_workshop
-from syringa.prompt.grammar.schema import enforceable
+from syringa.prompt.grammar.compile_pool import run_in_compile_pool
+from syringa.prompt.grammar.schema import enforceable_schema
 from syringa.types import Grammar
 
 _TEXT = {"type": "text"}
 
 
-class TypeField(msgspec.Struct, kw_only=True):
+class ToolTypeField(msgspec.Struct, kw_only=True):
     type: str
 
 
-class FlatFunctionField(FunctionField, kw_only=True):
+class FunctionToolField(FunctionField, kw_only=True):
     type: str
 
 
-class CustomField(msgspec.Struct, kw_only=True):
+class CustomToolField(msgspec.Struct, kw_only=True):
     type: str
     name: Annotated[str, Meta(pattern=NAME)]
     description: str | None = None
     format: Any = None
 
 
-class FormatField(msgspec.Struct, kw_only=True):
+class CustomFormatField(msgspec.Struct, kw_only=True):
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
     definition: str | None = None
 
 
-class NamedField(msgspec.Struct, kw_only=True):
+class NamedToolField(msgspec.Struct, kw_only=True):
     type: str
     name: str
 
 
-class AllowedField(msgspec.Struct, kw_only=True):
+class AllowedToolsChoice(msgspec.Struct, kw_only=True):
     type: str
     mode: Literal["auto", "required"]
     tools: list[Any]
 
 
-class Tools(msgspec.Struct, frozen=True, kw_only=True):
-    """A response's tools: what the model may do with them, which are custom, and how they are repeated."""
+class ResponseTools(msgspec.Struct, frozen=True, kw_only=True):
+    """The tools of a response: for the model, the names of custom ones, and the field as the response repeats it."""
 
     request: ToolRequest | None = None
     custom: frozenset[str] = frozenset()
     echo: list[dict[str, Any]] = []
 
 
-async def read_tools(
-    tools: list[Any] | None, choice: Any, ignored: list[str], *, parallel: bool, hold: bool, open_mode: bool
-) -> Tools:
-    """What is not honoured of them is added to `ignored`. `hold`: as in chat."""
+async def read_response_tools(
+    tools: list[Any] | None,
+    choice: Any,
+    ignored: list[str],
+    *,
+    parallel: bool,
+    constrain_arguments: bool,
+    open_mode: bool,
+) -> ResponseTools:
+    """Validate `tools` and `tool_choice`. The paths of fields that are not honored are appended to `ignored`.
+
+    `constrain_arguments` is that of `syringa.api.fields.tools.read_tools`.
+    """
     if choice is not None and not isinstance(choice, str | dict):
         raise InvalidRequest("tool_choice: expected a string or an object.", param="tool_choice")
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise InvalidRequest("tool_choice asks for a tool, and there are no tools.", param="tool_choice")
-        return Tools()
+            raise InvalidRequest("tool_choice requires a tool, but there are no tools.", param="tool_choice")
+        return ResponseTools()
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(tools)}.", param="tools")
     try:
-        # Schemas are compiled to see whether they can be; other requests must not wait for it.
+        # Compiling the schemas validates them.
         reader = _Reader(ignored, open_mode)
-        return await in_workshop(lambda: reader.read(tools, choice, parallel, hold), "tools")
+        return await run_in_compile_pool(lambda: reader.read(tools, choice, parallel, constrain_arguments), "tools")
     except RecursionError:
         raise InvalidRequest("tools: a schema is nested too deeply.", param="tools") from None
 
@@ -97,36 +106,43 @@ class _Reader:
         self._tools: dict[str, Tool] = {}
         self._types: dict[str, str] = {}
         self._echo: list[dict[str, Any]] = []
-        self._patterned: dict[str, dict[str, Any]] = {}  # what the calls of custom tools with a grammar are held to
+        self._grammar_schemas: dict[str, dict[str, Any]] = {}  # argument schemas of custom tools with a grammar
 
-    def read(self, tools: list[Any], choice: Any, parallel: bool, hold: bool) -> Tools:
+    def read(self, tools: list[Any], choice: Any, parallel: bool, constrain_arguments: bool) -> ResponseTools:
         for index, given in enumerate(tools):
             path = f"tools[{index}]"
             tool, kind = self._tool(given, path)
             if tool.name in self._tools:
-                raise InvalidRequest(f"{path}.name: there are two tools named {tool.name!r}.", param=f"{path}.name")
+                raise InvalidRequest(f"{path}.name: duplicate tool name {tool.name!r}.", param=f"{path}.name")
             self._tools[tool.name], self._types[tool.name] = tool, kind
         chosen = self._choice(choice)
-        request = offer(self._tools.values(), chosen, self._ignored, parallel=parallel, hold=hold, path="parameters")
-        if request is not None and self._patterned:
+        request = build_tool_request(
+            self._tools.values(),
+            chosen,
+            self._ignored,
+            parallel=parallel,
+            constrain_arguments=constrain_arguments,
+            path="parameters",
+        )
+        if request is not None and self._grammar_schemas:
             request = msgspec.structs.replace(request, use=self._with_patterns(request.use))
         custom = frozenset(name for name, kind in self._types.items() if kind == "custom")
-        return Tools(request=request, custom=custom, echo=self._echo)
+        return ResponseTools(request=request, custom=custom, echo=self._echo)
 
     def _tool(self, given: Any, path: str) -> tuple[Tool, str]:
-        kind = convert(given, TypeField, path=path).type
+        kind = convert(given, ToolTypeField, path=path).type
         if kind == "function":
             return self._function(given, path), kind
         if kind == "custom" and not self._open_mode:
             return self._custom(given, path), kind
-        served = "functions are" if self._open_mode else "function and custom tools are"
-        raise InvalidRequest(f"{path}.type: only {served} served here, not {kind!r}.", param=f"{path}.type")
+        supported = "tools of type function" if self._open_mode else "tools of type function and custom"
+        raise InvalidRequest(f"{path}.type: only {supported} are supported, not {kind!r}.", param=f"{path}.type")
 
     def _function(self, given: Any, path: str) -> Tool:
-        field = convert(given, FlatFunctionField, path=path, ignored=self._ignored)
+        field = convert(given, FunctionToolField, path=path, ignored=self._ignored)
         tool = read_function(field, path)
         if field.strict is None:
-            tool = msgspec.structs.replace(tool, strict=_can_hold(tool, f"{path}.parameters"))
+            tool = msgspec.structs.replace(tool, strict=_can_enforce(tool, f"{path}.parameters"))
         self._echo.append(
             {
                 "type": "function",
@@ -139,61 +155,61 @@ class _Reader:
         return tool
 
     def _custom(self, given: Any, path: str) -> Tool:
-        field = convert(given, CustomField, path=path, ignored=self._ignored)
-        form = convert(_TEXT if field.format is None else field.format, FormatField, path=f"{path}.format")
+        field = convert(given, CustomToolField, path=path, ignored=self._ignored)
+        format = convert(_TEXT if field.format is None else field.format, CustomFormatField, path=f"{path}.format")
         described = {} if field.description is None else {"description": field.description}
-        shape = {name: value for name, value in msgspec.to_builtins(form).items() if value is not None}
-        self._echo.append({"type": "custom", "name": field.name, **described, "format": shape})
-        # A custom tool is told of as a function of one text, and its call is always held to that. The model is shown
-        # the grammar as the client wrote it.
-        about = None
-        if form.type == "grammar":
-            self._patterned[field.name] = _patterned(form, f"{path}.format")
-            about = f"A text that fits this {form.syntax} grammar:\n{form.definition}"
-        return Tool(name=field.name, description=field.description, parameters=parameters(about), strict=True)
+        echo = {name: value for name, value in msgspec.to_builtins(format).items() if value is not None}
+        self._echo.append({"type": "custom", "name": field.name, **described, "format": echo})
+        # The model sees a custom tool as a function with one text parameter, described by the client's grammar.
+        description = None
+        if format.type == "grammar":
+            self._grammar_schemas[field.name] = _grammar_schema(format, f"{path}.format")
+            description = f"A text that matches this {format.syntax} grammar:\n{format.definition}"
+        return Tool(
+            name=field.name, description=field.description, parameters=custom_tool_parameters(description), strict=True
+        )
 
     def _with_patterns(self, use: ToolUse) -> ToolUse:
         tools = [
-            msgspec.structs.replace(tool, schema=self._patterned.get(tool.name, tool.schema)) for tool in use.tools
+            msgspec.structs.replace(tool, schema=self._grammar_schemas.get(tool.name, tool.schema))
+            for tool in use.tools
         ]
         return msgspec.structs.replace(use, tools=tools)
 
-    def _choice(self, choice: Any) -> Choice:
+    def _choice(self, choice: Any) -> ToolChoice:
         names = frozenset(self._tools)
         match choice:
             case None:
-                return Choice("auto", names)
+                return ToolChoice("auto", names)
             case "none" | "auto" | "required":
-                return Choice(choice, names)
+                return ToolChoice(choice, names)
             case str():
                 raise InvalidRequest("tool_choice: expected none, auto, required or an object.", param="tool_choice")
-        kind = convert(choice, TypeField, path="tool_choice").type
+        kind = convert(choice, ToolTypeField, path="tool_choice").type
         if kind == "allowed_tools":
-            allowed = convert(choice, AllowedField, path="tool_choice", ignored=self._ignored)
-            return Choice(allowed.mode, self._allowed(allowed.tools, "tool_choice.tools"))
-        return Choice("required", frozenset({self._named(choice, "tool_choice")}), named=True)
+            allowed = convert(choice, AllowedToolsChoice, path="tool_choice", ignored=self._ignored)
+            return ToolChoice(allowed.mode, self._allowed_names(allowed.tools, "tool_choice.tools"))
+        return ToolChoice("required", frozenset({self._resolve_name(choice, "tool_choice")}), named=True)
 
-    def _allowed(self, given: list[Any], path: str) -> frozenset[str]:
+    def _allowed_names(self, given: list[Any], path: str) -> frozenset[str]:
         if not given:
-            raise InvalidRequest(f"{path}: expected at least one.", param=path)
-        return frozenset(self._named(each, f"{path}[{index}]") for index, each in enumerate(given))
+            raise InvalidRequest(f"{path}: expected at least one tool.", param=path)
+        return frozenset(self._resolve_name(each, f"{path}[{index}]") for index, each in enumerate(given))
 
-    def _named(self, given: Any, path: str) -> str:
-        kind = convert(given, TypeField, path=path).type
+    def _resolve_name(self, given: Any, path: str) -> str:
+        kind = convert(given, ToolTypeField, path=path).type
         if kind not in ("function", "custom"):
             also = ", custom or allowed_tools" if path == "tool_choice" else " or custom"
             raise InvalidRequest(f"{path}.type: expected function{also}, not {kind!r}.", param=f"{path}.type")
-        name = convert(given, NamedField, path=path, ignored=self._ignored).name
+        name = convert(given, NamedToolField, path=path, ignored=self._ignored).name
         if self._types.get(name) != kind:
             known = ", ".join(each for each, type_ in self._types.items() if type_ == kind) or "none"
-            raise InvalidRequest(
-                f"{path}.name: there is no {kind} tool {name!r} among the tools ({known}).", param=f"{path}.name"
-            )
+            raise InvalidRequest(f"{path}.name: no {kind} tool {name!r} in tools ({known}).", param=f"{path}.name")
         return name
 
 
-def _can_hold(tool: Tool, path: str) -> bool:
-    """Functions are strict in this API unless they say otherwise, or have a schema that cannot be enforced."""
+def _can_enforce(tool: Tool, path: str) -> bool:
+    """Return whether a schema can be enforced: if it can, functions without `strict` are strict in this API."""
     try:
         arguments_schema(tool.parameters or {}, path, strict=True, ignored=[])
     except InvalidRequest:
@@ -201,17 +217,17 @@ def _can_hold(tool: Tool, path: str) -> bool:
     return True
 
 
-def _patterned(form: FormatField, path: str) -> dict[str, Any]:
-    """The schema of a call whose input fits a grammar."""
+def _grammar_schema(format: CustomFormatField, path: str) -> dict[str, Any]:
+    """Return the argument schema of a custom tool with a grammar. Raises `InvalidRequest`."""
     for name in ("syntax", "definition"):
-        if getattr(form, name) is None:
-            raise InvalidRequest(f"{path}.{name}: a grammar has to have it.", param=f"{path}.{name}")
-    definition = form.definition or ""
+        if getattr(format, name) is None:
+            raise InvalidRequest(f"{path}.{name}: required for a grammar.", param=f"{path}.{name}")
+    definition = format.definition or ""
     path += ".definition"
-    pattern = definition if form.syntax == "regex" else lark_pattern(definition, path)
-    schema = parameters(pattern=pattern)
-    kept, left_out, _ = enforceable(schema)
+    pattern = definition if format.syntax == "regex" else lark_to_regex(definition, path)
+    schema = custom_tool_parameters(pattern=pattern)
+    kept, left_out, _ = enforceable_schema(schema)
     if left_out:
-        raise InvalidRequest(f"{path}: look-around and references back cannot be enforced.", param=path)
+        raise InvalidRequest(f"{path}: look-around and backreferences are not supported.", param=path)
     check_grammar(Grammar("json_schema", json.dumps(kept)), path)
     return schema

@@ -1,4 +1,4 @@
-"""The API process's side of the model workers: an engine for each model, whose worker comes and goes."""
+"""The engines of an API process: one for each model, whose worker the supervisor starts and stops."""
 
 from __future__ import annotations
 
@@ -12,69 +12,83 @@ import msgspec
 from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
 from syringa.engine.client.worker_client import WorkerClient, WorkerLost
-from syringa.engine.interface import Engine, Status, Take
-from syringa.engine.processes.control import Drop, State, ToSupervisor, Want, api_frames, key_of
-from syringa.engine.worker.server import WorkerOptions
+from syringa.engine.interface import DeltaHandler, Engine, LoadStatus
+from syringa.engine.processes.control import (
+    AcquireModel,
+    ReleaseModel,
+    SupervisorRequest,
+    WorkerState,
+    api_decoder,
+    worker_key,
+)
+from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import EngineUnavailable
 from syringa.types import EngineRequest, EngineStats, ModelInfo
 
-Send = Callable[[ToSupervisor], None]
+Send = Callable[[SupervisorRequest], None]
 
 
-class LocalEngine:
-    """The engine of one model. It asks the supervisor for a worker when somebody waits for one."""
+class ModelEngine:
+    """The engine of one model. It asks the supervisor for a worker when a request needs one."""
 
-    def __init__(self, name: str, want: Want, send: Send, patience: float, loaded: Callable[[ModelInfo], None]) -> None:
-        """`patience`: seconds that a request waits for the model; 0: as long as it takes."""
-        self.name, self.want = name, want
-        self.status: Status = "cold"
-        self._send, self._patience, self._loaded = send, patience, loaded
+    def __init__(
+        self,
+        name: str,
+        acquire: AcquireModel,
+        send: Send,
+        load_timeout: float,
+        on_loaded: Callable[[ModelInfo], None],
+    ) -> None:
+        """`load_timeout` is how many seconds a request waits for the model; 0: without limit."""
+        self.name = name
+        self.status: LoadStatus = "cold"
+        self.removed = False  # whether the model is no longer configured
+        self._acquire, self._send, self._load_timeout, self._on_loaded = acquire, send, load_timeout, on_loaded
         self._reason = ""
         self._client: WorkerClient | None = None
-        self._leaving = ""  # the socket of a worker that was asked to leave
-        self._told = 0  # how often the supervisor has said how it is
-        self._change = asyncio.Event()
+        self._retiring_socket = ""  # of a worker that the supervisor is unloading
+        self._updates = 0  # number of states received from the supervisor
+        self._changed = asyncio.Event()
         self._closed = False
-        self.dropped = False  # its model is no longer configured
 
     @property
     def ready(self) -> bool:
         return self.status == "loaded" and self._client is not None and self._client.ready
 
-    def tell(self, state: State) -> None:
-        """What the supervisor says of the worker."""
+    def update(self, state: WorkerState) -> None:
+        """Apply a state that the supervisor reports of the worker."""
         self.status, self._reason = state.status, state.reason
-        self._told += 1
+        self._updates += 1
         if state.status != "loaded":
-            self._leaving = state.socket or self._leaving
+            self._retiring_socket = state.socket or self._retiring_socket
         else:
-            self._leaving = ""
+            self._retiring_socket = ""
             if self._client is None or self._client.path != state.socket:
-                self._client = WorkerClient(state.socket, changed=self._pulse)
+                self._client = WorkerClient(state.socket, on_change=self._notify)
                 self._client.start()
-        self._pulse()
+        self._notify()
 
-    def _pulse(self) -> None:
-        """Whoever waits looks again."""
-        change, self._change = self._change, asyncio.Event()
-        change.set()
+    def _notify(self) -> None:
+        """Wake all waiters to look at the state again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
         if self.ready and self._client is not None and self._client.info is not None:
-            self._loaded(self._client.info)
+            self._on_loaded(self._client.info)
 
     async def wait_ready(self) -> ModelInfo:
-        client = await self._worker()
+        client = await self._get_client()
         assert client.info is not None
         return client.info
 
-    async def submit(self, request: EngineRequest, take: Take) -> None:
-        """A request that a worker had not begun on when it was asked to leave goes to the next one."""
+    async def submit(self, request: EngineRequest, on_delta: DeltaHandler) -> None:
+        """Run a request. One that a retiring worker had not begun is sent to the next worker."""
         while True:
-            client = await self._worker()
+            client = await self._get_client()
             try:
-                await client.submit(request, take)
+                await client.submit(request, on_delta)
                 return
             except WorkerLost as lost:
-                if lost.begun or client.path != self._leaving:
+                if lost.begun or client.path != self._retiring_socket:
                     raise
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -88,94 +102,95 @@ class LocalEngine:
 
     async def close(self) -> None:
         self._closed = True
-        self._pulse()
+        self._notify()
         if self._client is not None:
             await self._client.close()
 
-    async def _worker(self) -> WorkerClient:
-        """The client of a worker that is ready, which is asked for if there is none."""
+    async def _get_client(self) -> WorkerClient:
+        """Return the client of a ready worker, which is acquired if there is none."""
         if self._client is not None and self.ready:
             return self._client
         try:
-            async with asyncio.timeout(self._patience or None):
-                return await self._wait()
+            async with asyncio.timeout(self._load_timeout or None):
+                return await self._wait_for_client()
         except TimeoutError:
             why = f": {self._reason}" if self._reason else ""
-            raise self._unavailable(f"could not be loaded within {self._patience:g} seconds{why}") from None
+            raise self._unavailable(f"could not be loaded within {self._load_timeout:g} seconds{why}") from None
 
-    async def _wait(self) -> WorkerClient:
-        asked = -1
+    async def _wait_for_client(self) -> WorkerClient:
+        acquired_at = -1
         while True:
             if self._closed:
                 raise self._unavailable("is not loaded: the server is being stopped")
             if self._client is not None and self.ready:
                 return self._client
-            if self.dropped:
+            if self.removed:
                 raise self._unavailable("is no longer configured")
-            if asked < 0 or (self.status == "cold" and self._told > asked):
-                self._send(self.want)
-                asked = self._told
-            elif self.status == "failed" and self._told > asked:
+            if acquired_at < 0 or (self.status == "cold" and self._updates > acquired_at):
+                self._send(self._acquire)
+                acquired_at = self._updates
+            elif self.status == "failed" and self._updates > acquired_at:
                 raise self._unavailable(f"cannot be loaded: {self._reason}")
-            await self._change.wait()
+            await self._changed.wait()
 
-    def _unavailable(self, said: str) -> EngineUnavailable:
-        return EngineUnavailable(f"The model {self.name!r} {said}", code="model_unavailable")
+    def _unavailable(self, problem: str) -> EngineUnavailable:
+        return EngineUnavailable(f"The model {self.name!r} {problem}", code="model_unavailable")
 
 
-class LocalFleet:
-    """The engines of the models that this machine runs. Call `start` inside the event loop, `close` at the end."""
+class ModelEngines:
+    """The engines of all configured models. Call `start` inside the event loop, and `close` at the end."""
 
     def __init__(self, path: str, config: Config) -> None:
-        """`path`: the supervisor's control socket."""
-        self.loaded: Callable[[str, ModelInfo], None] = lambda model, info: None  # who wants to know is set here
+        """`path` is the supervisor's control socket."""
+        self.on_loaded: Callable[[str, ModelInfo], None] = lambda model, info: None  # set by the API server
         self._path, self._config = path, config
-        self._wants: dict[str, tuple[str, Want]] = {}  # by model, with the key of its worker
-        self._engines: dict[str, LocalEngine] = {}  # by the worker's key
-        self._states: dict[str, State] = {}
-        self._unsent: list[ToSupervisor] = []
+        self._models: dict[str, tuple[str, AcquireModel]] = {}  # by model id, with the key of its worker
+        self._engines: dict[str, ModelEngine] = {}  # by worker key
+        self._states: dict[str, WorkerState] = {}
+        self._unsent: list[SupervisorRequest] = []
         self._transport: asyncio.WriteTransport | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
+        """Connect to the supervisor and send what was queued."""
         transport, _ = await asyncio.get_running_loop().create_unix_connection(
-            lambda: _Control(self._take, self._lost), self._path
+            lambda: _ControlProtocol(self._handle_state, self._handle_disconnect), self._path
         )
-        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's are not declared as such
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop does not declare its transports as such
         for message in self._unsent:
             self._send(message)
         self._unsent.clear()
 
     def set_specs(self, specs: Sequence[ModelSpec]) -> None:
-        """These are the models from now on. Those to be preloaded are, and the workers of those that are gone leave."""
-        before = {key for key, _ in self._wants.values()}
-        wants = {spec.id: _want(spec, self._config) for spec in specs}
-        self._wants = {model: (key_of(want.options), want) for model, want in wants.items()}
-        now = {key for key, _ in self._wants.values()}
+        """Replace the configured models: load those to be preloaded, and release the workers of removed ones."""
+        before = {key for key, _ in self._models.values()}
+        requests = {spec.id: _acquire_request(spec, self._config) for spec in specs}
+        self._models = {model: (worker_key(acquire.options), acquire) for model, acquire in requests.items()}
+        now = {key for key, _ in self._models.values()}
         for key, engine in self._engines.items():
-            engine.dropped = key not in now
+            engine.removed = key not in now
         for key in before - now:
-            self._send(Drop(key))
-        for key, want in self._wants.values():
-            if want.keep and key not in before:
-                self._send(msgspec.structs.replace(want, soft=True))
+            self._send(ReleaseModel(key))
+        for key, acquire in self._models.values():
+            if acquire.restart and key not in before:
+                self._send(msgspec.structs.replace(acquire, opportunistic=True))
 
     def engine(self, model: str) -> Engine:
         try:
-            key, want = self._wants[model]
+            key, acquire = self._models[model]
         except KeyError:
-            said = f"The model {model!r} is no longer configured"
-            raise EngineUnavailable(said, code="model_unavailable") from None
+            message = f"The model {model!r} is no longer configured"
+            raise EngineUnavailable(message, code="model_unavailable") from None
         engine = self._engines.get(key)
         if engine is None:
-            patience = self._config.load_timeout
-            engine = self._engines[key] = LocalEngine(model, want, self._send, patience, self._learned(key))
+            timeout = self._config.load_timeout
+            engine = self._engines[key] = ModelEngine(model, acquire, self._send, timeout, self._loaded_callback(key))
             if state := self._states.get(key):
-                engine.tell(state)
+                engine.update(state)
         return engine
 
-    def status(self, model: str) -> Status:
-        key, _ = self._wants.get(model, ("", None))
+    def status(self, model: str) -> LoadStatus:
+        key, _ = self._models.get(model, ("", None))
         state = self._states.get(key)
         return state.status if state else "cold"
 
@@ -184,49 +199,51 @@ class LocalFleet:
         if self._transport is not None:
             self._transport.close()
 
-    def _learned(self, key: str) -> Callable[[ModelInfo], None]:
-        def learned(info: ModelInfo) -> None:
-            for model, (own, _) in self._wants.items():
+    def _loaded_callback(self, key: str) -> Callable[[ModelInfo], None]:
+        """Return a function that reports a loaded worker for all models that share it."""
+
+        def on_loaded(info: ModelInfo) -> None:
+            for model, (own, _) in self._models.items():
                 if own == key:
-                    self.loaded(model, info)
+                    self.on_loaded(model, info)
 
-        return learned
+        return on_loaded
 
-    def _send(self, message: ToSupervisor) -> None:
+    def _send(self, message: SupervisorRequest) -> None:
         if self._transport is None:
             self._unsent.append(message)
         else:
             self._transport.write(protocol.frame(message))
 
-    def _take(self, state: State) -> None:
+    def _handle_state(self, state: WorkerState) -> None:
         self._states[state.key] = state
         if engine := self._engines.get(state.key):
-            engine.tell(state)
-            if engine.dropped and state.status == "cold" and not state.socket:
+            engine.update(state)
+            if engine.removed and state.status == "cold" and not state.socket:
                 del self._engines[state.key], self._states[state.key]
 
-    def _lost(self) -> None:
-        """The supervisor is gone, and this process is about to be."""
+    def _handle_disconnect(self) -> None:
+        """Close all engines: the supervisor is gone, and this process is about to exit."""
         for engine in self._engines.values():
             task = asyncio.ensure_future(engine.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
 
-class _Control(asyncio.Protocol):
-    def __init__(self, take: Callable[[State], None], lost: Callable[[], None]) -> None:
-        self._take, self._lost = take, lost
-        self._frames = api_frames()
+class _ControlProtocol(asyncio.Protocol):
+    def __init__(self, on_state: Callable[[WorkerState], None], on_disconnect: Callable[[], None]) -> None:
+        self._on_state, self._on_disconnect = on_state, on_disconnect
+        self._decoder = api_decoder()
 
     def data_received(self, data: bytes) -> None:
-        for state in self._frames.feed(data):
-            self._take(state)
+        for state in self._decoder.feed(data):
+            self._on_state(state)
 
     def connection_lost(self, error: Exception | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop may be closed already
-            self._lost()
+        with contextlib.suppress(RuntimeError):  # the event loop may be closed already
+            self._on_disconnect()
 
 
-def _want(spec: ModelSpec, config: Config) -> Want:
-    options = WorkerOptions.of(spec, config)
-    return Want(options, spec.idle_seconds or 0.0, keep=bool(spec.preload), name=spec.id)
+def _acquire_request(spec: ModelSpec, config: Config) -> AcquireModel:
+    options = WorkerOptions.from_config(spec, config)
+    return AcquireModel(options, spec.idle_seconds or 0.0, restart=bool(spec.preload), name=spec.id)

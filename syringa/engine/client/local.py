@@ -1,4 +1,4 @@
-"""An engine for one process and its own use: `syringa complete` and `syringa chat` without a server."""
+"""A worker for a single process: `syringa complete` and `syringa chat` without a server."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from syringa.config import Config, sole_spec
+from syringa.config import Config, single_model_spec
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.processes import managed_process
-from syringa.engine.worker.server import WorkerOptions
+from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import StartupError
 
 
 @contextlib.asynccontextmanager
 async def start_local(config: Config) -> AsyncIterator[WorkerClient]:
-    """Loads the model in a worker process; the worker and its memory are gone afterwards."""
+    """Run a worker process for the configured model, and stop it at the end. Raises `StartupError`."""
     with tempfile.TemporaryDirectory(prefix="syringa-") as folder:
         path = str(Path(folder) / "worker.sock")
         process = managed_process.spawn(
-            "syringa.engine.worker.server", WorkerOptions.of(sole_spec(config), config, path)
+            "syringa.engine.worker.server", WorkerOptions.from_config(single_model_spec(config), config, path)
         )
         client = WorkerClient(path)
         client.start()
@@ -31,9 +31,9 @@ async def start_local(config: Config) -> AsyncIterator[WorkerClient]:
                 await asyncio.wait([waiting], timeout=0.1)
                 if process.poll() is not None:
                     waiting.cancel()
-                    said = process.returncode in managed_process.SAID
-                    raise StartupError("" if said else f"the model worker ended with status {process.returncode}")
+                    reported = process.returncode in managed_process.REPORTED_STATUSES
+                    raise StartupError("" if reported else f"the model worker ended with status {process.returncode}")
             yield client
         finally:
             await client.close()
-            await asyncio.to_thread(managed_process.stop, process, 5.0)
+            await asyncio.to_thread(managed_process.terminate, process, 5.0)

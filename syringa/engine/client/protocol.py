@@ -1,47 +1,51 @@
-"""What an API process and a model worker say to each other: msgpack messages behind their length, on a Unix socket."""
+"""The wire protocol between API processes and model workers: length-prefixed msgpack messages on a Unix socket."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-from array import array
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
-HEADER = 4
+HEADER_BYTES = 4
+MAX_MESSAGE_BYTES = (1 << 32) - 1
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """`request.id` is a number, less than `MOST_NUMBERS`, which is all that a request is called between the two."""
+    """Run a request. `request.id` is unique among the requests of this connection."""
 
     request: EngineRequest
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Stop one choice of a request, or all of them."""
+
     request: str
     choice: int | None = None
 
 
-class AskStats(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    pass
+class GetStats(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Ask for a `StatsReply`."""
 
 
 class Retire(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The supervisor wants the memory back: a worker ends if it has had nothing to do for `idle` seconds, and else
-    answers `Stays`. With `drain` it ends as soon as it has nothing to do."""
+    """Ask the worker to exit, to free its memory.
+
+    A worker that has been idle for `idle` seconds exits; otherwise it answers `RetireDeclined`. With `drain` it
+    accepts no more clients and exits as soon as nothing runs.
+    """
 
     idle: float = 0.0
     drain: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first message of a worker: its model can answer. `memory`: bytes that it takes on its device, if that is a
-    GPU; what a process takes of the machine's can be looked up."""
+    """The first message of a worker: the model is loaded. `memory` is what it takes on its GPU, in bytes."""
 
     info: ModelInfo
     device: Literal["cpu", "cuda"] = "cpu"
@@ -49,39 +53,33 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What one step added, to everything that this client has running, but for `Tokens`."""
+    """What one step added to the requests of this connection."""
 
     deltas: list[EngineDelta]
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A request that will not run."""
+class RequestRejected(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request that will not run. `code` is the error code where the client is at fault."""
 
     request: str
     message: str
     param: str | None = None
     overloaded: bool = False
-    code: str | None = None  # of the error, where it is the client's
+    code: str | None = None
 
 
-class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class StatsReply(msgspec.Struct, frozen=True, tag=True, array_like=True):
     stats: EngineStats
 
 
-class Stays(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RetireDeclined(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The worker is in use and stays."""
+
     stats: EngineStats
 
 
-ToWorker = Submit | Abort | AskStats | Retire
-FromWorker = Ready | Deltas | Refused | Stats | Stays
-
-Tokens: TypeAlias = "array[int]"
-"""Deltas that are nothing but an `only_token`: the numbers of their requests and the tokens, by turns. Most steps make
-nothing else, and between two steps whatever reads a longer message falls out of the processor's caches. They come
-behind a length with the highest bit set."""
-
-_TOKENS = 1 << 31
-MOST_NUMBERS = 1 << 32
+ToWorker = Submit | Abort | GetStats | Retire
+FromWorker = Ready | Deltas | RequestRejected | StatsReply | RetireDeclined
 
 M = TypeVar("M")
 
@@ -89,72 +87,42 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: msgspec.Struct) -> bytes:
+    """Encode a message with its length in front."""
     body = _encoder.encode(message)
-    if len(body) >= _TOKENS:
-        raise ValueError(f"a message of {len(body)} bytes is too long")
-    return len(body).to_bytes(HEADER, "little") + body
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(body)} bytes is longer than {MAX_MESSAGE_BYTES}")
+    return len(body).to_bytes(HEADER_BYTES, "little") + body
 
 
-def frame_step(deltas: Iterable[EngineDelta]) -> bytes:
-    """What one step added, for a client that numbers its requests: `Tokens`, then `Deltas` with the rest."""
-    tokens: dict[str, int] = {}
-    others: list[EngineDelta] = []
-    behind: set[str] = set()  # the requests whose order would be lost
-    for delta in deltas:
-        token = delta.only_token
-        if token is None or delta.request in tokens or delta.request in behind:
-            others.append(delta)
-            behind.add(delta.request)
-        else:
-            tokens[delta.request] = token
-    framed = frame(Deltas(others)) if others else b""
-    if tokens:
-        body = array("I", [each for id, token in tokens.items() for each in (int(id), token)]).tobytes()
-        framed = (len(body) | _TOKENS).to_bytes(HEADER, "little") + body + framed
-    return framed
-
-
-class Frames(Generic[M]):
-    """Cuts a byte stream back into messages."""
+class FrameDecoder(Generic[M]):
+    """Split a byte stream into messages."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
         self._decode: Callable[[bytes | bytearray], M] = decoder.decode
-        self._buffer = bytearray()  # the beginning of a message
-
-    def _tokens(self, body: bytes | bytearray) -> M:
-        raise msgspec.DecodeError("tokens come from workers only")
+        self._buffer = bytearray()  # an incomplete message
 
     def feed(self, data: bytes) -> Iterator[M]:
+        """Yield the messages that `data` completes. Raises `msgspec.DecodeError` for malformed ones."""
         buffer = self._buffer
-        whole: bytes | bytearray = data
+        available: bytes | bytearray = data
         if buffer:
             buffer += data
-            whole = buffer
-        at, size = 0, len(whole)
-        while size - at >= HEADER:
-            length = int.from_bytes(whole[at : at + HEADER], "little")
-            end = at + HEADER + (length & ~_TOKENS)
+            available = buffer
+        at, size = 0, len(available)
+        while size - at >= HEADER_BYTES:
+            end = at + HEADER_BYTES + int.from_bytes(available[at : at + HEADER_BYTES], "little")
             if size < end:
                 break
-            body = whole[at + HEADER : end]
-            yield self._tokens(body) if length & _TOKENS else self._decode(body)
+            yield self._decode(available[at + HEADER_BYTES : end])
             at = end
-        if whole is buffer:
+        if available is buffer:
             del buffer[:at]
         elif at < size:
             buffer += data[at:]
 
 
-class _ClientFrames(Frames["FromWorker | Tokens"]):
-    def _tokens(self, body: bytes | bytearray) -> Tokens:
-        try:
-            return array("I", bytes(body))
-        except ValueError as error:
-            raise msgspec.DecodeError(f"tokens: {error}") from None
-
-
 def listen(path: str) -> socket.socket:
-    """A socket at `path`, for this user alone. Nobody is waited for there."""
+    """Return a non-blocking listening socket at `path`, accessible to this user only."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX)
@@ -165,11 +133,11 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
-def worker_frames() -> Frames[ToWorker]:
-    """For what a worker receives."""
-    return Frames(msgspec.msgpack.Decoder(ToWorker))
+def worker_decoder() -> FrameDecoder[ToWorker]:
+    """Return a decoder for what a worker receives."""
+    return FrameDecoder(msgspec.msgpack.Decoder(ToWorker))
 
 
-def client_frames() -> Frames[FromWorker | Tokens]:
-    """For what an API process receives."""
-    return _ClientFrames(msgspec.msgpack.Decoder(FromWorker))
+def client_decoder() -> FrameDecoder[FromWorker]:
+    """Return a decoder for what a client of a worker receives."""
+    return FrameDecoder(msgspec.msgpack.Decoder(FromWorker))

@@ -1,4 +1,4 @@
-"""What this processor can really do, found out before torch loads. Imports nothing heavy."""
+"""CPU features, cores and memory of this machine. Imports no torch, so that it can run before torch is imported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-NO_MEMORY = "no_memory"  # the code of an error that may not come again when others have left
+NO_MEMORY = "no_memory"  # code of errors that may go away once other models are unloaded
 
-# oneDNN's names for instruction sets, from which the highest without AMX is chosen.
-SAFE_ISA = "AVX512_CORE_BF16"
+SAFE_ISA = "AVX512_CORE_BF16"  # oneDNN's name of the best instruction set without AMX
 AMX_PROBE = """
 import torch
 a = torch.ones(64, 64, dtype=torch.bfloat16)
@@ -23,7 +22,7 @@ torch.nn.functional.linear(a, a)
 
 
 def cpu_flags() -> set[str]:
-    """The feature names that the system reports, in Linux's spelling; empty where it does not say."""
+    """Return the CPU feature names of /proc/cpuinfo, or an empty set without it."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -35,7 +34,7 @@ def cpu_flags() -> set[str]:
 
 
 def amx_is_usable() -> bool:
-    """Runs a bf16 product in a child process: some machines advertise AMX, grant it, and then die of it."""
+    """Run a bf16 product in a child process: on some machines AMX is advertised, but crashes the process."""
     if not {"amx_tile", "amx_bf16"} <= cpu_flags() or platform.machine() != "x86_64":
         return False
     environment = {k: v for k, v in os.environ.items() if k != "ONEDNN_MAX_CPU_ISA"}
@@ -46,10 +45,10 @@ def amx_is_usable() -> bool:
     return probe.returncode == 0
 
 
-def guard_against_amx(dtype: str) -> None:
-    """Caps oneDNN below AMX unless AMX works. Must run before torch is imported.
+def disable_broken_amx(dtype: str) -> None:
+    """Restrict oneDNN to instruction sets below AMX unless AMX works. Must run before torch is imported.
 
-    Only bf16 products would use AMX, so only for those is the probe (two seconds) worth its time.
+    Only bf16 products use AMX, so only for those the probe, which takes two seconds, is run.
     """
     if "ONEDNN_MAX_CPU_ISA" in os.environ or "amx_tile" not in cpu_flags():
         return
@@ -58,12 +57,12 @@ def guard_against_amx(dtype: str) -> None:
 
 
 def available_cores() -> int:
-    """Cores this process may use: its affinity, or a container's quota if that is less. Hyper-threads count once."""
+    """Return the physical cores that this process may use, by its affinity and the container's quota."""
     try:
-        mine = os.sched_getaffinity(0)
+        cpus = os.sched_getaffinity(0)
     except AttributeError:  # not on macOS
         return os.cpu_count() or 1
-    cores = len({_core_of(cpu) for cpu in mine})
+    cores = len({_core_of(cpu) for cpu in cpus})
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
@@ -74,7 +73,7 @@ def available_cores() -> int:
 
 
 def _core_of(cpu: int) -> str:
-    """A name that the threads of one core share: two threads on one core only share its arithmetic units."""
+    """Return a name that hyper-threads of the same core share: they also share its arithmetic units."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -82,7 +81,7 @@ def _core_of(cpu: int) -> str:
 
 
 def available_memory() -> int:
-    """Bytes that can be taken without swapping, respecting a container's limit."""
+    """Return the bytes that can be allocated without swapping, within the container's limit."""
     available = 4 << 30
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -101,7 +100,7 @@ def available_memory() -> int:
 
 
 def release_memory() -> None:
-    """Hands what loading has freed back to the system; the C library would keep it."""
+    """Return memory that was freed after loading to the system; the C library would keep it."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # only glibc has this
         ctypes.CDLL(None).malloc_trim(0)

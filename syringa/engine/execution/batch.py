@@ -1,4 +1,4 @@
-"""One step's batch as tensors. Host preparation only: nothing here computes."""
+"""The batch of one step as tensors, laid out on the host."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ import torch
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from syringa.engine.scheduling.scheduler_output import Plan, Scheduled
-    from syringa.engine.vision.layout import StepPictures
+    from syringa.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
+    from syringa.engine.vision.step_images import StepImages
 
 
 @dataclass
 class StepTensors:
+    """The input of a forward pass: T tokens of S sequences, one row per token."""
+
     tokens: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [T] int32
-    slots: torch.Tensor  # [T] int64: block · BLOCK_SIZE + offset, where each token's key and value go
-    starts: torch.Tensor  # [S + 1] int32: the rows of sequence s are starts[s] up to starts[s + 1]
-    first: torch.Tensor  # [S] int32: the position of its first row
-    tables: torch.Tensor  # [S, width] int32: its blocks
-    wanted: torch.Tensor  # int64: the rows whose logits are needed
-    native: Any = None  # the same layout as the compiled kernels want it
-    pictures: StepPictures | None = None
+    slot_mapping: torch.Tensor  # [T] int64: block * BLOCK_SIZE + offset, where a token's key and value are stored
+    row_starts: torch.Tensor  # [S + 1] int32: sequence s has the rows row_starts[s] up to row_starts[s + 1]
+    first_positions: torch.Tensor  # [S] int32: position of a sequence's first row
+    block_tables: torch.Tensor  # [S, width] int32
+    logit_rows: torch.Tensor  # int64: rows whose logits are needed
+    native: Any = None  # the same layout for the compiled kernels
+    images: StepImages | None = None
 
 
-def prepare(scheduled: Sequence[Scheduled], wanted: Sequence[int]) -> StepTensors:
-    """Lays out the sequences one after the other."""
+def build_step_tensors(scheduled: Sequence[ScheduledSequence], logit_rows: Sequence[int]) -> StepTensors:
+    """Lay out the scheduled sequences one after the other."""
     sequences = len(scheduled)
     starts = np.zeros(sequences + 1, dtype=np.int32)
     first = np.empty(sequences, dtype=np.int32)
-    width = max(len(item.sequence.blocks) for item in scheduled)
+    width = max(len(item.sequence.block_table) for item in scheduled)
     tables = np.zeros((sequences, width), dtype=np.int32)
     tokens: list[int] = []
     for s, item in enumerate(scheduled):
@@ -42,7 +44,7 @@ def prepare(scheduled: Sequence[Scheduled], wanted: Sequence[int]) -> StepTensor
         tokens += sequence.tokens[item.start : item.start + item.count]
         starts[s + 1] = len(tokens)
         first[s] = item.start
-        tables[s, : len(sequence.blocks)] = sequence.blocks
+        tables[s, : len(sequence.block_table)] = sequence.block_table
     counts = np.diff(starts)
     owner = np.repeat(np.arange(sequences), counts)
     positions = np.arange(len(tokens), dtype=np.int32) - starts[owner] + first[owner]
@@ -50,28 +52,34 @@ def prepare(scheduled: Sequence[Scheduled], wanted: Sequence[int]) -> StepTensor
     return StepTensors(
         tokens=torch.tensor(tokens),
         positions=torch.from_numpy(positions.astype(np.int32)),
-        slots=torch.from_numpy(slots),
-        starts=torch.from_numpy(starts),
-        first=torch.from_numpy(first),
-        tables=torch.from_numpy(tables),
-        wanted=torch.tensor(wanted, dtype=torch.int64),
+        slot_mapping=torch.from_numpy(slots),
+        row_starts=torch.from_numpy(starts),
+        first_positions=torch.from_numpy(first),
+        block_tables=torch.from_numpy(tables),
+        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
     )
 
 
-def wanted_rows(plan: Plan) -> tuple[list[int], dict[int, int], list[tuple[Scheduled, int, int]]]:
-    """The rows whose logits are needed; where each drawing item's last one is among them; and who scores which."""
-    wanted: list[int] = []
+def select_logit_rows(
+    output: SchedulerOutput,
+) -> tuple[list[int], dict[int, int], list[tuple[ScheduledSequence, int, int]]]:
+    """Return the rows of the batch whose logits are needed, and how they are used.
+
+    The second result maps the `id` of a scheduled sequence that samples to the index of its logits among these rows.
+    The third has the scheduled sequences whose prompts are scored, with the range of their logits.
+    """
+    logit_rows: list[int] = []
     last_rows: dict[int, int] = {}
     scored = []
     row = 0
-    for item in plan.items:
+    for item in output.scheduled:
         if item.sequence.scoring:
-            begin = len(wanted)
+            begin = len(logit_rows)
             count = min(item.count, item.sequence.prompt_length - 1 - item.start)
-            wanted += range(row, row + count)
-            scored.append((item, begin, len(wanted)))
-        if item.draws:
-            last_rows[id(item)] = len(wanted)
-            wanted.append(row + item.count - 1)
+            logit_rows += range(row, row + count)
+            scored.append((item, begin, len(logit_rows)))
+        if item.sampled:
+            last_rows[id(item)] = len(logit_rows)
+            logit_rows.append(row + item.count - 1)
         row += item.count
-    return wanted, last_rows, scored
+    return logit_rows, last_rows, scored

@@ -1,82 +1,78 @@
-"""Steps one after the other, as a CPU does them: compute, draw, tell. `lookahead` is the same for a device."""
+"""Synchronous execution, as on a CPU: forward pass, sampling and processing one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import torch
 
-from syringa.engine.execution.batch import prepare, wanted_rows
-from syringa.engine.execution.overlap import Told
+from syringa.engine.execution.batch import build_step_tensors, select_logit_rows
+from syringa.engine.execution.executor import ClientDelta, StepCallbacks
 from syringa.engine.sampling.sampler import SampledTokens, Sampler
-from syringa.engine.scheduling.oom import Attempt
-from syringa.engine.scheduling.scheduler_output import Plan, Scheduled
+from syringa.engine.scheduling.oom import OOMGuard
+from syringa.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from syringa.engine.scheduling.sequence import Sequence
-from syringa.engine.vision.layout import place
-from syringa.types import TokenLogprobs
+from syringa.engine.vision.step_images import locate_images
 
 if TYPE_CHECKING:
     from typing import Any
 
     from syringa.engine.loading.loader import LoadedModel
     from syringa.engine.scheduling.scheduler import Scheduler
-    from syringa.engine.structured_output.compiler import GrammarState
 
 
-class Stepwise:
+class SyncExecutor:
+    """Run each step to its end; token masks are computed in a thread during the forward pass."""
+
+    busy = False
+
     def __init__(
-        self,
-        loaded: LoadedModel,
-        cache: Any,
-        sampler: Sampler,
-        scheduler: Scheduler,
-        advance: Callable[[Sequence, int, TokenLogprobs | None], Told],
-        score: Callable[[Scheduled, torch.Tensor], None],
-        masks: Callable[[list[GrammarState | None]], torch.Tensor | None],
+        self, loaded: LoadedModel, cache: Any, sampler: Sampler, scheduler: Scheduler, callbacks: StepCallbacks
     ) -> None:
-        self.short = False  # whether the last plan found too little memory: nothing was drawn
+        self.out_of_memory = False
         self._loaded, self._cache, self._sampler, self._scheduler = loaded, cache, sampler, scheduler
-        self._advance, self._score, self._masks = advance, score, masks
+        self._callbacks = callbacks
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
-    def step(self, plan: Plan) -> list[Told]:
-        """Computes a plan, and tells what came of it."""
-        if not plan.items:
-            self.short = False
+    def step(self, output: SchedulerOutput) -> list[ClientDelta]:
+        if not output.scheduled:
+            self.out_of_memory = False
             return []
-        draws = [(item, sequence) for item in plan.items for sequence in item.draws]
-        drawn = SampledTokens([], [])
-        with Attempt() as attempt:
-            drawn = self._compute(plan, draws)
-        self.short = attempt.short
-        results = zip(draws, drawn.tokens, drawn.logprobs, strict=not self.short)
-        return [self._advance(sequence, token, score) for (_, sequence), token, score in results]
+        sampled = [(item, sequence) for item in output.scheduled for sequence in item.sampled]
+        result = SampledTokens([], [])
+        with OOMGuard() as guard:
+            result = self._compute(output, sampled)
+        self.out_of_memory = guard.out_of_memory
+        rows = zip(sampled, result.tokens, result.logprobs, strict=not self.out_of_memory)
+        return [self._callbacks.process_token(sequence, token, logprobs) for (_, sequence), token, logprobs in rows]
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _compute(self, plan: Plan, draws: list[tuple[Scheduled, Sequence]]) -> SampledTokens:
-        wanted, last_rows, scored = wanted_rows(plan)
-        grammars = [sequence.grammar for _, sequence in draws]
-        masks = self._pool.submit(self._masks, grammars) if any(grammars) else None
+    def _compute(self, output: SchedulerOutput, sampled: list[tuple[ScheduledSequence, Sequence]]) -> SampledTokens:
+        logit_rows, last_rows, scored = select_logit_rows(output)
+        grammars = [sequence.grammar for _, sequence in sampled]
+        masks = self._pool.submit(self._callbacks.fill_masks, grammars) if any(grammars) else None
         try:
-            step = prepare(plan.items, wanted)
+            step = build_step_tensors(output.scheduled, logit_rows)
             if self._loaded.vision is not None:
-                step.pictures = place(plan.items, step)
+                step.images = locate_images(output.scheduled, step)
             logits = self._loaded.model.forward(step, self._cache)
             for item, begin, end in scored:
-                self._score(item, logits[begin:end])
+                self._callbacks.score_prompt(item, logits[begin:end])
         except BaseException:
-            wait([masks] if masks else [])  # the next step reads those grammars too
+            wait([masks] if masks else [])  # the next step uses the same grammar states
             raise
-        for item in plan.items:
+        for item in output.scheduled:
             self._scheduler.complete(item)
-        if not draws:
+        if not sampled:
             return SampledTokens([], [])
-        rows = [sequence.sampling_row() for _, sequence in draws]
-        places = [last_rows[id(item)] for item, _ in draws]
-        if places != list(range(len(logits))):  # mostly each draws from its own row, in order: no copy
-            logits = logits[torch.tensor(places)]
+        rows = [sequence.sampling_row() for _, sequence in sampled]
+        sample_rows = [last_rows[id(item)] for item, _ in sampled]
+        if sample_rows != list(range(len(logits))):  # usually every row is sampled once, in order: no copy
+            logits = logits[torch.tensor(sample_rows)]
         return self._sampler.sample(logits, rows, masks.result() if masks else None)

@@ -1,4 +1,4 @@
-"""Whether this GPU keeps what `--deterministic` promises: tried out on a model's own weights, before it serves."""
+"""Load-time check that the kernels of `--deterministic` are batch-invariant on this GPU, with the model's weights."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from syringa.engine.gpu.decoder import GpuDecoder
-from syringa.engine.gpu.kernels.batch_invariant_matmul import WIDE, WideConfig, product
+from syringa.engine.gpu.kernels.batch_invariant_matmul import TILED_CONFIGS, TiledMatmulConfig, batch_invariant_matmul
 from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, query_tiles
-from syringa.engine.gpu.ops.base import Ops
+from syringa.engine.gpu.ops.base import GpuOps
 from syringa.engine.loading.loader import LoadedModel
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.errors import ConfigError
 
-ROWS = 300  # more than any tile has
-FEW = (1, 2, 16, 17, 33, 64)  # rows, for which other tiles are chosen
-OUTLIERS = 97  # every so many inputs one is large
-LENGTH = 150  # tokens of a sequence: several rounds of keys, the last not whole
-CHUNK = 37
+ROWS = 300  # more than the rows of any tile
+SMALL_BATCHES = (1, 2, 16, 17, 33, 64)  # row counts that select other tiles
+OUTLIER_STRIDE = 97  # every n-th input is large
+LENGTH = 150  # tokens of the test sequence: several key blocks, the last one partial
+CHUNK = 37  # tokens
 
 
 @torch.inference_mode()
-def check_steady(loaded: LoadedModel) -> None:
-    """Raises `ConfigError` if a row's bits depend on the rows beside it, or if the kernels do not fit the GPU."""
+def check_batch_invariance(loaded: LoadedModel) -> None:
+    """Raise `ConfigError` if a row's result depends on the other rows, or if the kernels do not fit the GPU."""
     assert loaded.gpu is not None
     decoder = loaded.gpu.decoder
     assert isinstance(decoder, GpuDecoder)
@@ -34,52 +34,58 @@ def check_steady(loaded: LoadedModel) -> None:
 
 def _check(decoder: GpuDecoder) -> None:
     layer = decoder.layers[0]
-    for by in (layer.qkv, layer.out, layer.gate_up, layer.down):
-        if not products_agree(by.weight, by.bias):
-            raise _unsteady(f"products of {by.weight.shape[0]} × {by.weight.shape[1]} weights")
-    if not products_agree(decoder.head, None, torch.float32):
-        raise _unsteady("logits")
+    for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
+        if not matmul_is_batch_invariant(linear.weight, linear.bias):
+            outputs, inputs = linear.weight.shape
+            raise _not_batch_invariant(f"matmuls with {outputs} × {inputs} weights")
+    if not matmul_is_batch_invariant(decoder.head, None, torch.float32):
+        raise _not_batch_invariant("logits")
     heads, kv_heads, size = decoder.config.heads, decoder.config.kv_heads, decoder.config.head_size
     for window in sorted({layer.window for layer in decoder.layers}):
-        if not attention_agrees(decoder.ops, heads, kv_heads, size, window, decoder.embedding):
-            raise _unsteady("attention")
+        if not attention_is_batch_invariant(decoder.ops, heads, kv_heads, size, window, decoder.embedding):
+            raise _not_batch_invariant("attention")
 
 
-def products_agree(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None = None) -> bool:
-    """Whether all tiles that may be chosen give a row the same bits: by the way, all are compiled."""
+def matmul_is_batch_invariant(
+    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None = None
+) -> bool:
+    """Return whether all tile configurations give a row the same bits. Also compiles all of them."""
     x = _random(weight, ROWS, weight.shape[1])
-    x[:, ::OUTLIERS] *= 100  # as in real models: sums of numbers of very different sizes are where orders show
+    x[:, ::OUTLIER_STRIDE] *= 100  # as in real models: summation order shows where magnitudes differ
 
-    def times(rows: torch.Tensor, config: WideConfig | None = None) -> torch.Tensor:
+    def matmul(rows: torch.Tensor, config: TiledMatmulConfig | None = None) -> torch.Tensor:
         out = torch.empty(len(rows), len(weight), dtype=dtype or weight.dtype, device=weight.device)
-        return product(rows, weight, bias, out, config)
+        return batch_invariant_matmul(rows, weight, bias, out, config)
 
-    first, *others = WIDE
-    whole = times(x, first)
-    same = all(torch.equal(times(x, config), whole) for config in others)
+    first, *others = TILED_CONFIGS
+    whole = matmul(x, first)
+    same = all(torch.equal(matmul(x, config), whole) for config in others)
     return same and all(
-        torch.equal(times(x[:rows]), whole[:rows]) and torch.equal(times(x[-rows:]), whole[-rows:]) for rows in FEW
+        torch.equal(matmul(x[:rows]), whole[:rows]) and torch.equal(matmul(x[-rows:]), whole[-rows:])
+        for rows in SMALL_BATCHES
     )
 
 
-def attention_agrees(ops: Ops, heads: int, kv_heads: int, size: int, window: int, like: torch.Tensor) -> bool:
-    """Whether a sequence's rows get the same bits all at once, a few at a time, and one by one."""
+def attention_is_batch_invariant(
+    ops: GpuOps, heads: int, kv_heads: int, size: int, window: int, like: torch.Tensor
+) -> bool:
+    """Return whether a sequence's rows get the same bits as one prefill, in chunks, and as decode steps."""
     blocks = -(-LENGTH // BLOCK_SIZE)
     keys, values = (_random(like, blocks, kv_heads, BLOCK_SIZE, size, seed=seed) for seed in (1, 2))
     table = torch.arange(blocks, dtype=torch.int32, device=like.device).flip(0)[None]
     q = _random(like, LENGTH, heads * size, seed=3)
 
-    def chunk(begin: int, end: int) -> torch.Tensor:
+    def prefill(begin: int, end: int) -> torch.Tensor:
         starts = torch.tensor([0, end - begin], dtype=torch.int32, device=like.device)
         first = torch.tensor([begin], dtype=torch.int32, device=like.device)
         tiles = query_tiles([0, end - begin], [begin]).to(like.device)
         return prefill_attention(q[begin:end], keys, values, table, tiles, starts, first, heads, window=window)
 
-    whole = chunk(0, LENGTH)
-    chunks = torch.cat([chunk(at, min(at + CHUNK, LENGTH)) for at in range(0, LENGTH, CHUNK)])
+    whole = prefill(0, LENGTH)
+    chunks = torch.cat([prefill(at, min(at + CHUNK, LENGTH)) for at in range(0, LENGTH, CHUNK)])
     lengths = torch.arange(1, LENGTH + 1, dtype=torch.int32, device=like.device)
-    rows = ops.decode_attention(q, keys, values, table.repeat(LENGTH, 1), lengths, heads, window, None)
-    return torch.equal(whole, chunks) and torch.equal(whole, rows)
+    decoded = ops.decode_attention(q, keys, values, table.repeat(LENGTH, 1), lengths, heads, window, None)
+    return torch.equal(whole, chunks) and torch.equal(whole, decoded)
 
 
 def _random(like: torch.Tensor, *shape: int, seed: int = 0) -> torch.Tensor:
@@ -87,5 +93,5 @@ def _random(like: torch.Tensor, *shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
-def _unsteady(what: str) -> ConfigError:
+def _not_batch_invariant(what: str) -> ConfigError:
     return ConfigError(f"--deterministic: on this GPU the bits of {what} depend on the batch; leave it out")

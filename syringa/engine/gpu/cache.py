@@ -1,4 +1,4 @@
-"""Keys and values on the GPU. Which block belongs to whom is `kv_cache`'s business."""
+"""KV cache tensors on the GPU. `scheduling.kv_cache` decides which sequence owns which block."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 @dataclass(frozen=True)
 class GpuCacheShape:
+    """Shape, dtype and device of a KV cache, without its number of blocks."""
+
     layers: int
     kv_heads: int
     head_size: int
@@ -26,7 +28,7 @@ class GpuCacheShape:
 
 
 class GpuCache:
-    """Nothing is cleared: what no token was written to is never read."""
+    """Paged keys and values of all layers. Uninitialized: slots are written before they are read."""
 
     def __init__(self, shape: GpuCacheShape, blocks: int) -> None:
         size = (shape.layers, blocks, shape.kv_heads, BLOCK_SIZE, shape.head_size)
@@ -35,10 +37,10 @@ class GpuCache:
         self.layers = list(zip(self.keys, self.values, strict=True))
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copies (source, target) blocks in every layer."""
+        """Copy (source, target) blocks in every layer."""
         if not pairs:
             return
-        # By way of a copy that waits for nothing: `torch.tensor(…, device=…)` would wait for all that is under way.
+        # A non-blocking copy: `torch.tensor(…, device=…)` would wait for all queued work.
         sources, targets = torch.tensor(pairs).T.contiguous().to(self.keys.device, non_blocking=True)
         self.keys.index_copy_(1, targets, self.keys.index_select(1, sources))
         self.values.index_copy_(1, targets, self.values.index_select(1, sources))

@@ -1,8 +1,8 @@
-"""The native decoder on a GPU: `models.decoder`'s, for any of its families, on the kernels.
+"""The native decoder on a GPU, for all families of `models.decoder`.
 
-A step has rows of two kinds: first a row each for sequences that add one token, then the rows of those that add more.
-Few rows of the first kind alone take the narrow way, in which the products do the norms, the gate and the residual
-along the way. All others take the wide way: products by the library, and one small kernel between two of them.
+A step has decode rows, one per sequence that adds one token, followed by prefill rows. Small decode-only steps take the
+fused path, in which the matmul kernels also compute norms, the MLP gate and residuals. All other steps take the unfused
+path: library matmuls with one elementwise kernel between two of them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from syringa.engine.gpu.cache import GpuCache
-from syringa.engine.gpu.ops.base import Ops, Turning
-from syringa.engine.gpu.ops.fp8 import Fp8Product
+from syringa.engine.gpu.ops.base import GpuOps, QKNormRope
+from syringa.engine.gpu.ops.fp8 import Fp8Linear
 from syringa.engine.models.config import DecoderConfig
 
 if TYPE_CHECKING:
-    from syringa.engine.vision.layout import StepPictures
+    from syringa.engine.vision.step_images import StepImages
 
 
 @dataclass
-class Product:
-    """A linear layer in the weights' own precision."""
+class GpuLinear:
+    """Weights of a linear layer in the model's precision."""
 
     weight: torch.Tensor  # [outputs, inputs]
     bias: torch.Tensor | None = None
@@ -32,48 +32,51 @@ class Product:
 @dataclass
 class GpuLayer:
     input_norm: torch.Tensor
-    qkv: Product | Fp8Product
-    out: Product | Fp8Product
+    qkv: GpuLinear | Fp8Linear
+    out: GpuLinear | Fp8Linear
     post_norm: torch.Tensor
-    gate_up: Product | Fp8Product
-    down: Product | Fp8Product
-    turning: Turning
+    gate_up: GpuLinear | Fp8Linear
+    down: GpuLinear | Fp8Linear
+    qk_norm_rope: QKNormRope
     window: int
 
 
 @dataclass
-class Later:
-    """The rows of sequences that add several tokens."""
+class PrefillInput:
+    """Rows of sequences that compute several tokens in this step. All tensors are int32."""
 
-    positions: torch.Tensor  # of all the step's rows, int32
-    tables: torch.Tensor
-    tiles: torch.Tensor
-    starts: torch.Tensor  # from 0, int32
-    first: torch.Tensor  # int32
+    positions: torch.Tensor  # of all rows of the step, decode rows included
+    block_tables: torch.Tensor
+    tiles: torch.Tensor  # what `GpuOps.plan_prefill` returned
+    row_starts: torch.Tensor  # first row of each sequence, counted from the first prefill row, and the end of the last
+    first_positions: torch.Tensor  # position of each sequence's first row
 
 
 @dataclass
-class Rows:
-    """A step on the device."""
+class ModelInput:
+    """The inputs of a step on the device: decode rows (one token per sequence) first, then prefill rows.
 
-    tokens: torch.Tensor  # int32
-    sources: torch.Tensor  # int32: where a token lies among the last step's draws; negative: it is in `tokens`
-    slots: torch.Tensor  # int32: block · BLOCK_SIZE + offset; negative: padding
-    tables: torch.Tensor  # int32, of the leading rows
-    lengths: torch.Tensor  # int32, of the leading rows: tokens of the sequence, the new one included; 0: padding
-    later: Later | None = None
-    wanted: torch.Tensor | None = None  # rows whose logits are needed; None: all
-    pictures: StepPictures | None = None  # on the device, for a model that reads images
-    shifts: torch.Tensor | None = None  # int32, of rows that all are drawn tokens: from their places to their positions
+    Integer tensors are int32 unless noted.
+    """
+
+    tokens: torch.Tensor
+    sources: torch.Tensor  # index of the token among the previous step's sampled tokens; negative: use `tokens`
+    slot_mapping: torch.Tensor  # block · BLOCK_SIZE + offset; negative: padding
+    block_tables: torch.Tensor  # of the decode rows
+    lengths: torch.Tensor  # of the decode rows: tokens of the sequence including the new one; 0: padding
+    prefill: PrefillInput | None = None
+    logit_rows: torch.Tensor | None = None  # int64: rows whose logits are needed; None: all
+    images: StepImages | None = None
+    position_deltas: torch.Tensor | None = None  # of decode rows: rotary position minus token index
 
 
-class DeviceModel(Protocol):
-    """What the runner needs of a model. `ops` also draw its tokens."""
+class GpuDecoderInterface(Protocol):
+    """What the model runner needs of a decoder. Its `ops` also sample the tokens."""
 
-    ops: Ops
-    recordable: bool  # a step of one token each can be a CUDA graph
-    halvable: bool  # fp8 would make it smaller
-    beside: int  # bytes that something of it may take while a step runs
+    ops: GpuOps
+    supports_cuda_graphs: bool  # whether a decode-only step can be captured
+    supports_fp8: bool  # whether --dtype fp8 would make it smaller
+    concurrent_bytes: int  # device memory that may be in use beside a step (the vision tower's)
 
     @property
     def device(self) -> torch.device: ...
@@ -82,20 +85,22 @@ class DeviceModel(Protocol):
     def vocabulary(self) -> int: ...
 
     def forward(
-        self, rows: Rows, drawn: torch.Tensor, cache: GpuCache, out: torch.Tensor | None = None
+        self, rows: ModelInput, sampled: torch.Tensor, cache: GpuCache, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Logits of the wanted rows, fp32. `drawn`: the last step's tokens."""
+        """Return the fp32 logits of `logit_rows`. `sampled`: the tokens that the previous step sampled."""
         ...
 
 
 class GpuDecoder:
-    recordable = True
-    beside = 0
+    """The native decoder on a GPU."""
+
+    supports_cuda_graphs = True
+    concurrent_bytes = 0
 
     def __init__(
         self,
         config: DecoderConfig,
-        ops: Ops,
+        ops: GpuOps,
         embedding: torch.Tensor,
         layers: list[GpuLayer],
         norm: torch.Tensor,
@@ -107,7 +112,7 @@ class GpuDecoder:
         self.layers = layers
         self.norm = norm
         self.head = head
-        self.dense = self.halvable = all(isinstance(layer.qkv, Product) for layer in layers)
+        self.unquantized = self.supports_fp8 = all(isinstance(layer.qkv, GpuLinear) for layer in layers)
 
     @property
     def device(self) -> torch.device:
@@ -119,71 +124,86 @@ class GpuDecoder:
 
     @torch.inference_mode()
     def forward(
-        self, rows: Rows, drawn: torch.Tensor, cache: GpuCache, out: torch.Tensor | None = None
+        self, rows: ModelInput, sampled: torch.Tensor, cache: GpuCache, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        self.ops.begin(len(rows.tokens), rows.later is None)
-        x = self.ops.embed(self.embedding, rows.tokens, rows.sources, drawn)
-        narrow = rows.later is None and rows.wanted is None and len(x) <= self.ops.narrow_rows and self.dense
-        x = self._narrow(x, rows, cache) if narrow else self._wide(x, rows, cache)
-        if rows.wanted is not None:
-            x = x.index_select(0, rows.wanted)
+        self.ops.begin_step(len(rows.tokens), rows.prefill is None)
+        x = self.ops.embed(self.embedding, rows.tokens, rows.sources, sampled)
+        decode_only = rows.prefill is None and rows.logit_rows is None
+        if decode_only and self.unquantized and len(x) <= self.ops.max_fused_rows:
+            x = self._forward_fused(x, rows, cache)
+        else:
+            x = self._forward_unfused(x, rows, cache)
+        if rows.logit_rows is not None:
+            x = x.index_select(0, rows.logit_rows)
         if out is None:
             out = torch.empty(len(x), len(self.head), dtype=torch.float32, device=x.device)
-        return self.ops.head(x, self.head, out)
+        return self.ops.compute_logits(x, self.head, out)
 
-    def _narrow(self, x: torch.Tensor, rows: Rows, cache: GpuCache) -> torch.Tensor:
+    def _forward_fused(self, x: torch.Tensor, rows: ModelInput, cache: GpuCache) -> torch.Tensor:
         ops, heads, eps = self.ops, self.config.heads, self.config.eps
         for layer, (keys, values) in zip(self.layers, cache.layers, strict=True):
-            assert isinstance(layer.qkv, Product)
-            assert isinstance(layer.out, Product)
-            assert isinstance(layer.gate_up, Product)
-            assert isinstance(layer.down, Product)
-            qkv = ops.linear(x, layer.qkv.weight, layer.qkv.bias, gain=layer.input_norm, eps=eps)
-            store = rows.slots, layer.turning
-            mixed = ops.decode_attention(qkv, keys, values, rows.tables, rows.lengths, heads, layer.window, store)
-            ops.linear(mixed, layer.out.weight, layer.out.bias, residual=x, out=x)
-            wide = ops.linear(x, layer.gate_up.weight, layer.gate_up.bias, gain=layer.post_norm, eps=eps, gated=True)
-            ops.linear(wide, layer.down.weight, layer.down.bias, residual=x, out=x)
+            assert isinstance(layer.qkv, GpuLinear)
+            assert isinstance(layer.out, GpuLinear)
+            assert isinstance(layer.gate_up, GpuLinear)
+            assert isinstance(layer.down, GpuLinear)
+            qkv = ops.linear(x, layer.qkv.weight, layer.qkv.bias, norm_weight=layer.input_norm, eps=eps)
+            store = rows.slot_mapping, layer.qk_norm_rope
+            attended = ops.decode_attention(
+                qkv, keys, values, rows.block_tables, rows.lengths, heads, layer.window, store
+            )
+            ops.linear(attended, layer.out.weight, layer.out.bias, residual=x, out=x)
+            hidden = ops.linear(
+                x, layer.gate_up.weight, layer.gate_up.bias, norm_weight=layer.post_norm, eps=eps, gated=True
+            )
+            ops.linear(hidden, layer.down.weight, layer.down.bias, residual=x, out=x)
         return ops.rms_norm(x, self.norm, eps)
 
-    def _wide(self, x: torch.Tensor, rows: Rows, cache: GpuCache) -> torch.Tensor:
+    def _forward_unfused(self, x: torch.Tensor, rows: ModelInput, cache: GpuCache) -> torch.Tensor:
         ops, eps = self.ops, self.config.eps
         norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         normed = ops.rms_norm(x, self.layers[0].input_norm, eps)
-        for layer, (keys, values), following in zip(self.layers, cache.layers, norms, strict=True):
-            mixed = self._attend(layer, self._product(normed, layer.qkv), rows, keys, values)
-            normed = ops.add_rms_norm(self._product(mixed, layer.out), x, layer.post_norm, eps)
-            wide = ops.silu_mul(self._product(normed, layer.gate_up))
-            normed = ops.add_rms_norm(self._product(wide, layer.down), x, following, eps)
+        for layer, (keys, values), next_norm in zip(self.layers, cache.layers, norms, strict=True):
+            attended = self._attend(layer, self._linear(normed, layer.qkv), rows, keys, values)
+            normed = ops.add_rms_norm(self._linear(attended, layer.out), x, layer.post_norm, eps)
+            hidden = ops.silu_mul(self._linear(normed, layer.gate_up))
+            normed = ops.add_rms_norm(self._linear(hidden, layer.down), x, next_norm, eps)
         return normed
 
-    def _product(self, x: torch.Tensor, by: Product | Fp8Product) -> torch.Tensor:
-        return self.ops.product(x, by.weight, by.bias) if isinstance(by, Product) else by(x)
+    def _linear(self, x: torch.Tensor, layer: GpuLinear | Fp8Linear) -> torch.Tensor:
+        return self.ops.matmul(x, layer.weight, layer.bias) if isinstance(layer, GpuLinear) else layer(x)
 
     def _attend(
-        self, layer: GpuLayer, qkv: torch.Tensor, rows: Rows, keys: torch.Tensor, values: torch.Tensor
+        self, layer: GpuLayer, qkv: torch.Tensor, rows: ModelInput, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         ops, heads = self.ops, self.config.heads
-        later, leading = rows.later, len(rows.lengths)
-        if later is None:
-            store = rows.slots, layer.turning
-            return ops.decode_attention(qkv, keys, values, rows.tables, rows.lengths, heads, layer.window, store)
-        ops.rotate_and_store(qkv, later.positions, rows.slots, layer.turning, keys, values, heads)
+        prefill, num_decodes = rows.prefill, len(rows.lengths)
+        if prefill is None:
+            store = rows.slot_mapping, layer.qk_norm_rope
+            return ops.decode_attention(qkv, keys, values, rows.block_tables, rows.lengths, heads, layer.window, store)
+        ops.rotate_and_store(qkv, prefill.positions, rows.slot_mapping, layer.qk_norm_rope, keys, values, heads)
         out = qkv.new_empty(len(qkv), heads * self.config.head_size)
-        if leading:
+        if num_decodes:
             ops.decode_attention(
-                qkv[:leading], keys, values, rows.tables, rows.lengths, heads, layer.window, None, out[:leading]
+                qkv[:num_decodes],
+                keys,
+                values,
+                rows.block_tables,
+                rows.lengths,
+                heads,
+                layer.window,
+                None,
+                out[:num_decodes],
             )
         ops.prefill_attention(
-            qkv[leading:],
+            qkv[num_decodes:],
             keys,
             values,
-            later.tables,
-            later.tiles,
-            later.starts,
-            later.first,
+            prefill.block_tables,
+            prefill.tiles,
+            prefill.row_starts,
+            prefill.first_positions,
             heads,
             layer.window,
-            out[leading:],
+            out[num_decodes:],
         )
         return out

@@ -1,4 +1,4 @@
-"""Whether there is a GPU that will do, and what it has room for. Says in one line what is wrong and what would help."""
+"""GPU selection and memory accounting. Errors are one line: what is wrong, and what would help."""
 
 from __future__ import annotations
 
@@ -9,74 +9,76 @@ from syringa.engine.scheduling.oom import NO_GPU_MEMORY as NO_GPU_MEMORY
 from syringa.errors import ConfigError, ModelError
 
 GIB = 2**30
-BF16_FROM = (8, 0)  # compute capability
-FP8_FROM = (8, 9)
-MARGIN = 0.06  # of the GPU's memory that is left alone: other programs, fragmentation, what libraries keep
-CONTEXT = 600 << 20  # bytes that a process takes on a GPU before it has anything there
+MIN_BF16_CAPABILITY = (8, 0)  # compute capability
+MIN_FP8_CAPABILITY = (8, 9)
+MEMORY_MARGIN = 0.06  # fraction of GPU memory left free for other processes, fragmentation and libraries
+CONTEXT_BYTES = 600 << 20  # memory of an idle CUDA context
 
 
-def find_gpu() -> str | None:
-    """Why there is no GPU to use; None: there is one."""
+def gpu_unavailable_reason() -> str | None:
+    """Return why no GPU can be used, or None if one can."""
     if not torch.backends.cuda.is_built():
         return "this PyTorch was built without CUDA: install its CUDA build"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        return str(error).strip().split("\n", 1)[0].rstrip(".")  # a driver that is too old says so itself
+        return str(error).strip().split("\n", 1)[0].rstrip(".")  # for example a driver that is too old
     if not torch.cuda.is_available() or not torch.cuda.device_count():
         return "no NVIDIA GPU is found"
-    if (found := torch.cuda.get_device_capability()) < BF16_FROM:
+    if (found := torch.cuda.get_device_capability()) < MIN_BF16_CAPABILITY:
         name = torch.cuda.get_device_name()
         return f"{name} has compute capability {found[0]}.{found[1]}, and 8.0 is needed (Ampere or newer)"
     return missing_triton()
 
 
-def choose_device(wanted: str, dtype: str, *, native: bool, name: str = "This model") -> torch.device:
-    """`wanted`: auto, cpu or cuda. Raises `ConfigError` for what cannot be had."""
-    if dtype == "fp8" and wanted == "cpu":
+def choose_device(requested: str, dtype: str, *, native: bool, name: str = "This model") -> torch.device:
+    """Return the device for `requested` (auto, cpu or cuda). Raises `ConfigError` if it cannot be used."""
+    if dtype == "fp8" and requested == "cpu":
         raise ConfigError("--dtype fp8 is for GPUs: use --dtype int8 on a CPU")
-    if wanted == "cpu" or (wanted == "auto" and dtype in ("int8", "fp32")):
+    if requested == "cpu" or (requested == "auto" and dtype in ("int8", "fp32")):
         return torch.device("cpu")
-    if (reason := find_gpu()) is not None:
-        if wanted == "auto" and dtype != "fp8":
+    if (reason := gpu_unavailable_reason()) is not None:
+        if requested == "auto" and dtype != "fp8":
             return torch.device("cpu")
-        raise ConfigError(f"{'--device cuda' if wanted == 'cuda' else '--dtype fp8'} needs a GPU, and {reason}")
+        raise ConfigError(f"{'--device cuda' if requested == 'cuda' else '--dtype fp8'} needs a GPU, and {reason}")
     if dtype in ("int8", "fp32"):
         raise ConfigError(
             f"--dtype {dtype} is for CPUs: use --dtype bf16{' or fp8' if native else ''} with --device cuda"
         )
     if dtype == "fp8" and not native:
         raise ConfigError(f"{name} runs on transformers' definition of it, which has no fp8: use --dtype bf16")
-    if dtype == "fp8" and (found := torch.cuda.get_device_capability()) < FP8_FROM:
+    if dtype == "fp8" and (found := torch.cuda.get_device_capability()) < MIN_FP8_CAPABILITY:
         raise ConfigError(f"--dtype fp8 needs compute capability 8.9, and this GPU has {found[0]}.{found[1]}: use bf16")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that may still be taken."""
+    """Return the bytes that may still be allocated, margin deducted."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return int(free - MARGIN * total)
+    return int(free - MEMORY_MARGIN * total)
 
 
-def left_of_share(device: torch.device, fraction: float) -> int:
-    """Bytes that a process may still take which may have this part of the GPU."""
+def remaining_memory_share(device: torch.device, fraction: float) -> int:
+    """Return the bytes that this process may still allocate if it may use this fraction of the GPU."""
     _, total = torch.cuda.mem_get_info(device)
-    return int(fraction * (1 - MARGIN) * total) - torch.cuda.memory_allocated(device) - CONTEXT
+    return int(fraction * (1 - MEMORY_MARGIN) * total) - torch.cuda.memory_allocated(device) - CONTEXT_BYTES
 
 
-def held_memory(device: torch.device) -> int:
-    """Bytes that this process takes on the GPU."""
-    return torch.cuda.memory_reserved(device) + CONTEXT
+def used_gpu_memory(device: torch.device) -> int:
+    """Return the GPU memory that this process uses, in bytes."""
+    return torch.cuda.memory_reserved(device) + CONTEXT_BYTES
 
 
-def check_weights(parameters: int, dtype: str, name: str, free: int, gpu: str, *, halvable: bool = True) -> None:
-    """Refuses a model that cannot fit before gigabytes of it are read. `halvable`: there is fp8 for it."""
+def check_weights_fit(
+    parameters: int, dtype: str, name: str, free: int, gpu: str, *, supports_fp8: bool = True
+) -> None:
+    """Raise `ModelError` if the weights cannot fit, before they are read. `supports_fp8`: fp8 may be suggested."""
     need = {kind: parameters * size + GIB for kind, size in (("bf16", 2), ("fp8", 1))}
     if need[dtype] <= free:
         return
     hint = "choose a smaller model, or --device cpu"
-    if halvable and dtype == "bf16" and need["fp8"] <= free:
+    if supports_fp8 and dtype == "bf16" and need["fp8"] <= free:
         hint = f"--dtype fp8 would fit ({need['fp8'] / GIB:.1f} GiB), or use --device cpu"
     raise ModelError(
         f"{name} needs about {need[dtype] / GIB:.1f} GiB in {dtype}, and {max(free, 0) / GIB:.1f} GiB are free "
@@ -85,18 +87,18 @@ def check_weights(parameters: int, dtype: str, name: str, free: int, gpu: str, *
     )
 
 
-def blocks_that_fit(free: int, block_bytes: int, block_size: int, wanted: int, *, halvable: bool) -> int:
-    """How many blocks the cache gets: `wanted`, or with 0 all that there is room for."""
+def num_cache_blocks(free: int, block_bytes: int, block_size: int, requested: int, *, supports_fp8: bool) -> int:
+    """Return the number of cache blocks: `requested`, or as many as fit if it is 0."""
     fit = max(free, 0) // block_bytes
-    if wanted > fit:
+    if requested > fit:
         raise ConfigError(
-            f"a cache of {wanted * block_size:,} tokens needs {wanted * block_bytes / GIB:,.1f} GiB on the GPU, and "
-            f"{max(free, 0) / GIB:.1f} GiB are left: choose a smaller --kv-cache-gb or --kv-cache-tokens",
+            f"a cache of {requested * block_size:,} tokens needs {requested * block_bytes / GIB:,.1f} GiB on the GPU, "
+            f"and {max(free, 0) / GIB:.1f} GiB are left: choose a smaller --kv-cache-gb or --kv-cache-tokens",
             code=NO_GPU_MEMORY,
         )
     if fit < 1:
-        smaller = "--dtype fp8, a smaller --step-tokens" if halvable else "a smaller --step-tokens or --max-running"
+        smaller = "--dtype fp8, a smaller --step-tokens" if supports_fp8 else "a smaller --step-tokens or --max-running"
         raise ModelError(
             f"the GPU has no room for a cache beside the weights: use {smaller}, or --device cpu", code=NO_GPU_MEMORY
         )
-    return wanted or fit
+    return requested or fit

@@ -1,4 +1,4 @@
-"""A decoder's weights, tensor by tensor, from their files to the GPU."""
+"""Load a native decoder's weights onto the GPU, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -7,37 +7,40 @@ from collections.abc import Callable
 import torch
 
 from syringa.engine.cpu.layers.rotary import rotary_tables
-from syringa.engine.gpu.decoder import GpuDecoder, GpuLayer, Product
-from syringa.engine.gpu.ops.base import Ops, Turning, choose_ops
-from syringa.engine.gpu.ops.fp8 import Fp8Product
+from syringa.engine.gpu.decoder import GpuDecoder, GpuLayer, GpuLinear
+from syringa.engine.gpu.ops.base import GpuOps, QKNormRope, choose_ops
+from syringa.engine.gpu.ops.fp8 import Fp8Linear
 from syringa.engine.models.config import DecoderConfig
-from syringa.engine.models.decoder import Weight
+from syringa.engine.models.decoder import ReadWeight
 
 
 def load_gpu_decoder(
     config: DecoderConfig,
-    weights: Weight,
+    weights: ReadWeight,
     device: torch.device,
     length: int,
     *,
     dtype: torch.dtype = torch.bfloat16,
     fp8: bool = False,
-    ops: Ops | None = None,
+    ops: GpuOps | None = None,
     tick: Callable[[], None] | None = None,
 ) -> GpuDecoder:
-    """One tensor at a time is on the host. With `fp8`, all products but the output head are in 8 bits."""
+    """Load a decoder with at most one tensor at a time on the host.
+
+    With `fp8`, all linear layers but the output head are quantized. `tick` is called after each layer.
+    """
 
     def on_device(name: str) -> torch.Tensor:
-        # Converted there: the files' precision is often smaller than fp32, and the GPU is faster at it.
+        # Converted on the device, which is faster; the file's dtype is often smaller to transfer, too.
         return weights(name).to(device).to(dtype)
 
     def norm(name: str) -> torch.Tensor:
         return weights(name).to(device).float()
 
-    def fused(prefix: str, names: tuple[str, ...], bias: bool) -> Product | Fp8Product:
+    def fused(prefix: str, names: tuple[str, ...], bias: bool) -> GpuLinear | Fp8Linear:
         weight = torch.cat([on_device(f"{prefix}{name}_proj.weight") for name in names])
         offset = torch.cat([on_device(f"{prefix}{name}_proj.bias") for name in names]) if bias else None
-        return Fp8Product(weight, offset) if fp8 else Product(weight, offset)
+        return Fp8Linear(weight, offset) if fp8 else GpuLinear(weight, offset)
 
     cosine, sine = (
         table.to(device) for table in rotary_tables(config.rope, config.rotary, length, config.max_positions)
@@ -56,7 +59,7 @@ def load_gpu_decoder(
                 post_norm=norm(f"model.layers.{i}.post_attention_layernorm.weight"),
                 gate_up=fused(mlp, ("gate", "up"), config.mlp_bias),
                 down=fused(mlp, ("down",), config.mlp_bias),
-                turning=Turning((cosine, sine) if config.rotated[i] else None, norms, config.eps),
+                qk_norm_rope=QKNormRope((cosine, sine) if config.rotated[i] else None, norms, config.eps),
                 window=config.windows[i],
             )
         )

@@ -1,4 +1,4 @@
-"""A model on the GPU with what has to be found out before it can run: memory that a step takes, and its graphs."""
+"""A model on the GPU: how much memory a step takes, how many cache blocks fit, and its model runner."""
 
 from __future__ import annotations
 
@@ -10,72 +10,81 @@ import numpy as np
 import torch
 
 from syringa.engine.execution.batch import StepTensors
-from syringa.engine.gpu import device as machine
+from syringa.engine.gpu import device as gpu_device
 from syringa.engine.gpu.cache import GpuCacheShape
-from syringa.engine.gpu.decoder import DeviceModel, Later, Rows
-from syringa.engine.gpu.graphs import Progress
-from syringa.engine.gpu.images import send_pictures
+from syringa.engine.gpu.cuda_graphs import CaptureProgress
+from syringa.engine.gpu.decoder import GpuDecoderInterface, ModelInput, PrefillInput
 from syringa.engine.gpu.input_batch import table_width
-from syringa.engine.gpu.model_runner import GpuRunner
-from syringa.engine.gpu.transfer import upload
+from syringa.engine.gpu.model_runner import GpuModelRunner
+from syringa.engine.gpu.transfer import copy_images_to_device, upload
 from syringa.engine.sampling.sampler import Sampler
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
-from syringa.engine.scheduling.limits import SCORING_ROWS, Limits
+from syringa.engine.scheduling.limits import SCORING_ROWS, SchedulerLimits
 
 logger = logging.getLogger("syringa.worker")
 
-GRAPH_ROOM = 1 << 30  # for recorded steps and what libraries take when they first run
-CPU_BLOCKS = 256  # without a GPU, for tests
+CUDA_GRAPH_RESERVE = 1 << 30  # bytes for CUDA graphs and library workspaces
+CPU_BLOCKS = 256  # cache size without a GPU, in tests
 
 
 @dataclass(frozen=True)
 class GpuModel:
-    decoder: DeviceModel
+    """A decoder on a GPU with the shape of its KV cache."""
+
+    decoder: GpuDecoderInterface
     shape: GpuCacheShape
     max_model_len: int
 
-    def blocks(self, tokens: int, gigabytes: float, limits: Limits) -> int:
-        """How many blocks the cache gets, once the weights are there. Raises `ConfigError` or `ModelError`."""
+    def num_blocks(self, tokens: int, gigabytes: float, limits: SchedulerLimits) -> int:
+        """Return the number of cache blocks, given the loaded weights. Raises `ConfigError` or `ModelError`."""
         size, device, running = self.shape.bytes_per_block, self.shape.device, limits.max_running
-        wanted = -(-tokens // BLOCK_SIZE) if tokens else int(gigabytes * 2**30) // size
+        requested = -(-tokens // BLOCK_SIZE) if tokens else int(gigabytes * 2**30) // size
         if device.type != "cuda":
-            return wanted or CPU_BLOCKS
-        peak = self.rehearse(max(limits.step_tokens, running))
-        # Logits as they are, edited, and on their way to be drawn from; or those of prompts that are scored.
+            return requested or CPU_BLOCKS
+        peak = self.profile_peak_memory(max(limits.step_tokens, running))
+        # Logits, a processed copy and sampling temporaries; or the logits of prompts that are scored.
         logits = 4 * self.decoder.vocabulary * max(3 * running, SCORING_ROWS + running)
-        taken = peak + logits + GRAPH_ROOM + self.decoder.beside
-        free = machine.free_memory(device) - taken
-        if not wanted and 0 < limits.gpu_memory_fraction < 1:
-            # At least one sequence as long as can be: shares are made before anybody knows how large models become.
+        taken = peak + logits + CUDA_GRAPH_RESERVE + self.decoder.concurrent_bytes
+        free = gpu_device.free_memory(device) - taken
+        if not requested and 0 < limits.gpu_memory_fraction < 1:
+            # At least one sequence of the maximum length: shares are assigned before a model's size is known.
             longest = -(-self.max_model_len // BLOCK_SIZE) * size
-            free = min(free, max(longest, machine.left_of_share(device, limits.gpu_memory_fraction) - taken))
-        return machine.blocks_that_fit(free, size, BLOCK_SIZE, wanted, halvable=self.decoder.halvable)
+            free = min(
+                free, max(longest, gpu_device.remaining_memory_share(device, limits.gpu_memory_fraction) - taken)
+            )
+        return gpu_device.num_cache_blocks(free, size, BLOCK_SIZE, requested, supports_fp8=self.decoder.supports_fp8)
 
     @torch.inference_mode()
     def forward(self, step: StepTensors, cache: Any) -> torch.Tensor:
-        """`models.decoder.Model`'s contract, one step after the other: for tests, and for looking into a model."""
-        counts = step.starts.diff()
-        leading = int((counts == 1).long().cumprod(0).sum())
-        starts, first = step.starts[leading:] - step.starts[leading], step.first[leading:]
-        tiles = torch.from_numpy(self.decoder.ops.tiles(starts.tolist(), first.tolist()))
-        ints = [step.tokens, torch.full_like(step.tokens, -1), step.slots, step.tables, step.first[:leading] + 1]
+        """Run one step synchronously, with the contract of `models.decoder.Model`: for tests and load-time checks."""
+        counts = step.row_starts.diff()
+        num_decodes = int((counts == 1).long().cumprod(0).sum())
+        starts, first = step.row_starts[num_decodes:] - step.row_starts[num_decodes], step.first_positions[num_decodes:]
+        tiles = torch.from_numpy(self.decoder.ops.plan_prefill(starts.tolist(), first.tolist()))
+        ints = [
+            step.tokens,
+            torch.full_like(step.tokens, -1),
+            step.slot_mapping,
+            step.block_tables,
+            step.first_positions[:num_decodes] + 1,
+        ]
         ints += [step.positions, tiles, starts, first]
         token, source, slot, table, length, position, tile, begin, place = (
             each.to(torch.int32).to(self.shape.device) for each in ints
         )
-        later = Later(position, table[leading:], tile, begin, place) if len(first) else None
-        everything = step.wanted.tolist() == list(range(len(step.tokens)))
-        wanted = None if everything else step.wanted.to(self.shape.device)
-        pictures = send_pictures(step.pictures, self.shape.device)
-        rows = Rows(token, source, slot, table[:leading], length, later, wanted, pictures)
+        prefill = PrefillInput(position, table[num_decodes:], tile, begin, place) if len(first) else None
+        all_rows = step.logit_rows.tolist() == list(range(len(step.tokens)))
+        logit_rows = None if all_rows else step.logit_rows.to(self.shape.device)
+        images = copy_images_to_device(step.images, self.shape.device)
+        rows = ModelInput(token, source, slot, table[:num_decodes], length, prefill, logit_rows, images)
         return self.decoder.forward(rows, torch.zeros(1, dtype=torch.int64, device=self.shape.device), cache)
 
-    def rehearse(self, tokens: int) -> int:
-        """Runs the largest step there can be on nothing, and says how many bytes it took beside the weights.
+    def profile_peak_memory(self, tokens: int) -> int:
+        """Run the largest possible step on dummy inputs and return its peak memory, weights excluded.
 
-        Its rows are of both kinds, so that all kernels of such a step are compiled before the first request.
+        It has decode and prefill rows, so that all kernels are compiled before the first request.
         """
-        device, leading = self.shape.device, 8
+        device, num_decodes = self.shape.device, 8
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -84,29 +93,30 @@ class GpuModel:
         counts = [min(longest, tokens - i) for i in range(0, tokens, longest)]
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         first = np.zeros(len(counts), dtype=np.int32)
-        rows = np.arange(leading + tokens, dtype=np.int32)
-        slots = np.maximum(rows - leading, 0)
-        tables = np.zeros((leading + len(counts), table_width(longest)), dtype=np.int32)
+        rows = np.arange(num_decodes + tokens, dtype=np.int32)
+        slots = np.maximum(rows - num_decodes, 0)
+        tables = np.zeros((num_decodes + len(counts), table_width(longest)), dtype=np.int32)
         for i, begin in enumerate(starts[:-1]):
             own = np.arange(begin // BLOCK_SIZE, (begin + counts[i] - 1) // BLOCK_SIZE + 1)
-            tables[leading + i, : len(own)] = own[: tables.shape[1]]
-        tiles = self.decoder.ops.tiles(starts.tolist(), first.tolist())
-        ones = np.ones(leading, dtype=np.int32)
+            tables[num_decodes + i, : len(own)] = own[: tables.shape[1]]
+        tiles = self.decoder.ops.plan_prefill(starts.tolist(), first.tolist())
+        ones = np.ones(num_decodes, dtype=np.int32)
         arrays = [rows * 0, rows * 0 - 1, slots, slots % longest, tables, tiles, starts, first, ones]
         token, source, slot, position, table, tile, start, begin, length = upload(arrays, device)
-        later = Later(position, table[leading:], tile, start, begin)
+        prefill = PrefillInput(position, table[num_decodes:], tile, start, begin)
         zero = torch.zeros(1, dtype=torch.int64, device=device)
-        self.decoder.forward(Rows(token, source, slot, table[:leading], length, later, zero), zero, cache)
+        self.decoder.forward(ModelInput(token, source, slot, table[:num_decodes], length, prefill, zero), zero, cache)
         torch.cuda.synchronize(device)
         cached = cache.keys.nbytes + cache.values.nbytes
         return max(0, torch.cuda.max_memory_allocated(device) - before - cached)
 
-    def runner(
-        self, cache: Any, sampler: Sampler, max_length: int, max_running: int, progress: Progress | None = None
-    ) -> GpuRunner:
-        """With its graphs recorded."""
-        runner = GpuRunner(self.decoder, cache, sampler, max_length, max_running)
-        runner.capture(progress)
-        if runner.graphs.seconds:
-            logger.info("recorded %d CUDA graphs in %.1f s", len(runner.graphs.sizes), runner.graphs.seconds)
+    def make_runner(
+        self, cache: Any, sampler: Sampler, max_length: int, max_running: int, progress: CaptureProgress | None = None
+    ) -> GpuModelRunner:
+        """Return a model runner whose CUDA graphs are captured."""
+        runner = GpuModelRunner(self.decoder, cache, sampler, max_length, max_running)
+        runner.capture_cuda_graphs(progress)
+        graphs = runner.cuda_graphs
+        if graphs.capture_seconds:
+            logger.info("captured CUDA graphs count=%d seconds=%.1f", len(graphs.sizes), graphs.capture_seconds)
         return runner

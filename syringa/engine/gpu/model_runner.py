@@ -1,8 +1,8 @@
-"""Runs plans on the device: lays them out, starts them, and lets the tokens come home.
+"""Run scheduled steps on the device: prepare inputs, launch the forward pass and sampling, copy tokens to the host.
 
-The draws of a step lie in a buffer on the device, a row for each. The next step reads them there, so it can be started
-before the host has seen them. Whatever needs the host's memory of a choice (penalties, grammars, log-probabilities) is
-drawn by the sampler, from the logits that the step leaves.
+Sampled tokens stay in a device buffer, one row per sampling sequence, from which the next step reads them: it can be
+launched before the host has seen them. Sequences that need host state (penalties, grammars, log-probabilities) are
+sampled again by the sampler, from the logits of the same step.
 """
 
 from __future__ import annotations
@@ -13,207 +13,227 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from syringa.engine.execution.overlap import Layout
+from syringa.engine.execution.overlap import StepInput
 from syringa.engine.gpu.cache import GpuCache
-from syringa.engine.gpu.decoder import DeviceModel, Later, Rows
-from syringa.engine.gpu.graphs import Progress, StepGraphs, bucket_sizes
-from syringa.engine.gpu.images import send_pictures
-from syringa.engine.gpu.input_batch import Lanes, table_width
-from syringa.engine.gpu.transfer import Homeward, upload, views
-from syringa.engine.sampling.sampler import PendingTokens, SampledTokens, Sampler, SamplingRow
+from syringa.engine.gpu.cuda_graphs import CaptureProgress, CudaGraphRunner, graph_batch_sizes
+from syringa.engine.gpu.decoder import GpuDecoderInterface, ModelInput, PrefillInput
+from syringa.engine.gpu.input_batch import InputBatch, table_width
+from syringa.engine.gpu.transfer import HostCopy, copy_images_to_device, packed_views, upload
+from syringa.engine.sampling.sampler import PendingTokens, SampledTokens, Sampler
+from syringa.engine.sampling.sampler_input import SamplingRow
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.engine.scheduling.sequence import Sequence
-from syringa.engine.vision.layout import Laid, place
+from syringa.engine.vision.step_images import RowPositions, locate_images
 
-MOST_DRAWS = 1024  # at the least: a request's choices may be more than the sequences that run together
+MIN_SAMPLED_TOKENS = 1024  # rows of the token buffer at least: one request may have more choices than `max_running`
 
-# A row's draw, and a row of a step that adds one token: in this order, each an array.
-DRAW_KINDS: list[type[np.generic]] = [np.float32, np.int64, np.int32, np.int32]  # temperature, seed, choice, position
-RULE_KINDS: list[type[np.generic]] = [np.int32, np.float64, np.float32]  # top-k, top-p, min-p
-ROW_KINDS: list[type[np.generic]] = [np.int32] * 5  # token, source, slot, length, shift
+# Columns of the packed inputs of a decode step, one array each, in this order.
+SAMPLING_DTYPES: list[type[np.generic]] = [
+    np.float32,
+    np.int64,
+    np.int32,
+    np.int32,
+]  # temperature, seed, choice, position
+FILTER_DTYPES: list[type[np.generic]] = [np.int32, np.float64, np.float32]  # top-k, top-p, min-p
+ROW_DTYPES: list[type[np.generic]] = [np.int32] * 5  # token, source, slot, length, position delta
 
 
 @dataclass
-class Running:
-    """A step under way. `logits`: of its draws, or of all that was wanted where prompts are scored."""
+class AsyncStepOutput:
+    """A step running on the device.
 
-    draws: int
+    `logits` has the rows to sample from, and where prompt log-probabilities are wanted also those of the prompts.
+    """
+
+    num_sampled: int
     logits: torch.Tensor
-    homeward: Homeward
-    places: torch.Tensor | None = None  # the draws' rows among the logits; None: one after the other
-    tokens: torch.Tensor | None = None  # on the host, once they are home
-    later: list[tuple[list[int], PendingTokens]] = field(default_factory=list)
+    host_copy: HostCopy
+    logit_rows: torch.Tensor | None = None  # logits row of each sampled token; None: in order
+    tokens: torch.Tensor | None = None  # on the host, valid after `host_copy.synchronize()`
+    deferred: list[tuple[list[int], PendingTokens]] = field(default_factory=list)
 
 
-class GpuRunner:
+class GpuModelRunner:
+    """The model runner of a GPU: replays CUDA graphs for decode-only steps, runs all other steps eagerly."""
+
     def __init__(
-        self, model: DeviceModel, cache: GpuCache, sampler: Sampler, max_length: int, max_running: int
+        self, model: GpuDecoderInterface, cache: GpuCache, sampler: Sampler, max_length: int, max_running: int
     ) -> None:
         self.model, self.cache, self.sampler = model, cache, sampler
         self.device = model.device
-        self.lanes = Lanes(max_length)
-        rows = max(max_running, MOST_DRAWS)
-        self.drawn = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        recorded = bucket_sizes(max_running) if model.recordable else []
-        widest = max(recorded, default=1)
-        self._logits = torch.zeros(widest, model.vocabulary, dtype=torch.float32, device=self.device)
-        self._tables = torch.zeros(max_running, self.lanes.tables.shape[1], dtype=torch.int32, device=self.device)
-        self._inputs = torch.zeros(64 * (max_running + 4), dtype=torch.uint8, device=self.device)
-        self.graphs = StepGraphs(recorded, self._step, self.device)
+        self.input_batch = InputBatch(max_length)
+        rows = max(max_running, MIN_SAMPLED_TOKENS)
+        self.sampled_tokens = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        graph_sizes = graph_batch_sizes(max_running) if model.supports_cuda_graphs else []
+        widest = max(graph_sizes, default=1)
+        self._graph_logits = torch.zeros(widest, model.vocabulary, dtype=torch.float32, device=self.device)
+        self._graph_tables = torch.zeros(
+            max_running, self.input_batch.tables.shape[1], dtype=torch.int32, device=self.device
+        )
+        self._graph_inputs = torch.zeros(64 * (max_running + 4), dtype=torch.uint8, device=self.device)
+        self.cuda_graphs = CudaGraphRunner(graph_sizes, self._graph_body, self.device)
 
-    def capture(self, progress: Progress | None = None) -> None:
-        """Records the steps that will be replayed, and compiles what runs beside them."""
-        self.graphs.capture(progress)
+    def capture_cuda_graphs(self, progress: CaptureProgress | None = None) -> None:
+        """Capture a CUDA graph per batch size, and compile the sampling kernels that run outside of them."""
+        self.cuda_graphs.capture_all(progress)
         if self.device.type == "cuda":
-            fields, rules, _ = self._views(1, 1)
-            self.model.ops.begin(1, False)
-            self.model.ops.sample(self._logits[:1], fields, (), self.drawn[:1])
-            self.model.ops.sample(self._logits[:1], fields, rules, self.drawn[:1])
+            sampling, filters, _ = self._graph_views(1, 1)
+            self.model.ops.begin_step(1, False)
+            self.model.ops.sample(self._graph_logits[:1], sampling, (), self.sampled_tokens[:1])
+            self.model.ops.sample(self._graph_logits[:1], sampling, filters, self.sampled_tokens[:1])
 
-    def record(self, size: int) -> None:
-        """One of them anew: something that it was made with has changed."""
-        drawn = self.drawn.clone()
-        self._inputs.zero_()  # rows that do nothing: what a step of another size has left would be read as anything
-        self.graphs.record(size)
-        self.drawn.copy_(drawn)
+    def recapture_cuda_graph(self, size: int) -> None:
+        """Capture the graph of one batch size again, after a setting that it was captured with has changed."""
+        sampled = self.sampled_tokens.clone()
+        self._graph_inputs.zero_()  # leftovers of a step of another size are no valid inputs
+        self.cuda_graphs.capture(size)
+        self.sampled_tokens.copy_(sampled)
 
-    def start(self, layout: Layout) -> Running:
-        """Computes the plan's tokens, and draws for every row as if it needed nothing of the host."""
+    def start(self, step: StepInput) -> AsyncStepOutput:
+        """Launch a step and sample every row on the device, ignoring rules that need host state."""
         with torch.inference_mode():
-            size = self.graphs.size_for(len(layout.items)) if layout.adds_one_each else None
-            return self._run_graph(layout, size) if size is not None else self._run_rows(layout)
+            size = self.cuda_graphs.size_for(len(step.scheduled)) if step.decode_only else None
+            return self._replay_cuda_graph(step, size) if size is not None else self._run_eager(step)
 
-    def draw(self, running: Running, at: list[int], rows: Seq[SamplingRow], masks: torch.Tensor | None) -> None:
-        """Draws again for the rows `at`, by all the rules."""
+    def resample(self, handle: AsyncStepOutput, at: list[int], rows: Seq[SamplingRow], masks: torch.Tensor | None) -> None:
+        """Sample the rows `at` again, with every sampling rule and token masks."""
         with torch.inference_mode():
             index = torch.tensor(at).to(self.device, non_blocking=True)
-            places = index if running.places is None else running.places[index]
-            pending = self.sampler.launch(running.logits[places], rows, masks)
-            self.drawn[index] = pending.tokens
-            running.later.append((at, pending.bring(running.homeward.bring)))
+            places = index if handle.logit_rows is None else handle.logit_rows[index]
+            pending = self.sampler.launch(handle.logits[places], rows, masks)
+            self.sampled_tokens[index] = pending.tokens
+            handle.deferred.append((at, pending.copy_to_host(handle.host_copy.copy)))
 
-    def send(self, running: Running) -> None:
-        """Every draw is made: the tokens may come home."""
-        running.tokens = running.homeward.bring(self.drawn[: running.draws])
-        running.homeward.depart()
+    def copy_tokens_to_host(self, handle: AsyncStepOutput) -> None:
+        """Copy the sampled tokens to the host asynchronously. Call it after the last `resample` of the step."""
+        handle.tokens = handle.host_copy.copy(self.sampled_tokens[: handle.num_sampled])
+        handle.host_copy.record()
 
-    def read(self, running: Running) -> SampledTokens:
-        """Waits for the tokens of this step, not for those of a later one."""
-        running.homeward.wait()
-        assert running.tokens is not None
-        tokens: list[int] = running.tokens.tolist()
-        drawn = SampledTokens(tokens, [None] * len(tokens))
-        for at, pending in running.later:
+    def read_tokens(self, handle: AsyncStepOutput) -> SampledTokens:
+        """Wait for the tokens of this step, not for steps launched after it."""
+        handle.host_copy.synchronize()
+        assert handle.tokens is not None
+        tokens: list[int] = handle.tokens.tolist()
+        sampled = SampledTokens(tokens, [None] * len(tokens))
+        for at, pending in handle.deferred:
             for row, score in zip(at, pending.read().logprobs, strict=True):
-                drawn.logprobs[row] = score
-        return drawn
+                sampled.logprobs[row] = score
+        return sampled
 
     def forget(self, sequence: Sequence) -> None:
-        self.lanes.forget(sequence)
+        self.input_batch.remove(sequence)
 
-    # One token each
+    # Decode-only steps: CUDA graphs
 
-    def _run_graph(self, layout: Layout, size: int) -> Running:
-        items, count = layout.items, len(layout.items)
-        lanes = self.lanes.place(items)
+    def _replay_cuda_graph(self, step: StepInput, size: int) -> AsyncStepOutput:
+        items, count = step.scheduled, len(step.scheduled)
+        indices = self.input_batch.update(items)
         starts = np.array([item.start for item in items], dtype=np.int32)
-        tables = self.lanes.tables[lanes, : int(starts.max()) // BLOCK_SIZE + 1]
+        tables = self.input_batch.tables[indices, : int(starts.max()) // BLOCK_SIZE + 1]
         slots = tables[np.arange(count), starts // BLOCK_SIZE] * BLOCK_SIZE + starts % BLOCK_SIZE
-        columns = [*self._draw_columns(layout.draws, lanes), layout.tokens(), layout.sources, slots, starts + 1]
-        columns.append(self.lanes.shifts[lanes])
-        fills = [0, 0, 0, 0, 0, 1, 0, 0, -1, -1, 0, 0]  # a row that does nothing
+        columns = [*self._sampling_columns(step.sampled, indices), step.tokens(), step.token_sources, slots, starts + 1]
+        columns.append(self.input_batch.position_deltas[indices])
+        fills = [0, 0, 0, 0, 0, 1, 0, 0, -1, -1, 0, 0]  # a padding row: no cache slot, length 0
         packed = []
-        for column, kind, fill in zip(columns, DRAW_KINDS + RULE_KINDS + ROW_KINDS, fills, strict=True):
-            whole = np.full(size, fill, dtype=kind)
-            whole[:count] = column
-            packed.append(whole)
-        upload(packed, self.device, self._inputs)
-        (wide,) = upload([np.ascontiguousarray(tables)], self.device)
-        self._tables[:count, : tables.shape[1]] = wide
-        self.graphs.run(size)
-        logits = self._logits[:count]
-        if any(sequence.state.filtered for sequence in layout.draws):
-            fields, rules, _ = self._views(count, size)
-            self.model.ops.begin(count, False)
-            self.model.ops.sample(logits, fields, rules, self.drawn[:count])
-        return Running(count, logits, Homeward(self.device))
+        for column, dtype, fill in zip(columns, SAMPLING_DTYPES + FILTER_DTYPES + ROW_DTYPES, fills, strict=True):
+            padded = np.full(size, fill, dtype=dtype)
+            padded[:count] = column
+            packed.append(padded)
+        upload(packed, self.device, self._graph_inputs)
+        (step_tables,) = upload([np.ascontiguousarray(tables)], self.device)
+        self._graph_tables[:count, : tables.shape[1]] = step_tables
+        self.cuda_graphs.run(size)
+        logits = self._graph_logits[:count]
+        if any(sequence.state.filtered for sequence in step.sampled):
+            sampling, filters, _ = self._graph_views(count, size)
+            self.model.ops.begin_step(count, False)
+            self.model.ops.sample(logits, sampling, filters, self.sampled_tokens[:count])
+        return AsyncStepOutput(count, logits, HostCopy(self.device))
 
-    def _views(self, count: int, size: int) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-        """Where a step of this size has its draws' fields, their rules, and its rows."""
-        kinds = [((size,), np.dtype(kind)) for kind in DRAW_KINDS + RULE_KINDS + ROW_KINDS]
-        found = [view[:count] for view in views(self._inputs, kinds)]
-        return found[:4], found[4:7], found[7:]
+    def _graph_views(self, count: int, size: int) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        """Return the sampling parameters, filters and rows of the packed inputs, as views of the graph's buffer."""
+        dtypes = [((size,), np.dtype(dtype)) for dtype in SAMPLING_DTYPES + FILTER_DTYPES + ROW_DTYPES]
+        views = [view[:count] for view in packed_views(self._graph_inputs, dtypes)]
+        return views[:4], views[4:7], views[7:]
 
-    def _step(self, size: int) -> None:
-        fields, _, (tokens, sources, slots, lengths, shifts) = self._views(size, size)
-        rows = Rows(tokens, sources, slots, self._tables[:size], lengths, shifts=shifts)
-        logits = self.model.forward(rows, self.drawn, self.cache, self._logits[:size])
-        self.model.ops.sample(logits, fields, (), self.drawn[:size])
+    def _graph_body(self, size: int) -> None:
+        """The decode step that a CUDA graph records: forward pass and unfiltered sampling, at fixed addresses."""
+        sampling, _, (tokens, sources, slots, lengths, position_deltas) = self._graph_views(size, size)
+        rows = ModelInput(tokens, sources, slots, self._graph_tables[:size], lengths, position_deltas=position_deltas)
+        logits = self.model.forward(rows, self.sampled_tokens, self.cache, self._graph_logits[:size])
+        self.model.ops.sample(logits, sampling, (), self.sampled_tokens[:size])
 
-    # Any rows
+    # All other steps: eager
 
-    def _run_rows(self, layout: Layout) -> Running:
-        rows, places, (fields, rules) = self._lay_out(layout)
-        logits = self.model.forward(rows, self.drawn, self.cache)
-        running = Running(len(layout.draws), logits, Homeward(self.device), places)
-        if layout.draws:
+    def _run_eager(self, step: StepInput) -> AsyncStepOutput:
+        rows, places, (sampling, filters) = self._prepare_inputs(step)
+        logits = self.model.forward(rows, self.sampled_tokens, self.cache)
+        handle = AsyncStepOutput(len(step.sampled), logits, HostCopy(self.device), places)
+        if step.sampled:
             chosen = logits if places is None else logits.index_select(0, places)
-            filtered = any(sequence.state.filtered for sequence in layout.draws)
-            self.model.ops.sample(chosen, fields, rules if filtered else (), self.drawn[: len(chosen)])
-        return running
+            filtered = any(sequence.state.filtered for sequence in step.sampled)
+            self.model.ops.sample(chosen, sampling, filters if filtered else (), self.sampled_tokens[: len(chosen)])
+        return handle
 
-    def _lay_out(
-        self, layout: Layout
-    ) -> tuple[Rows, torch.Tensor | None, tuple[list[torch.Tensor], list[torch.Tensor]]]:
-        items = layout.items
-        leading = next((i for i, item in enumerate(items) if item.count > 1), len(items))
-        lanes = self.lanes.place(items)
+    def _prepare_inputs(
+        self, step: StepInput
+    ) -> tuple[ModelInput, torch.Tensor | None, tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        items = step.scheduled
+        num_decodes = next((i for i, item in enumerate(items) if item.count > 1), len(items))
+        indices = self.input_batch.update(items)
         starts = np.array([item.start for item in items], dtype=np.int32)
         counts = np.array([item.count for item in items], dtype=np.int32)
-        tables = self.lanes.tables[lanes, : table_width(int((starts + counts).max()))]
+        tables = self.input_batch.tables[indices, : table_width(int((starts + counts).max()))]
         begins = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
         owner = np.repeat(np.arange(len(items)), counts)
         positions = np.arange(len(owner), dtype=np.int32) - begins[owner] + starts[owner]
         slots = tables[owner, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         sources = np.full(len(owner), -1, dtype=np.int32)
-        sources[begins[:-1]] = layout.sources
-        later = (begins[leading:] - begins[leading]).astype(np.int32)
-        tiles = self.model.ops.tiles(later.tolist(), starts[leading:].tolist())
-        draws = self.lanes.of(layout.draws)
+        sources[begins[:-1]] = step.token_sources
+        prefill_starts = (begins[num_decodes:] - begins[num_decodes]).astype(np.int32)
+        tiles = self.model.ops.plan_prefill(prefill_starts.tolist(), starts[num_decodes:].tolist())
+        draws = self.input_batch.indices_of(step.sampled)
         arrays = [
-            np.array(layout.tokens(), dtype=np.int32),
+            np.array(step.tokens(), dtype=np.int32),
             sources,
             slots.astype(np.int32),
             np.ascontiguousarray(tables),
-            starts[:leading] + 1,
+            starts[:num_decodes] + 1,
             positions,
             tiles,
-            later,
-            starts[leading:],
-            np.array(layout.wanted or [0], dtype=np.int64),  # of no rows at all, kernels would read what is not there
-            np.array(layout.places, dtype=np.int64),
+            prefill_starts,
+            starts[num_decodes:],
+            np.array(step.logit_rows or [0], dtype=np.int64),  # kernels need at least one row
+            np.array(step.sample_rows, dtype=np.int64),
         ]
-        kinds = DRAW_KINDS + RULE_KINDS
+        dtypes = SAMPLING_DTYPES + FILTER_DTYPES
         arrays += [
-            np.asarray(c).astype(kind) for c, kind in zip(self._draw_columns(layout.draws, draws), kinds, strict=True)
+            np.asarray(c).astype(dtype)
+            for c, dtype in zip(self._sampling_columns(step.sampled, draws), dtypes, strict=True)
         ]
         sent = upload(arrays, self.device)
-        token, source, slot, table, length, position, tile, later_starts, first, wanted, places = sent[:11]
-        rest = Later(position, table[leading:], tile, later_starts, first) if leading < len(items) else None
-        pictures = send_pictures(place(items, Laid(torch.from_numpy(positions), table)), self.device)
-        rows = Rows(token, source, slot, table[:leading], length, rest, wanted, pictures)
-        straight = layout.places == list(range(len(layout.wanted)))
-        return rows, None if straight else places, (sent[11:15], sent[15:18])
+        token, source, slot, table, length, position, tile, prefill_start, first, wanted, places = sent[:11]
+        rest = (
+            PrefillInput(position, table[num_decodes:], tile, prefill_start, first)
+            if num_decodes < len(items)
+            else None
+        )
+        images = copy_images_to_device(
+            locate_images(items, RowPositions(torch.from_numpy(positions), table)), self.device
+        )
+        rows = ModelInput(token, source, slot, table[:num_decodes], length, rest, wanted, images)
+        in_order = step.sample_rows == list(range(len(step.logit_rows)))
+        return rows, None if in_order else places, (sent[11:15], sent[15:18])
 
-    def _draw_columns(self, draws: Seq[Sequence], lanes: np.ndarray) -> list[np.ndarray]:
-        held = self.lanes
+    def _sampling_columns(self, draws: Seq[Sequence], indices: np.ndarray) -> list[np.ndarray]:
+        batch = self.input_batch
         positions = np.array([sequence.generated for sequence in draws], dtype=np.int32)
         return [
-            held.temperatures[lanes],
-            held.seeds[lanes],
-            held.choices[lanes],
+            batch.temperatures[indices],
+            batch.seeds[indices],
+            batch.choices[indices],
             positions,
-            held.top_k[lanes],
-            held.top_p[lanes],
-            held.min_p[lanes],
+            batch.top_k[indices],
+            batch.top_p[indices],
+            batch.min_p[indices],
         ]

@@ -1,4 +1,4 @@
-"""From a model's files to a model that runs: chooses precision and kernels, checks memory, reads the weights."""
+"""Load a model from its files: choose device, dtype and kernels, check memory, read the weights."""
 
 from __future__ import annotations
 
@@ -12,31 +12,47 @@ import torch
 
 from syringa.engine.cpu.features import NO_MEMORY, available_cores, available_memory
 from syringa.engine.cpu.layers.cache import CacheTensors
-from syringa.engine.cpu.layers.linear import DenseLinear, Int8Linear, Linear, LinearLayer
-from syringa.engine.cpu.layers.native_ops import NativeOps, runs_natively
+from syringa.engine.cpu.layers.linear import DenseLinear, Int8Linear, LinearLayer, TorchLinear
+from syringa.engine.cpu.layers.native_ops import NativeOps, supports_head_size
 from syringa.engine.cpu.layers.ops import TorchOps
 from syringa.engine.cpu.layers.rotary import rotary_tables
 from syringa.engine.cpu.native import Kernels, load_kernels
 from syringa.engine.gpu.device import choose_device
-from syringa.engine.loading.precision import check_deterministic, check_deterministic_cpu, check_memory, choose_dtype
+from syringa.engine.loading.precision import (
+    check_deterministic_cpu,
+    check_deterministic_gpu,
+    check_memory,
+    choose_dtype,
+)
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import DecoderConfig, is_native, read_config
-from syringa.engine.models.decoder import Decoder, Model, Weight, load_layers, load_norms
+from syringa.engine.models.decoder import (
+    Decoder,
+    Model,
+    ReadWeight,
+    check_shapes,
+    count_parameters,
+    load_layers,
+    load_qk_norms,
+)
 from syringa.engine.models.fused import FusedDecoder
-from syringa.engine.models.shapes import check_shapes, count_parameters
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.errors import ConfigError
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, locate
 from syringa.types import ModelInfo
 
-if TYPE_CHECKING:  # images need what `syringa[models]` brings
+if TYPE_CHECKING:  # vision needs the extra `syringa[models]`
     from syringa.engine.gpu.cache import GpuCacheShape
     from syringa.engine.gpu.model import GpuModel
-    from syringa.engine.gpu.ops.base import Ops
-    from syringa.engine.scheduling.scheduler import Limits
-    from syringa.engine.vision.preprocessor import Vision
+    from syringa.engine.gpu.ops.base import GpuOps
+    from syringa.engine.scheduling.limits import SchedulerLimits
+    from syringa.engine.vision.preprocessor import VisionComponents
 
-IMAGE_CONFIGS = ("vision_config", "audio_config", "image_config")  # of models that read more than text
+MULTIMODAL_CONFIGS = (
+    "vision_config",
+    "audio_config",
+    "image_config",
+)  # present in the config of models that read more than text
 Progress = Callable[[int, int], None]
 
 
@@ -62,8 +78,8 @@ class LoadedModel:
     cache: CacheShape | GpuCacheShape
     description: ModelDescription
     info: ModelInfo
-    vision: Vision | None = None  # for a model that reads images
-    gpu: GpuModel | None = None  # the model, where it is on a GPU
+    vision: VisionComponents | None = None  # of a vision-language model
+    gpu: GpuModel | None = None  # `model`, if it is on a GPU
 
     @property
     def device(self) -> torch.device:
@@ -76,14 +92,14 @@ class LoadOptions:
     dtype: str = "auto"
     threads: int = 0
     max_model_len: int = 0
-    native_kernels: bool = True  # False: plain PyTorch, the reference
+    native_kernels: bool = True  # False: PyTorch, the reference
     device: str = "auto"
-    attention: str = "auto"  # whose kernel, for prompts on a GPU
-    deterministic: bool = False  # a row's bits never depend on the rows beside it
+    attention: str = "auto"  # prefill attention kernel on a GPU
+    deterministic: bool = False  # batch-invariant kernels only
 
 
 def load_model(options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
-    """Raises `ModelError` or `ConfigError`, with one line that says what to do."""
+    """Load a model. Raise `ModelError` or `ConfigError` with one line that says what to do."""
     started = time.perf_counter()
     files = locate(options.model)
     description = describe(files)
@@ -94,7 +110,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
         name=description.architecture,
     )
     if device.type == "cuda":
-        return _load_on_gpu(options, files, description, device, progress)
+        return _load_gpu(options, files, description, device, progress)
     threads = options.threads or available_cores()
     kernels = load_kernels(threads) if options.native_kernels else None
     dtype = choose_dtype(options.dtype, kernels)
@@ -102,19 +118,19 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
         native = is_native(description.config)
         size = read_config(description.config).head_size if native else 0
         check_deterministic_cpu(dtype, native=native, compiled=kernels is not None, head_size=size)
-    # The kernels bring threads of their own; torch's would only compete with them for the cores.
+    # The kernels have their own threads; torch's would compete with them for the cores.
     kernels_multiply = kernels is not None and (dtype == "int8" or is_native(description.config))
     torch.set_num_threads(1 if kernels_multiply else threads)
     length = _max_model_len(options.max_model_len, description)
     cache: CacheShape | GpuCacheShape
-    vision: Vision | None = None
+    vision: VisionComponents | None = None
     if is_native(description.config):
-        model, cache, parameters = _load_decoder(files, description, dtype, kernels, length, progress)
+        model, cache, parameters = _load_cpu_decoder(files, description, dtype, kernels, length, progress)
         vocabulary = description.config["vocab_size"]
     else:
-        from syringa.engine.models.hf.model import load_breadth
+        from syringa.engine.models.hf.model import load_hf_model
 
-        found = load_breadth(files, description, dtype, kernels, length, threads)
+        found = load_hf_model(files, description, dtype, kernels, length, threads)
         model, cache, parameters, vocabulary, vision, _ = found
     info = ModelInfo(
         architecture=description.architecture,
@@ -129,85 +145,97 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     return LoadedModel(model, kernels, cache, description, info, vision)
 
 
-def _load_on_gpu(
+def _load_gpu(
     options: LoadOptions,
     files: ModelFiles,
     description: ModelDescription,
     device: torch.device,
     progress: Progress | None,
 ) -> LoadedModel:
-    from syringa.engine.gpu import device as machine
+    from syringa.engine.gpu import device as gpu_device
     from syringa.engine.gpu.ops.base import choose_ops
 
     started = time.perf_counter()
     length = _max_model_len(options.max_model_len, description)
     if options.deterministic:
-        check_deterministic(options.dtype, native=is_native(description.config), attention=options.attention)
+        check_deterministic_gpu(options.dtype, native=is_native(description.config), attention=options.attention)
     ops = choose_ops(device, options.attention, deterministic=options.deterministic)
     if not is_native(description.config):
-        from syringa.engine.models.hf.model import load_breadth
+        from syringa.engine.models.hf.model import load_hf_model
 
-        threads = options.threads or available_cores()  # images are read on the CPU
-        found = load_breadth(files, description, "bf16", None, length, threads, device, ops)
+        threads = options.threads or available_cores()  # images are processed on the CPU
+        found = load_hf_model(files, description, "bf16", None, length, threads, device, ops)
         assert found.gpu is not None
-        return on_gpu(found.gpu, description, found.parameters, "bf16", started, options.threads, found.vision)
+        return loaded_gpu_model(
+            found.gpu, description, found.parameters, "bf16", started, options.threads, found.vision
+        )
     config = read_config(description.config)
     weights = open_weights(files, description.config)
     dtype = "bf16" if options.dtype == "auto" else options.dtype
     parameters, name = count_parameters(config), torch.cuda.get_device_name(device)
-    machine.check_weights(
-        parameters, dtype, description.name, machine.free_memory(device), name, halvable=not options.deterministic
+    gpu_device.check_weights_fit(
+        parameters,
+        dtype,
+        description.name,
+        gpu_device.free_memory(device),
+        name,
+        supports_fp8=not options.deterministic,
     )
     check_shapes(config, weights, files.path)
-    loaded = assemble(config, description, weights, device, dtype, length, started, options.threads, progress, ops)
+    loaded = load_gpu_model(
+        config, description, weights, device, dtype, length, started, options.threads, progress, ops
+    )
     if options.deterministic:
-        from syringa.engine.gpu.batch_invariant_check import check_steady
+        from syringa.engine.gpu.batch_invariant_check import check_batch_invariance
 
         assert loaded.gpu is not None
-        loaded.gpu.decoder.halvable = False
-        check_steady(loaded)
+        loaded.gpu.decoder.supports_fp8 = False
+        check_batch_invariance(loaded)
     return loaded
 
 
-def assemble(
+def load_gpu_model(
     config: DecoderConfig,
     description: ModelDescription,
-    weights: Weight,
+    weights: ReadWeight,
     device: torch.device,
     dtype: str,
     length: int,
     started: float,
     threads: int = 0,
     progress: Progress | None = None,
-    ops: Ops | None = None,
+    ops: GpuOps | None = None,
 ) -> LoadedModel:
-    """A model on a GPU, from wherever its weights come. `progress` is told of layers."""
+    """Load a native decoder on a GPU. `progress` is called with the number of loaded layers and their total."""
     from syringa.engine.gpu.cache import GpuCacheShape
     from syringa.engine.gpu.loading import load_gpu_decoder
     from syringa.engine.gpu.model import GpuModel
 
     done = itertools.count(1)
 
-    def tick() -> None:
+    def report_progress() -> None:
         if progress:
             progress(next(done), config.layers)
 
     kind = torch.float32 if dtype == "fp32" else torch.bfloat16
-    decoder = load_gpu_decoder(config, weights, device, length, dtype=kind, fp8=dtype == "fp8", ops=ops, tick=tick)
+    decoder = load_gpu_decoder(
+        config, weights, device, length, dtype=kind, fp8=dtype == "fp8", ops=ops, tick=report_progress
+    )
     shape = GpuCacheShape(config.layers, config.kv_heads, config.head_size, kind, device)
     gpu = GpuModel(decoder, shape, length)
-    return on_gpu(gpu, description, count_parameters(config), dtype, started, threads)
+    return loaded_gpu_model(gpu, description, count_parameters(config), dtype, started, threads)
 
 
-def on_gpu(
+def loaded_gpu_model(
     gpu: GpuModel,
     description: ModelDescription,
     parameters: int,
     dtype: str,
     started: float,
     threads: int = 0,
-    vision: Vision | None = None,
+    vision: VisionComponents | None = None,
 ) -> LoadedModel:
+    """Return a model that is already on a GPU as a `LoadedModel`."""
     info = ModelInfo(
         architecture=description.architecture,
         dtype=dtype,
@@ -221,16 +249,16 @@ def on_gpu(
     return LoadedModel(gpu, None, gpu.shape, description, info, vision, gpu)
 
 
-def _max_model_len(wanted: int, description: ModelDescription) -> int:
-    if wanted > description.max_model_len:
+def _max_model_len(requested: int, description: ModelDescription) -> int:
+    if requested > description.max_model_len:
         raise ConfigError(
-            f"--max-model-len {wanted} is more than the {description.max_model_len} tokens "
+            f"--max-model-len {requested} is more than the {description.max_model_len} tokens "
             f"that {description.name} was made for"
         )
-    return wanted or description.max_model_len
+    return requested or description.max_model_len
 
 
-def _load_decoder(
+def _load_cpu_decoder(
     files: ModelFiles,
     description: ModelDescription,
     dtype: str,
@@ -244,28 +272,28 @@ def _load_decoder(
     check_memory(parameters, dtype, description.name)
     check_shapes(config, weights, files.path)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
-    native_ops = kernels is not None and runs_natively(config.head_size)
+    native_ops = kernels is not None and supports_head_size(config.head_size)
 
-    def make(weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer:
+    def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer:
         if dtype == "int8":
-            assert kernels is not None  # choose_dtype saw to it
+            assert kernels is not None  # checked by choose_dtype
             return Int8Linear(kernels, weight, bias, gated=gated and native_ops)
-        return DenseLinear(kernels, weight, bias, half) if kernels is not None else Linear(weight, bias, half)
+        return DenseLinear(kernels, weight, bias, half) if kernels is not None else TorchLinear(weight, bias, half)
 
     done = 0
 
-    def tick() -> None:
+    def report_progress() -> None:
         nonlocal done
         done += 1
         if progress:
             progress(done, config.layers + 1)
 
     embedding = weights("model.embed_tokens.weight")
-    head = make(embedding if config.tied else weights("lm_head.weight"), None)
-    tick()
-    layers = load_layers(config, weights, make, tick)
+    head = make_linear(embedding if config.tied else weights("lm_head.weight"), None)
+    report_progress()
+    layers = load_layers(config, weights, make_linear, report_progress)
     rotary = rotary_tables(config.rope, config.rotary, length, config.max_positions)
-    norms = load_norms(config, weights)
+    norms = load_qk_norms(config, weights)
     parts = embedding.to(half), layers, weights("model.norm.weight").float(), head
     decoder: Model
     if kernels is None or not native_ops:
@@ -277,10 +305,10 @@ def _load_decoder(
     return decoder, CacheShape(config.layers, config.kv_heads, config.head_size, half), parameters
 
 
-def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float, limits: Limits) -> int:
-    """How many blocks the cache gets: from a flag, or a share of free memory that suits the model."""
+def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float, limits: SchedulerLimits) -> int:
+    """Return the number of KV cache blocks: as configured, or a share of free memory that suits the model."""
     if loaded.gpu is not None:
-        return loaded.gpu.blocks(tokens, gigabytes, limits)
+        return loaded.gpu.num_blocks(tokens, gigabytes, limits)
     size, have = loaded.cache.bytes_per_block, available_memory()
     if tokens or gigabytes:
         blocks = -(-tokens // BLOCK_SIZE) if tokens else int(gigabytes * 2**30) // size

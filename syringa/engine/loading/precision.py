@@ -1,4 +1,4 @@
-"""In how many bits a model's weights are held, and whether they fit."""
+"""Choice of a model's dtype, and checks that it fits in memory and supports deterministic mode."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from syringa.engine.cpu.features import NO_MEMORY, available_memory, cpu_flags
 from syringa.engine.cpu.native import Kernels
 from syringa.errors import ConfigError, ModelError
 
-BYTES = {"int8": 1.0, "bf16": 2.0, "fp32": 4.0}
-HEAD_PARTS = 16  # components of a head that the compiled kernels take at a time
+BYTES_PER_WEIGHT = {"int8": 1.0, "bf16": 2.0, "fp32": 4.0}
+HEAD_SIZE_MULTIPLE = 16  # head sizes that the compiled attention kernels support
 
 
-def choose_dtype(wanted: str, kernels: Kernels | None) -> str:
-    """int8 where the compiled kernels are; else bf16 where the processor multiplies it; else fp32."""
-    if wanted == "int8" and kernels is None:
+def choose_dtype(requested: str, kernels: Kernels | None) -> str:
+    """Resolve "auto": int8 with the compiled kernels, else bf16 if the CPU has bf16 arithmetic, else fp32."""
+    if requested == "int8" and kernels is None:
         raise ConfigError(
             "--dtype int8 needs the compiled CPU kernels: install a C++ compiler and reinstall, "
             "or use --dtype bf16 or fp32"
         )
-    if wanted != "auto":
-        return wanted
+    if requested != "auto":
+        return requested
     if kernels is not None:
         return "int8"
     return "bf16" if cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "fp32"
 
 
 def check_memory(parameters: int, dtype: str, name: str) -> None:
-    """Refuses a model that cannot fit before reading gigabytes of it. Half a GiB is left for torch and the cache."""
-    need, have = parameters * BYTES[dtype] + (512 << 20), available_memory()
+    """Raise `ModelError` if the weights do not fit in memory, with half a GiB for torch and the cache."""
+    need, have = parameters * BYTES_PER_WEIGHT[dtype] + (512 << 20), available_memory()
     if need > have:
         raise ModelError(
             f"{name} needs about {need / 2**30:.1f} GiB in {dtype} and {have / 2**30:.1f} GiB are free: "
@@ -35,8 +35,8 @@ def check_memory(parameters: int, dtype: str, name: str) -> None:
         )
 
 
-def check_deterministic(dtype: str, *, native: bool, attention: str = "auto") -> None:
-    """Refuses `--deterministic` on a GPU for what it is not built for."""
+def check_deterministic_gpu(dtype: str, *, native: bool, attention: str = "auto") -> None:
+    """Raise `ConfigError` if `--deterministic` is not supported on a GPU for these options."""
     _check_native(native)
     if dtype == "fp8":
         raise ConfigError("--deterministic on a GPU is for bf16, not for fp8")
@@ -45,15 +45,16 @@ def check_deterministic(dtype: str, *, native: bool, attention: str = "auto") ->
 
 
 def check_deterministic_cpu(dtype: str, *, native: bool, compiled: bool, head_size: int) -> None:
-    """The same on a CPU, where nothing else is computed for it."""
+    """Raise `ConfigError` if `--deterministic` is not supported on a CPU for these options."""
     _check_native(native)
     if not compiled:
         raise ConfigError("--deterministic on a CPU needs the compiled kernels: install a C++ compiler and reinstall")
     if dtype not in ("int8", "bf16"):
         raise ConfigError(f"--deterministic on a CPU is for int8 and bf16, not for {dtype}")
-    if head_size % HEAD_PARTS:
+    if head_size % HEAD_SIZE_MULTIPLE:
         raise ConfigError(
-            f"--deterministic on a CPU is for heads of a multiple of {HEAD_PARTS}, and this model's are of {head_size}"
+            f"--deterministic on a CPU is for heads of a multiple of {HEAD_SIZE_MULTIPLE}, "
+            f"and this model's are of {head_size}"
         )
 
 

@@ -1,4 +1,7 @@
-"""Weights by their Hugging Face names, whatever the file: safetensors folders and GGUF files."""
+"""Read weights by their Hugging Face names from safetensors folders and GGUF files.
+
+GGUF tensors are dequantized to fp32 here (`GgufWeights`). With dtype int8, `Int8Linear` then quantizes them again.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ import numpy as np
 import torch
 
 from syringa.errors import ModelError
-from syringa.modelfiles import INDEX, ModelFiles
-from syringa.modelfiles.gguf import GgufFile, read_gguf
+from syringa.modelfiles import SAFETENSORS_INDEX, ModelFiles
+from syringa.modelfiles.gguf import GgufFile, TensorInfo, read_gguf
 
-GGUF_NAMES = {
+GGUF_TENSORS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
-GGUF_LAYER_NAMES = {
+GGUF_LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -32,13 +35,17 @@ GGUF_LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-# These GGUF architectures store q and k for pairs of neighbouring components; the rest for halves, as transformers.
-PERMUTED = ("llama", "smollm3")
+LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+# GGUF architectures whose q and k rows are ordered for interleaved rotary pairs; the rest use halves, as transformers.
+INTERLEAVED_ROPE = ("llama", "smollm3")
 
 
 class WeightSource(Protocol):
-    def __call__(self, name: str) -> torch.Tensor: ...
+    """Tensors by their Hugging Face names."""
+
+    def __call__(self, name: str) -> torch.Tensor:
+        """Return a tensor. Raise `ModelError` if it is missing or cannot be read."""
+        ...
 
     def has(self, name: str) -> bool: ...
 
@@ -50,12 +57,12 @@ def open_weights(files: ModelFiles, config: dict[str, Any]) -> WeightSource:
 
 
 class GgufWeights:
-    """Tensors are dequantized to fp32 one at a time, as they are asked for."""
+    """Tensors of a GGUF file, dequantized to fp32 when they are read."""
 
     def __init__(self, files: ModelFiles, config: dict[str, Any]) -> None:
         self.file: GgufFile = read_gguf(files.path)
         self.data = np.memmap(files.path, mode="r", dtype=np.uint8)
-        self.permuted = self.file.metadata.get("general.architecture") in PERMUTED
+        self.interleaved = self.file.metadata.get("general.architecture") in INTERLEAVED_ROPE
         self.heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
 
     def has(self, name: str) -> bool:
@@ -65,12 +72,17 @@ class GgufWeights:
         return tuple(reversed(self.file.tensors[_gguf_name(name)].shape))
 
     def __call__(self, name: str) -> torch.Tensor:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
         info = self.file.tensors.get(_gguf_name(name))
         if info is None:
             raise ModelError(f"{self.file.path} has no tensor {_gguf_name(name)!r}: the model is incomplete")
+        tensor = torch.from_numpy(self._dequantize(info).reshape(self.shape(name)))
+        match = re.search(r"self_attn\.([qk])_proj", name)
+        return _deinterleave_rope(tensor, self.heads[match[1]]) if match and self.interleaved else tensor
+
+    def _dequantize(self, info: TensorInfo) -> np.ndarray:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
         raw = self.data[info.offset : info.offset + info.size]
         try:
             kind = GGMLQuantizationType[info.type]
@@ -83,30 +95,28 @@ class GgufWeights:
                 values = dequantize(raw.reshape(rows, -1), kind)
         except (KeyError, NotImplementedError):
             raise ModelError(f"{self.file.path}: tensors of type {info.type} cannot be read yet") from None
-        tensor = torch.from_numpy(np.array(values, dtype=np.float32, copy=info.type == "F32").reshape(self.shape(name)))
-        match = re.search(r"self_attn\.([qk])_proj", name)
-        return _to_halves(tensor, self.heads[match[1]]) if match and self.permuted else tensor
+        return np.array(values, dtype=np.float32, copy=info.type == "F32")
 
 
 def _gguf_name(name: str) -> str:
-    if match := LAYER.fullmatch(name):
-        return f"blk.{match[1]}.{GGUF_LAYER_NAMES.get(match[2], match[2])}.{match[3]}"
-    return GGUF_NAMES.get(name, name)
+    if match := LAYER_TENSOR.fullmatch(name):
+        return f"blk.{match[1]}.{GGUF_LAYER_TENSORS.get(match[2], match[2])}.{match[3]}"
+    return GGUF_TENSORS.get(name, name)
 
 
-def _to_halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undoes GGUF's order of rows within a head: pairs (0, 1), (2, 3) … become halves."""
+def _deinterleave_rope(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Reorder the rows of each head from interleaved pairs (0, 1), (2, 3), … to halves."""
     size = tensor.shape[0] // heads
     return tensor.view(heads, size // 2, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
 class SafetensorsWeights:
-    """One file, or shards with an index."""
+    """Tensors of a safetensors file, or of shards with an index."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors import SafetensorError, safe_open
 
-        index = folder / INDEX
+        index = folder / SAFETENSORS_INDEX
         if index.exists():
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         else:

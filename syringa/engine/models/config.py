@@ -1,4 +1,4 @@
-"""What makes one Llama-like model differ from another, read from its Hugging Face config. Flags, not files."""
+"""Configuration of the native decoder, read from a Hugging Face config. Model families differ only by these flags."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ class DecoderConfig:
     vocab: int
     eps: float
     max_positions: int
-    rope: dict[str, Any]  # rope_type, rope_theta and what that type needs
-    rotary: int  # how many components of a head turn
-    tied: bool  # whether the output head is the embedding
+    rope: dict[str, Any]  # rope_type, rope_theta and the parameters of that type
+    rotary: int  # components of a head that are rotated
+    tied: bool  # the output head shares the embedding's weights
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    windows: tuple[int, ...] = field(default=())  # per layer; 0: sees everything
-    rotated: tuple[bool, ...] = field(default=())  # per layer; SmolLM3 leaves every fourth unturned
+    windows: tuple[int, ...] = field(default=())  # sliding window per layer; 0: unlimited
+    rotated: tuple[bool, ...] = field(
+        default=()
+    )  # whether rotary embedding applies, per layer; not to every fourth layer of SmolLM3
 
 
 def is_native(config: dict[str, Any]) -> bool:
-    """Whether the native decoder runs this model."""
+    """Return whether the native decoder supports this model."""
     return config.get("model_type") in NATIVE_TYPES and config.get("hidden_act", "silu") == "silu"
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
-    """Raises `ModelError` naming what is missing or impossible."""
+    """Read a Hugging Face config. Raise `ModelError` naming what is missing or impossible."""
     kind = config["model_type"]
     try:
         heads, hidden, layers = config["num_attention_heads"], config["hidden_size"], config["num_hidden_layers"]
@@ -72,7 +74,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
 
 
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """The rotary settings as one table, from either way of writing them."""
+    """Return the rotary parameters from either layout of the config."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     rope.setdefault("rope_type", rope.pop("type", "default"))
@@ -96,7 +98,7 @@ def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
 
 
 def _rotated(config: dict[str, Any], kind: str, layers: int) -> tuple[bool, ...]:
-    if flags := config.get("no_rope_layers"):  # 1: turned, whatever its name says
+    if flags := config.get("no_rope_layers"):  # 1 means rotated, despite the name
         return tuple(map(bool, flags))
     interval = config.get("no_rope_layer_interval", 4) if kind == "smollm3" else 0
     return tuple(not interval or (i + 1) % interval != 0 for i in range(layers))

@@ -1,33 +1,37 @@
-"""The native decoder: one definition for the Llama-like families, driven by `DecoderConfig`."""
+"""The native decoder: one definition for all Llama-like families, driven by `DecoderConfig`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from syringa.engine.cpu.layers.cache import CacheTensors
 from syringa.engine.cpu.layers.linear import LinearLayer
-from syringa.engine.cpu.layers.ops import Ops
+from syringa.engine.cpu.layers.ops import CpuOps
 from syringa.engine.execution.batch import StepTensors
 from syringa.engine.models.config import DecoderConfig
+from syringa.errors import ModelError
 
-Weight = Callable[[str], torch.Tensor]  # a tensor by its Hugging Face name
+if TYPE_CHECKING:
+    from syringa.engine.loading.weights import WeightSource
+
+ReadWeight = Callable[[str], torch.Tensor]  # a tensor by its Hugging Face name
 
 
-class MakeLinear(Protocol):
-    """Makes a layer of the chosen precision. `gated`: a gate and an up projection, one after the other."""
+class LinearFactory(Protocol):
+    """Creates a linear layer of the chosen dtype. `gated`: a gate projection followed by an up projection."""
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer: ...
 
 
 class Model(Protocol):
-    """What the runner needs of a model, native or not."""
+    """Interface of a model, native or on transformers' definition."""
 
     def forward(self, step: StepTensors, cache: CacheTensors) -> torch.Tensor:
-        """Logits of `step.wanted`, fp32."""
+        """Return the logits of `step.logit_rows`, fp32."""
         ...
 
 
@@ -42,10 +46,12 @@ class DecoderLayer:
 
 
 class Decoder:
+    """The native decoder on a CPU."""
+
     def __init__(
         self,
         config: DecoderConfig,
-        ops: Ops,
+        ops: CpuOps,
         embedding: torch.Tensor,
         layers: list[DecoderLayer],
         norm: torch.Tensor,
@@ -67,13 +73,13 @@ class Decoder:
             layer.out(ops.attention(i, qkv, step, cache.layers[i]), add_to=x)
             gate_up = layer.gate_up(ops.rms_norm(x, layer.post_norm, eps))
             layer.down(ops.silu_mul(gate_up), add_to=x)
-        return self.head(ops.rms_norm(x[step.wanted], self.norm, eps))
+        return self.head(ops.rms_norm(x[step.logit_rows], self.norm, eps))
 
 
 def load_layers(
-    config: DecoderConfig, weight: Weight, make: MakeLinear, progress: Callable[[], None] | None = None
+    config: DecoderConfig, weight: ReadWeight, make_linear: LinearFactory, progress: Callable[[], None] | None = None
 ) -> list[DecoderLayer]:
-    """Reads the layers one by one, fusing q, k, v and gate, up."""
+    """Read the layers one by one, fusing q, k, v and gate, up."""
     layers = []
     for i in range(config.layers):
         attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
@@ -81,7 +87,7 @@ def load_layers(
         def fused(prefix: str, names: tuple[str, ...], bias: bool, gated: bool = False) -> LinearLayer:
             weights = torch.cat([weight(f"{prefix}{name}_proj.weight") for name in names])
             biases = torch.cat([weight(f"{prefix}{name}_proj.bias") for name in names]) if bias else None
-            return make(weights, biases, gated=gated)
+            return make_linear(weights, biases, gated=gated)
 
         layers.append(
             DecoderLayer(
@@ -98,11 +104,42 @@ def load_layers(
     return layers
 
 
-def load_norms(config: DecoderConfig, weight: Weight) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
-    """The query and key norms of each layer, for models that have them."""
+def load_qk_norms(config: DecoderConfig, weight: ReadWeight) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+    """Return the query and key norms of each layer, or None for models without them."""
     if not config.qk_norm:
         return [None] * config.layers
     prefix = "model.layers.{}.self_attn.{}_norm.weight"
     return [
         (weight(prefix.format(i, "q")).float(), weight(prefix.format(i, "k")).float()) for i in range(config.layers)
     ]
+
+
+def count_parameters(c: DecoderConfig) -> int:
+    """Return the number of weights by the config, without norms and biases."""
+    attention = c.hidden * c.head_size * (2 * c.heads + 2 * c.kv_heads)
+    return c.layers * (attention + 3 * c.hidden * c.intermediate) + c.vocab * c.hidden * (1 if c.tied else 2)
+
+
+def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
+    """Raise `ModelError` if the tensors do not have the shapes of the config."""
+    expected = {
+        "model.embed_tokens.weight": (c.vocab, c.hidden),
+        "model.norm.weight": (c.hidden,),
+        **({} if c.tied else {"lm_head.weight": (c.vocab, c.hidden)}),
+    }
+    for i in range(c.layers):
+        prefix = f"model.layers.{i}."
+        expected |= {
+            prefix + "self_attn.q_proj.weight": (c.heads * c.head_size, c.hidden),
+            prefix + "self_attn.k_proj.weight": (c.kv_heads * c.head_size, c.hidden),
+            prefix + "self_attn.v_proj.weight": (c.kv_heads * c.head_size, c.hidden),
+            prefix + "self_attn.o_proj.weight": (c.hidden, c.heads * c.head_size),
+            prefix + "mlp.gate_proj.weight": (c.intermediate, c.hidden),
+            prefix + "mlp.up_proj.weight": (c.intermediate, c.hidden),
+            prefix + "mlp.down_proj.weight": (c.hidden, c.intermediate),
+        }
+    for name, shape in expected.items():
+        if not weights.has(name):
+            raise ModelError(f"{path} has no tensor for {name!r}: the model is incomplete")
+        if weights.shape(name) != shape:
+            raise ModelError(f"{path}: {name} is {list(weights.shape(name))}, and its config says {list(shape)}")

@@ -1,4 +1,4 @@
-"""The int8 decoder: the layers of `decoder.Decoder`, run by one call into the compiled kernels."""
+"""The int8 decoder: all layers of `decoder.Decoder` in one call into the compiled kernels."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from syringa.engine.cpu.layers.cache import CacheTensors
 from syringa.engine.cpu.layers.linear import Int8Linear, LinearLayer
 from syringa.engine.cpu.layers.native_ops import NativeOps, native_batch
-from syringa.engine.cpu.native import Kernels, Layer, Stack, StepRows
+from syringa.engine.cpu.native import DecoderLayerPointers, DecoderStack, Kernels, StepRows
 from syringa.engine.execution.batch import StepTensors
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.models.decoder import DecoderLayer
 
 
 class FusedDecoder:
-    """Has `Decoder`'s contract. Every layer is int8, and its gate and up projections are packed as one."""
+    """`Decoder` for int8 layers whose gate and up projections are quantized as one gated linear layer."""
 
     def __init__(
         self,
@@ -32,18 +32,20 @@ class FusedDecoder:
         self.ops = ops
         self.kernels: Kernels = ops.kernels
         self.embedding = embedding
-        self.layers = layers  # the structures below only borrow from them
+        self.layers = layers  # keeps the weights of the pointers below alive
         self.norm = norm
         self.head = head
-        self._layers = (Layer * config.layers)(*(_layer(layer, ops, i) for i, layer in enumerate(layers)))
+        self._layers = (DecoderLayerPointers * config.layers)(
+            *(_layer(layer, ops, i) for i, layer in enumerate(layers))
+        )
         cosine, sine = (table.data_ptr() for table in ops.rotary)
-        self._stack = Stack(self._layers, config.layers, config.hidden, config.eps, cosine, sine)
+        self._stack = DecoderStack(self._layers, config.layers, config.hidden, config.eps, cosine, sine)
 
     @torch.inference_mode()
     def forward(self, step: StepTensors, cache: CacheTensors) -> torch.Tensor:
         x = self.embedding[step.tokens].float()
-        rows = StepRows(x.data_ptr(), step.positions.data_ptr(), step.slots.data_ptr(), len(x))
-        self.kernels.layers(
+        rows = StepRows(x.data_ptr(), step.positions.data_ptr(), step.slot_mapping.data_ptr(), len(x))
+        self.kernels.run_layers(
             byref(self._stack),
             byref(rows),
             native_batch(step),
@@ -52,15 +54,15 @@ class FusedDecoder:
             cache.keys.stride(0),
             cache.keys.dtype == torch.bfloat16,
         )
-        if len(step.wanted) != len(x):
-            x = x[step.wanted]
+        if len(step.logit_rows) != len(x):
+            x = x[step.logit_rows]
         return self.head(self.ops.rms_norm(x, self.norm, self.config.eps))
 
 
-def _layer(layer: DecoderLayer, ops: NativeOps, index: int) -> Layer:
+def _layer(layer: DecoderLayer, ops: NativeOps, index: int) -> DecoderLayerPointers:
     linears = {name: cast(Int8Linear, getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")}
     q_norm, k_norm = ops.norm_addresses[index]
-    return Layer(
+    return DecoderLayerPointers(
         input_norm=layer.input_norm.data_ptr(),
         post_norm=layer.post_norm.data_ptr(),
         **{name: c_void_p(linear.address) for name, linear in linears.items()},

@@ -1,6 +1,6 @@
-"""What API processes and the supervisor say to each other of model workers: which are wanted, and how they are.
+"""The control protocol between API servers and the supervisor: acquire and release models, report worker states.
 
-A worker is known by a key that is made of its options: two models with the same options share one.
+A worker is identified by a key that is derived from its options: two models with the same options share a worker.
 """
 
 from __future__ import annotations
@@ -14,63 +14,66 @@ from typing import Generic, TypeVar
 import msgspec
 
 from syringa.engine.client import protocol
-from syringa.engine.interface import Status
-from syringa.engine.worker.server import WorkerOptions
+from syringa.engine.interface import LoadStatus
+from syringa.engine.worker.options import WorkerOptions
 
 M = TypeVar("M")
 
 READ_SIZE = 1 << 16
-MOST_UNSENT = 1 << 20
+MAX_UNSENT_BYTES = 1 << 20
 
 
-class Want(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Somebody wants this worker. The answer is its `State`, and so is all that becomes of it."""
+class AcquireModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Ask for a worker with these options. The supervisor answers with its `WorkerState`, and reports every change."""
 
-    options: WorkerOptions  # without a socket: that is the supervisor's to choose
-    idle: float = 0.0  # seconds without use after which it may go; 0: never
-    keep: bool = False  # start it again whenever it dies
-    soft: bool = False  # nobody waits yet: start it only if no other has to leave for it
-    name: str = ""  # the model's id, for people
-
-
-class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This worker's model is no longer configured: it goes when it has nothing to do."""
-
-    key: str
+    options: WorkerOptions  # `socket` is chosen by the supervisor
+    idle_timeout: float = 0.0  # seconds without use after which the worker is unloaded; 0: never
+    restart: bool = False  # restart the worker whenever it exits
+    opportunistic: bool = False  # no request waits: load only if nothing has to be evicted
+    name: str = ""  # the model's id, for logs
 
 
-class State(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """How a worker is; every API process is told of every change."""
+class ReleaseModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model of this worker is no longer configured: unload it once it is idle."""
 
     key: str
-    status: Status
-    socket: str = ""  # where a loaded one listens; for a cold one, that the worker there is leaving
-    reason: str = ""  # why it waits or has failed
 
 
-ToSupervisor = Want | Drop
+class WorkerState(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The state of a worker, sent to every API server on every change."""
+
+    key: str
+    status: LoadStatus
+    socket: str = ""  # of a loaded worker; in status "cold", of a worker that is being unloaded
+    reason: str = ""  # why it waits or failed
 
 
-def key_of(options: WorkerOptions) -> str:
+SupervisorRequest = AcquireModel | ReleaseModel
+
+
+def worker_key(options: WorkerOptions) -> str:
+    """Return the key of a worker: a hash of its options without the socket."""
     plain = msgspec.structs.replace(options, socket="")
     return hashlib.blake2b(msgspec.json.encode(plain), digest_size=12).hexdigest()
 
 
-def supervisor_frames() -> protocol.Frames[ToSupervisor]:
-    return protocol.Frames(msgspec.msgpack.Decoder(ToSupervisor))
+def supervisor_decoder() -> protocol.FrameDecoder[SupervisorRequest]:
+    return protocol.FrameDecoder(msgspec.msgpack.Decoder(SupervisorRequest))
 
 
-def api_frames() -> protocol.Frames[State]:
-    return protocol.Frames(msgspec.msgpack.Decoder(State))
+def api_decoder() -> protocol.FrameDecoder[WorkerState]:
+    return protocol.FrameDecoder(msgspec.msgpack.Decoder(WorkerState))
 
 
-class Link(Generic[M]):
-    """The supervisor's end of a connection. It never waits: who does not read its messages loses the connection."""
+class MessageConnection(Generic[M]):
+    """The supervisor's end of a socket. It never blocks: a peer that does not read its messages is disconnected."""
 
-    def __init__(self, connection: socket.socket, frames: protocol.Frames[M], selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, connection: socket.socket, decoder: protocol.FrameDecoder[M], selector: selectors.BaseSelector
+    ) -> None:
         connection.setblocking(False)
         self.open = True
-        self._connection, self._frames, self._selector = connection, frames, selector
+        self._connection, self._decoder, self._selector = connection, decoder, selector
         self._unsent = bytearray()
         selector.register(connection, selectors.EVENT_READ)
 
@@ -88,16 +91,16 @@ class Link(Generic[M]):
             pass
         except OSError:
             self.close()
-        if len(self._unsent) > MOST_UNSENT:
+        if len(self._unsent) > MAX_UNSENT_BYTES:
             self.close()
 
     def receive(self) -> list[M]:
-        """What has come since. `open` is false once there will be no more."""
+        """Return the messages that have arrived. `open` is False once there will be no more."""
         messages: list[M] = []
         while self.open:
             try:
                 data = self._connection.recv(READ_SIZE)
-                messages += self._frames.feed(data)
+                messages += self._decoder.feed(data)
             except BlockingIOError:
                 break
             except (OSError, msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""Which models stay in memory: who has to leave, and when there is room for another. Knows no process and no clock."""
+"""Which models stay in memory: when a model may be loaded, and which one is evicted for it. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,104 +7,108 @@ from dataclasses import dataclass
 from typing import Literal
 
 Device = Literal["cpu", "cuda"]
-"""Whose memory a model takes: the machine's or the GPU's."""
+"""The memory that a model uses: the host's or the GPU's."""
 
-BYTES = {"int8": 1, "fp8": 1, "bf16": 2, "fp32": 4}  # of a weight
-USUAL: dict[Device, str] = {"cpu": "int8", "cuda": "bf16"}
-# Some weights are held in more bits than the rest, and a process takes something itself.
+BYTES_PER_WEIGHT = {"int8": 1, "fp8": 1, "bf16": 2, "fp32": 4}
+DEFAULT_DTYPE: dict[Device, str] = {"cpu": "int8", "cuda": "bf16"}
+# Some weights are held in higher precision, and the process itself needs memory.
 GROWTH, OVERHEAD = 1.3, 512 << 20
-GPU_GROWTH, GPU_OVERHEAD = 1.05, 3 << 30  # a CUDA context, recorded steps, and what the largest step computes with
-MARGIN = 256 << 20  # free memory goes up and down by itself: less than this is no reason to try again
+GPU_GROWTH, GPU_OVERHEAD = 1.05, 3 << 30  # CUDA context, CUDA graphs, and activations of the largest step
+MARGIN = 256 << 20  # free memory fluctuates: less than this is no reason to try again
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """A model that is in memory, or on its way into it or out of it."""
+class ResidentModel:
+    """A model in memory, or being loaded or unloaded."""
 
     key: str
     device: Device = "cpu"
     used_at: float
     busy: bool = False
-    state: Literal["loading", "settled", "leaving"] = "settled"
-    memory: int = 0  # bytes that it takes when it is loaded
-    held: int = 0  # bytes that it takes now
-    idle_limit: float = 0.0  # seconds without use after which it leaves; 0: never
-    dropped: bool = False  # it is no longer configured
+    state: Literal["loading", "loaded", "unloading"] = "loaded"
+    memory: int = 0  # bytes once it is loaded
+    held: int = 0  # bytes now
+    idle_timeout: float = 0.0  # seconds without use after which it is unloaded; 0: never
+    released: bool = False  # no longer configured
 
 
 @dataclass(frozen=True, kw_only=True)
-class Newcomer:
+class PendingModel:
     """A model to be loaded."""
 
     device: Device = "cpu"
-    estimate: int  # bytes, going by its files
-    too_little: int = 0  # bytes that were free when it was tried and did not fit
-    hopeless: int = 0  # the same, when nobody else was there
+    estimate: int  # bytes, from its files
+    insufficient_free: int = 0  # free bytes when loading failed for lack of memory
+    insufficient_when_empty: int = 0  # the same, with no other model on the device
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LoadDecision:
     action: Literal["start", "evict", "wait", "never"]
-    key: str = ""  # whom to evict
+    key: str = ""  # the model to evict
     reason: str = ""
 
 
-def estimate(weights: int, dtype: str, device: Device, *, least: int = 1) -> int:
-    """Bytes that a model of so many weights needs; on a GPU, beside its cache. `least`: for each weight."""
-    size = max(BYTES[USUAL[device] if dtype == "auto" else dtype], least)
+def estimate_memory(weights: int, dtype: str, device: Device, *, min_bytes: int = 1) -> int:
+    """Return the bytes that a model with so many weights needs, without a GPU's KV cache.
+
+    `min_bytes`: per weight, whatever the dtype.
+    """
+    size = max(BYTES_PER_WEIGHT[DEFAULT_DTYPE[device] if dtype == "auto" else dtype], min_bytes)
     growth, overhead = (GROWTH, OVERHEAD) if device == "cpu" else (GPU_GROWTH, GPU_OVERHEAD)
     return int(weights * size * growth) + overhead
 
 
-def share(own: int, others: Sequence[int], *, total: int, most: int) -> float:
-    """Which part of a GPU's `total` bytes a model may take, so that the others that may be there with it fit too: what
-    it needs, and an equal part of the rest. 1: all of it, because it is alone or because they do not fit together.
+def gpu_memory_share(own: int, others: Sequence[int], *, total: int, max_loaded: int) -> float:
+    """Return the fraction of a GPU's `total` bytes that a model may use: what it needs and an equal part of the rest.
 
-    A cache takes whatever it is given, so without this the first model would leave nothing. `most`: models at a time.
+    The KV cache takes all it is given, so the first model would leave nothing to the `others` that may be loaded with
+    it (`max_loaded` at a time, 0: any number). 1.0 if there are no others or they do not fit together.
     """
-    beside = sorted(others, reverse=True)[: most - 1 if most else None]
-    rest = total - own - sum(beside)
-    if not beside or rest <= 0:
+    neighbors = sorted(others, reverse=True)[: max_loaded - 1 if max_loaded else None]
+    rest = total - own - sum(neighbors)
+    if not neighbors or rest <= 0:
         return 1.0
-    return (own + rest / (1 + len(beside))) / total
+    return (own + rest / (1 + len(neighbors))) / total
 
 
-def due(loaded: Sequence[Loaded], now: float) -> list[str]:
-    """Those that nobody has used for too long, or that are no longer wanted at all."""
+def models_to_unload(resident: Sequence[ResidentModel], now: float) -> list[str]:
+    """Return the keys of models that were idle for too long or are no longer configured."""
     return [
         each.key
-        for each in loaded
-        if each.state == "settled" and not each.busy and (each.dropped or 0 < each.idle_limit <= now - each.used_at)
+        for each in resident
+        if each.state == "loaded" and not each.busy and (each.released or 0 < each.idle_timeout <= now - each.used_at)
     ]
 
 
-def room(new: Newcomer, loaded: Sequence[Loaded], *, free: int, most: int, impatient: bool = False) -> Verdict:
-    """What has to happen before a model can be loaded. `free`: bytes where it is to be; `most`: models at a time, 0 for
-    any number.
+def decide_load(
+    new: PendingModel, resident: Sequence[ResidentModel], *, free: int, max_loaded: int, evict_busy: bool = False
+) -> LoadDecision:
+    """Decide what must happen before a model is loaded: nothing, an eviction, or waiting.
 
-    The least recently used of those that have nothing to do leaves first; for memory, of those that take some of the
-    same. If all have something, the newcomer waits; when it has waited long enough to be `impatient`, one of them is to
-    leave as soon as it is done with what it has.
+    `free`: bytes on the model's device; `max_loaded`: 0 for any number. The least recently used idle model is evicted
+    first; for memory, only models on the same device count. If all are busy, the new model waits. With `evict_busy`, a
+    busy model is evicted, which finishes its requests first.
     """
-    beside = [each for each in loaded if each.device == new.device]
-    spare = free - sum(max(0, each.memory - each.held) for each in beside if each.state == "loading")
-    reachable = spare + sum(max(each.memory, each.held) for each in beside)
-    where = "memory" if new.device == "cpu" else "GPU memory"
-    if new.hopeless and reachable < new.hopeless + MARGIN:
-        return Verdict("never", reason=f"there is too little {where} for it")
-    full = 0 < most <= len(loaded)
-    if new.too_little:
-        short = spare < new.too_little + MARGIN
+    same_device = [each for each in resident if each.device == new.device]
+    spare = free - sum(max(0, each.memory - each.held) for each in same_device if each.state == "loading")
+    reachable = spare + sum(max(each.memory, each.held) for each in same_device)
+    memory = "memory" if new.device == "cpu" else "GPU memory"
+    if new.insufficient_when_empty and reachable < new.insufficient_when_empty + MARGIN:
+        return LoadDecision("never", reason=f"there is too little {memory} for it")
+    full = 0 < max_loaded <= len(resident)
+    if new.insufficient_free:
+        short = spare < new.insufficient_free + MARGIN
     else:
-        # If nobody's leaving would be enough by this rough measure, let it try: it knows exactly.
+        # If even evicting all would not be enough by this rough estimate, try: the worker checks exactly.
         short = spare < new.estimate <= reachable
-    if not full and not (short and beside):
-        return Verdict("start")
-    reason = f"{len(loaded)} models are loaded, as many as may be" if full else f"{where} is short"
-    concerned = loaded if full else beside
-    if any(each.state == "leaving" for each in concerned):
-        return Verdict("wait", reason=reason)
-    movable = [each for each in concerned if each.state == "settled" and (impatient or not each.busy)]
-    if not movable:
-        return Verdict("wait", reason=f"{reason}, and all of them are in use")
-    return Verdict("evict", min(movable, key=lambda each: (each.busy, each.used_at)).key, reason)
+    if not full and not (short and same_device):
+        return LoadDecision("start")
+    reason = f"{len(resident)} models are loaded, the most allowed" if full else f"{memory} is short"
+    candidates = resident if full else same_device
+    if any(each.state == "unloading" for each in candidates):
+        return LoadDecision("wait", reason=reason)
+    evictable = [each for each in candidates if each.state == "loaded" and (evict_busy or not each.busy)]
+    if not evictable:
+        return LoadDecision("wait", reason=f"{reason}, and all of them are in use")
+    return LoadDecision("evict", min(evictable, key=lambda each: (each.busy, each.used_at)).key, reason)

@@ -1,4 +1,4 @@
-"""A worker that may be running, and what the supervisor knows of it."""
+"""What the supervisor knows of one model worker."""
 
 from __future__ import annotations
 
@@ -10,67 +10,73 @@ from pathlib import Path
 from typing import Literal
 
 from syringa.engine.client import protocol
-from syringa.engine.interface import Status
+from syringa.engine.interface import LoadStatus
 from syringa.engine.processes import eviction, managed_process
-from syringa.engine.processes.control import Link, State
-from syringa.engine.worker.server import WorkerOptions
+from syringa.engine.processes.control import MessageConnection, WorkerState
+from syringa.engine.worker.options import WorkerOptions
 from syringa.types import EngineStats, ModelInfo
 
-Phase = Literal["cold", "queued", "loading", "ready", "leaving", "failed"]
-SETTLE_SECONDS = 2.0  # one that was just loaded is left to whoever waited for it
+Phase = Literal["cold", "queued", "loading", "ready", "unloading", "failed"]
+SETTLE_SECONDS = 2.0  # time for waiting requests to reach a model that was just loaded, before it may be evicted
 
-_STATUS: dict[Phase, Status] = {
-    "cold": "cold", "queued": "loading", "loading": "loading", "ready": "loaded", "leaving": "cold", "failed": "failed",
-}  # fmt: skip
+_STATUS: dict[Phase, LoadStatus] = {
+    "cold": "cold",
+    "queued": "loading",
+    "loading": "loading",
+    "ready": "loaded",
+    "unloading": "cold",
+    "failed": "failed",
+}
 
 
-class ModelWorker:
-    def __init__(self, key: str, options: WorkerOptions, needs: Mapping[eviction.Device, int]) -> None:
-        self.key, self.options, self.needs = key, options, needs
-        self.name = options.model  # what people call it
-        self.device: eviction.Device = "cpu"  # where it is, or probably will be
-        self.short_of: eviction.Device = "cpu"  # whose memory it waits for; for one on a GPU, maybe the host's
-        self.expected = 0  # bytes on a GPU that it was told it may take
-        self.on_gpu = 0  # bytes that it has said it takes there
+class WorkerHandle:
+    def __init__(self, key: str, options: WorkerOptions, memory_needs: Mapping[eviction.Device, int]) -> None:
+        self.key, self.options, self.memory_needs = key, options, memory_needs
+        self.name = options.model  # for logs
+        self.device: eviction.Device = "cpu"  # expected, until the worker reports it
+        self.memory_device: eviction.Device = "cpu"  # whose memory it waits for: a GPU model may lack host memory
+        self.expected_gpu_bytes = 0  # what the worker may allocate
+        self.gpu_bytes = 0  # what the worker reported
         self.phase: Phase = "cold"
         self.reason = ""
-        self.idle, self.keep, self.dropped = 0.0, False, False
-        self.soft = False  # nobody waits for it
+        self.idle_timeout, self.restart, self.released = 0.0, False, False
+        self.opportunistic = False  # no request waits for it
         self.process: subprocess.Popen[bytes] | None = None
-        self.link: Link[protocol.FromWorker | protocol.Tokens] | None = None
+        self.connection: MessageConnection[protocol.FromWorker] | None = None
         self.socket = ""
         self.info: ModelInfo | None = None
         self.busy = self.served = False
-        self.wanted_at = self.queued_at = self.used_at = self.ready_at = self.left_at = self.asked_at = -math.inf
-        self.leave_by = math.inf
+        self.requested_at = self.queued_at = self.used_at = self.ready_at = -math.inf
+        self.unload_requested_at = self.stats_requested_at = -math.inf
+        self.unload_deadline = math.inf
         self.retry_at = 0.0
-        self.too_little = self.hopeless = self.free_at_start = 0  # bytes, see `eviction.Newcomer`
-        self.too_little_said = ""
-        self.deaths = 0  # while it was loading, in a row
-        self.may_recover = True  # whether trying again may help without anybody's doing
-        self.told = False  # whether people have read why it failed
-        self._pause = managed_process.FIRST_PAUSE
+        self.insufficient_free = self.insufficient_when_empty = self.free_at_start = 0  # see `eviction.PendingModel`
+        self.insufficient_reason = ""
+        self.failed_starts = 0  # in a row
+        self.retryable = True  # whether another start may succeed without intervention
+        self.failure_reported = False  # whether the worker printed why it failed
+        self._backoff = managed_process.MIN_BACKOFF_SECONDS
 
     @property
     def reason_file(self) -> str:
         return self.socket + ".reason"
 
-    def state(self) -> State:
-        """How it is for those who wait for it. One that leaves though it is wanted again is on its way already."""
+    def state(self) -> WorkerState:
+        """Return the state for API servers. A worker that is requested again while it is unloaded is "loading"."""
         status = _STATUS[self.phase]
-        if self.phase == "leaving" and self.wanted_at > self.left_at:
+        if self.phase == "unloading" and self.requested_at > self.unload_requested_at:
             status = "loading"
-        return State(self.key, status, self.socket if self.phase in ("ready", "leaving") else "", self.reason)
+        return WorkerState(self.key, status, self.socket if self.phase in ("ready", "unloading") else "", self.reason)
 
     def enter(self, phase: Phase, reason: str, now: float) -> bool:
-        """Whether that is news."""
+        """Change the phase. Return whether phase or reason are new."""
         if phase == "queued" and self.phase != "queued":
             self.queued_at = now
         if phase == "loading":
             self.served = False
-        news = (phase, reason) != (self.phase, self.reason)
+        changed = (phase, reason) != (self.phase, self.reason)
         self.phase, self.reason = phase, reason
-        return news
+        return changed
 
     def observe(self, stats: EngineStats, now: float) -> None:
         self.busy = bool(stats.running or stats.waiting)
@@ -78,26 +84,31 @@ class ModelWorker:
         self.used_at = max(self.used_at, now - stats.idle_seconds)
 
     def back_off(self, now: float) -> None:
-        """It has died, or could not start: the next start waits a while, unless it had been well for long."""
+        """Delay the next start after a failure. The delay doubles, unless the worker had been healthy for long."""
         if self.phase == "ready" and now - self.ready_at > managed_process.HEALTHY_SECONDS:
-            self._pause = managed_process.FIRST_PAUSE
-        self.retry_at = now + self._pause
-        self._pause = min(2 * self._pause, managed_process.LONGEST_PAUSE)
+            self._backoff = managed_process.MIN_BACKOFF_SECONDS
+        self.retry_at = now + self._backoff
+        self._backoff = min(2 * self._backoff, managed_process.MAX_BACKOFF_SECONDS)
 
-    def newcomer(self) -> eviction.Newcomer:
-        need, where = self.needs[self.short_of], self.short_of
-        return eviction.Newcomer(device=where, estimate=need, too_little=self.too_little, hopeless=self.hopeless)
+    def pending_model(self) -> eviction.PendingModel:
+        return eviction.PendingModel(
+            device=self.memory_device,
+            estimate=self.memory_needs[self.memory_device],
+            insufficient_free=self.insufficient_free,
+            insufficient_when_empty=self.insufficient_when_empty,
+        )
 
-    def loaded(self, now: float, free: int = 0) -> eviction.Loaded:
+    def resident_model(self, now: float, free: int = 0) -> eviction.ResidentModel:
         """`free`: bytes that its device has free now."""
-        state: Literal["loading", "settled", "leaving"] = "loading"
-        if self.phase == "leaving":
-            state = "leaving"
+        state: Literal["loading", "loaded", "unloading"] = "loading"
+        if self.phase == "unloading":
+            state = "unloading"
         elif self.phase == "ready" and (self.served or now - self.ready_at > SETTLE_SECONDS):
-            state = "settled"
+            state = "loaded"
         held = self._held(free)
-        expected = max(self.expected, self.needs[self.device]) if self.phase == "loading" else held
-        return eviction.Loaded(
+        loading = self.phase == "loading"
+        expected = max(self.expected_gpu_bytes, self.memory_needs[self.device]) if loading else held
+        return eviction.ResidentModel(
             key=self.key,
             device=self.device,
             used_at=self.used_at,
@@ -105,30 +116,29 @@ class ModelWorker:
             state=state,
             memory=max(held, expected),
             held=held,
-            idle_limit=self.idle,
-            dropped=self.dropped,
+            idle_timeout=self.idle_timeout,
+            released=self.released,
         )
 
-    def reason_left(self) -> str:
-        """What a worker that gave up has left behind."""
+    def read_reason(self) -> str:
+        """Return the reason that a failed worker wrote, or an empty string."""
         try:
             return Path(self.reason_file).read_text(encoding="utf-8").strip()
         except OSError:
             return ""
 
     def _held(self, free: int) -> int:
-        """Bytes that it takes now of its device's memory. What it takes of a GPU's while it loads, nobody says; but so
-        much less is free than when it began."""
+        """Return the bytes it uses on its device. While it loads on a GPU, they are inferred from free memory."""
         if self.device == "cpu":
-            return self._resident()
-        return self.on_gpu if self.phase != "loading" else max(0, self.free_at_start - free)
+            return self._resident_bytes()
+        return self.gpu_bytes if self.phase != "loading" else max(0, self.free_at_start - free)
 
-    def _resident(self) -> int:
-        """Bytes that its process takes now."""
+    def _resident_bytes(self) -> int:
+        """Return the resident set size of its process."""
         if self.process is None:
             return 0
         try:
             pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
             return pages * os.sysconf("SC_PAGE_SIZE")
         except (OSError, ValueError, IndexError):
-            return self.needs["cpu"]  # a system without /proc
+            return self.memory_needs["cpu"]  # a system without /proc

@@ -1,7 +1,7 @@
-"""Child processes that end with their parent, however that ends.
+"""Child processes that exit when their parent does, however it exits.
 
-A child's standard input is a pipe from its parent. The first line is what the child needs to know, as JSON, so that no
-secret stands in a process list; after that nothing is written, and the end of the pipe means that the parent is gone.
+A child's standard input is a pipe from its parent. Its first line holds the child's options as JSON, so that no secret
+appears in a process list. Nothing follows; end of file means that the parent is gone.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ import msgspec
 
 T = TypeVar("T")
 
-CANNOT_START = 78  # the exit status for what starting again will not mend
-NO_MEMORY, NO_GPU_MEMORY = 75, 76  # for what may start when others have left
-SAID = (CANNOT_START, NO_MEMORY, NO_GPU_MEMORY)  # a child that ends with one of these has told people why
+EXIT_CANNOT_START = 78  # starting again will not help
+EXIT_NO_MEMORY, EXIT_NO_GPU_MEMORY = 75, 76  # starting again may help once other models are unloaded
+# Exit statuses of a child that has printed the reason to stderr.
+REPORTED_STATUSES = (EXIT_CANNOT_START, EXIT_NO_MEMORY, EXIT_NO_GPU_MEMORY)
+
+# Delay before a restart, doubled after each failure. A process that ran for HEALTHY_SECONDS resets it.
+MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 30.0
+HEALTHY_SECONDS = 30.0
 
 
-# A child that dies again and again waits this long, twice as long each time, up to the last.
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
-HEALTHY_SECONDS = 30.0  # one that lived this long starts again without a pause
-
-
-class Child:
-    """A process that should always be running."""
+class ManagedProcess:
+    """A process that is restarted whenever it exits."""
 
     def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]]) -> None:
         self.name = name
-        self._start = start
-        self._pause = FIRST_PAUSE
-        self._next = 0.0
-        self._begun = 0.0
         self.process: subprocess.Popen[bytes] | None = None
+        self._start = start
+        self._backoff = MIN_BACKOFF_SECONDS
+        self._start_at = 0.0
+        self._started_at = 0.0
 
-    def tend(self) -> int | None:
-        """Starts it if it is due. Returns the exit status if it has just ended."""
+    def poll(self) -> int | None:
+        """Start the process if it is due. Return its exit status if it has just exited."""
         now = time.monotonic()
         if self.process is None:
-            if now >= self._next:
+            if now >= self._start_at:
                 self.process = self._start()
-                self._begun = now
+                self._started_at = now
             return None
         status = self.process.poll()
         if status is None:
@@ -55,46 +55,47 @@ class Child:
         if self.process.stdin is not None:
             self.process.stdin.close()
         self.process = None
-        if now - self._begun > HEALTHY_SECONDS:
-            self._pause = FIRST_PAUSE
-        self._next = now + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        if now - self._started_at > HEALTHY_SECONDS:
+            self._backoff = MIN_BACKOFF_SECONDS
+        self._start_at = now + self._backoff
+        self._backoff = min(2 * self._backoff, MAX_BACKOFF_SECONDS)
         return status
 
     def stop(self, grace: float) -> None:
+        """Terminate the process, and kill it after `grace` seconds."""
         if self.process is not None:
-            stop(self.process, grace)
+            terminate(self.process, grace)
             self.process = None
 
 
-def spawn(module: str, options: msgspec.Struct, *, keep: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """Starts `python -m module`, handing it `options` and the open file descriptors `keep`."""
-    child = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=keep)
+def spawn(module: str, options: msgspec.Struct, *, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    """Start `python -m module` with `options` and open file descriptors."""
+    child = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=pass_fds)
     assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it died at once: whoever waits for it will see
+    with contextlib.suppress(BrokenPipeError):  # it has already exited: the caller's poll will see that
         child.stdin.write(msgspec.json.encode(options) + b"\n")
         child.stdin.flush()
     return child
 
 
-def begin(kind: type[T]) -> T:
-    """The child's side: reads its options, and makes sure that it ends with its parent."""
+def attach_to_parent(options_type: type[T]) -> T:
+    """Read the options of this child process, and exit when the parent does."""
     line = sys.stdin.buffer.readline()
     if not line:
         raise SystemExit("this is started by `syringa serve`, not by hand")
-    threading.Thread(target=_end_with_parent, daemon=True, name="parent-watch").start()
-    return msgspec.json.decode(line, type=kind)
+    threading.Thread(target=_exit_with_parent, daemon=True, name="parent-watch").start()
+    return msgspec.json.decode(line, type=options_type)
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     # Not sys.stdin: its lock would still be held when the interpreter shuts down.
     while os.read(0, 4096):
         pass
     os._exit(0)
 
 
-def stop(child: subprocess.Popen[bytes], grace: float) -> None:
-    """Asks a child to end, and after `grace` seconds makes it."""
+def terminate(child: subprocess.Popen[bytes], grace: float) -> None:
+    """Send SIGTERM, and SIGKILL after `grace` seconds."""
     if child.poll() is None:
         child.terminate()
         try:
@@ -106,19 +107,19 @@ def stop(child: subprocess.Popen[bytes], grace: float) -> None:
         child.stdin.close()
 
 
-def give_up(reason: str, status: int, file: str) -> NoReturn:
-    """The child's end when it cannot do its work. People read why on the terminal, and its parent in `file`."""
+def exit_with_reason(reason: str, status: int, file: str) -> NoReturn:
+    """Exit this child process. The reason is printed for the user and written to `file` for the parent."""
     print(f"syringa: {reason}", file=sys.stderr)
     with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as out:
         out.write(reason)
     sys.exit(status)
 
 
-def tell_exit(status: int) -> str:
-    """An exit status in words."""
+def describe_exit(status: int) -> str:
+    """Return an exit status in words."""
     if status >= 0:
         return f"status {status}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-status).name
-        return f"signal {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+        return f"signal {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")
     return f"signal {-status}"

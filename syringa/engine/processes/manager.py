@@ -1,6 +1,6 @@
-"""The model workers of a server: each is started when it is wanted, and leaves when others need its place.
+"""The model workers of a server: started on demand, unloaded when idle or evicted for others.
 
-All of this runs in the supervisor's one thread, a `tick` at a time; nothing here waits for anything.
+Runs in the supervisor's only thread, one `tick` at a time, and never blocks.
 """
 
 from __future__ import annotations
@@ -21,250 +21,258 @@ from syringa.config import Config
 from syringa.engine.client import protocol
 from syringa.engine.cpu.features import available_memory
 from syringa.engine.processes import eviction, managed_process
-from syringa.engine.processes.control import Link, State, Want, key_of
-from syringa.engine.processes.handle import ModelWorker, Phase
-from syringa.engine.processes.memory import Memory, needs
+from syringa.engine.processes.control import AcquireModel, MessageConnection, WorkerState, worker_key
+from syringa.engine.processes.handle import Phase, WorkerHandle
+from syringa.engine.processes.memory import MemoryPlanner, memory_needs
 from syringa.engine.processes.nvml import GpuMemory, gpu_memory
-from syringa.engine.worker.server import WorkerOptions
+from syringa.engine.worker.options import WorkerOptions
 
 logger = logging.getLogger("syringa.supervisor")
 
 WORKER_MODULE = "syringa.engine.worker.server"
-STATS_SECONDS = 1.0  # between two questions to a worker how it does
-URGENT_SECONDS = 0.1  # the same, while another waits for its place
-PATIENCE = 10.0  # a model for which all others have been too busy for so long gets one of their places
-LEAVE_SECONDS = 10.0  # for a worker that has nothing to do to end
-MOST_DEATHS = 2  # while it loads, in a row, before who waits for it is told
-RECENT_SECONDS = 60.0  # a worker that dies is started again if it was used in this time
+STATS_SECONDS = 1.0  # interval of stats requests to a worker
+URGENT_STATS_SECONDS = 0.1  # the same, while a model waits to be loaded
+EVICT_BUSY_AFTER_SECONDS = 10.0  # a model that has waited for so long evicts a busy one
+UNLOAD_SECONDS = 10.0  # for an idle worker to exit
+MAX_FAILED_STARTS = 2  # in a row, before the failure is reported
+RECENT_SECONDS = 60.0  # a worker that dies is restarted if it was used within this time
 
-AGAIN = "the model worker has ended and is being started again"
+RESTARTING = "the model worker has ended and is being started again"
 
 Spawn = Callable[[WorkerOptions], subprocess.Popen[bytes]]
 
 
-class ModelWorkers:
+class WorkerManager:
     def __init__(
         self,
         folder: str,
         config: Config,
         selector: selectors.BaseSelector,
-        tell: Callable[[State], None],
+        publish: Callable[[WorkerState], None],
         *,
         spawn: Spawn = lambda options: managed_process.spawn(WORKER_MODULE, options),
         clock: Callable[[], float] = time.monotonic,
         free: Callable[[], int] = available_memory,
         gpu: Callable[[], GpuMemory | None] = gpu_memory,
     ) -> None:
-        self._folder, self._config, self._selector, self._tell = folder, config, selector, tell
-        self._spawn, self._clock, self._memory = spawn, clock, Memory(config, free, gpu)
-        self._all: dict[str, ModelWorker] = {}
+        """`publish` is called with every change of a worker's state."""
+        self._folder, self._config, self._selector, self._publish = folder, config, selector, publish
+        self._spawn, self._clock, self._memory = spawn, clock, MemoryPlanner(config, free, gpu)
+        self._workers: dict[str, WorkerHandle] = {}
         self._started = 0
-        self._pace = STATS_SECONDS
+        self._stats_interval = STATS_SECONDS
 
-    def want(self, want: Want) -> ModelWorker:
-        """It is started as soon as there is room."""
+    def acquire(self, request: AcquireModel) -> WorkerHandle:
+        """Return the worker of a model, and start it as soon as there is memory."""
         now = self._clock()
-        key = key_of(want.options)
-        worker = self._all.get(key)
+        key = worker_key(request.options)
+        worker = self._workers.get(key)
         if worker is None:
-            worker = self._all[key] = ModelWorker(key, want.options, needs(want.options))
-            worker.device = worker.short_of = self._memory.guess(want.options)
-        worker.name = want.name or worker.name
-        worker.idle, worker.keep, worker.dropped = want.idle, want.keep or worker.keep, False
-        begins = worker.phase == "cold" or (worker.phase == "failed" and now >= worker.retry_at)
-        if not want.soft:
-            worker.wanted_at, worker.soft = now, False
-        elif begins:
-            worker.soft = True
-        if begins:
-            self._set(worker, "queued")
+            worker = self._workers[key] = WorkerHandle(key, request.options, memory_needs(request.options))
+            worker.device = worker.memory_device = self._memory.expected_device(request.options)
+        worker.name = request.name or worker.name
+        worker.idle_timeout, worker.released = request.idle_timeout, False
+        worker.restart = request.restart or worker.restart
+        starts = worker.phase == "cold" or (worker.phase == "failed" and now >= worker.retry_at)
+        if not request.opportunistic:
+            worker.requested_at, worker.opportunistic = now, False
+        elif starts:
+            worker.opportunistic = True
+        if starts:
+            self._set_phase(worker, "queued")
         return worker
 
-    def drop(self, key: str) -> None:
-        if worker := self._all.get(key):
-            worker.dropped, worker.keep = True, False
+    def release(self, key: str) -> None:
+        """Unload the worker of a model that is no longer configured, once it is idle."""
+        if worker := self._workers.get(key):
+            worker.released, worker.restart = True, False
             if worker.phase in ("queued", "failed"):
-                self._set(worker, "cold")
+                self._set_phase(worker, "cold")
 
-    def states(self) -> list[State]:
-        return [worker.state() for worker in self._all.values()]
+    def states(self) -> list[WorkerState]:
+        return [worker.state() for worker in self._workers.values()]
+
+    def processes(self) -> dict[str, int]:
+        """Return the process ids of running workers by model."""
+        return {each.options.model: each.process.pid for each in self._running() if each.process is not None}
 
     def tick(self) -> None:
-        waiting = any(worker.phase == "queued" for worker in self._all.values())
-        self._pace = URGENT_SECONDS if waiting else STATS_SECONDS
-        for worker in list(self._all.values()):
-            self._attend(worker)
-        self._unload()
-        for worker in sorted(self._all.values(), key=lambda each: (each.soft, each.wanted_at)):
+        """Read messages, notice exits, unload idle models and start queued ones."""
+        waiting = any(worker.phase == "queued" for worker in self._workers.values())
+        self._stats_interval = URGENT_STATS_SECONDS if waiting else STATS_SECONDS
+        for worker in list(self._workers.values()):
+            self._update(worker)
+        for key in eviction.models_to_unload(self._resident(), self._clock()):
+            worker = self._workers[key]
+            self._unload(worker, idle=0.0 if worker.released else worker.idle_timeout)
+        for worker in sorted(self._workers.values(), key=lambda each: (each.opportunistic, each.requested_at)):
             if worker.phase == "queued":
-                self._make_room(worker)
-        for key, worker in list(self._all.items()):
-            if worker.dropped and worker.phase == "cold":
-                del self._all[key]
+                self._try_start(worker)
+        for key, worker in list(self._workers.items()):
+            if worker.released and worker.phase == "cold":
+                del self._workers[key]
 
     def stop(self, grace: float) -> None:
-        processes = [worker.process for worker in self._all.values() if worker.process is not None]
+        """Terminate all workers, and kill them after `grace` seconds."""
+        processes = [worker.process for worker in self._workers.values() if worker.process is not None]
         for process in processes:
             process.terminate()
         for process in processes:
-            managed_process.stop(process, grace)
+            managed_process.terminate(process, grace)
         for worker in self._running():
-            self._forget_process(worker)
+            self._clear_process(worker)
 
-    # What goes on in each
+    # Events of one worker
 
-    def _attend(self, worker: ModelWorker) -> None:
+    def _update(self, worker: WorkerHandle) -> None:
         now = self._clock()
         if worker.process is None:
-            if worker.phase == "failed" and worker.keep and worker.may_recover and now >= worker.retry_at:
-                worker.soft = True
-                self._set(worker, "queued")
+            if worker.phase == "failed" and worker.restart and worker.retryable and now >= worker.retry_at:
+                worker.opportunistic = True
+                self._set_phase(worker, "queued")
             return
-        if worker.link is None and worker.phase == "loading":
-            worker.link = self._connect(worker.socket)
-        self._hear(worker, now)
+        if worker.connection is None and worker.phase == "loading":
+            worker.connection = self._connect(worker.socket)
+        self._read_messages(worker, now)
         status = worker.process.poll()
         if status is not None:
-            self._ended(worker, status, now)
+            self._on_exit(worker, status, now)
             return
-        if worker.phase == "ready" and worker.link and now - worker.asked_at >= self._pace:
-            worker.asked_at = now
-            worker.link.send(protocol.AskStats())
-        elif worker.phase == "leaving" and now > worker.leave_by + LEAVE_SECONDS:
+        if worker.phase == "ready" and worker.connection:
+            if now - worker.stats_requested_at >= self._stats_interval:
+                worker.stats_requested_at = now
+                worker.connection.send(protocol.GetStats())
+        elif worker.phase == "unloading" and now > worker.unload_deadline + UNLOAD_SECONDS:
             worker.process.kill()
-        elif worker.phase == "leaving" and now > worker.leave_by:
+        elif worker.phase == "unloading" and now > worker.unload_deadline:
             worker.process.terminate()
 
-    def _hear(self, worker: ModelWorker, now: float) -> None:
-        if worker.link is None:
+    def _read_messages(self, worker: WorkerHandle, now: float) -> None:
+        if worker.connection is None:
             return
-        worker.link.flush()
-        for message in worker.link.receive():
+        worker.connection.flush()
+        for message in worker.connection.receive():
             match message:
                 case protocol.Ready(info, device, memory):
-                    worker.device, worker.on_gpu = device, memory
-                    worker.short_of = device
+                    worker.device = worker.memory_device = device
+                    worker.gpu_bytes = memory
                     worker.info, worker.ready_at, worker.used_at = info, now, now
-                    worker.too_little = worker.hopeless = worker.deaths = 0
-                    logger.info("%s is loaded", worker.name)
-                    self._set(worker, "ready")
-                case protocol.Stats(stats):
+                    worker.insufficient_free = worker.insufficient_when_empty = worker.failed_starts = 0
+                    logger.info("model loaded: model=%s", worker.name)
+                    self._set_phase(worker, "ready")
+                case protocol.StatsReply(stats):
                     worker.observe(stats, now)
-                case protocol.Stays(stats):
+                case protocol.RetireDeclined(stats):
                     worker.observe(stats, now)
-                    if worker.phase == "leaving":
-                        self._set(worker, "ready")
-        if not worker.link.open and worker.phase == "leaving":
-            worker.leave_by = min(worker.leave_by, now + LEAVE_SECONDS)
+                    if worker.phase == "unloading":
+                        self._set_phase(worker, "ready")
+        if not worker.connection.open and worker.phase == "unloading":
+            worker.unload_deadline = min(worker.unload_deadline, now + UNLOAD_SECONDS)
 
-    def _ended(self, worker: ModelWorker, status: int, now: float) -> None:
-        phase, reason = worker.phase, worker.reason_left()
-        self._forget_process(worker)
-        name = worker.name
-        if phase == "leaving":
-            logger.info("%s is unloaded", name)
-            self._set(worker, "queued" if worker.wanted_at > worker.left_at else "cold")
+    def _on_exit(self, worker: WorkerHandle, status: int, now: float) -> None:
+        phase, reason = worker.phase, worker.read_reason()
+        self._clear_process(worker)
+        if phase == "unloading":
+            logger.info("model unloaded: model=%s", worker.name)
+            self._set_phase(worker, "queued" if worker.requested_at > worker.unload_requested_at else "cold")
             return
         worker.back_off(now)
         if phase == "ready":
-            logger.error("the worker of %s ended (%s)", name, managed_process.tell_exit(status))
-            again = worker.keep or now - max(worker.wanted_at, worker.used_at) < RECENT_SECONDS
-            self._set(worker, "queued" if again else "cold", AGAIN if again else "")
+            logger.error("model worker died: model=%s exit=%s", worker.name, managed_process.describe_exit(status))
+            restart = worker.restart or now - max(worker.requested_at, worker.used_at) < RECENT_SECONDS
+            self._set_phase(worker, "queued" if restart else "cold", RESTARTING if restart else "")
             return
-        worker.may_recover = status != managed_process.CANNOT_START
-        if status in (managed_process.NO_MEMORY, managed_process.NO_GPU_MEMORY):
-            device: eviction.Device = "cpu" if status == managed_process.NO_MEMORY else "cuda"
-            if worker.short_of != device:
+        worker.retryable = status != managed_process.EXIT_CANNOT_START
+        if status in (managed_process.EXIT_NO_MEMORY, managed_process.EXIT_NO_GPU_MEMORY):
+            device: eviction.Device = "cpu" if status == managed_process.EXIT_NO_MEMORY else "cuda"
+            if worker.memory_device != device:
                 worker.free_at_start = self._memory.free(device)
             if device == "cuda":
-                worker.device = device  # it may not have been thought to be there
-            worker.short_of = device
-            worker.too_little, worker.too_little_said = worker.free_at_start, reason
+                worker.device = device  # the expected device may have been wrong
+            worker.memory_device = device
+            worker.insufficient_free, worker.insufficient_reason = worker.free_at_start, reason
             if not any(each.device == device for each in self._running()):
-                worker.hopeless = worker.free_at_start
+                worker.insufficient_when_empty = worker.free_at_start
             else:
-                self._set(worker, "queued", "memory is short")
+                self._set_phase(worker, "queued", "memory is short")
                 return
-        worker.deaths += 1
-        begins = worker.keep and worker.info is None  # with the server: people wait to see whether it can
-        if status not in managed_process.SAID and not begins and worker.deaths < MOST_DEATHS:
-            self._set(worker, "queued", AGAIN)
+        worker.failed_starts += 1
+        at_startup = worker.restart and worker.info is None  # the server reports the first failure of its default model
+        reported = status in managed_process.REPORTED_STATUSES
+        if not reported and not at_startup and worker.failed_starts < MAX_FAILED_STARTS:
+            self._set_phase(worker, "queued", RESTARTING)
             return
-        worker.told = status in managed_process.SAID
-        self._set(worker, "failed", reason or f"its worker ended with {managed_process.tell_exit(status)}")
+        worker.failure_reported = reported
+        self._set_phase(worker, "failed", reason or f"its worker ended with {managed_process.describe_exit(status)}")
 
-    # Who comes and who goes
+    # Loading and unloading
 
-    def _unload(self) -> None:
-        for key in eviction.due(self._loaded(), self._clock()):
-            worker = self._all[key]
-            self._retire(worker, idle=0.0 if worker.dropped else worker.idle)
-
-    def _make_room(self, worker: ModelWorker) -> None:
+    def _try_start(self, worker: WorkerHandle) -> None:
+        """Start a queued worker, or evict another one for it."""
         now = self._clock()
         timeout = self._config.load_timeout
-        if timeout and not worker.keep and now - worker.wanted_at > timeout:
-            self._set(worker, "cold")  # whoever waited has gone
+        if timeout and not worker.restart and now - worker.requested_at > timeout:
+            self._set_phase(worker, "cold")  # the waiting requests have timed out
             return
         if now < worker.retry_at:
             return
-        free = self._memory.free(worker.short_of)
-        verdict = eviction.room(
-            worker.newcomer(),
-            self._loaded(),
+        free = self._memory.free(worker.memory_device)
+        decision = eviction.decide_load(
+            worker.pending_model(),
+            self._resident(),
             free=free,
-            most=self._config.max_loaded,
-            impatient=now - worker.queued_at > PATIENCE,
+            max_loaded=self._config.max_loaded,
+            evict_busy=now - worker.queued_at > EVICT_BUSY_AFTER_SECONDS,
         )
-        match verdict.action:
+        match decision.action:
             case "start":
                 self._start(worker, free)
-            case "evict" | "wait" if worker.soft:
-                self._set(worker, "cold")
+            case "evict" | "wait" if worker.opportunistic:
+                self._set_phase(worker, "cold")
             case "evict":
-                victim = self._all[verdict.key]
-                self._retire(victim, drain=victim.busy)
+                victim = self._workers[decision.key]
+                self._unload(victim, drain=victim.busy)
             case "never":
                 worker.back_off(now)
-                self._set(worker, "failed", worker.too_little_said or verdict.reason)
-            case "wait" if worker.reason != verdict.reason:
-                self._set(worker, "queued", verdict.reason)
+                self._set_phase(worker, "failed", worker.insufficient_reason or decision.reason)
+            case "wait" if worker.reason != decision.reason:
+                self._set_phase(worker, "queued", decision.reason)
 
-    def _start(self, worker: ModelWorker, free: int) -> None:
+    def _start(self, worker: WorkerHandle, free: int) -> None:
         self._started += 1
         worker.socket = str(Path(self._folder) / f"{self._started}.sock")
         worker.free_at_start = free
         options = msgspec.structs.replace(worker.options, socket=worker.socket)
         if worker.device == "cuda":
-            known = [(each.options, each.device) for each in self._all.values() if not each.dropped]
-            fraction = self._memory.fraction(options, known)
+            known = [(each.options, each.device) for each in self._workers.values() if not each.released]
+            fraction = self._memory.gpu_fraction(options, known)
             options = msgspec.structs.replace(options, gpu_memory_fraction=fraction)
-            worker.expected = self._memory.expected(fraction)
+            worker.expected_gpu_bytes = self._memory.gpu_bytes(fraction)
         worker.process = self._spawn(options)
-        self._set(worker, "loading")
+        self._set_phase(worker, "loading")
 
-    def _retire(self, worker: ModelWorker, *, idle: float = 0.0, drain: bool = False) -> None:
-        """Everybody is told before the worker is: a request that comes too late can then know why it was lost."""
+    def _unload(self, worker: WorkerHandle, *, idle: float = 0.0, drain: bool = False) -> None:
+        """Ask a worker to exit. API servers are told first, so that they know why a late request was lost."""
         now = self._clock()
-        worker.left_at = now
-        worker.leave_by = float("inf") if drain else now + LEAVE_SECONDS
-        self._set(worker, "leaving")
-        if worker.link is not None:
-            worker.link.send(protocol.Retire(idle, drain))
+        worker.unload_requested_at = now
+        worker.unload_deadline = float("inf") if drain else now + UNLOAD_SECONDS
+        self._set_phase(worker, "unloading")
+        if worker.connection is not None:
+            worker.connection.send(protocol.Retire(idle, drain))
 
-    def _loaded(self) -> list[eviction.Loaded]:
+    def _resident(self) -> list[eviction.ResidentModel]:
         now = self._clock()
-        return [worker.loaded(now, self._memory.free(worker.device)) for worker in self._running()]
+        return [worker.resident_model(now, self._memory.free(worker.device)) for worker in self._running()]
 
-    def _running(self) -> Iterable[ModelWorker]:
-        return [worker for worker in self._all.values() if worker.process is not None]
+    def _running(self) -> Iterable[WorkerHandle]:
+        return [worker for worker in self._workers.values() if worker.process is not None]
 
-    def _set(self, worker: ModelWorker, phase: Phase, reason: str = "") -> None:
+    def _set_phase(self, worker: WorkerHandle, phase: Phase, reason: str = "") -> None:
         if worker.enter(phase, reason, self._clock()):
-            self._tell(worker.state())
+            self._publish(worker.state())
 
-    def _connect(self, path: str) -> Link[protocol.FromWorker | protocol.Tokens] | None:
-        """A worker listens before it loads, but not before it has started."""
+    def _connect(self, path: str) -> MessageConnection[protocol.FromWorker] | None:
+        """Connect to a worker, which listens before it loads. None while its process is still starting."""
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.setblocking(False)
@@ -272,15 +280,15 @@ class ModelWorkers:
         except OSError:
             connection.close()
             return None
-        return Link(connection, protocol.client_frames(), self._selector)
+        return MessageConnection(connection, protocol.client_decoder(), self._selector)
 
-    def _forget_process(self, worker: ModelWorker) -> None:
-        if worker.link is not None:
-            worker.link.close()
+    def _clear_process(self, worker: WorkerHandle) -> None:
+        if worker.connection is not None:
+            worker.connection.close()
         if worker.process is not None and worker.process.stdin is not None:
             worker.process.stdin.close()
-        worker.process = worker.link = None
-        worker.busy, worker.on_gpu = False, 0
+        worker.process = worker.connection = None
+        worker.busy, worker.gpu_bytes = False, 0
         for path in (worker.socket, worker.reason_file):
             with contextlib.suppress(OSError):
                 os.unlink(path)

@@ -1,8 +1,7 @@
-"""How much memory a GPU has, asked of the driver's own library, as `nvidia-smi` does.
+"""GPU memory from the driver's library, NVML.
 
-The supervisor asks this every second or so: torch would take gigabytes and a CUDA context for the answer, and starting
-`nvidia-smi` up to a second, in which nobody would be attended to. The library answers in microseconds, and is there
-wherever a driver is. Where it is not (in some containers), nothing is known, and models find out by trying.
+The supervisor needs it about once a second. Torch would need gigabytes and a CUDA context, `nvidia-smi` up to a second;
+NVML answers in microseconds. Some containers lack it: then nothing is known, and workers find out by trying.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class _Info(ctypes.Structure):
 
 
 def gpu_memory() -> GpuMemory | None:
-    """Of the GPU that a worker would use. None: there is none, or it cannot be known."""
+    """Return the memory of the GPU that a worker would use, or None if there is none or it cannot be queried."""
     library = _library()
     if library is None or (device := _device(library)) is None:
         return None
@@ -46,13 +45,13 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _device(library: ctypes.CDLL) -> ctypes.c_void_p | None:
-    """The first that CUDA would show; without a word of that, the first that there is."""
+    """Return the first device of CUDA_VISIBLE_DEVICES, or the first one if that is not set."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
     device = ctypes.c_void_p()
     if first.isdigit():
         failed = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(first)), ctypes.byref(device))
     elif first.startswith(("GPU-", "MIG-")):
         failed = library.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(device))
-    else:  # none at all: empty, or -1
+    else:  # no GPU: empty, or -1
         return None
     return None if failed else device

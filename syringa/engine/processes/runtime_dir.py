@@ -1,8 +1,7 @@
-"""A server's folder for sockets and what its processes share. It goes with the server.
+"""The runtime directory of a server: sockets and files that its processes share, removed when it exits.
 
-A supervisor that was killed cannot clear up after itself: the next one does. Whether a folder's owner lives is told by
-a lock, which the kernel lets go however a process ends; process ids would not do, since containers may share a folder
-and not their numbers.
+A supervisor that was killed cannot remove its directory; the next one does. A lock shows whether the owner is alive:
+the kernel releases it however the process ends, and unlike process ids it works between containers that share a folder.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ _LOCK = "lock"
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[str]:
-    _clear_up(Path(tempfile.gettempdir()))
+def runtime_dir() -> Iterator[str]:
+    """Create a runtime directory, and remove those of servers that are gone."""
+    _remove_stale(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
         new = Path(folder) / "new"
         with new.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            new.rename(Path(folder) / _LOCK)  # nobody ever sees it unlocked
+            new.rename(Path(folder) / _LOCK)  # renamed once locked, so that the file never exists unlocked
             yield folder
 
 
-def _clear_up(place: Path) -> None:
-    """Removes what servers have left that are gone."""
-    for folder in place.glob(f"{PREFIX}*"):
+def _remove_stale(parent: Path) -> None:
+    for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError), (folder / _LOCK).open("r+") as lock:
             if os.fstat(lock.fileno()).st_uid == os.getuid():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,5 +1,4 @@
-"""`syringa serve`: starts API processes, and model workers as they are wanted; starts again what dies, and ends
-everything together."""
+"""The supervisor of `syringa serve`: starts API servers and model workers, restarts what dies, and shuts down all."""
 
 from __future__ import annotations
 
@@ -20,56 +19,68 @@ from syringa import logs
 from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
 from syringa.engine.processes import managed_process
-from syringa.engine.processes.control import Drop, Link, State, ToSupervisor, Want, supervisor_frames
-from syringa.engine.processes.managed_process import Child
-from syringa.engine.processes.manager import ModelWorkers
-from syringa.engine.processes.runtime_dir import scratch
-from syringa.engine.worker.server import WorkerOptions
+from syringa.engine.processes.control import (
+    AcquireModel,
+    MessageConnection,
+    ReleaseModel,
+    SupervisorRequest,
+    WorkerState,
+    supervisor_decoder,
+)
+from syringa.engine.processes.managed_process import ManagedProcess
+from syringa.engine.processes.manager import WorkerManager
+from syringa.engine.processes.runtime_dir import runtime_dir
+from syringa.engine.worker.options import WorkerOptions
 from syringa.types import ModelInfo
 
 logger = logging.getLogger("syringa.supervisor")
 
 API_MODULE = "syringa.http.server.process"
 POLL_SECONDS = 0.05
-DRAIN_MARGIN = 5.0  # for an API process to tell who is left and to end, beyond the time that its requests get
-SAME_SIGNAL_SECONDS = 0.6  # an API process takes two that are nearer for one
-STOP_SECONDS = 5.0  # for workers to end, once nobody needs them
+DRAIN_MARGIN_SECONDS = 5.0  # for an API server to fail the remaining requests and exit, after its drain timeout
+SAME_SIGNAL_SECONDS = 0.6  # an API server takes two signals within this time for one
+STOP_SECONDS = 5.0  # for workers to exit, after the API servers have
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API processes of a server share. The supervisor passes it on, and knows no more of it."""
+class SharedPaths(msgspec.Struct, frozen=True, kw_only=True):
+    """Paths of what the API servers share. Opaque to the supervisor."""
 
-    limits: str | None = None  # a file, by which they hold everybody to their limits together
-    metrics: str | None = None  # a folder, in which they count together
+    limits: str | None = None  # file of the shared rate limiter
+    metrics: str | None = None  # folder of multi-process metrics
 
 
-class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an API process needs to know. Travels by pipe, because the settings hold keys."""
+class ApiServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of an API server process. Passed through a pipe, because the config holds keys."""
 
     config: Config
-    control: str  # the socket on which it asks for workers
-    listener: int  # the descriptor of the socket that it answers on
-    index: int = 0  # which of the API processes it is
-    shared: Shared = Shared()
+    control: str  # path of the supervisor's control socket
+    listener: int  # file descriptor of the listening HTTP socket
+    index: int = 0  # number of this API server
+    shared: SharedPaths = SharedPaths()
 
 
 class Supervisor:
     def __init__(
-        self, config: Config, default: ModelSpec, listener: socket.socket, folder: str, shared: Shared = Shared()
+        self,
+        config: Config,
+        default: ModelSpec,
+        listener: socket.socket,
+        folder: str,
+        shared: SharedPaths = SharedPaths(),
     ) -> None:
-        """`default`: the model without which the server does not start, if it is to be loaded at the start."""
+        """`default`: the model that must load for the server to start, if it is preloaded."""
         self.config, self.default = config, default
-        self.ending = self.hurried = False
+        self.stopping = self.force_stop = False
         self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._links: list[Link[ToSupervisor]] = []
-        self._door = protocol.listen(str(Path(folder) / "control.sock"))
-        self._selector.register(self._door, selectors.EVENT_READ)
-        self.workers = ModelWorkers(folder, config, self._selector, self._tell_all)
-        self.apis = [
-            self._api(ApiOptions(
+        self._connections: list[MessageConnection[SupervisorRequest]] = []
+        self._control = protocol.listen(str(Path(folder) / "control.sock"))
+        self._selector.register(self._control, selectors.EVENT_READ)
+        self.workers = WorkerManager(folder, config, self._selector, self._broadcast)
+        self.api_servers = [
+            self._api_server(ApiServerOptions(
                 config=config,
-                control=self._door.getsockname(),
+                control=self._control.getsockname(),
                 listener=listener.fileno(),
                 index=index,
                 shared=shared,
@@ -78,91 +89,94 @@ class Supervisor:
         ]  # fmt: skip
 
     @staticmethod
-    def _api(options: ApiOptions) -> Child:
-        return Child("an API process", lambda: managed_process.spawn(API_MODULE, options, keep=(options.listener,)))
+    def _api_server(options: ApiServerOptions) -> ManagedProcess:
+        name = f"API server {options.index}"
+        return ManagedProcess(name, lambda: managed_process.spawn(API_MODULE, options, pass_fds=(options.listener,)))
 
     def run(self, on_ready: Callable[[ModelInfo | None], None]) -> int:
-        """Until a signal, or until something shows that it can never work. `on_ready` is called once: when the default
-        model is loaded, or at once with None if it is only loaded when somebody wants it."""
-        first = None
+        """Serve until a signal, or until an API server or the default model cannot start. Return an exit status.
+
+        `on_ready` is called once: when the default model is loaded, or at once with None if it is loaded on demand.
+        """
+        default = None
         if self.default.preload:
-            options = WorkerOptions.of(self.default, self.config)
-            want = Want(options, self.default.idle_seconds or 0.0, keep=True, name=self.default.id)
-            first = self.workers.want(want)
+            options = WorkerOptions.from_config(self.default, self.config)
+            timeout = self.default.idle_seconds or 0.0
+            default = self.workers.acquire(AcquireModel(options, timeout, restart=True, name=self.default.id))
         else:
             on_ready(None)
         try:
-            while not self.ending:
+            while not self.stopping:
                 self._selector.select(POLL_SECONDS)
-                self._converse()
+                self._serve_control()
                 self.workers.tick()
-                if first is not None and first.phase == "failed":
-                    if not first.told:
-                        print(f"syringa: the model could not be loaded: {first.reason}", file=sys.stderr)
+                if default is not None and default.phase == "failed":
+                    if not default.failure_reported:
+                        print(f"syringa: the model could not be loaded: {default.reason}", file=sys.stderr)
                     return 1
-                if first is not None and first.info is not None:
-                    on_ready(first.info)
-                    first = None
-                for each in self.apis:
-                    status = each.tend()
-                    if status == managed_process.CANNOT_START:
-                        return 1  # it has said why
+                if default is not None and default.info is not None:
+                    on_ready(default.info)
+                    default = None
+                for each in self.api_servers:
+                    status = each.poll()
+                    if status == managed_process.EXIT_CANNOT_START:
+                        return 1  # it has printed the reason
                     if status is not None:
-                        logger.error("%s ended (%s): starting it again", each.name, managed_process.tell_exit(status))
+                        exit_ = managed_process.describe_exit(status)
+                        logger.error("%s died: exit=%s, restarting", each.name, exit_)
         finally:
             self.stop()
         return 0
 
     def stop(self) -> None:
-        """API processes first: they finish what they have, and need the workers for it, even some that still load. A
-        second signal hurries them."""
-        running = [each.process for each in self.apis if each.process is not None]
-        if not self.ending:  # a server that could not start has nothing to finish, and has said all there is to say
+        """Drain and stop the API servers, then stop the workers. A second signal ends draining."""
+        running = [each.process for each in self.api_servers if each.process is not None]
+        if not self.stopping:  # the server could not start: there is nothing to drain
             for process in running:
                 process.kill()
-        asked = _terminate(running)
-        deadline = asked + self.config.drain_timeout + DRAIN_MARGIN
+        signaled_at = _terminate(running)
+        deadline = signaled_at + self.config.drain_timeout + DRAIN_MARGIN_SECONDS
         while any(process.poll() is None for process in running) and (now := time.monotonic()) < deadline:
-            if self.hurried and now - asked > SAME_SIGNAL_SECONDS:
-                self.hurried = False
-                deadline = min(deadline, _terminate(running) + DRAIN_MARGIN)
+            if self.force_stop and now - signaled_at > SAME_SIGNAL_SECONDS:
+                self.force_stop = False
+                deadline = min(deadline, _terminate(running) + DRAIN_MARGIN_SECONDS)
             self._selector.select(POLL_SECONDS)
-            if self.ending:
-                self._converse()
+            if self.stopping:
+                self._serve_control()
                 self.workers.tick()
             else:
-                time.sleep(POLL_SECONDS)  # it starts nothing more
-        for each in self.apis:
+                time.sleep(POLL_SECONDS)  # select returns at once for events that are no longer handled
+        for each in self.api_servers:
             each.stop(0.0)
-        self._listener.close()  # who still waits to be let in finds out now
+        self._listener.close()  # refuse connections that were not accepted yet
         self.workers.stop(STOP_SECONDS)
-        for link in self._links:
-            link.close()
-        self._door.close()
+        for connection in self._connections:
+            connection.close()
+        self._control.close()
         self._selector.close()
 
-    def _converse(self) -> None:
+    def _serve_control(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
-                connection, _ = self._door.accept()
-                link = Link(connection, supervisor_frames(), self._selector)
-                self._links.append(link)
+                accepted, _ = self._control.accept()
+                connection = MessageConnection(accepted, supervisor_decoder(), self._selector)
+                self._connections.append(connection)
                 for state in self.workers.states():
-                    link.send(state)
-        for link in list(self._links):
-            link.flush()
-            for message in link.receive():
+                    connection.send(state)
+        for connection in list(self._connections):
+            connection.flush()
+            for message in connection.receive():
                 match message:
-                    case Want():
-                        link.send(self.workers.want(message).state())
-                    case Drop(key):
-                        self.workers.drop(key)
-            if not link.open:
-                self._links.remove(link)
+                    case AcquireModel():
+                        connection.send(self.workers.acquire(message).state())
+                    case ReleaseModel(key):
+                        self.workers.release(key)
+            if not connection.open:
+                self._connections.remove(connection)
 
-    def _tell_all(self, state: State) -> None:
-        for link in self._links:
-            link.send(state)
+    def _broadcast(self, state: WorkerState) -> None:
+        for connection in self._connections:
+            connection.send(state)
 
 
 def run(
@@ -170,21 +184,22 @@ def run(
     default: ModelSpec,
     listener: socket.socket,
     on_ready: Callable[[ModelInfo | None], None],
-    prepare: Callable[[str], Shared] = lambda folder: Shared(),
+    prepare: Callable[[str], SharedPaths] = lambda folder: SharedPaths(),
 ) -> int:
-    """Serves until SIGTERM or SIGINT. The result is an exit status.
+    """Serve until SIGTERM or SIGINT. Return an exit status.
 
-    `prepare` makes what the API processes share, in a folder that lasts as long as they do, and says where it is.
+    `prepare` creates what the API servers share in the runtime directory, and returns its paths.
     """
     logs.configure(config.log_level, config.log_format, prompts=config.log_prompts)
-    with scratch() as folder:
+    logger.info("listening host=%s port=%d", *listener.getsockname()[:2])
+    with runtime_dir() as folder:
         supervisor = Supervisor(config, default, listener, folder, prepare(folder))
 
-        def end(*_: object) -> None:
-            supervisor.hurried, supervisor.ending = supervisor.ending, True
+        def stop(*_: object) -> None:
+            supervisor.force_stop, supervisor.stopping = supervisor.stopping, True
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)
+            signal.signal(number, stop)
         return supervisor.run(on_ready)
 
 

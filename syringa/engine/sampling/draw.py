@@ -1,14 +1,14 @@
-"""From logits to tokens, for rows that take the same path: greedy, plain temperature, or filtered.
+"""Draw tokens from logits, for rows that take the same path: greedy, plain temperature, or filtered.
 
-Every function here gives a row the same bits whatever other rows it is called with. That rests on three habits: rows
-are reduced by kernels that work row by row (`softmax`, sums over a fixed block), what is elementwise is exactly rounded
-(no `exp` over the whole batch: its vector body and its scalar tail may differ), and which branch a row takes depends on
-the row alone.
+Every function gives a row the same bits whatever other rows it is called with. Three rules ensure that: rows are
+reduced by kernels that work row by row (`softmax`, sums over a fixed block), elementwise operations are exactly rounded
+(no `exp` over the whole batch, because its vector body and its scalar tail may differ), and which branch a row takes
+depends on the row alone.
 
-One thing is only nearly so, and on a GPU alone: the mass that top-p compares is added up in float64, in an order that
-may depend on the batch. It would take a difference of some 1e-15 for that to show.
+One exception, on GPUs only: the mass that top-p compares is summed in float64 in an order that may depend on the batch.
+A difference of some 1e-15 would be needed to show.
 
-A row that has nothing to draw from (all masked, or not finite) gets `NO_TOKEN`; its neighbours never notice.
+A row without anything to draw from (all masked, or not finite) gets `NO_TOKEN`; other rows are not affected.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-NO_TOKEN = -1
+from syringa.engine.sampling.sampler_input import NO_TOKEN
 
-# A two-level search reads the vocabulary once, in sums of blocks, and then a single block of each row.
+# The two-level search reads the vocabulary once, as sums of blocks, and then a single block of each row.
 _BLOCK = 128
-# Where the search for a nucleus begins: at most a thousand tokens are as probable, and they are mostly enough.
+# The search for the nucleus starts with the tokens above this probability: at most a thousand, and mostly enough.
 _NUCLEUS_FLOOR = np.float32(1e-3)
 _NEGATIVE = float("-inf")
 
 
 def uniforms(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]) -> np.ndarray:
-    """One number in [0, 1) for each (seed, choice, position): a counter-based generator, so no state and no order."""
+    """Return a number in [0, 1) for each (seed, choice, position), from a counter-based generator without state."""
     word = (1 << 64) - 1
     state = np.array([seed & word for seed in seeds], dtype=np.uint64)
     for counters, increment in ((choices, 0x9E3779B97F4A7C15), (positions, 0xD1B54A32D192ED03)):
@@ -39,14 +39,14 @@ def uniforms(seeds: Sequence[int], choices: Sequence[int], positions: Sequence[i
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    """Apply the finalizer of splitmix64: every input bit affects every output bit."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     return x
 
 
 def draw_greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The best token of each row, the lowest id among equals."""
+    """Return the token with the highest logit of each row, the lowest id among equals."""
     blocks = _blocks(logits, _NEGATIVE)
     best, block = blocks.amax(-1).max(-1)
     token = block * _BLOCK + _take(blocks, block).argmax(-1)
@@ -54,7 +54,7 @@ def draw_greedy(logits: torch.Tensor) -> torch.Tensor:
 
 
 def draw_plain(logits: torch.Tensor, temperatures: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """A token of each row from softmax(logits / temperature). `temperatures` is float32, `uniform` float64."""
+    """Draw a token of each row from softmax(logits / temperature). `temperatures` is float32, `uniform` float64."""
     return _pick(_weights(logits, temperatures), uniform)
 
 
@@ -66,13 +66,13 @@ def draw_filtered(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
 ) -> torch.Tensor:
-    """As `draw_plain`, from what top-k, then top-p, then min-p leave. A rule is off at 0, 1 and 0; all are float64."""
+    """Draw like `draw_plain` from what top-k, then top-p, then min-p leave. They are float64, and off at 0, 1 and 0."""
     weights = _weights(logits, temperatures)
     if weights.device.type == "cpu":
         cutoffs = torch.from_numpy(cutoffs_by_row(weights.numpy(), top_k.tolist(), top_p.tolist(), min_p.tolist()))
     else:
         cutoffs = cutoffs_by_sort(weights, top_k, top_p, min_p)
-    # As comparing and selecting, but several times faster than either on a CPU.
+    # Equivalent to comparing and selecting, but several times faster on a CPU.
     kept = weights.sub(cutoffs[:, None]).ge_(0).mul_(weights)
     return _pick(kept, uniform)
 
@@ -80,7 +80,7 @@ def draw_filtered(
 def cutoffs_by_row(
     weights: np.ndarray, top_k: Sequence[float], top_p: Sequence[float], min_p: Sequence[float]
 ) -> np.ndarray:
-    """The least probability each row keeps: everything equal to it is kept, so no order of equals matters. For CPUs."""
+    """Return the lowest probability that each row keeps, on a CPU. Ties are all kept, so their order is irrelevant."""
     cutoffs = np.zeros(len(weights), dtype=np.float32)
     for i, row in enumerate(weights):
         best = row.max()
@@ -98,10 +98,10 @@ def cutoffs_by_row(
 
 
 def _top_k(row: np.ndarray, k: int) -> np.ndarray:
-    """The k largest weights and those equal to the last of them, ascending."""
+    """Return the k largest weights and those equal to the last of them, ascending."""
     count = len(row) // _BLOCK
     if k <= count:
-        # k blocks reach at least the k-th best block maximum, so k tokens do: what lies below needs no sorting.
+        # k blocks reach the k-th best block maximum, so at least k tokens do: what is below needs no sorting.
         maxima = row[: count * _BLOCK].reshape(count, _BLOCK).max(axis=1)
         row = row[row >= np.partition(maxima, count - k)[count - k]]
     kth = np.partition(row, len(row) - k)[len(row) - k]
@@ -109,7 +109,7 @@ def _top_k(row: np.ndarray, k: int) -> np.ndarray:
 
 
 def _nucleus(row: np.ndarray, candidates: np.ndarray | None, top_p: float) -> np.float32:
-    """The last weight of the smallest set, best first, whose mass reaches `top_p` of the candidates' mass."""
+    """Return the last weight of the smallest set, best first, whose mass reaches `top_p` of the candidates' mass."""
     if candidates is not None:
         before, wanted = 0.0, top_p * candidates.sum(dtype=np.float64)
     else:
@@ -124,14 +124,14 @@ def _nucleus(row: np.ndarray, candidates: np.ndarray | None, top_p: float) -> np
 
 
 def _nucleus_edge(row: np.ndarray, wanted: float) -> tuple[float, np.ndarray]:
-    """The weights among which the mass, best first, passes `wanted`, and the mass of what is better than them.
+    """Return the mass of all better weights, and the weights among which the mass, best first, passes `wanted`.
 
-    A quarter octave, read off the leading bits of the floats, whose order is the order of the numbers.
+    These weights are a quarter octave, by the leading bits of the floats, whose order is the order of the numbers.
     """
     bins = row.view(np.int32) >> 21
     mass = np.bincount(bins, weights=row)[::-1].cumsum()
     at = int(np.searchsorted(mass, wanted))
-    if at == len(mass):  # the row's own rounding: everything is needed
+    if at == len(mass):  # rounding of the row's sum: everything is needed
         return 0.0, row[:1] * 0
     return float(mass[at - 1]) if at else 0.0, row[bins == len(mass) - 1 - at]
 
@@ -139,13 +139,13 @@ def _nucleus_edge(row: np.ndarray, wanted: float) -> tuple[float, np.ndarray]:
 def cutoffs_by_sort(
     weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """The same cutoffs without a look from the host: sorting a batch is cheap on a GPU, waiting for it is not."""
+    """Compute the same cutoffs without the host: sorting a batch is cheap on a GPU, waiting for the GPU is not."""
     size = weights.shape[-1]
     ordered = weights.sort(dim=-1, descending=True).values
     by_k = (top_k > 0) & (top_k < size)
     kth = ordered.gather(-1, torch.where(by_k, top_k - 1, size - 1).long()[:, None])
     mass = ordered.cumsum(-1, dtype=torch.float64)
-    # A row that is no distribution equals nothing, not even itself: it gets a place here, and no token later.
+    # A row of NaN equals nothing, not even itself: the clamp keeps its index valid, and it gets no token later.
     left = (ordered >= kth).sum(-1, keepdim=True).clamp(min=1)
     whole = torch.where(by_k[:, None], mass.gather(-1, left - 1), 1.0)
     last = torch.minimum((mass < top_p[:, None] * whole).sum(-1, keepdim=True), left - 1)
@@ -157,7 +157,7 @@ def cutoffs_by_sort(
 
 
 def top_logits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest values of each row and their ids, best first."""
+    """Return the k largest values of each row and their ids, best first."""
     blocks = _blocks(logits, _NEGATIVE)
     if k >= blocks.shape[1] or k >= logits.shape[-1]:
         values, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)
@@ -177,18 +177,21 @@ def _weights(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
 
 
 def by_row(function: Callable[[torch.Tensor, int], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """`softmax` or `log_softmax` of each row. On a GPU their sums begin at the row's first whole 16 bytes, which is
-    somewhere else in each row if its length is no multiple of that: it is made one."""
+    """Apply `softmax` or `log_softmax` to each row.
+
+    On a GPU their sums start at the row's first 16-byte boundary, which is elsewhere in each row unless the row's
+    length is a multiple of it: rows are padded to one.
+    """
     length = rows.shape[-1]
     missing = -length % 4 if rows.is_cuda else 0
     return function(F.pad(rows, (0, missing), value=_NEGATIVE), -1)[:, :length] if missing else function(rows, -1)
 
 
 def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Inverse CDF: the token in which `uniform` of the row's mass falls. A token of weight 0 cannot be picked."""
+    """Return, by inverse CDF, the token in which `uniform` of the row's mass falls; never a token of weight 0."""
     blocks = _blocks(weights, 0.0)
     sums = blocks.sum(-1).double()
-    # A GPU's parallel sums may rise by a rounding where there is no weight: only entries that have some can be hit.
+    # A GPU's parallel sums may rise by rounding where the weight is 0: only entries with weight may be hit.
     cdf = torch.where(sums > 0, sums.cumsum(-1), -1.0)
     total = cdf.amax(-1, keepdim=True)
     target = uniform[:, None] * total
@@ -197,7 +200,7 @@ def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
     inside = _take(blocks, block).double()
     cdf = torch.where(inside > 0, inside.cumsum(-1), -1.0)
-    # A block's float32 sum may exceed the float64 one by a rounding: what falls beyond belongs to its last token.
+    # A block's float32 sum may exceed the float64 sum by rounding: what falls beyond belongs to its last token.
     last = torch.nextafter(cdf.amax(-1, keepdim=True), torch.zeros_like(total))
     place = (cdf > torch.minimum(target - before, last)).byte().argmax(-1)
     return torch.where(total[:, 0] > 0, block * _BLOCK + place, NO_TOKEN)

@@ -1,8 +1,8 @@
-"""DRY ("don't repeat yourself"): what would go on with a repeated run of tokens is penalised by the run's length.
+"""DRY ("don't repeat yourself"): penalize tokens that would continue a repeated run of tokens, by the run's length.
 
-The rule is text-generation-webui's, as its author wrote it: if the last n tokens have occurred before, the token that
-followed them there loses multiplier * base ** (n - allowed_length), for n >= allowed_length and the longest such n. A
-run never contains a breaker token, and a breaker is never penalised: it is what ends a run.
+The rule is that of text-generation-webui: if the last n tokens have occurred before, the token that followed them there
+loses multiplier * base ** (n - allowed_length), for n >= allowed_length and the longest such n. A run never contains a
+breaker token, and a breaker is never penalized, because it is what ends a run.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from syringa.types import Sampling
+from syringa.types import SamplingParams
 
-# Longer runs count as this long: with the usual base the penalty is beyond any logit long before.
-_LONGEST = 50
-# The most a token can lose. Far above any logit, and far from overflowing float32.
-_MOST = 1e6
+# Longer runs count as this long: with the usual base, the penalty exceeds any logit long before.
+_MAX_RUN = 50
+# The largest penalty: far above any logit, and far from overflowing float32.
+_MAX_PENALTY = 1e6
 
 
 class DryState:
-    """A sequence's tokens, and for each position how long a run ending there equals the run at the sequence's end.
+    """A sequence's tokens and, for each position, the length of the run ending there that equals the sequence's end.
 
-    Keeping the lengths makes a step one pass over the context instead of a search: the run that ends at i after a new
-    token t is one longer than the run that ended at i - 1 before, if token i is t, and empty if not.
+    Keeping the lengths makes a step one pass over the context instead of a search: after a new token t, the run ending
+    at i is one longer than the run that ended at i - 1 before if token i is t, and empty if not.
     """
 
-    def __init__(self, sampling: Sampling, tokens: Sequence[int]) -> None:
+    def __init__(self, sampling: SamplingParams, tokens: Sequence[int]) -> None:
         self._multiplier = sampling.dry_multiplier
         self._base = sampling.dry_base
         self._allowed = max(sampling.dry_allowed_length, 1)
-        self._longest = max(_LONGEST, self._allowed)
+        self._longest = max(_MAX_RUN, self._allowed)
         self._breakers = sampling.dry_breakers
         self._breaker_ids = np.array(sorted(sampling.dry_breakers), dtype=np.int64)
         self._size = len(tokens)
         self._tokens = np.zeros(self._size + 256, dtype=np.int64)
         self._tokens[: self._size] = tokens
-        # Slot 0 stands before the sequence, so that shifting needs no special first element. The last token's own slot
-        # stays 0: the end of a sequence is no repetition of itself.
+        # Slot 0 is before the sequence, so that shifting needs no special first element. The slot of the last token
+        # stays 0, because the end of a sequence is not a repetition of itself.
         self._lengths = np.zeros(self._size + 257, dtype=np.int32)
         self._measure()
 
@@ -55,7 +55,7 @@ class DryState:
         self._lengths[1 : n + 1] = np.where(self._tokens[:n] == token, longer, 0)
 
     def penalties(self) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids, each once, and what each of them loses."""
+        """Return token ids, each once, and their penalties."""
         n = self._size
         ends = np.flatnonzero(self._lengths[1:n] >= self._allowed)
         following = self._tokens[ends + 1]
@@ -65,8 +65,8 @@ class DryState:
         ids, slots = np.unique(following, return_inverse=True)
         longest = np.zeros(len(ids), dtype=np.int32)
         np.maximum.at(longest, slots, self._lengths[ends + 1])
-        losses = [self._loss(int(length)) for length in longest]
-        return ids, np.array(losses, dtype=np.float32)
+        penalties = [self._penalty(int(length)) for length in longest]
+        return ids, np.array(penalties, dtype=np.float32)
 
     def fork(self) -> DryState:
         other = object.__new__(DryState)
@@ -74,14 +74,14 @@ class DryState:
         other._tokens, other._lengths = self._tokens.copy(), self._lengths.copy()
         return other
 
-    def _loss(self, length: int) -> float:
+    def _penalty(self, length: int) -> float:
         try:
-            return float(min(self._multiplier * self._base ** (length - self._allowed), _MOST))
+            return float(min(self._multiplier * self._base ** (length - self._allowed), _MAX_PENALTY))
         except OverflowError:
-            return _MOST
+            return _MAX_PENALTY
 
     def _measure(self) -> None:
-        """The lengths for the tokens given at the start, walking back from the end along all candidates at once."""
+        """Compute the lengths for the initial tokens, walking back from the end along all candidates at once."""
         n = self._size
         tokens = self._tokens
         if n < 2:

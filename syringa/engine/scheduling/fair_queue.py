@@ -1,4 +1,4 @@
-"""Who waits, and whose prompt is next: first come first served inside a tenant, fair between tenants. Torch-free."""
+"""Waiting sequences and fairness between tenants: first come, first served inside a tenant. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
 from syringa.engine.scheduling.sequence import Sequence
 
 
-def most_in_line(counts: Mapping[str, int], newcomer: str, most: int) -> str | None:
-    """Which tenant has to make room for a newcomer in a line that is full with `most`. None: the newcomer is refused.
+def tenant_to_displace(usage: Mapping[str, int], tenant: str, capacity: int) -> str | None:
+    """Return the tenant that has to give way in a full queue to `tenant`; None if `tenant` is to be refused.
 
-    A line that one tenant has filled would refuse all the others until it is shorter, so that the overload of one
-    became everybody's. Each tenant has a right to its share, `most` over the tenants that wait. Who has less than that
-    takes a place of the tenant with the most, of its newest request: that one has waited the least for nothing.
+    Each tenant is entitled to an equal share of the capacity, so that one tenant's overload does not refuse all the
+    others. A tenant below its share displaces the newest request of the tenant with the highest usage.
     """
-    tenants = len(counts.keys() | {newcomer})
-    if counts.get(newcomer, 0) * tenants >= most:
+    tenants = len(usage.keys() | {tenant})
+    if usage.get(tenant, 0) * tenants >= capacity:
         return None
-    return max(counts, key=lambda tenant: counts[tenant], default=None)
+    return max(usage, key=lambda each: usage[each], default=None)
 
 
 class FairQueue:
-    """A line of sequences for each tenant that has any."""
+    """A FIFO queue of sequences for each tenant that has any waiting."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[Sequence]] = {}
+        self._queues: dict[str, deque[Sequence]] = {}
         self._length = 0
 
     def __len__(self) -> int:
@@ -33,40 +32,40 @@ class FairQueue:
 
     @property
     def tenants(self) -> KeysView[str]:
-        return self._lines.keys()
+        return self._queues.keys()
 
     def head(self, tenant: str) -> Sequence:
-        return self._lines[tenant][0]
+        return self._queues[tenant][0]
 
     def count(self, tenant: str) -> int:
-        return len(self._lines.get(tenant, ()))
+        return len(self._queues.get(tenant, ()))
 
     def add(self, sequence: Sequence, *, first: bool = False) -> None:
-        line = self._lines.setdefault(sequence.request.tenant, deque())
-        line.appendleft(sequence) if first else line.append(sequence)
+        queue = self._queues.setdefault(sequence.request.tenant, deque())
+        queue.appendleft(sequence) if first else queue.append(sequence)
         self._length += 1
 
     def remove(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
-        line = self._lines[tenant]
-        line.remove(sequence)
+        queue = self._queues[tenant]
+        queue.remove(sequence)
         self._length -= 1
-        if not line:
-            del self._lines[tenant]
+        if not queue:
+            del self._queues[tenant]
 
-    def displaced_by(self, newcomer: str, most: int) -> Sequence | None:
-        """Who gives up a place in a full queue for a tenant; see `most_in_line`. Never one that has begun."""
-        counts = {tenant: len(line) for tenant, line in self._lines.items()}
-        tenant = most_in_line(counts, newcomer, most)
-        if tenant is None or (newest := self._lines[tenant][-1]).begun:
+    def displaced_by(self, tenant: str, capacity: int) -> Sequence | None:
+        """Return the sequence that `tenant` displaces in a full queue, see `tenant_to_displace`; never a begun one."""
+        counts = {each: len(queue) for each, queue in self._queues.items()}
+        displaced = tenant_to_displace(counts, tenant, capacity)
+        if displaced is None or (newest := self._queues[displaced][-1]).begun:
             return None
         return newest
 
     def overdue(self, before: float) -> list[Sequence]:
-        """Those that came before that time and have not begun."""
+        """Return the sequences that were submitted before that time and have not begun."""
         found = []
-        for line in self._lines.values():
-            for sequence in line:  # those that had begun are at its head, the rest in the order in which they came
+        for queue in self._queues.values():
+            for sequence in queue:  # preempted sequences are at the head, the rest in order of submission
                 if sequence.begun:
                     continue
                 if sequence.submitted > before:
@@ -75,60 +74,59 @@ class FairQueue:
         return found
 
 
-class Turns:
-    """Which tenant's prompt gets the next part of a step's budget: that of the one that was given the least.
+class VirtualTokenCounters:
+    """Decide which tenant's prompt gets the next part of a step's budget: the one that was served the fewest tokens.
 
-    What was given is counted in tokens, a counter for each tenant. The counters say something only among tenants that
-    are asking, which is to have a prompt that is not computed yet, so:
+    Each tenant has a counter of tokens served. Counters are comparable only among active tenants, those that have a
+    prompt that is not computed yet, so:
 
-    - one that begins to ask starts level with the least of those who ask already: idle time is not saved up;
-    - while nobody asks, nobody is wronged, and all counters are forgotten;
-    - who does not ask and is not ahead of those who do is forgotten too, so there are never more counters than tenants
-      that had something lately.
+    - a tenant that becomes active is lifted to the lowest counter of the active ones: idle time is not credit;
+    - while no tenant is active, all counters are dropped;
+    - an inactive tenant's counter is dropped once the active ones have caught up, which bounds their number.
 
-    Of those that are level, whoever has the fewest requests comes first: a tenant that asks for little need not wait
-    for the chunk of one that asks for much. What a prompt takes is charged when it is done, so that it is not left in
-    the middle for a prompt that came later; but at the latest when it has taken a whole `turn`.
+    Ties go to the tenant with the fewest requests, so that a small tenant does not wait for a large one's chunk. The
+    tokens of a prompt are charged when it completes, so that it is not interrupted for a later one, or when they reach
+    `quantum`.
     """
 
-    def __init__(self, turn: int) -> None:
-        self._turn = turn
-        self._given: dict[str, int] = {}
-        self._owed: dict[str, int] = {}  # taken by a prompt that is not done, and not charged yet
-        self._asking: frozenset[str] = frozenset()
-        self._floor = 0  # what the least of those who asked last had been given
+    def __init__(self, quantum: int) -> None:
+        self._quantum = quantum
+        self._served: dict[str, int] = {}
+        self._uncharged: dict[str, int] = {}  # tokens of a prompt that is not complete
+        self._active: frozenset[str] = frozenset()
+        self._floor = 0  # the lowest counter among the tenants that were active last
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._served)
 
-    def begin(self, asking: Collection[str]) -> None:
-        """A step in which these tenants ask."""
-        if not asking:
-            self._given, self._owed, self._asking, self._floor = {}, {}, frozenset(), 0
+    def begin_step(self, active: Collection[str]) -> None:
+        """Update the counters for a step in which these tenants are active."""
+        if not active:
+            self._served, self._uncharged, self._active, self._floor = {}, {}, frozenset(), 0
             return
-        for tenant in [tenant for tenant in self._owed if tenant not in asking]:  # its prompt was given up
-            self.charge(tenant, self._owed.pop(tenant))
-        given = self._given
-        floor = min((given[tenant] for tenant in asking if tenant in self._asking), default=self._floor)
-        for tenant in asking:
-            if tenant not in self._asking:
-                given[tenant] = max(given.get(tenant, 0), floor)
-        self._asking = frozenset(asking)
-        self._floor = min(given[tenant] for tenant in asking)
-        if len(given) > len(asking):
-            kept = [tenant for tenant in given if tenant in asking or given[tenant] > self._floor]
-            self._given = {tenant: given[tenant] for tenant in kept}
+        for tenant in [tenant for tenant in self._uncharged if tenant not in active]:  # its prompt was dropped
+            self.charge(tenant, self._uncharged.pop(tenant))
+        served = self._served
+        floor = min((served[tenant] for tenant in active if tenant in self._active), default=self._floor)
+        for tenant in active:
+            if tenant not in self._active:
+                served[tenant] = max(served.get(tenant, 0), floor)
+        self._active = frozenset(active)
+        self._floor = min(served[tenant] for tenant in active)
+        if len(served) > len(active):
+            kept = [tenant for tenant in served if tenant in active or served[tenant] > self._floor]
+            self._served = {tenant: served[tenant] for tenant in kept}
 
     def charge(self, tenant: str, tokens: int) -> None:
-        self._given[tenant] = self._given.get(tenant, self._floor) + tokens
+        self._served[tenant] = self._served.get(tenant, self._floor) + tokens
 
     def charge_prompt(self, tenant: str, tokens: int, *, done: bool) -> None:
-        owed = self._owed.pop(tenant, 0) + tokens
-        if done or owed >= self._turn:
-            self.charge(tenant, owed)
+        uncharged = self._uncharged.pop(tenant, 0) + tokens
+        if done or uncharged >= self._quantum:
+            self.charge(tenant, uncharged)
         else:
-            self._owed[tenant] = owed
+            self._uncharged[tenant] = uncharged
 
-    def order(self, tenants: Iterable[str], size: Callable[[str], int]) -> list[str]:
-        """Whoever was given the least first, of those that are level the smallest."""
-        return sorted(tenants, key=lambda tenant: (self._given.get(tenant, self._floor), size(tenant)))
+    def order(self, tenants: Iterable[str], requests: Callable[[str], int]) -> list[str]:
+        """Sort tenants by tokens served, ties by their number of requests."""
+        return sorted(tenants, key=lambda tenant: (self._served.get(tenant, self._floor), requests(tenant)))

@@ -1,7 +1,8 @@
-"""Who owns which block of the cache. Bookkeeping only: no tensor is touched here.
+"""Paged KV cache bookkeeping: the block pool, the prefix cache and the block tables of sequences.
 
-A block is in use (somebody refers to it), cached (nobody does, but it holds a known prefix), or free. Prefixes are
-known by a chain of hashes, so a block is found only behind the very tokens that it was computed behind.
+A block is in use (its reference count is above zero), cached (unreferenced, but holding a known prefix) or free. The
+prefix cache finds a block by a hash over its tokens and its parent's hash, so a block matches only after the exact
+prefix it was computed with. Torch-free: the tensors live in the model's cache.
 """
 
 from __future__ import annotations
@@ -11,30 +12,37 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from syringa.engine.scheduling.scheduler_output import SchedulerOutput
+    from syringa.engine.scheduling.sequence import Sequence
 
 BLOCK_SIZE = 16  # BLOCK in native/attention.h
-ROOT = b"\0" * 16
+ROOT_HASH = b"\0" * 16
 
 
 class OutOfBlocks(Exception):
-    """Nothing is free or can be evicted: somebody has to be preempted."""
+    """No block is free or evictable: a sequence has to be preempted."""
 
 
-def chain(parent: bytes, tokens: Seq[int], mark: bytes = b"") -> bytes:
-    """The name of a block: its tokens, behind those of its parent; `mark` is what they do not tell of its content."""
-    return hashlib.blake2b(array("q", tokens).tobytes() + mark, key=parent, digest_size=16).digest()
+def hash_block(parent: bytes, tokens: Seq[int], extra: bytes = b"") -> bytes:
+    """Hash a full block. `extra` covers content that the token ids do not identify, such as images."""
+    return hashlib.blake2b(array("q", tokens).tobytes() + extra, key=parent, digest_size=16).digest()
 
 
 class BlockPool:
+    """Allocate, share and evict the blocks of the KV cache, with LRU eviction of cached prefixes."""
+
     def __init__(self, blocks: int, *, caching: bool = True) -> None:
         self.total = blocks
         self.caching = caching
-        self._users = [0] * blocks
-        self._names: list[bytes | None] = [None] * blocks
-        # The lowest numbers first, so that memory which was never touched stays so as long as it can.
+        self._ref_counts = [0] * blocks
+        self._hashes: list[bytes | None] = [None] * blocks
+        # Lowest numbers first, so that memory that was never written stays untouched as long as possible.
         self._free = list(range(blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._by_name: dict[bytes, int] = {}
+        self._block_by_hash: dict[bytes, int] = {}
 
     @property
     def free(self) -> int:
@@ -46,66 +54,126 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that an allocation could get."""
+        """Number of blocks that can be allocated: free or evictable."""
         return len(self._free) + len(self._cached)
 
-    def users(self, block: int) -> int:
-        return self._users[block]
+    def ref_count(self, block: int) -> int:
+        return self._ref_counts[block]
 
     def allocate(self) -> int:
+        """Return a block with a reference count of one, evicting a cached prefix if needed. Raises `OutOfBlocks`."""
         if self._free:
             block = self._free.pop()
         elif self._cached:
             block, _ = self._cached.popitem(last=False)
-            self._forget(block)
+            self._evict(block)
         else:
             raise OutOfBlocks
-        self._users[block] = 1
+        self._ref_counts[block] = 1
         return block
 
     def share(self, block: int) -> None:
-        if self._users[block] == 0:
+        """Add a reference to a block that is in use or cached."""
+        if self._ref_counts[block] == 0:
             del self._cached[block]
-        self._users[block] += 1
+        self._ref_counts[block] += 1
 
     def release(self, blocks: Seq[int]) -> None:
-        """Deepest first, so that the beginning of a prefix outlives its end."""
+        """Drop one reference to each block, last block first, so that a prefix is evicted from its end."""
         for block in reversed(blocks):
-            self._users[block] -= 1
-            if self._users[block] == 0:
-                if self._names[block] is None:
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
+                if self._hashes[block] is None:
                     self._free.append(block)
                 else:
                     self._cached[block] = None
 
-    def name(self, block: int, name: bytes) -> None:
-        """Makes a fully computed block findable. The first block of a name keeps it."""
-        if self.caching and name not in self._by_name and self._names[block] is None:
-            self._by_name[name] = block
-            self._names[block] = name
+    def add_to_prefix_cache(self, block: int, block_hash: bytes) -> None:
+        """Make a fully computed block findable by its hash. The first block with a hash keeps it."""
+        if self.caching and block_hash not in self._block_by_hash and self._hashes[block] is None:
+            self._block_by_hash[block_hash] = block
+            self._hashes[block] = block_hash
 
-    def find(self, tokens: Seq[int], mark: Callable[[int, int], bytes] | None = None) -> tuple[list[int], list[bytes]]:
-        """The blocks that hold the longest known prefix, and their names. Shares none of them yet.
+    def find_prefix(
+        self, tokens: Seq[int], hash_extra: Callable[[int, int], bytes] | None = None
+    ) -> tuple[list[int], list[bytes]]:
+        """Return the blocks of the longest cached prefix and their hashes, without adding references.
 
-        The last token is never included: its logits are what the caller wants. `mark` is what `chain` takes, for the
-        places from one up to another.
+        The last token is never part of it, because the caller needs its logits. `hash_extra(start, end)` returns the
+        `extra` of `hash_block` for those positions.
         """
         blocks: list[int] = []
-        names: list[bytes] = []
-        parent = ROOT
+        hashes: list[bytes] = []
+        parent = ROOT_HASH
         if self.caching:
             for start in range(0, len(tokens) - BLOCK_SIZE, BLOCK_SIZE):
                 end = start + BLOCK_SIZE
-                parent = chain(parent, tokens[start:end], mark(start, end) if mark else b"")
-                block = self._by_name.get(parent)
+                parent = hash_block(parent, tokens[start:end], hash_extra(start, end) if hash_extra else b"")
+                block = self._block_by_hash.get(parent)
                 if block is None:
                     break
                 blocks.append(block)
-                names.append(parent)
-        return blocks, names
+                hashes.append(parent)
+        return blocks, hashes
 
-    def _forget(self, block: int) -> None:
-        name = self._names[block]
-        if name is not None:
-            del self._by_name[name]
-            self._names[block] = None
+    def _evict(self, block: int) -> None:
+        block_hash = self._hashes[block]
+        if block_hash is not None:
+            del self._block_by_hash[block_hash]
+            self._hashes[block] = None
+
+
+def reserve_blocks(pool: BlockPool, output: SchedulerOutput, sequence: Sequence, tokens: int) -> None:
+    """Extend a block table to hold `tokens` tokens, with a copy-on-write of a shared last block.
+
+    Raises `OutOfBlocks`; what was allocated until then stays in the block table.
+    """
+    last = sequence.computed // BLOCK_SIZE
+    if last < len(sequence.block_table) and pool.ref_count(sequence.block_table[last]) > 1:
+        copy = pool.allocate()
+        output.copies.append((sequence.block_table[last], copy))
+        pool.release([sequence.block_table[last]])
+        sequence.block_table[last] = copy
+    for _ in range(sequence.missing_blocks(tokens)):
+        sequence.block_table.append(pool.allocate())
+
+
+def cache_full_blocks(pool: BlockPool, sequence: Sequence) -> None:
+    """Add the full blocks of a sequence to the prefix cache, as far as the host knows their tokens."""
+    if not sequence.request.use_cache:
+        return
+    full = min(sequence.computed, sequence.known) // BLOCK_SIZE
+    images, hashes = sequence.prompt_images, sequence.block_hashes
+    while len(hashes) < full:
+        start, end = len(hashes) * BLOCK_SIZE, (len(hashes) + 1) * BLOCK_SIZE
+        extra = images.block_hash_extra(start, end) if images else b""
+        block_hash = hash_block(hashes[-1] if hashes else ROOT_HASH, sequence.tokens[start:end], extra)
+        pool.add_to_prefix_cache(sequence.block_table[len(hashes)], block_hash)
+        hashes.append(block_hash)
+
+
+def free_blocks(pool: BlockPool, sequence: Sequence) -> None:
+    """Release all blocks of a sequence; its tokens have to be computed again."""
+    pool.release(sequence.block_table)
+    sequence.block_table, sequence.block_hashes, sequence.computed = [], [], 0
+
+
+def roll_back_blocks(pool: BlockPool, output: SchedulerOutput) -> list[Sequence]:
+    """Release what an output that was not executed reserved beyond the computed tokens.
+
+    Sequences that were to sample compute their last token again. Returns those for which that is not possible, because
+    the last token belongs to a chunk that is computed whole: they have to start over.
+    """
+    lost = []
+    for item in output.scheduled:
+        for sequence in item.sampled:
+            last = len(sequence.tokens) - 1
+            images = sequence.prompt_images
+            if images is not None and images.chunk_begin(last) < last < sequence.computed:
+                lost.append(sequence)
+            sequence.computed = min(sequence.computed, last)
+        sequence = item.sequence
+        needed = -(-sequence.computed // BLOCK_SIZE)
+        pool.release(sequence.block_table[needed:])
+        del sequence.block_table[needed:]
+    return lost

@@ -1,7 +1,6 @@
-"""Requests that cannot be queued yet, because something beside the step loop is still at work for them.
+"""Requests that are not queued yet, because their grammar is being compiled or their images are being preprocessed.
 
-Grammars are compiled and images prepared in threads of their own; here is who waits for what. Called by the step loop
-alone, so nothing needs a lock.
+That work runs in threads of its own. These classes are used by the step loop alone, so they need no lock.
 """
 
 from __future__ import annotations
@@ -12,27 +11,29 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from syringa.engine.scheduling.fair_queue import most_in_line
+from syringa.engine.scheduling.fair_queue import tenant_to_displace
 from syringa.errors import EngineOverloaded, InvalidRequest
 from syringa.types import EngineRequest
 
 if TYPE_CHECKING:
     from syringa.engine.loading.loader import LoadedModel
     from syringa.engine.structured_output.compiler import GrammarCompiler, GrammarState
-    from syringa.engine.vision.images import Pictures
-    from syringa.engine.vision.preprocessor import Preparation, Studio
+    from syringa.engine.vision.preprocessor import ImagePreprocessor, PreprocessingTask
+    from syringa.engine.vision.prompt_images import PromptImages
 
-MOST_IMAGE_BYTES = 512 << 20  # of files that wait; more is refused
+MAX_IMAGE_BYTES = 512 << 20  # of the image files of all pending requests
 PREPARING = "Too many requests are being prepared: try again shortly."
 
 
 @dataclass(frozen=True)
-class Arrival:
+class PendingRequest:
+    """A request with the work that has to finish before it can be queued."""
+
     request: EngineRequest
-    origin: int
+    client_id: int
     submitted: float = 0.0
     grammar: Future[GrammarState] | None = None
-    images: Preparation | None = None
+    images: PreprocessingTask | None = None
 
     @property
     def futures(self) -> list[Future]:
@@ -45,7 +46,7 @@ class Arrival:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why it will never be ready: one failure is enough, the rest need not be waited for."""
+        """The first error. One is enough: the other work is not waited for."""
         return next((error for f in self.futures if f.done() and (error := f.exception()) is not None), None)
 
     @property
@@ -53,8 +54,8 @@ class Arrival:
         return all(future.done() for future in self.futures) or self.failure is not None
 
     @property
-    def untouched(self) -> bool:
-        """Whether everything that is to be done for it waits for its turn."""
+    def not_started(self) -> bool:
+        """Whether none of its work has started."""
         return not any(future.running() or future.done() for future in self.futures)
 
     @property
@@ -65,108 +66,113 @@ class Arrival:
     def images_failed(self) -> bool:
         return self.images is not None and self.images.future.done() and self.images.future.exception() is not None
 
-    def result(self) -> tuple[EngineRequest, GrammarState | None, Pictures | None]:
-        """The request as it is to be queued. Raises what went wrong."""
+    def result(self) -> tuple[EngineRequest, GrammarState | None, PromptImages | None]:
+        """Return the request as it is to be queued, with image placeholders expanded. Raises `failure`."""
         if (failure := self.failure) is not None:
             raise failure
-        request, pictures = self.images.future.result() if self.images else (self.request, None)
-        return request, self.grammar.result() if self.grammar else None, pictures
+        request, prompt_images = self.images.future.result() if self.images else (self.request, None)
+        return request, self.grammar.result() if self.grammar else None, prompt_images
 
 
-class Arrivals:
+class PendingRequests:
+    """The pending requests of an engine, at most `capacity` of them."""
+
     def __init__(
-        self, loaded: LoadedModel, max_length: int, most: int, tokenizer_json: Callable[[], str] | None
+        self, loaded: LoadedModel, max_length: int, capacity: int, tokenizer_json: Callable[[], str] | None
     ) -> None:
-        self.on_ready: Callable[[], None] = lambda: None  # called on another thread when something may be done
+        self.on_ready: Callable[[], None] = lambda: None  # called on another thread when a request may be done
         self.compiler: GrammarCompiler | None = None
-        self.studio: Studio | None = None
+        self.image_preprocessor: ImagePreprocessor | None = None
         if loaded.vision is not None:
-            from syringa.engine.vision.preprocessor import Studio
+            from syringa.engine.vision.preprocessor import ImagePreprocessor
 
-            self.studio = Studio(loaded.vision, max_length)
+            self.image_preprocessor = ImagePreprocessor(loaded.vision, max_length)
         self._loaded = loaded
-        self._most = most
+        self._capacity = capacity
         self._tokenizer_json = tokenizer_json
-        self._waiting: list[Arrival] = []
+        self._pending: list[PendingRequest] = []
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._pending)
 
     @property
     def tenants(self) -> set[str]:
-        return {arrival.request.tenant for arrival in self._waiting}
+        return {pending.request.tenant for pending in self._pending}
 
     @property
     def any_done(self) -> bool:
-        return any(arrival.done for arrival in self._waiting)
+        return any(pending.done for pending in self._pending)
 
-    def delays(self, request: EngineRequest) -> bool:
-        """Whether a request has to pass here. Raises `InvalidRequest` for images that have no place."""
-        if self.studio:
-            self.studio.check(request)
+    def needs_preparation(self, request: EngineRequest) -> bool:
+        """Return whether a request needs preparation. Raises `InvalidRequest` for images that the model cannot take."""
+        if self.image_preprocessor:
+            self.image_preprocessor.check(request)
         elif request.images:
             raise InvalidRequest("This model reads text only: it cannot take images.", param="messages")
         return bool(request.images) or request.sampling.grammar is not None
 
-    def add(self, request: EngineRequest, origin: int, submitted: float = 0.0) -> Arrival | None:
-        """Raises `EngineOverloaded` or `InvalidRequest`. What comes back has to give up its place to this one."""
+    def add(self, request: EngineRequest, client_id: int, submitted: float = 0.0) -> PendingRequest | None:
+        """Start preparing a request. Raises `EngineOverloaded` or `InvalidRequest`.
+
+        Returns the pending request that this one displaces, if there is one; the caller has to cancel it.
+        """
         displaced = self._displaced_by(request.tenant)
         own = request.sampling.grammar
         grammar = self._compiler().compile(own, request.tenant) if own is not None else None
-        images = self.studio.prepare(request) if self.studio and request.images else None
-        arrival = Arrival(request, origin, submitted, grammar, images)
-        self._waiting.append(arrival)
-        for future in arrival.futures:
+        images = self.image_preprocessor.prepare(request) if self.image_preprocessor and request.images else None
+        pending = PendingRequest(request, client_id, submitted, grammar, images)
+        self._pending.append(pending)
+        for future in pending.futures:
             future.add_done_callback(lambda _: self.on_ready())
         return displaced
 
-    def overdue(self, before: float) -> list[Arrival]:
-        """Those that came before that time and that nothing was done for yet."""
-        return [arrival for arrival in self._waiting if arrival.submitted <= before and arrival.untouched]
+    def overdue(self, before: float) -> list[PendingRequest]:
+        """Return the requests that were submitted before that time and whose work has not started."""
+        return [pending for pending in self._pending if pending.submitted <= before and pending.not_started]
 
-    def take(self) -> list[Arrival]:
-        """Those that are done, in the order they came."""
-        if not self._waiting:
+    def pop_done(self) -> list[PendingRequest]:
+        """Remove and return the requests that are done, in order of submission."""
+        if not self._pending:
             return []
-        done = {id(arrival) for arrival in self._waiting if arrival.done}
-        taken = [arrival for arrival in self._waiting if id(arrival) in done]
-        self._waiting = [arrival for arrival in self._waiting if id(arrival) not in done]
-        return taken
+        done = {id(pending) for pending in self._pending if pending.done}
+        popped = [pending for pending in self._pending if id(pending) in done]
+        self._pending = [pending for pending in self._pending if id(pending) not in done]
+        return popped
 
-    def forget(self, origin: int, request_id: str | None = None) -> None:
-        """A client's request is no longer wanted, or all of them: spares what was not begun."""
-        waiting = []
-        for arrival in self._waiting:
-            if arrival.origin == origin and request_id in (None, arrival.request.id):
-                for work in (arrival.grammar, arrival.images):
+    def cancel(self, client_id: int, request_id: str | None = None) -> None:
+        """Drop one request of a client, or all of them, and cancel the work that has not started."""
+        kept = []
+        for pending in self._pending:
+            if pending.client_id == client_id and request_id in (None, pending.request.id):
+                for work in (pending.grammar, pending.images):
                     if work is not None:
                         work.cancel()
             else:
-                waiting.append(arrival)
-        self._waiting = waiting
+                kept.append(pending)
+        self._pending = kept
 
     def close(self) -> None:
         if self.compiler:
             self.compiler.close()
-        if self.studio:
-            self.studio.close()
+        if self.image_preprocessor:
+            self.image_preprocessor.close()
 
-    def _displaced_by(self, tenant: str) -> Arrival | None:
-        """The newest of another tenant where too much waits, in number or in bytes. None: there is room."""
-        if len(self._waiting) >= self._most:
-            most, weights = self._most, [1] * len(self._waiting)
+    def _displaced_by(self, tenant: str) -> PendingRequest | None:
+        """Return the request that `tenant` displaces if there are too many, in number or in image bytes."""
+        if len(self._pending) >= self._capacity:
+            capacity, weights = self._capacity, [1] * len(self._pending)
         else:
-            most, weights = MOST_IMAGE_BYTES, [arrival.image_bytes for arrival in self._waiting]
-            if sum(weights) <= most:
+            capacity, weights = MAX_IMAGE_BYTES, [pending.image_bytes for pending in self._pending]
+            if sum(weights) <= capacity:
                 return None
-        held: Counter[str] = Counter()
-        for arrival, weight in zip(self._waiting, weights, strict=True):
-            held[arrival.request.tenant] += weight
-        giver = most_in_line(held, tenant, most)
-        if giver is None:
+        usage: Counter[str] = Counter()
+        for pending, weight in zip(self._pending, weights, strict=True):
+            usage[pending.request.tenant] += weight
+        displaced = tenant_to_displace(usage, tenant, capacity)
+        if displaced is None:
             raise EngineOverloaded(PREPARING)
-        pairs = zip(reversed(self._waiting), reversed(weights), strict=True)
-        return next(arrival for arrival, weight in pairs if weight and arrival.request.tenant == giver)
+        newest_first = zip(reversed(self._pending), reversed(weights), strict=True)
+        return next(pending for pending, weight in newest_first if weight and pending.request.tenant == displaced)
 
     def _compiler(self) -> GrammarCompiler:
         if self.compiler is None:
@@ -176,6 +182,6 @@ class Arrivals:
                 )
             from syringa.engine.structured_output.compiler import GrammarCompiler
 
-            ends = sorted(self._loaded.description.end_tokens)
-            self.compiler = GrammarCompiler(self._tokenizer_json(), self._loaded.info.vocab_size, ends)
+            eos_tokens = sorted(self._loaded.description.end_tokens)
+            self.compiler = GrammarCompiler(self._tokenizer_json(), self._loaded.info.vocab_size, eos_tokens)
         return self.compiler

@@ -1,8 +1,8 @@
-"""Who gives way when places or blocks are short. Torch-free, and without effects: the scheduler does what is said here.
+"""Which sequences to preempt when running slots or blocks are short. Torch-free and without side effects.
 
-Between tenants two rules hold. Nobody's only running sequence is taken as long as somebody else has two, so whoever
-gives way has something running still and is not the next to claim a place: no two tenants throw one another out in
-turns. And of those with two or more, the one with the most gives its youngest.
+Two rules hold between tenants. A tenant's only running sequence is not preempted while another tenant has two or more,
+so a preempted tenant still has something running and does not claim a slot in turn: two tenants cannot preempt each
+other alternately. Among tenants with two or more, the one that holds the most gives up its youngest sequence.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from syringa.engine.scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True)
-class Shortage:
-    """What is missing for a sequence to run, and what each tenant may have of it without being asked to give."""
+class ReclaimTarget:
+    """Running slots and blocks to reclaim for a sequence, and the fair share of each that a tenant may keep."""
 
-    places: int
+    slots: int
     blocks: int
-    place_share: float
+    slot_share: float
     block_share: float
 
 
 def age(sequence: Sequence) -> tuple[int, int]:
-    """The larger, the younger."""
+    """Return the sort key of a sequence's age: the larger, the younger."""
     return sequence.arrival, sequence.choice
 
 
@@ -36,50 +36,55 @@ def by_tenant(sequences: Iterable[Sequence]) -> dict[str, list[Sequence]]:
     return groups
 
 
-def victim(
-    running: Collection[Sequence], idle: Collection[Sequence], movable: Collection[Sequence], needy: Sequence
+def select_victim(
+    running: Collection[Sequence],
+    unscheduled: Collection[Sequence],
+    removable: Collection[Sequence],
+    requester: Sequence,
 ) -> Sequence:
-    """Whose blocks `needy` gets; maybe `needy` itself has to go.
+    """Return the sequence to preempt so that `requester` gets its blocks; it may be `requester` itself.
 
-    `idle` are those that are not in the plan, and `needy` is one of them. `movable` can be taken out of the plan again:
-    that is done for another tenant's sake only.
+    `unscheduled` are the running sequences that are not in the scheduler output, `requester` among them. `removable`
+    can be taken out of the output again, which is done for another tenant only.
     """
     groups = by_tenant(running)
     crowded = [tenant for tenant, group in groups.items() if len(group) > 1]
     if len(groups) > 1 and crowded:
-        giver = max(crowded, key=lambda tenant: _blocks(groups[tenant]))
-        given = [s for s in groups[giver] if s in idle or (s in movable and giver != needy.request.tenant)]
-        idle = given or [s for s in idle if s.request.tenant == needy.request.tenant]
-    return max(idle, key=lambda s: (*age(s), s is needy))
+        giver = max(crowded, key=lambda tenant: _block_count(groups[tenant]))
+        candidates = [
+            s for s in groups[giver] if s in unscheduled or (s in removable and giver != requester.request.tenant)
+        ]
+        unscheduled = candidates or [s for s in unscheduled if s.request.tenant == requester.request.tenant]
+    return max(unscheduled, key=lambda s: (*age(s), s is requester))
 
 
-def givers(running: Iterable[Sequence], users: Counter[int], shortage: Shortage) -> list[Sequence]:
-    """Whom to send back so that a tenant with nothing running gets its place. Empty: that is not to be had.
+def select_victims(running: Iterable[Sequence], ref_counts: Counter[int], target: ReclaimTarget) -> list[Sequence]:
+    """Return the sequences to preempt so that a tenant with nothing running can run; empty if that is impossible.
 
-    Taken are sequences of tenants that hold more than their share of what is short. `users` says how many sequences
-    refer to a block; it is used up.
+    Only tenants above their fair share of what is short lose sequences. `ref_counts` has the reference counts of the
+    blocks and is modified.
     """
     groups = {tenant: sorted(group, key=age) for tenant, group in by_tenant(running).items()}
-    places = {tenant: sum(1 + s.siblings for s in group) for tenant, group in groups.items()}
-    blocks = {tenant: _blocks(group) for tenant, group in groups.items()}
-    missing_places, missing_blocks = shortage.places, shortage.blocks
-    found: list[Sequence] = []
-    while missing_places > 0 or missing_blocks > 0:
-        held, share = (places, shortage.place_share) if missing_places > 0 else (blocks, shortage.block_share)
+    slots = {tenant: sum(1 + s.siblings for s in group) for tenant, group in groups.items()}
+    blocks = {tenant: _block_count(group) for tenant, group in groups.items()}
+    missing_slots, missing_blocks = target.slots, target.blocks
+    victims: list[Sequence] = []
+    while missing_slots > 0 or missing_blocks > 0:
+        held, share = (slots, target.slot_share) if missing_slots > 0 else (blocks, target.block_share)
         over = [tenant for tenant, group in groups.items() if len(group) > 1 and held[tenant] > share]
         if not over:
             return []
         giver = max(over, key=lambda tenant: held[tenant])
-        gone = groups[giver].pop()
-        users.subtract(gone.blocks)
-        freed = sum(users[block] == 0 for block in gone.blocks)
-        places[giver] -= 1 + gone.siblings
+        victim = groups[giver].pop()
+        ref_counts.subtract(victim.block_table)
+        freed = sum(ref_counts[block] == 0 for block in victim.block_table)
+        slots[giver] -= 1 + victim.siblings
         blocks[giver] -= freed
-        missing_places -= 1 + gone.siblings
+        missing_slots -= 1 + victim.siblings
         missing_blocks -= freed
-        found.append(gone)
-    return found
+        victims.append(victim)
+    return victims
 
 
-def _blocks(group: Iterable[Sequence]) -> int:
-    return len({block for sequence in group for block in sequence.blocks})
+def _block_count(group: Iterable[Sequence]) -> int:
+    return len({block for sequence in group for block in sequence.block_table})

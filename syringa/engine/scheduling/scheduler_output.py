@@ -1,4 +1,4 @@
-"""What one step computes, as the scheduler says it."""
+"""The scheduler's output: what one step computes. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from syringa.engine.scheduling.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Scheduled:
-    """`count` tokens of a sequence, from position `start`. `draws`: who draws a token from the last one's logits."""
+class ScheduledSequence:
+    """`count` tokens of a sequence, from position `start`.
+
+    `sampled` are the sequences that sample a token from the last position's logits: none while a prompt is incomplete,
+    and the sequence with its new forks when the prompt completes.
+    """
 
     sequence: Sequence
     start: int
     count: int
-    draws: list[Sequence] = field(default_factory=list)
+    sampled: list[Sequence] = field(default_factory=list)
 
 
 @dataclass
-class Plan:
-    items: list[Scheduled] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks to copy first: (source, target)
-    forks: list[Sequence] = field(default_factory=list)  # sequences that came to be in this step
-    begun: list[Sequence] = field(default_factory=list)  # those of which no token had been computed before
+class SchedulerOutput:
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks to copy before the step: (source, target)
+    forks: list[Sequence] = field(default_factory=list)  # sequences created by this step
+    begun: list[Sequence] = field(default_factory=list)  # sequences included in a step for the first time
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that the step computes."""
+        return sum(item.count for item in self.scheduled)

@@ -1,4 +1,4 @@
-"""One choice on its way: its tokens, how many are computed, and where they lie."""
+"""A sequence: one choice of a request, with its tokens, its block table and its progress. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from syringa.engine.sampling.rows import SamplerState, SamplingRow
+from syringa.engine.sampling.sampler_input import NO_TOKEN, SamplerState, SamplingRow
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE, BlockPool
-from syringa.types import EngineRequest, FinishReason, Stopping, TokenLogprobs
+from syringa.types import EngineRequest, FinishReason, StopConditions, TokenLogprobs
 
 if TYPE_CHECKING:
     from syringa.engine.structured_output.compiler import GrammarState
-    from syringa.engine.vision.images import Pictures
+    from syringa.engine.vision.prompt_images import PromptImages
 
 _arrivals = itertools.count()
-PENDING = -1  # stands for a token that the device has drawn and the host has not read
+PENDING_TOKEN = -1  # placeholder for a token that was sampled on the device and not yet read by the host
 
 
 @dataclass(eq=False, slots=True)
@@ -24,23 +24,23 @@ class Sequence:
     choice: int
     state: SamplerState
     grammar: GrammarState | None = None
-    origin: int = 0  # which client sent it
+    client_id: int = 0  # the client connection that sent the request
     tokens: list[int] = field(default_factory=list)  # prompt and output
-    computed: int = 0  # how many of them have their keys and values in the cache
-    blocks: list[int] = field(default_factory=list)
-    names: list[bytes] = field(default_factory=list)  # of the leading blocks that are complete
-    cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it has not
+    computed: int = 0  # number of tokens whose keys and values are in the cache
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks
+    cached: int = -1  # prompt tokens found in the prefix cache on first admission; -1: not admitted yet
     siblings: int = 0  # choices that fork from this one once the prompt is computed
     prompt_scores: list[TokenLogprobs | None] | None = None  # collected as the prompt is computed
     arrival: int = field(default_factory=lambda: next(_arrivals))
-    begun: bool = False  # whether a step has computed any of it, be it lost since
-    submitted: float = 0.0  # when its request came
-    queued: float = 0.0  # seconds from then to the first step for it
-    started: bool = False  # whether a delta was sent
-    pictures: Pictures | None = None  # the images in the prompt
-    pending: bool = False  # whether the last token is `PENDING`
-    spent: bool = False  # whether the choice ends with that token, whatever it will be
-    ended: bool = False  # whether it is gone; a draw may still be under way
+    begun: bool = False  # whether a step has ever included it, even if it was preempted since
+    submitted: float = 0.0  # when the request arrived
+    queue_seconds: float = 0.0  # from then to its first step
+    delta_sent: bool = False
+    prompt_images: PromptImages | None = None
+    pending: bool = False  # whether the last token is `PENDING_TOKEN`
+    ends_with_pending: bool = False  # whether the choice ends with that token, whatever it is
+    finished: bool = False  # whether it was dropped; a step in flight may still sample for it
 
     @property
     def prompt_length(self) -> int:
@@ -52,29 +52,30 @@ class Sequence:
 
     @property
     def needed(self) -> int:
-        return 0 if self.spent else len(self.tokens) - self.computed
+        """Number of tokens still to be computed."""
+        return 0 if self.ends_with_pending else len(self.tokens) - self.computed
 
     @property
     def known(self) -> int:
-        """How many of its tokens the host knows."""
+        """Number of tokens whose ids the host knows."""
         return len(self.tokens) - self.pending
 
     @property
     def scoring(self) -> bool:
-        """Whether the prompt's own log-probabilities are still being collected."""
+        """Whether prompt log-probabilities are still being collected."""
         return self.prompt_scores is not None and len(self.prompt_scores) < self.prompt_length
 
     @property
     def banned(self) -> frozenset[int]:
-        """Tokens that may not come now, because the answer would be shorter than was asked for."""
+        """Tokens that are excluded until `min_tokens` is reached."""
         stopping = self.request.stopping
         if self.generated >= stopping.min_tokens:
             return frozenset()
         return stopping.end_tokens | stopping.stop_tokens
 
     @property
-    def favoured(self) -> int | None:
-        """The next token of the request's opening, as long as nothing else was written."""
+    def preferred(self) -> int | None:
+        """The next token of the request's `opening`, while the output equals its beginning."""
         opening, count = self.request.sampling.opening, self.generated
         if count >= len(opening) or tuple(self.tokens[self.prompt_length :]) != opening[:count]:
             return None
@@ -82,64 +83,88 @@ class Sequence:
 
     @property
     def needs_host(self) -> bool:
-        """Whether drawing the next token takes more than its logits and noise."""
+        """Whether sampling the next token needs more than its logits and noise."""
         request = self.request
         if self.state.edits or self.grammar is not None or request.logprobs is not None:
             return True
         return self.generated < max(request.stopping.min_tokens, len(request.sampling.opening))
 
     def add(self, token: int) -> None:
-        """The token that was drawn, be it expected or not."""
+        """Append a sampled token, or fill it in for the pending one."""
         if self.pending:
             self.tokens[-1] = token
-            self.pending = self.spent = False
+            self.pending = self.ends_with_pending = False
         else:
             self.tokens.append(token)
 
     def sampling_row(self) -> SamplingRow:
-        """What the sampler has to know to draw the next token."""
-        return SamplingRow(self.state, self.choice, self.generated, self.request.logprobs, self.banned, self.favoured)
+        """Return the sampler's input for the next token."""
+        return SamplingRow(self.state, self.choice, self.generated, self.request.logprobs, self.banned, self.preferred)
 
-    def blocks_for(self, tokens: int) -> int:
-        """How many more blocks `tokens` computed tokens would need."""
-        return -(-tokens // BLOCK_SIZE) - len(self.blocks)
+    def missing_blocks(self, tokens: int) -> int:
+        """Return how many blocks the block table lacks to hold `tokens` tokens."""
+        return -(-tokens // BLOCK_SIZE) - len(self.block_table)
 
-    def prefix_in(self, pool: BlockPool) -> tuple[list[int], list[bytes]]:
-        """The blocks that hold its longest known prefix, and their names. An image is in it whole or not at all."""
-        if self.pictures is None:
-            return pool.find(self.tokens)
-        blocks, names = pool.find(self.tokens, self.pictures.mark)
+    def find_cached_prefix(self, pool: BlockPool) -> tuple[list[int], list[bytes]]:
+        """Return the blocks of the longest cached prefix and their hashes, without splitting an image."""
+        if self.prompt_images is None:
+            return pool.find_prefix(self.tokens)
+        blocks, hashes = pool.find_prefix(self.tokens, self.prompt_images.block_hash_extra)
         count = len(blocks)
-        while (begin := self.pictures.chunk_begin(count * BLOCK_SIZE)) < count * BLOCK_SIZE:
+        while (begin := self.prompt_images.chunk_begin(count * BLOCK_SIZE)) < count * BLOCK_SIZE:
             count = begin // BLOCK_SIZE
-        return blocks[:count], names[:count]
+        return blocks[:count], hashes[:count]
 
     def fork(self, choice: int) -> Sequence:
-        """A sibling with the same tokens and blocks. The caller counts the blocks' users."""
+        """Return a sibling with the same tokens and blocks. The caller adds the references to the blocks."""
         return Sequence(
             request=self.request,
             choice=choice,
             state=self.state.fork(),
             grammar=self.grammar.fork() if self.grammar else None,
-            origin=self.origin,
+            client_id=self.client_id,
             tokens=list(self.tokens),
             computed=self.computed,
-            blocks=list(self.blocks),
-            names=list(self.names),
+            block_table=list(self.block_table),
+            block_hashes=list(self.block_hashes),
             cached=self.cached,
             arrival=self.arrival,
             begun=self.begun,
-            pictures=self.pictures,
+            prompt_images=self.prompt_images,
         )
 
 
-def check_stop(stopping: Stopping, token: int, generated: int, room: int) -> FinishReason | None:
-    """Why a choice ends with `token`, its `generated`th; `room` is what the context leaves after it."""
+def check_stop(stopping: StopConditions, token: int, generated: int, context_left: int) -> FinishReason | None:
+    """Return the finish reason if a choice ends with `token`, its `generated`th; None if it goes on.
+
+    `context_left` is the number of positions that the context has after the token.
+    """
     if generated >= stopping.min_tokens:
         if token in stopping.stop_tokens:
             return "stop"
         if token in stopping.end_tokens and not stopping.ignore_eos:
             return "stop"
-    if generated >= stopping.max_tokens or room <= 0:
+    if generated >= stopping.max_tokens or context_left <= 0:
         return "length"
     return None
+
+
+def append_token(sequence: Sequence, token: int, max_length: int) -> tuple[list[int], FinishReason | None, str | None]:
+    """Append a sampled token and advance the grammar. Return the new tokens, the finish reason and the error."""
+    stopping, grammar = sequence.request.stopping, sequence.grammar
+    if stopping.max_tokens == 0:  # only prompt log-probabilities were requested
+        return [], "length", None
+    if token == NO_TOKEN:
+        if grammar is not None and grammar.accepting and not grammar.error:
+            return [], "stop", None
+        return [], "error", (grammar and grammar.error) or "The model gave no usable probabilities."
+    sequence.add(token)
+    sequence.state.observe(token)
+    finish = check_stop(stopping, token, sequence.generated, max_length - len(sequence.tokens))
+    if grammar is not None and finish != "stop":
+        grammar.accept(token)
+        if grammar.error:
+            return [token], "error", grammar.error
+        if grammar.finished:
+            finish = "stop"
+    return [token], finish, None

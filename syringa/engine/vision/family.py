@@ -1,7 +1,7 @@
-"""What differs between families of image-text models: the words around an image, and what their tower takes.
+"""Differences between families of image-text models: placeholder text, tower inputs and attention among image tokens.
 
-Only what was checked against `transformers` is listed. Another family may well work with one more line here, and its
-small model in the tests.
+`FAMILIES` lists only families that the tests compare with `transformers`. A new family needs an entry here and a small
+model in tests/engine/vision/small.py.
 """
 
 from __future__ import annotations
@@ -12,113 +12,113 @@ from typing import Any
 
 import torch
 
-Inputs = dict[str, torch.Tensor]
-Prepared = Any  # what an image processor of transformers gives for one image
+TowerInputs = dict[str, torch.Tensor]
+ProcessorOutput = Any  # what transformers' image processor returns for one image
 
 
 @dataclass(frozen=True)
-class Words:
-    """The texts of the tokens that show where an image is."""
+class ImageTokens:
+    """The special tokens of an image, as text."""
 
-    image: str  # stands for one row of the tower
+    image: str  # one per embedding of the vision tower
     begin: str = ""
     end: str = ""
 
 
 @dataclass(frozen=True)
-class Family:
-    towers: tuple[str, ...]  # the modules that make rows of pixels, all that is not the language model
-    text: Callable[[Any, Prepared, Words], str]  # what the placeholder becomes, from the model's config
-    frames: Callable[[Prepared], Iterator[Inputs]]  # the tower's arguments, in pieces that do not depend on one another
-    placeholder: str = "image_token_id"  # the config's name for it
-    joint: bool = False  # whether an image's tokens see those that come after them
-    planar: bool = False  # whether positions have three parts
-    options: tuple[tuple[str, object], ...] = ()  # for the image processor, always
-    cheap: tuple[tuple[str, object], ...] = ()  # and for an image of low detail
-    vision_types: tuple[str, ...] = ()  # the towers that were checked; any, where there is only one
+class VisionFamily:
+    towers: tuple[str, ...]  # modules from pixels to embeddings: everything but the language model
+    expand: Callable[[Any, ProcessorOutput, ImageTokens], str]  # the text that replaces a placeholder
+    tower_inputs: Callable[[ProcessorOutput], Iterator[TowerInputs]]  # the tower's arguments, in independent pieces
+    placeholder: str = "image_token_id"  # config attribute with the placeholder's token id
+    bidirectional: bool = False  # whether the tokens of an image attend to each other in both directions
+    mrope: bool = False  # whether positions have three components
+    options: tuple[tuple[str, object], ...] = ()  # of the image processor, always
+    low_detail_options: tuple[tuple[str, object], ...] = ()  # of the image processor, for images of low detail
+    vision_types: tuple[str, ...] = ()  # towers that were checked; empty: the family has only one
 
 
-def _tiles_text(config: Any, prepared: Prepared, words: Words) -> str:
-    """Idefics3: tiles by row and column, a line for each row, and last the whole image, small."""
+def _expand_tiles(config: Any, output: ProcessorOutput, tokens: ImageTokens) -> str:
+    """Idefics3: tiles by row and column, one line per row, then the whole image scaled down."""
     vision = config.vision_config
-    places = words.image * ((vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2)
-    rows, columns = int(prepared["rows"][0][0]), int(prepared["cols"][0][0])
+    tile = tokens.image * ((vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2)
+    rows, columns = int(output["rows"][0][0]), int(output["cols"][0][0])
     fake = "<fake_token_around_image>"
     lines = [
-        "".join(f"{fake}<row_{row + 1}_col_{column + 1}>{places}" for column in range(columns)) + "\n"
+        "".join(f"{fake}<row_{row + 1}_col_{column + 1}>{tile}" for column in range(columns)) + "\n"
         for row in range(rows)
     ]
     between = "\n" if lines else ""
-    return f"{''.join(lines)}{between}{fake}<global-img>{places}{fake}"
+    return f"{''.join(lines)}{between}{fake}<global-img>{tile}{fake}"
 
 
-def _tiles(prepared: Prepared) -> Iterator[Inputs]:
-    pixels, masks = prepared["pixel_values"], prepared.get("pixel_attention_mask")
+def _tile_inputs(output: ProcessorOutput) -> Iterator[TowerInputs]:
+    pixels, masks = output["pixel_values"], output.get("pixel_attention_mask")
     for i in range(pixels.shape[1]):
         mask = {} if masks is None else {"pixel_attention_mask": masks[:, i : i + 1]}
         yield {"pixel_values": pixels[:, i : i + 1], **mask}
 
 
-def _grid_text(config: Any, prepared: Prepared, words: Words) -> str:
-    count: int = int(prepared["image_grid_thw"][0].prod()) // config.vision_config.spatial_merge_size**2
-    return words.image * count
+def _expand_grid(config: Any, output: ProcessorOutput, tokens: ImageTokens) -> str:
+    count: int = int(output["image_grid_thw"][0].prod()) // config.vision_config.spatial_merge_size**2
+    return tokens.image * count
 
 
-def _grid(prepared: Prepared) -> Iterator[Inputs]:
-    yield {name: prepared[name] for name in ("pixel_values", "image_grid_thw")}
+def _grid_inputs(output: ProcessorOutput) -> Iterator[TowerInputs]:
+    yield {name: output[name] for name in ("pixel_values", "image_grid_thw")}
 
 
-def _patches_text(config: Any, prepared: Prepared, words: Words) -> str:
-    """LLaVA: a place per patch, and one for the class token, where the tower has it and it is not left out."""
-    height, width = prepared["pixel_values"].shape[-2:]
+def _expand_patches(config: Any, output: ProcessorOutput, tokens: ImageTokens) -> str:
+    """LLaVA: one token per patch, and one for the class token if the tower has it and the model keeps it."""
+    height, width = output["pixel_values"].shape[-2:]
     size = config.vision_config.patch_size
     count: int = (height // size) * (width // size) + (config.vision_config.model_type == "clip_vision_model")
     if config.vision_feature_select_strategy == "default":
         count -= 1
-    return words.image * count
+    return tokens.image * count
 
 
-def _crops_text(config: Any, prepared: Prepared, words: Words) -> str:
-    """Gemma 3: the image, and, where its processor was told to look closer, some crops of it."""
-    whole = f"\n\n{words.begin}{words.image * config.mm_tokens_per_image}{words.end}\n\n"
-    crops = int(prepared["num_crops"][0])
+def _expand_crops(config: Any, output: ProcessorOutput, tokens: ImageTokens) -> str:
+    """Gemma 3: the image, and crops of it if pan and scan is on."""
+    whole = f"\n\n{tokens.begin}{tokens.image * config.mm_tokens_per_image}{tokens.end}\n\n"
+    crops = int(output["num_crops"][0])
     if not crops:
         return whole
-    close = " ".join([whole] * crops)
-    return f"Here is the original image {whole} and here are some crops to help you see better {close}"
+    closeups = " ".join([whole] * crops)
+    return f"Here is the original image {whole} and here are some crops to help you see better {closeups}"
 
 
-def _each(prepared: Prepared) -> Iterator[Inputs]:
-    for i in range(len(prepared["pixel_values"])):
-        yield {"pixel_values": prepared["pixel_values"][i : i + 1]}
+def _separate_inputs(output: ProcessorOutput) -> Iterator[TowerInputs]:
+    for i in range(len(output["pixel_values"])):
+        yield {"pixel_values": output["pixel_values"][i : i + 1]}
 
 
-TILES = Family(
+TILES = VisionFamily(
     towers=("model.vision_model", "model.connector"),
-    text=_tiles_text,
-    frames=_tiles,
+    expand=_expand_tiles,
+    tower_inputs=_tile_inputs,
     options=(("return_row_col_info", True),),
-    cheap=(("do_image_splitting", False),),
+    low_detail_options=(("do_image_splitting", False),),
 )
-GRID = Family(towers=("model.visual",), text=_grid_text, frames=_grid, planar=True)
+GRID = VisionFamily(towers=("model.visual",), expand=_expand_grid, tower_inputs=_grid_inputs, mrope=True)
 FAMILIES = {
     "idefics3": TILES,
     "smolvlm": TILES,
     "qwen2_vl": GRID,
     "qwen2_5_vl": GRID,
-    "llava": Family(
+    "llava": VisionFamily(
         towers=("model.vision_tower", "model.multi_modal_projector"),
-        text=_patches_text,
-        frames=_each,
+        expand=_expand_patches,
+        tower_inputs=_separate_inputs,
         vision_types=("clip_vision_model", "siglip_vision_model"),
     ),
-    "gemma3": Family(
+    "gemma3": VisionFamily(
         towers=("model.vision_tower", "model.multi_modal_projector"),
-        text=_crops_text,
-        frames=_each,
+        expand=_expand_crops,
+        tower_inputs=_separate_inputs,
         placeholder="boi_token_id",
-        joint=True,
-        cheap=(("do_pan_and_scan", False),),
+        bidirectional=True,
+        low_detail_options=(("do_pan_and_scan", False),),
         vision_types=("siglip_vision_model",),
     ),
 }

@@ -1,8 +1,7 @@
-"""Prepares requests with images beside the step loop: reads them, runs the vision tower, and expands the prompt.
+"""Prepare requests with images outside the step loop: read the files, run the vision tower, expand the prompt.
 
-The tower runs in one thread of its own, not in the step loop. There, a step with an image would last as long as the
-tower does, seconds on a laptop, and every stream would stand still for it. Beside it they go on, slower while the two
-share the cores. A request joins the queue when its images are rows of numbers, so the step loop never waits for one.
+The tower runs in a thread of its own. In the step loop, a step with an image would take as long as the tower (seconds
+on a laptop) and stall every stream. A request is queued once its images are encoded, so the step loop never waits.
 """
 
 from __future__ import annotations
@@ -17,112 +16,117 @@ from threading import Event, Lock
 import msgspec
 import torch
 
-from syringa.engine.vision.cache import PictureStore
-from syringa.engine.vision.expand import Expander
-from syringa.engine.vision.fair_pool import FairPool
-from syringa.engine.vision.family import Inputs
-from syringa.engine.vision.images import Picture, Pictures, picture_key
-from syringa.engine.vision.reader import Reader, Reading
+from syringa.engine.fair_thread_pool import FairThreadPool
+from syringa.engine.vision.family import TowerInputs
+from syringa.engine.vision.image_cache import ImageCache
+from syringa.engine.vision.image_reader import ImageReader, ProcessedImage
+from syringa.engine.vision.placeholders import PlaceholderExpander
+from syringa.engine.vision.prompt_images import EncodedImage, PromptImages, hash_image
 from syringa.errors import ContextLengthExceeded, EngineError, InvalidRequest, SyringaError
 from syringa.types import EngineRequest, Image
 
 logger = logging.getLogger("syringa.vision")
 
-# How many requests are prepared at once: each may hold one image's pixels, 50 MB and more. The rest wait as files.
-AT_ONCE = 4
-STORE_BYTES = 512 << 20
-PATIENCE_SECONDS = 0.02
+MAX_CONCURRENT_REQUESTS = 4  # each may hold the pixels of one image, 50 MB and more
+CACHE_BYTES = 512 << 20
+POLL_SECONDS = 0.02
 
 
-class Abandoned(Exception):
-    """Nobody waits any longer for the request that an image was prepared for."""
+class PreprocessingCanceled(Exception):
+    """The request of an image was canceled before the image was encoded."""
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """A request on its way. `future` fails with a `SyringaError`."""
+class PreprocessingTask:
+    """A request being prepared. `future` fails with a `SyringaError`."""
 
-    future: Future[tuple[EngineRequest, Pictures]]
-    gone: Event
+    future: Future[tuple[EngineRequest, PromptImages]]
+    canceled: Event
 
     def cancel(self) -> None:
-        """Before it begins, or after the frame that the tower is at."""
-        self.gone.set()
+        """Cancel before the task begins, or after the tower call in progress."""
+        self.canceled.set()
         self.future.cancel()
 
 
 @dataclass(frozen=True)
-class Vision:
-    """What a model that sees brings along."""
+class VisionComponents:
+    """What `ImagePreprocessor` needs of a model with a vision tower."""
 
-    reader: Reader
-    encode: Callable[[Inputs], torch.Tensor]  # the tower: [places, hidden] of one frame
+    reader: ImageReader
+    encode: Callable[[TowerInputs], torch.Tensor]  # the tower: returns [image tokens, hidden]
     threads: int
 
 
-class Studio:
-    def __init__(self, vision: Vision, max_length: int, store_bytes: int = STORE_BYTES) -> None:
+class ImagePreprocessor:
+    def __init__(self, vision: VisionComponents, max_length: int, cache_bytes: int = CACHE_BYTES) -> None:
         self.reader = vision.reader
         self.max_length = max_length
-        self.store = PictureStore(store_bytes)
-        self.encoded = 0  # images that the tower has seen
+        self.cache = ImageCache(cache_bytes)
+        self.encoded_images = 0
         family = vision.reader.family
         self._encode = vision.encode
-        self._expander = Expander(
-            vision.reader.tokenizer, vision.reader.placeholder, joint=family.joint, planar=family.planar
+        self._expander = PlaceholderExpander(
+            vision.reader.tokenizer,
+            vision.reader.placeholder,
+            bidirectional=family.bidirectional,
+            mrope=family.mrope,
         )
         self._lock = Lock()
-        self._making: dict[bytes, Future[Picture]] = {}
+        self._in_progress: dict[bytes, Future[EncodedImage]] = {}
         self._closing = False
-        self._pool = FairPool(AT_ONCE, "images")
-        # Torch's number of threads is a thread's own. The step loop's may be one, because its kernels have their own.
+        self._pool = FairThreadPool(MAX_CONCURRENT_REQUESTS, "images")
+        # Torch's thread count is per thread. The step loop's may be one, because its kernels have their own threads.
         self._tower = ThreadPoolExecutor(
             1, thread_name_prefix="tower", initializer=torch.set_num_threads, initargs=(vision.threads,)
         )
-        self._tower.submit(int).result()  # starts it, while nobody computes yet
+        self._tower.submit(int).result()  # start the thread before the step loop runs
 
     def check(self, request: EngineRequest) -> None:
-        """Raises `InvalidRequest` where placeholders and images do not fit one another."""
-        places = request.prompt.count(self.reader.placeholder)
-        if places != len(request.images):
+        """Raise `InvalidRequest` unless the request has one image per placeholder."""
+        placeholders = request.prompt.count(self.reader.placeholder)
+        if placeholders != len(request.images):
             raise InvalidRequest(
-                f"The prompt has places for {places} images and {len(request.images)} came with it.", param="messages"
+                f"The prompt has {placeholders} image placeholders, but the request has {len(request.images)} images.",
+                param="messages",
             )
 
-    def prepare(self, request: EngineRequest) -> Preparation:
-        """The request with its images in their places and no longer as files."""
-        gone = Event()
-        return Preparation(self._pool.submit(request.tenant, lambda: self._prepare(request, gone)), gone)
+    def prepare(self, request: EngineRequest) -> PreprocessingTask:
+        """Start to encode the images of a request. The result has the request with its prompt expanded."""
+        canceled = Event()
+        return PreprocessingTask(self._pool.submit(request.tenant, lambda: self._prepare(request, canceled)), canceled)
 
     def close(self) -> None:
         self._closing = True
         self._pool.close()
         self._tower.shutdown(wait=False, cancel_futures=True)
 
-    def _prepare(self, request: EngineRequest, gone: Event) -> tuple[EngineRequest, Pictures]:
+    def _prepare(self, request: EngineRequest, canceled: Event) -> tuple[EngineRequest, PromptImages]:
         try:
-            self._wait_for_room()
-            for image in request.images:  # a broken one should be told before the tower works for its neighbours
-                if self.store.get(picture_key(image)) is None:
+            self._wait_for_cache()
+            for image in request.images:  # refuse a broken image before the tower encodes the others
+                if self.cache.get(hash_image(image)) is None:
                     self.reader.decode(image)
-            pictures = []
+            encoded = []
             for image in request.images:
-                pictures.append(self._picture(image, gone))
-                self._check_length(len(request.prompt) + sum(len(picture.tokens) - 1 for picture in pictures))
-            tokens, placed = self._expander.expand(request.prompt, pictures)
+                encoded.append(self._get_or_encode(image, canceled))
+                self._check_length(len(request.prompt) + sum(len(each.tokens) - 1 for each in encoded))
+            tokens, prompt_images = self._expander.expand(request.prompt, encoded)
             self._check_length(len(tokens))
-        except (SyringaError, Abandoned):
+        except (SyringaError, PreprocessingCanceled):
             raise
         except Exception as error:
-            logger.exception("an image could not be prepared")
+            logger.exception("image preprocessing failed: request=%s", request.id)
             raise EngineError(f"An image could not be prepared: {error}") from error
-        return msgspec.structs.replace(request, prompt=tokens, images=()), placed
+        return msgspec.structs.replace(request, prompt=tokens, images=()), prompt_images
 
-    def _wait_for_room(self) -> None:
-        """Until what running requests hold is within the limit. Only before a request's first image: with some of
-        them made, several requests could each wait for what the others hold."""
-        while self.store.size > self.store.limit and not self._closing:
-            time.sleep(PATIENCE_SECONDS)
+    def _wait_for_cache(self) -> None:
+        """Wait until the images that running requests pin are within the cache limit.
+
+        Only before the first image of a request: later, requests could wait for what each other pins.
+        """
+        while self.cache.size > self.cache.limit and not self._closing:
+            time.sleep(POLL_SECONDS)
 
     def _check_length(self, tokens: int) -> None:
         if tokens >= self.max_length:
@@ -132,54 +136,62 @@ class Studio:
                 param="messages",
             )
 
-    def _picture(self, image: Image, gone: Event) -> Picture:
-        """The tower sees an image once, however many requests ask for it at the same time."""
-        key = picture_key(image)
+    def _get_or_encode(self, image: Image, canceled: Event) -> EncodedImage:
+        """Return an image from the cache, or encode it once however many requests need it at the same time."""
+        image_hash = hash_image(image)
         while True:
             with self._lock:
-                if known := self.store.get(key):
-                    return known
-                entry = self._making.get(key)
-                mine = entry is None
+                if cached := self.cache.get(image_hash):
+                    return cached
+                entry = self._in_progress.get(image_hash)
+                is_owner = entry is None
                 if entry is None:
-                    entry = self._making[key] = Future()
-            if mine:
-                self._fulfil(entry, image, key, gone)
+                    entry = self._in_progress[image_hash] = Future()
+            if is_owner:
+                self._complete(entry, image, image_hash, canceled)
             try:
                 return entry.result()
-            except Abandoned:
-                if mine:
+            except PreprocessingCanceled:
+                if is_owner:
                     raise
-                # Whoever made it for both has lost interest: the next one takes over.
+                # The owner of the entry was canceled: try again, as the owner if need be.
 
-    def _fulfil(self, entry: Future[Picture], image: Image, key: bytes, gone: Event) -> None:
+    def _complete(self, entry: Future[EncodedImage], image: Image, image_hash: bytes, canceled: Event) -> None:
         try:
-            picture = self._make(image, key, gone)
-            self.store.add(picture)
-            entry.set_result(picture)
-        except BaseException as error:  # those who wait for this entry must hear of it, whatever it is
+            encoded = self._encode_image(image, image_hash, canceled)
+            self.cache.add(encoded)
+            entry.set_result(encoded)
+        except BaseException as error:  # other requests wait for this entry: it must complete in any case
             entry.set_exception(error)
         with self._lock:
-            del self._making[key]
-            self.encoded += entry.exception() is None
+            del self._in_progress[image_hash]
+            self.encoded_images += entry.exception() is None
 
-    def _make(self, image: Image, key: bytes, gone: Event) -> Picture:
-        reading = self.reader.read(image)
-        self._check_length(len(reading.tokens))
+    def _encode_image(self, image: Image, image_hash: bytes, canceled: Event) -> EncodedImage:
+        processed = self.reader.read(image)
+        self._check_length(len(processed.tokens))
         parts = []
-        # One frame at a time, so that many small images do not wait behind one with many tiles.
-        for frame in _consumed(reading):
-            if gone.is_set() or self._closing:
-                raise Abandoned
-            parts.append(self._tower.submit(self._encode, frame).result())
-        rows = torch.cat(parts)
-        places = sum(end - begin for begin, end in reading.runs)
-        if len(rows) != places:
-            raise EngineError(f"The vision tower gave {len(rows)} rows for {places} places.")
-        return Picture(key, reading.tokens, reading.runs, rows, reading.lead, reading.tail, reading.grid)
+        # One tower call per tile or crop, so that an image with many of them does not block small images.
+        for inputs in _consume_inputs(processed):
+            if canceled.is_set() or self._closing:
+                raise PreprocessingCanceled
+            parts.append(self._tower.submit(self._encode, inputs).result())
+        embeddings = torch.cat(parts)
+        expected = sum(end - begin for begin, end in processed.ranges)
+        if len(embeddings) != expected:
+            raise EngineError(f"The vision tower returned {len(embeddings)} embeddings for {expected} image tokens.")
+        return EncodedImage(
+            image_hash,
+            processed.tokens,
+            processed.ranges,
+            embeddings,
+            processed.text_before,
+            processed.text_after,
+            processed.grid,
+        )
 
 
-def _consumed(reading: Reading) -> Iterable[Inputs]:
-    """The frames, each forgotten once it was used."""
-    while reading.frames:
-        yield reading.frames.pop(0)
+def _consume_inputs(processed: ProcessedImage) -> Iterable[TowerInputs]:
+    """Yield the tower inputs of an image, releasing each after use."""
+    while processed.tower_inputs:
+        yield processed.tower_inputs.pop(0)

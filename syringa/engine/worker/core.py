@@ -6,32 +6,32 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from syringa.engine.cpu.layers.native_ops import NativeDraw
-from syringa.engine.execution.overlap import Lookahead, Runner, Told
-from syringa.engine.execution.sync import Stepwise
+from syringa.engine.cpu.layers.native_ops import NativeSampler
+from syringa.engine.execution.executor import ClientDelta, Executor, StepCallbacks
+from syringa.engine.execution.overlap import ModelRunner, OverlapExecutor
+from syringa.engine.execution.sync import SyncExecutor
 from syringa.engine.loading.loader import LoadedModel, cache_blocks
-from syringa.engine.sampling.sampler import Sampler, SamplerState
-from syringa.engine.sampling.scoring import score_prompt
+from syringa.engine.sampling.logprobs import score_prompt
+from syringa.engine.sampling.sampler import Sampler
+from syringa.engine.sampling.sampler_input import SamplerState
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE, BlockPool
-from syringa.engine.scheduling.limits import Limits, QueueFull
-from syringa.engine.scheduling.oom import PAUSE_SECONDS, TOO_LARGE, Attempt
-from syringa.engine.scheduling.outcome import take_token
-from syringa.engine.scheduling.pending import PREPARING, Arrival, Arrivals
+from syringa.engine.scheduling.limits import QueueFull, SchedulerLimits
+from syringa.engine.scheduling.oom import OUT_OF_MEMORY, PAUSE_SECONDS, OOMGuard
+from syringa.engine.scheduling.pending import PREPARING, PendingRequest, PendingRequests
 from syringa.engine.scheduling.scheduler import Scheduler
-from syringa.engine.scheduling.scheduler_output import Plan
-from syringa.engine.scheduling.sequence import Sequence
-from syringa.engine.worker.stats import Tally
+from syringa.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
+from syringa.engine.scheduling.sequence import Sequence, append_token
+from syringa.engine.worker.stats import EngineCounters
 from syringa.errors import EngineOverloaded, InvalidRequest, RequestError, SyringaError
-from syringa.types import EngineDelta, EngineRequest, EngineStats, Fault, TokenLogprobs
+from syringa.types import EngineDelta, EngineRequest, EngineStats, ErrorKind, TokenLogprobs
 
 if TYPE_CHECKING:
     from syringa.engine.structured_output.compiler import GrammarState
-    from syringa.engine.vision.images import Pictures
+    from syringa.engine.vision.prompt_images import PromptImages
 
 
 logger = logging.getLogger("syringa.worker")
@@ -41,16 +41,17 @@ class EngineCore:
     def __init__(
         self,
         loaded: LoadedModel,
-        limits: Limits | None = None,
+        limits: SchedulerLimits | None = None,
         *,
         kv_cache_tokens: int = 0,
         kv_cache_gb: float = 0.0,
         prefix_caching: bool = True,
         tokenizer_json: Callable[[], str] | None = None,
-        progress: Callable[[int, int], None] | None = None,  # of what is prepared on a GPU
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        """`progress(done, total)` is called while a GPU is being prepared."""
         self.loaded = loaded
-        limits = limits or Limits()
+        limits = limits or SchedulerLimits()
         blocks = cache_blocks(loaded, kv_cache_tokens, kv_cache_gb, limits)
         # A sequence must be able to run alone, or it could never finish.
         self.max_length = min(loaded.info.max_model_len, blocks * BLOCK_SIZE)
@@ -59,45 +60,47 @@ class EngineCore:
         self.scheduler = Scheduler(self.pool, limits)
         self.sampler = Sampler(loaded.info.vocab_size, loaded.device)
         if loaded.kernels is not None:
-            self.sampler.plain = NativeDraw(loaded.kernels)
-        self.arrivals = Arrivals(loaded, self.max_length, self.scheduler.limits.max_queue, tokenizer_json)
+            self.sampler.plain = NativeSampler(loaded.kernels)
+        self.pending = PendingRequests(loaded, self.max_length, self.scheduler.limits.max_queue, tokenizer_json)
+        self.counters = EngineCounters()
         self._refused: list[tuple[int, str, SyringaError]] = []
-        self._sequences: dict[tuple[int, str], list[Sequence]] = defaultdict(list)
-        self._failed: list[tuple[int, EngineDelta]] = []
-        self.tally = Tally()
-        self._score = partial(score_prompt, vocabulary=loaded.info.vocab_size)
-        self.direct = Stepwise(loaded, self.cache, self.sampler, self.scheduler, self._advance, self._score, self._fill)
-        self.ahead: Lookahead | None = None
+        self._sequences: dict[tuple[int, str], list[Sequence]] = defaultdict(list)  # by client and request id
+        self._failed: list[ClientDelta] = []
+        self._callbacks = StepCallbacks(self._process_token, self._score_prompt, self._fill_masks)
+        self.runner: ModelRunner | None = None
+        self.executor: Executor = SyncExecutor(loaded, self.cache, self.sampler, self.scheduler, self._callbacks)
         if loaded.gpu is not None:
-            self.look_ahead(loaded.gpu.runner(self.cache, self.sampler, self.max_length, limits.max_running, progress))
+            self.use_runner(
+                loaded.gpu.make_runner(self.cache, self.sampler, self.max_length, limits.max_running, progress)
+            )
 
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        queued = self.scheduler.running or len(self.scheduler.waiting) or self._failed or self.arrivals.any_done
-        return bool(queued or (self.ahead and self.ahead.busy))
+        queued = self.scheduler.running or len(self.scheduler.waiting) or self._failed or self.pending.any_done
+        return bool(queued or self.executor.busy)
 
     @property
-    def patience(self) -> float | None:
-        """How many seconds may pass before the next step, if nothing comes meanwhile. None: any number."""
+    def next_step_delay(self) -> float | None:
+        """Seconds that may pass before the next step if nothing arrives; None: any number."""
         if self.busy:
             return 0.0
         limit = self.scheduler.limits.queue_seconds
-        return min(limit, 1.0) if limit and len(self.arrivals) else None
+        return min(limit, 1.0) if limit and len(self.pending) else None
 
-    def look_ahead(self, runner: Runner) -> None:
-        """From now on, a step is computed by `runner` while the host deals with the one before."""
-        self.ahead = Lookahead(
-            runner, self.scheduler, self.max_length, advance=self._advance, score=self._score, masks=self._fill
-        )
+    def use_runner(self, runner: ModelRunner) -> None:
+        """Run steps on a device from now on, overlapped with the host's work on the step before."""
+        self.executor.close()
+        self.runner = runner
+        self.executor = OverlapExecutor(runner, self.scheduler, self.max_length, self._callbacks)
 
-    def submit(self, request: EngineRequest, origin: int = 0) -> None:
-        """Queues a request. Raises `EngineOverloaded` or `InvalidRequest`; `origin` comes back with its deltas.
+    def submit(self, request: EngineRequest, client_id: int = 0) -> None:
+        """Queue a request, whose deltas will carry `client_id`. Raises `EngineOverloaded` or `InvalidRequest`.
 
-        In a full queue a tenant with less than its share gets a place of the tenant with the most, whose newest
-        request `take_refused` then has: one tenant's overload must not become everybody's.
+        In a full queue, a tenant below its share displaces the newest request of the tenant with the most, which
+        `take_refused` then returns.
         """
-        now = self.tally.active = time.perf_counter()
+        now = self.counters.last_active = time.perf_counter()
         if not request.prompt:
             raise InvalidRequest("The prompt has no tokens.", param="prompt")
         if len(request.prompt) > self.max_length:
@@ -105,145 +108,148 @@ class EngineCore:
         if min(request.prompt) < 0 or max(request.prompt) >= self.loaded.info.vocab_size:
             raise InvalidRequest("The prompt has a token id outside the vocabulary.", param="prompt")
         try:
-            if not self.arrivals.delays(request):
-                self._enqueue(request, origin, now)
-            elif (displaced := self.arrivals.add(request, origin, now)) is not None:
-                self._turn_away(displaced, EngineOverloaded(PREPARING))
+            if not self.pending.needs_preparation(request):
+                self._enqueue(request, client_id, now)
+            elif (displaced := self.pending.add(request, client_id, now)) is not None:
+                self._refuse(displaced, EngineOverloaded(PREPARING))
         except EngineOverloaded:
-            self.tally.counts["refused"] += 1
+            self.counters.counts["refused"] += 1
             raise
 
-    def abort(self, request_id: str, choice: int | None = None, origin: int = 0) -> None:
-        """Frees a request's sequences, or one choice's. They get no further delta."""
+    def abort(self, request_id: str, choice: int | None = None, client_id: int = 0) -> None:
+        """Drop the sequences of a request, or of one choice. They get no further delta."""
         if choice is None:
-            self.arrivals.forget(origin, request_id)
-        for sequence in list(self._sequences.get((origin, request_id), ())):
-            # One that still carries the prompt for its siblings cannot be spared alone.
+            self.pending.cancel(client_id, request_id)
+        for sequence in list(self._sequences.get((client_id, request_id), ())):
+            # A sequence whose siblings have not forked yet still computes the prompt for them.
             if choice is None or (sequence.choice == choice and not sequence.siblings):
                 self._drop(sequence)
 
-    def abort_all(self, origin: int) -> None:
-        """Frees everything that a client which is gone had sent."""
-        self.arrivals.forget(origin)
-        for key in [key for key in self._sequences if key[0] == origin]:
-            self.abort(key[1], origin=origin)
+    def abort_all(self, client_id: int) -> None:
+        """Drop all requests of a client that has disconnected."""
+        self.pending.cancel(client_id)
+        for key in [key for key in self._sequences if key[0] == client_id]:
+            self.abort(key[1], client_id=client_id)
 
-    def step(self) -> list[tuple[int, EngineDelta]]:
-        """Schedules, computes, draws, and tells what came of it: (origin, delta) pairs."""
+    def step(self) -> list[ClientDelta]:
+        """Schedule, execute, sample, and return the deltas to emit."""
         started = time.perf_counter()
-        for arrival in self.arrivals.take():
-            self._admit(arrival)
-        if self.scheduler.limits.queue_seconds:
-            self._end_waiting(started)
-        plan = self.scheduler.schedule()
+        self._enqueue_prepared()
+        self._refuse_overdue(started)
+        output = self.scheduler.schedule()
         deltas, self._failed = self._failed, []
-        if plan.items or (self.ahead and self.ahead.busy):
-            self.tally.begin(plan, started)
-            for fork in plan.forks:
-                self._sequences[fork.origin, fork.request.id].append(fork)
-            deltas += self._compute(plan)
-            self.tally.end(started)
+        if output.scheduled or self.executor.busy:
+            self.counters.record_first_steps(output, started)
+            for fork in output.forks:
+                self._sequences[fork.client_id, fork.request.id].append(fork)
+            deltas += self._execute(output)
+            self.counters.record_step(started)
         return deltas
 
     def take_refused(self) -> list[tuple[int, str, SyringaError]]:
-        """Requests that will not run although `submit` had taken them: (origin, id, why). Told once."""
+        """Return, once, the requests that `submit` accepted and that will not run: (client id, request id, error)."""
         refused, self._refused = self._refused, []
         return refused
 
     def stats(self) -> EngineStats:
-        return self.tally.stats(self.scheduler, self.arrivals, busy=self.busy)
+        return self.counters.stats(self.scheduler, self.pending, busy=self.busy)
 
     def close(self) -> None:
-        self.direct.close()
-        self.arrivals.close()
+        self.executor.close()
+        self.pending.close()
 
     # One step
 
-    def _compute(self, plan: Plan) -> list[Told]:
-        """Runs a plan. One that finds too little memory is undone, and what was in it comes again in smaller ones."""
-        with Attempt() as copying:
-            self.cache.copy_blocks(plan.copies)
-        steps = self.ahead or self.direct
-        told = steps.step(Plan() if copying.short else plan)
-        if copying.short or steps.short:
-            self._make_smaller(plan, copied=not copying.short)
-        elif plan.items:
-            self.scheduler.relief.went_well()
-        return told
+    def _execute(self, output: SchedulerOutput) -> list[ClientDelta]:
+        """Run an output. One that runs out of memory is rolled back, and its sequences are scheduled again."""
+        with OOMGuard() as copying:
+            self.cache.copy_blocks(output.copies)
+        deltas = self.executor.step(SchedulerOutput() if copying.out_of_memory else output)
+        if copying.out_of_memory or self.executor.out_of_memory:
+            self._back_off(output, copied=not copying.out_of_memory)
+        elif output.scheduled:
+            self.scheduler.oom_backoff.record_success()
+        return deltas
 
-    def _make_smaller(self, plan: Plan, *, copied: bool) -> None:
+    def _back_off(self, output: SchedulerOutput, *, copied: bool) -> None:
         if self.loaded.device.type == "cuda":
             torch.cuda.empty_cache()
-        if self.scheduler.relief.group is None:
-            tokens = sum(item.count for item in plan.items)
-            logger.warning("too little memory for a step of %d tokens: smaller ones follow", tokens)
+        if self.scheduler.oom_backoff.group is None:
+            logger.warning("engine: step ran out of memory, retrying in smaller steps: tokens=%d", output.tokens)
         time.sleep(PAUSE_SECONDS)
-        for sequence in self.scheduler.undo(plan, copied=copied):
-            logger.error("too little memory for a request of %d tokens: it is given up", len(sequence.tokens))
-            self._give_up(sequence)
+        for sequence in self.scheduler.roll_back(output, copied=copied):
+            logger.error("engine: request failed, out of memory: tokens=%d", len(sequence.tokens))
+            self._fail_request(sequence)
 
-    def _give_up(self, sequence: Sequence) -> None:
-        """Its request fails, with all its choices."""
-        for each in list(self._sequences.get((sequence.origin, sequence.request.id), ())):
-            self._fail(each.origin, each.request.id, range(each.choice, each.choice + 1 + each.siblings), TOO_LARGE)
+    def _fail_request(self, sequence: Sequence) -> None:
+        """Fail all choices of the request that a sequence belongs to."""
+        for each in list(self._sequences.get((sequence.client_id, sequence.request.id), ())):
+            choices = range(each.choice, each.choice + 1 + each.siblings)
+            self._fail(each.client_id, each.request.id, choices, OUT_OF_MEMORY)
             self._drop(each)
 
-    def _fail(self, origin: int, name: str, choices: range, message: str, fault: Fault = "overload") -> None:
+    def _fail(
+        self, client_id: int, request_id: str, choices: range, message: str, error_kind: ErrorKind = "overload"
+    ) -> None:
         for choice in choices:
-            self._failed.append((origin, EngineDelta(name, choice, finish="error", error=message, fault=fault)))
+            delta = EngineDelta(request_id, choice, finish="error", error=message, error_kind=error_kind)
+            self._failed.append((client_id, delta))
 
-    def _fill(self, grammars: list[GrammarState | None]) -> torch.Tensor | None:
-        compiler = self.arrivals.compiler
+    def _fill_masks(self, grammars: list[GrammarState | None]) -> torch.Tensor | None:
+        compiler = self.pending.compiler
         return compiler.fill_masks(grammars) if compiler and any(grammars) else None
 
-    def _advance(self, sequence: Sequence, token: int, score: TokenLogprobs | None) -> tuple[int, EngineDelta]:
-        """Adds a drawn token to its sequence, ends it if that is due, and tells the client."""
+    def _score_prompt(self, item: ScheduledSequence, logits: torch.Tensor) -> None:
+        score_prompt(item, logits, vocab_size=self.loaded.info.vocab_size)
+
+    def _process_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> ClientDelta:
+        """Append a sampled token to its sequence, end the sequence if that is due, and return the delta."""
         stopping, grammar = sequence.request.stopping, sequence.grammar
-        tokens, finish, error = take_token(sequence, token, self.max_length)
-        self.tally.counts["output_tokens"] += len(tokens)
-        ended = finish == "stop" and tokens and token in (stopping.end_tokens | stopping.stop_tokens)
-        first = sequence.choice == 0 and not sequence.started
+        tokens, finish, error = append_token(sequence, token, self.max_length)
+        self.counters.counts["output_tokens"] += len(tokens)
+        stopped = finish == "stop" and tokens and token in (stopping.end_tokens | stopping.stop_tokens)
+        first = sequence.choice == 0 and not sequence.delta_sent
         delta = EngineDelta(
             sequence.request.id,
             sequence.choice,
             tokens,
-            [score] if score is not None and tokens else [],
+            [logprobs] if logprobs is not None and tokens else [],
             finish,
-            token if ended else None,
-            0 if sequence.started else sequence.cached,
+            token if stopped else None,
+            0 if sequence.delta_sent else sequence.cached,
             sequence.prompt_scores if first else None,
             error,
             "grammar" if grammar is not None and error is not None else "engine",
-            sequence.prompt_length if first and sequence.pictures else 0,
-            round(1000 * sequence.queued) if first else 0,
+            sequence.prompt_length if first and sequence.prompt_images else 0,
+            round(1000 * sequence.queue_seconds) if first else 0,
         )
-        self.tally.answer(sequence)
+        self.counters.record_delta(sequence)
         if finish:
             self._drop(sequence)
-        return sequence.origin, delta
+        return sequence.client_id, delta
 
-    # Coming and going
+    # Requests in and out
 
     def _enqueue(
         self,
         request: EngineRequest,
-        origin: int,
+        client_id: int,
         submitted: float,
         grammar: GrammarState | None = None,
-        pictures: Pictures | None = None,
-        written: list[int] | None = None,  # the prompt before images took their places: penalties are about text
+        prompt_images: PromptImages | None = None,
+        text_prompt: list[int] | None = None,  # the prompt before placeholders were expanded: penalties apply to text
     ) -> None:
         sequence = Sequence(
             request,
             0,
-            SamplerState(request.sampling, written or request.prompt),
+            SamplerState(request.sampling, text_prompt or request.prompt),
             grammar,
-            origin,
+            client_id,
             list(request.prompt),
             siblings=request.choices - 1,
             prompt_scores=[None] if request.prompt_logprobs is not None else None,
             submitted=submitted,
-            pictures=pictures,
+            prompt_images=prompt_images,
         )
         try:
             self.scheduler.add(sequence)
@@ -251,50 +257,56 @@ class EngineCore:
             full = EngineOverloaded("The queue is full: try again shortly.")
             if (displaced := self.scheduler.displaced_by(request.tenant)) is None:
                 raise full from None
-            self._turn_away(displaced, full)
+            self._refuse(displaced, full)
             self.scheduler.add(sequence)
-        self._sequences[origin, request.id].append(sequence)
+        self._sequences[client_id, request.id].append(sequence)
 
-    def _admit(self, arrival: Arrival) -> None:
-        """Queues a request that is ready. A grammar's or an image's failure ends its own request only."""
-        request, origin = arrival.request, arrival.origin
-        try:
-            expanded, grammar, pictures = arrival.result()
-            self._enqueue(expanded, origin, arrival.submitted, grammar, pictures, request.prompt)
-        except Exception as error:
-            if arrival.images_failed and isinstance(error, RequestError):
-                self._refused.append((origin, request.id, error))
-                return
-            message = error.message if isinstance(error, SyringaError) else f"The grammar failed: {error}"
-            fault: Fault = "engine" if arrival.images_failed else "grammar"
-            if isinstance(error, EngineOverloaded):
-                fault = "overload"
-                self.tally.counts["refused"] += 1
-            self._fail(origin, request.id, range(request.choices), message, fault)
+    def _enqueue_prepared(self) -> None:
+        """Queue the pending requests that are done. A failed grammar or image fails its own request only."""
+        for pending in self.pending.pop_done():
+            request, client_id = pending.request, pending.client_id
+            try:
+                expanded, grammar, prompt_images = pending.result()
+                self._enqueue(expanded, client_id, pending.submitted, grammar, prompt_images, request.prompt)
+            except Exception as error:
+                if pending.images_failed and isinstance(error, RequestError):
+                    self._refused.append((client_id, request.id, error))
+                    continue
+                message = error.message if isinstance(error, SyringaError) else f"The grammar failed: {error}"
+                error_kind: ErrorKind = "engine" if pending.images_failed else "grammar"
+                if isinstance(error, EngineOverloaded):
+                    error_kind = "overload"
+                    self.counters.counts["refused"] += 1
+                self._fail(client_id, request.id, range(request.choices), message, error_kind)
 
-    def _end_waiting(self, now: float) -> None:
-        """Refuses those that nothing was done for within the time that a request may wait."""
+    def _refuse_overdue(self, now: float) -> None:
+        """Refuse the requests that have waited longer than `queue_seconds` without having begun."""
+        if not self.scheduler.limits.queue_seconds:
+            return
         before = now - self.scheduler.limits.queue_seconds
-        overdue: list[Sequence | Arrival] = [*self.scheduler.waiting.overdue(before), *self.arrivals.overdue(before)]
+        overdue: list[Sequence | PendingRequest] = [
+            *self.scheduler.waiting.overdue(before),
+            *self.pending.overdue(before),
+        ]
         for late in overdue:
             text = f"The request waited {now - late.submitted:.1f} s in the queue and was not begun: try again later."
-            self._turn_away(late, EngineOverloaded(text))
+            self._refuse(late, EngineOverloaded(text))
 
-    def _turn_away(self, waiting: Sequence | Arrival, error: EngineOverloaded) -> None:
+    def _refuse(self, waiting: Sequence | PendingRequest, error: EngineOverloaded) -> None:
         if isinstance(waiting, Sequence):
             self._drop(waiting)
         else:
-            self.arrivals.forget(waiting.origin, waiting.request.id)
-        self._refused.append((waiting.origin, waiting.request.id, error))
-        self.tally.counts["refused"] += 1
+            self.pending.cancel(waiting.client_id, waiting.request.id)
+        self._refused.append((waiting.client_id, waiting.request.id, error))
+        self.counters.counts["refused"] += 1
 
     def _drop(self, sequence: Sequence) -> None:
-        sequence.ended = True
+        """Remove a sequence from the engine and free its blocks."""
+        sequence.finished = True
         self.scheduler.finish(sequence)
-        if self.ahead:
-            self.ahead.runner.forget(sequence)
-        key = (sequence.origin, sequence.request.id)
-        family = self._sequences[key]
-        family.remove(sequence)
-        if not family:
+        self.executor.forget(sequence)
+        key = (sequence.client_id, sequence.request.id)
+        siblings = self._sequences[key]
+        siblings.remove(sequence)
+        if not siblings:
             del self._sequences[key]

@@ -1,10 +1,9 @@
-"""A line in the log for each request that has ended, and, only where the administrator wants it, what was said."""
+"""The access log, and the log of prompts and outputs where the administrator enables it."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,90 +12,90 @@ from starlette.types import Scope
 from syringa import logs
 from syringa.events import Event, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from syringa.generation import Emit
-from syringa.service.auth.caller import Caller
-from syringa.service.usage.account import CANCELLED, Account
+from syringa.http.context import request_context
+from syringa.service.auth.keys import Caller
+from syringa.service.usage.accounting import CANCELLED, RequestAccounting
 
 logger = logging.getLogger("syringa.access")
 
-# Asked for by machines, again and again.
-_QUIET = frozenset({"/health", "/ready", "/metrics", "/status"})
 _MAX_PATH = 200
 
 
-def access_line(scope: Scope, began: float) -> None:
-    """One line for a request that began at `began`, by `time.perf_counter`. Says nothing of its query, its headers or
-    its body."""
-    path: str = scope["path"]
-    level = logging.DEBUG if path in _QUIET else logging.INFO
+def log_request(scope: Scope, seconds: float) -> None:
+    """Log a finished request. Its query, headers and body are not logged."""
+    context = request_context(scope)
+    level = logging.DEBUG if context.endpoint.monitoring else logging.INFO
     if not logger.isEnabledFor(level):
         return
-    state = scope["state"]
-    status = state["status"] or CANCELLED  # nothing was sent: its client left
+    status = context.status or CANCELLED  # nothing was sent: the client disconnected
     method = scope.get("method", "WEBSOCKET")
+    path: str = scope["path"]
     if len(path) > _MAX_PATH:
         path = path[:_MAX_PATH] + "…"
-    seconds = round(time.perf_counter() - began, 6)
+    seconds = round(seconds, 6)
     fields: dict[str, Any] = {"method": method, "path": path, "status": status, "seconds": seconds}
-    account: Account | None = state.get("account")
-    more = _identify(state.get("caller"), fields)
-    if account is not None and account.later:
-        fields["model"], fields["outcome"] = account.model, "later"
-        more += f" model={account.model} goes on in the background"
-    elif account is not None:
-        more += _describe(account, fields)
-    logs.line(logger, level, f"{method} {path} {status} {seconds:.3f} s{more}", fields, state["request_id"])
+    details = _describe_caller(context.caller, fields)
+    if context.accounting is not None:
+        details += _describe_generation(context.accounting, fields)
+    message = f"{method} {path} {status} {seconds:.3f} s{details}"
+    logger.log(level, message, extra={"fields": fields, "request_id": context.request_id})
 
 
-def account_line(account: Account) -> None:
-    """The same for a response that no HTTP request waits for: one that ran in the background, or over a WebSocket."""
+def log_response(accounting: RequestAccounting) -> None:
+    """Log a finished response that has no HTTP request of its own: in the background, or over a WebSocket."""
     if not logger.isEnabledFor(logging.INFO):
         return
-    seconds = round(account.total_seconds, 6)
-    fields: dict[str, Any] = {"path": account.endpoint, "status": account.status, "seconds": seconds}
-    more = _identify(account.caller, fields) + _describe(account, fields)
-    message = f"a response of {account.endpoint} ended {account.status} {seconds:.3f} s{more}"
-    logs.line(logger, logging.INFO, message, fields, account.request_id)
+    seconds = round(accounting.total_seconds, 6)
+    fields: dict[str, Any] = {"path": accounting.endpoint, "status": accounting.status, "seconds": seconds}
+    details = _describe_caller(accounting.caller, fields) + _describe_generation(accounting, fields, finished=True)
+    message = f"RESPONSE {accounting.endpoint} {accounting.status} {seconds:.3f} s{details}"
+    logger.info(message, extra={"fields": fields, "request_id": accounting.request_id})
 
 
-def _identify(caller: Caller | None, fields: dict[str, Any]) -> str:
-    if caller is None or not caller.organisation:
+def _describe_caller(caller: Caller | None, fields: dict[str, Any]) -> str:
+    if caller is None or not caller.organization:
         return ""
-    fields["organisation"], fields["key"] = caller.organisation, caller.key
-    return f" organisation={caller.organisation} key={caller.key}"
+    fields["organization"], fields["key"] = caller.organization, caller.key
+    return f" organization={caller.organization} key={caller.key}"
 
 
-def _describe(account: Account, fields: dict[str, Any]) -> str:
-    used = account.trace
-    fields["model"], fields["outcome"] = account.model, account.outcome
-    fields["input_tokens"], fields["output_tokens"] = used.prompt_tokens, used.completion_tokens
-    return f" model={account.model} tokens={used.prompt_tokens}+{used.completion_tokens} {account.outcome}"
+def _describe_generation(accounting: RequestAccounting, fields: dict[str, Any], *, finished: bool = False) -> str:
+    fields["model"] = accounting.model
+    if accounting.detached and not finished:
+        fields["outcome"] = "later"
+        return f" model={accounting.model} outcome=later"
+    fields["outcome"] = accounting.outcome
+    stats = accounting.stats
+    fields["input_tokens"], fields["output_tokens"] = stats.prompt_tokens, stats.completion_tokens
+    tokens = f"{stats.prompt_tokens}+{stats.completion_tokens}"
+    return f" model={accounting.model} tokens={tokens} outcome={accounting.outcome}"
 
 
-def log_body(body: bytes) -> None:
-    """What a client sent. Nothing happens unless prompts are to be logged."""
+def log_request_body(body: bytes) -> None:
+    """Log the body of a request, where prompts are to be logged."""
     if logs.PROMPTS.isEnabledFor(logging.INFO):
-        logs.PROMPTS.info("request: %s", logs.cut(body[: 4 * logs.MAX_TEXT].decode("utf-8", "replace")))
+        logs.PROMPTS.info("request: %s", logs.truncated(body[: 4 * logs.MAX_TEXT].decode("utf-8", "replace")))
 
 
 @contextlib.contextmanager
-def heard(emit: Emit) -> Iterator[Emit]:
-    """`emit` itself, or where answers are to be logged, one that also remembers what it was given."""
+def log_output(emit: Emit) -> Iterator[Emit]:
+    """Yield `emit` itself, or where outputs are to be logged, a wrapper that collects the text."""
     if not logs.PROMPTS.isEnabledFor(logging.INFO):
         yield emit
         return
-    said: list[str] = []
+    output: list[str] = []
 
-    def listen(events: Sequence[Event]) -> None:
+    def collect_and_emit(events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, TextDelta | ReasoningDelta):
-                said.append(event.text)
+                output.append(event.text)
             elif isinstance(event, ToolCallStart):
-                said.append(f" {event.name}: ")
+                output.append(f" {event.name}: ")
             elif isinstance(event, ToolCallDelta):
-                said.append(event.arguments)
+                output.append(event.arguments)
         emit(events)
 
     try:
-        yield listen
+        yield collect_and_emit
     finally:
-        logs.PROMPTS.info("answer: %s", logs.cut("".join(said)))
+        logs.PROMPTS.info("answer: %s", logs.truncated("".join(output)))

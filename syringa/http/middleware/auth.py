@@ -1,98 +1,108 @@
-"""The gate: who may come in, how often, and that every answer is in the books."""
+"""Authentication, rate limiting and usage accounting middleware."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from syringa.errors import EngineUnavailable, InvalidRequest, SyringaError
-from syringa.http.server.drain import ENDING
-from syringa.service.app_state import Work
-from syringa.service.auth.caller import Caller
-
-PUBLIC_PATHS = frozenset({"/health", "/ready", "/status", "/openapi.json", "/docs"})
-# What generates something: each of these requests has an entry in the books.
-METERED_PATHS = frozenset(
-    {
-        "/v1/completions",
-        "/api/v2/completions",
-        "/v1/chat/completions",
-        "/api/v2/chat/completions",
-        "/v1/responses",
-        "/v1/responses/compact",
-    }
-)
-ADMIN_PREFIX = "/admin/"
-TIMEOUT_HEADER = "x-syringa-timeout"
+from syringa.config import is_loopback
+from syringa.errors import Forbidden, SyringaError
+from syringa.http.context import RequestContext, request_context
+from syringa.http.dispatch import TIMEOUT_HEADER, parse_timeout
+from syringa.http.middleware.errors import shutdown_error
+from syringa.http.routing import Access
+from syringa.service.app_state import AppState
+from syringa.service.auth.keys import Caller
 
 
-class Gate:
-    """Finds the caller, holds it to its limits, and opens and closes the request's account.
+class AuthMiddleware:
+    """Identifies the caller, enforces access and rate limits, and opens and closes the accounting of metered requests.
 
-    Every POST counts as a request, but for an administrator's: reading what is there is free. What a WebSocket asks for
-    is counted message by message, where it is read.
+    Every POST counts against the rate limits, except those of administrators; reads are free. The messages of a
+    WebSocket are limited and accounted for one by one, by its handler.
     """
 
-    def __init__(self, app: ASGIApp, work: Work, public_metrics: bool = False) -> None:
-        self._app, self._work = app, work
-        self._public = PUBLIC_PATHS | ({"/metrics"} if public_metrics else set())
+    def __init__(self, app: ASGIApp, app_state: AppState, public_metrics: bool = False) -> None:
+        self._app, self._app_state = app, app_state
+        self._public = {Access.PUBLIC, Access.METRICS} if public_metrics else {Access.PUBLIC}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if scope["type"] not in ("http", "websocket") or path in self._public:
+        context = request_context(scope)
+        endpoint = context.endpoint
+        if endpoint.access in self._public:
             await self._app(scope, receive, send)
             return
-        state = scope["state"]
-        headers = state["given"]
+        is_post = scope.get("method") == "POST"
         try:
-            caller = state["caller"] = self._work.keys.find(headers.get(b"authorization"))
+            caller = context.caller = self._app_state.keys.authenticate(context.headers.get(b"authorization"))
         except SyringaError as error:
-            if scope.get("method") == "POST":
-                self._work.metrics.turn_away(path, error.status)
+            if is_post and endpoint.metered:
+                self._app_state.metrics.count_refused(endpoint.metrics_label, error.status)
             raise
-        if scope.get("method") != "POST" or path.startswith(ADMIN_PREFIX):
+        if endpoint.access is Access.ADMIN:
+            check_admin(caller, Headers(scope=scope))
             await self._app(scope, receive, send)
-            return
-        if path not in METERED_PATHS:
-            await self._admitted(caller, scope, receive, send)
-            return
-        account = state["account"] = self._work.books.open(caller, path, state["request_id"])
+        elif not is_post:
+            await self._app(scope, receive, send)
+        elif endpoint.metered:
+            await self._account(context, caller, scope, receive, send)
+        else:
+            await self._limit(context, caller, scope, receive, send)
+
+    async def _account(
+        self, context: RequestContext, caller: Caller, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        label = context.endpoint.metrics_label
+        accounting = context.accounting = self._app_state.start_accounting(caller, label, context.request_id)
         try:
-            account.timeout = read_timeout(headers.get(TIMEOUT_HEADER.encode()))
-            await self._admitted(caller, scope, receive, send)
-        except ClientDisconnect:  # before all of its body was here
-            account.cancel()
+            accounting.timeout = parse_timeout(context.headers.get(TIMEOUT_HEADER.encode()))
+            await self._limit(context, caller, scope, receive, send)
+        except ClientDisconnect:  # before its body was complete
+            accounting.cancel()
             raise
-        except asyncio.CancelledError:  # by a server that ends
-            account.fail(EngineUnavailable(ENDING, code="server_ending"))
+        except asyncio.CancelledError:  # by the server, at the end of its shutdown
+            accounting.fail(shutdown_error())
             raise
         except Exception as error:
-            account.fail(error)
+            accounting.fail(error)
             raise
         finally:
-            if not account.later:
-                account.close()
+            if not accounting.detached:
+                accounting.close()
 
-    async def _admitted(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        admission = self._work.limiter.enter(caller)
-        scope["state"]["added"] = admission.headers
+    async def _limit(self, context: RequestContext, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        admission = self._app_state.limiter.acquire(caller)
+        context.response_headers = admission.headers
         try:
             await self._app(scope, receive, send)
         finally:
-            admission.leave()
+            admission.release()
 
 
-def read_timeout(given: bytes | None) -> float | None:
-    if given is None:
-        return None
+def check_admin(caller: Caller, headers: Headers) -> None:
+    """Raise `Forbidden` unless the caller may administer the server.
+
+    Where no API keys are configured, only programs on this machine may: otherwise a page of another site could make a
+    visitor's browser administer a server that runs beside it.
+    """
+    if not caller.admin:
+        raise Forbidden("An administrator's key is needed: make one with `syringa keys create --admin`.")
+    if caller.key:
+        return
+    cross_site = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+    if cross_site or not _is_local(headers.get("origin", "http://localhost")):
+        raise Forbidden("Pages of other sites may not manage this server.")
+    if not _is_local("//" + headers.get("host", "")):  # DNS rebinding: another site's name may resolve to this machine
+        raise Forbidden("Without keys, the server is managed from its own machine alone: use its loopback address.")
+
+
+def _is_local(url: str) -> bool:
     try:
-        seconds = float(given)
+        host = urlsplit(url).hostname
     except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        shown = given[:40].decode("latin-1")
-        raise InvalidRequest(f"{TIMEOUT_HEADER}: expected seconds above 0, not {shown!r}.", param=TIMEOUT_HEADER)
-    return seconds
+        return False
+    return host is not None and is_loopback(host)

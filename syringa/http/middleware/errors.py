@@ -1,7 +1,7 @@
-"""What happens around every request: CORS, an id, errors in one envelope, the gate, and a limit on bodies.
+"""Request ids and error responses.
 
-Plain ASGI throughout. A layer that wraps `send` costs every token of a stream a call, so only one does, and a stream
-goes round it once it has begun (`unwrapped`).
+`ErrorMiddleware` is the only layer that wraps `send`. A stream's body does not pass through it on Syringa's own server:
+once the response has started, the stream writes to the request cycle (see `syringa.http.streaming.writer`).
 """
 
 from __future__ import annotations
@@ -11,62 +11,31 @@ import logging
 import math
 import re
 import time
+from collections.abc import Callable
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from syringa import logs
-from syringa.api.decoding import ErrorBody, ErrorEnvelope
-from syringa.config import Config
-from syringa.errors import EngineUnavailable, PayloadTooLarge, RateLimited, SyringaError
-from syringa.http.middleware.access_log import access_line
-from syringa.http.middleware.auth import Gate
-from syringa.http.server.drain import ENDING, Closing
-from syringa.ids import fresh_id
-from syringa.service.app_state import Work
+from syringa.api.fields.common import ErrorBody, ErrorEnvelope
+from syringa.errors import EngineUnavailable, RateLimited, SyringaError
+from syringa.http.context import REQUEST_CYCLE, RequestContext, request_context, set_request_context
+from syringa.http.middleware.access_log import log_request
+from syringa.http.routing import Endpoint
+from syringa.ids import random_id
 
 logger = logging.getLogger("syringa.http")
 
-# What begins an answer: to a request, to a handshake that is refused, to one that is not.
+# The first message of a response to a request, to a rejected handshake, and to an accepted one.
 _STARTS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
-_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_SHOWN = [
-    "x-request-id",
-    "x-syringa-ignored",
-    "retry-after",
-    *(f"x-ratelimit-{each}-{of}" for each in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
-]
+_VALID_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
-def middleware(config: Config, work: Work) -> list[Middleware]:
-    """The layers of the app, from the outside in."""
-    layers = []
-    if config.cors_origins:
-        layers.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(config.cors_origins),
-                allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["*"],
-                expose_headers=_SHOWN,
-            )
-        )
-    return [
-        *layers,
-        Middleware(Edge),
-        Middleware(Closing, work=work),
-        Middleware(Gate, work=work, public_metrics=config.public_metrics),
-        Middleware(BodyLimit, limit=config.max_body_bytes),
-    ]
-
-
-def envelope(error: Exception) -> ErrorEnvelope:
-    """What a client may know of an error. One that we did not foresee keeps its details to the log."""
+def error_envelope(error: Exception) -> ErrorEnvelope:
+    """Return the body of an error response. Details of unexpected errors are logged, and not shown to clients."""
     if isinstance(error, SyringaError):
         return ErrorEnvelope(ErrorBody(error.message, error.type, error.param, error.code))
     return ErrorEnvelope(ErrorBody("An internal error occurred.", "server_error", None, "internal_error"))
@@ -80,113 +49,83 @@ def error_response(error: Exception) -> Response:
         if error.status == 401:
             headers["www-authenticate"] = "Bearer"
     status = error.status if isinstance(error, SyringaError) else 500
-    response = Response(msgspec.json.encode(envelope(error)), status, headers, media_type="application/json")
+    response = Response(msgspec.json.encode(error_envelope(error)), status, headers, media_type="application/json")
     if isinstance(error, RateLimited):
         response.raw_headers += error.headers
     return response
 
 
-def _refusal(error: HTTPException, scope: Scope) -> Response:
-    """Starlette's own refusals, an unknown path or method, in our envelope."""
-    said = {
-        404: f"There is nothing at {scope['path']}.",
-        405: f"{scope['path']} does not answer {scope.get('method')}.",
-    }.get(error.status_code, error.detail)
-    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    body = ErrorEnvelope(ErrorBody(said, kind, None, None))
-    return Response(msgspec.json.encode(body), error.status_code, error.headers, media_type="application/json")
+def shutdown_error() -> EngineUnavailable:
+    """Return the error of requests that arrive during shutdown or do not finish in time."""
+    return EngineUnavailable("The server is being stopped: send the request again shortly.", code="server_ending")
 
 
-def unwrapped(scope: Scope, send: Send) -> Send:
-    """`send` without what `Edge` does around it, which is nothing once a response has begun."""
-    found: Send = scope["state"].get("send", send)
-    return found
+class ErrorMiddleware:
+    """Creates the `RequestContext`, adds `x-request-id` to the response, and renders every error that is raised before
+    the response has started. A valid `x-request-id` of the client is adopted."""
 
-
-class Edge:
-    """Names each request in `x-request-id`, with the client's own id if it sent a sane one, and renders whatever is
-    raised below, as long as nothing has been sent."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, resolve: Callable[[Scope], Endpoint]) -> None:
+        """`resolve` returns the endpoint of a request."""
+        self._app, self._resolve = app, resolve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        began = time.perf_counter()
-        given = dict(scope["headers"])
-        request_id = given.get(b"x-request-id", b"")
-        if not _SANE_ID.fullmatch(request_id):
-            request_id = fresh_id().encode()
-        # The router raises its refusals where an app is named, and answers in plain text otherwise.
-        scope["app"] = self
-        state = scope.setdefault("state", {})
-        state.update(request_id=request_id.decode(), send=send, given=given, added=[], status=0)
-        logs.request_id.set(state["request_id"])
+            raise RuntimeError(f"the ASGI protocol {scope['type']!r} is not supported")
+        started_at = time.perf_counter()
+        headers = dict(scope["headers"])
+        request_id = headers.get(b"x-request-id", b"")
+        if not _VALID_REQUEST_ID.fullmatch(request_id):
+            request_id = random_id().encode()
+        cycle = scope.get("extensions", {}).get(REQUEST_CYCLE)
+        context = RequestContext(request_id.decode(), headers, self._resolve(scope), cycle)
+        set_request_context(scope, context)
+        logs.request_id.set(context.request_id)
         started = False
 
-        async def named(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] in _STARTS:
                 started = True
-                state["status"] = message.get("status", 101)
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id), *state["added"]]
+                context.status = message.get("status", 101)
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id),
+                    *context.response_headers,
+                ]
             await send(message)
 
         try:
-            await self._app(scope, receive, named)
+            await self._app(scope, receive, send_with_headers)
         except Exception as error:
             if started:
                 raise
             if isinstance(error, ClientDisconnect):
-                return  # in the middle of its own body: there is nobody to answer
-            # To a WebSocket, this is the answer to its handshake.
-            await _rendered(error, scope)(scope, receive, named)
+                return  # the client disconnected while sending its body
+            # For a WebSocket, this is the response to its handshake.
+            await _render(error, scope)(scope, receive, send_with_headers)
         except asyncio.CancelledError:
-            # Nobody does this but a server that ends. Whatever has begun by now, nobody reads.
+            # Only the server cancels requests, at the end of its shutdown. A started response cannot be changed.
             if not started:
-                await error_response(EngineUnavailable(ENDING, code="server_ending"))(scope, receive, named)
+                await error_response(shutdown_error())(scope, receive, send_with_headers)
         finally:
-            access_line(scope, began)
+            log_request(scope, time.perf_counter() - started_at)
 
 
-def _rendered(error: Exception, scope: Scope) -> Response:
+def _render(error: Exception, scope: Scope) -> Response:
     if isinstance(error, HTTPException):
-        return _refusal(error, scope)
+        return _render_http_exception(error, scope)
     if not isinstance(error, SyringaError):
-        name = scope["state"]["request_id"]
-        how = scope.get("method", "WebSocket")
-        logger.error("%s %s failed (request %s)", how, scope["path"], name, exc_info=error)
+        method, request_id = scope.get("method", "WebSocket"), request_context(scope).request_id
+        logger.error("%s %s failed (request %s)", method, scope["path"], request_id, exc_info=error)
     return error_response(error)
 
 
-class BodyLimit:
-    """Refuses a body over the limit: by its stated length, or as soon as it has grown past it. A WebSocket has no body;
-    its frames are measured where they are read."""
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
-        self._limit = limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        stated = scope["state"]["given"].get(b"content-length", b"")
-        if stated.isdigit() and int(stated) > self._limit:
-            raise self._too_large()
-        seen = 0
-
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._limit:
-                raise self._too_large()
-            return message
-
-        await self._app(scope, counted, send)
-
-    def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"The body is larger than {self._limit} bytes, the limit of this server.")
+def _render_http_exception(error: HTTPException, scope: Scope) -> Response:
+    """Render the router's 404 and 405 in the error envelope."""
+    message = {
+        404: f"There is nothing at {scope['path']}.",
+        405: f"{scope['path']} does not accept {scope.get('method')}.",
+    }.get(error.status_code, error.detail)
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    body = ErrorEnvelope(ErrorBody(message, kind, None, None))
+    return Response(msgspec.json.encode(body), error.status_code, error.headers, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Background responses: beginning one, and following one, from whatever place and in whatever process."""
+"""Background responses: starting one, and streaming its events, also from another process or from the middle."""
 
 from __future__ import annotations
 
@@ -8,116 +8,123 @@ from typing import Any
 
 import msgspec
 
-from syringa.api.responses import StreamEvent, error_event, in_mode
+from syringa.api.responses import StreamEvent, error_event, event_type_for_mode
 from syringa.errors import EngineUnavailable
-from syringa.events import Event as Generated
+from syringa.events import Event
 from syringa.generation import Emit
-from syringa.http.middleware.access_log import account_line
-from syringa.http.middleware.errors import envelope
-from syringa.http.routes.response_run import Turn, Turns
-from syringa.http.streaming.framing import DONE, Framing, encode
-from syringa.http.streaming.sse import StreamedAnswer
-from syringa.service.app_state import Work
-from syringa.service.responses.background import Run, follow_stored
-from syringa.service.responses.record import Response
-from syringa.store import Event, Store
+from syringa.http.middleware.access_log import log_response
+from syringa.http.middleware.errors import error_envelope
+from syringa.http.routes.response_run import ResponseRun, ResponseRuns
+from syringa.http.streaming.sse import DONE, EventStreamResponse, Framing, encode
+from syringa.service.app_state import AppState
+from syringa.service.responses.background import BackgroundResponse, follow_stored
+from syringa.service.responses.recorder import Response
+from syringa.store import Store, StoredEvent
 
-_ENDING = "The server was stopped before the response was finished."
+_STOPPED = "The server was stopped before the response was finished."
 
 
-async def begin(turns: Turns, turn: Turn, work: Work) -> tuple[Run, Response]:
-    """Starts a turn that goes on without its client. The result has the response as it stands, which is queued."""
-    assert turn.record is not None
-    created, queued, started = turn.writer.begin(queued=True)
+async def begin(
+    runs: ResponseRuns, response_run: ResponseRun, app_state: AppState
+) -> tuple[BackgroundResponse, Response]:
+    """Start a response that continues without its client, and return it in its queued state."""
+    assert response_run.record is not None
+    created, queued, started = response_run.writer.begin(queued=True)
     response: Response = msgspec.to_builtins(created)["response"]
-    with work.background.room():
-        await turns.begin(turn, response)
-        run = Run(turn.record)
-        run.publish(_stored([created, queued]))
-        turn.account.later = True
-        work.background.start(run, _carry_out(turn, run, [started]))
-    return run, response
+    with app_state.background.reserve():
+        await runs.begin(response_run, response)
+        background = BackgroundResponse(response_run.record)
+        background.publish(_to_stored([created, queued]))
+        response_run.accounting.detached = True
+        app_state.background.start(background, _generate(response_run, background, [started]))
+    return background, response
 
 
-async def _carry_out(turn: Turn, run: Run, opening: list[StreamEvent]) -> None:
-    assert turn.record is not None
-    record, writer = turn.record, turn.writer
+async def _generate(response_run: ResponseRun, background: BackgroundResponse, opening: list[StreamEvent]) -> None:
+    assert response_run.record is not None
+    record, writer = response_run.record, response_run.writer
 
-    def emit(batch: Sequence[Generated]) -> None:
+    def emit(batch: Sequence[Event]) -> None:
         events = [each for event in batch for each in writer.write(event)]
         if opening:
             events[:0] = opening
             opening.clear()
-            record.state.later(record.update(turn.response))
-        run.publish(_stored(events))
+            record.manager.spawn(record.update(response_run.response))
+        background.publish(_to_stored(events))
 
     try:
-        closing = writer.write(await turn.generate(emit))
+        closing = writer.write(await response_run.generate(emit))
     except asyncio.CancelledError:
-        if run.cancelled:
+        if background.cancelled:
             writer.cancel()
             closing = []
         else:
-            closing = writer.fail(EngineUnavailable(_ENDING))
+            closing = writer.fail(EngineUnavailable(_STOPPED))
     except Exception as error:
         closing = writer.fail(error)
     finally:
-        turn.account.close()
-        account_line(turn.account)
-    # Its numbers were given before those of what closes it.
-    await run.finish(turn.response, _stored([*opening, *closing]))
+        response_run.accounting.close()
+        log_response(response_run.accounting)
+    # The sequence numbers of the opening events precede those of the closing ones.
+    await background.finish(response_run.response, _to_stored([*opening, *closing]))
 
 
-def _stored(events: Sequence[StreamEvent]) -> list[Event]:
-    return [Event(event.sequence_number, encode(event).decode()) for event in events]
+def _to_stored(events: Sequence[StreamEvent]) -> list[StoredEvent]:
+    return [StoredEvent(event.sequence_number, encode(event).decode()) for event in events]
 
 
-class _Named(msgspec.Struct):
+class _TypedEvent(msgspec.Struct):
     type: str
 
 
-_name = msgspec.json.Decoder(_Named).decode
+_decode_type = msgspec.json.Decoder(_TypedEvent).decode
 
 
-class _Follower:
-    """Frames the events of one stream, which may be in another mode than the one they were written in."""
+class _StoredEventFraming:
+    """Frames stored events, converting their types if they were generated in the other mode."""
 
     def __init__(self, open_mode: bool) -> None:
         self._open_mode = open_mode
-        self._last = 0
+        self._last_sequence = 0
 
-    def frame(self, event: Event) -> bytes:
-        self._last = event.sequence
-        written = _name(event.json).type
-        name = in_mode(written, self._open_mode)
+    def frame(self, event: StoredEvent) -> bytes:
+        self._last_sequence = event.sequence
+        stored_type = _decode_type(event.json).type
+        type_ = event_type_for_mode(stored_type, self._open_mode)
         data = event.json
-        if name != written:
-            # Inside of a text every quote is escaped, so this stands nowhere else.
-            data = data.replace(f'"type":"{written}"', f'"type":"{name}"', 1)
-        return f"event: {name}\ndata: {data}\n\n".encode()
+        if type_ != stored_type:
+            # Quotes inside a string are escaped, so the first match is the field itself.
+            data = data.replace(f'"type":"{stored_type}"', f'"type":"{type_}"', 1)
+        return f"event: {type_}\ndata: {data}\n\n".encode()
 
-    def broken(self, error: Exception) -> bytes:
-        """The stream cannot go on here; the response itself may. The response did not send this, so it has the number
-        of the last event: who goes on after it misses nothing."""
-        event = error_event(envelope(error).error, self._last, self._open_mode)
+    def fail(self, error: Exception) -> bytes:
+        """Report that this stream cannot continue; the response itself may.
+
+        The error is not an event of the response: it repeats the last sequence number, so that a client that continues
+        after it misses nothing.
+        """
+        event = error_event(error_envelope(error).error, self._last_sequence, self._open_mode)
         return b"event: error\ndata: " + encode(event) + b"\n\n" + (DONE if self._open_mode else b"")
 
 
-def following(
-    source: AsyncIterator[Sequence[Event]], *, open_mode: bool, headers: dict[str, str], keep_alive: float
-) -> StreamedAnswer:
-    """A stream of what `source` gives. It may be left at any time: what it follows goes on."""
+def stream_response(
+    source: AsyncIterator[Sequence[StoredEvent]], *, open_mode: bool, headers: dict[str, str], keep_alive: float
+) -> EventStreamResponse:
+    """Return a stream of the events of `source`. A client that disconnects does not affect the response itself."""
 
-    async def run(emit: Emit) -> None:
-        take: Any = emit  # stored events go the way of generated ones
+    async def emit_stored(emit: Emit) -> None:
+        emit_any: Any = emit  # stored events take the place of generated ones
         async for events in source:
-            take(events)
+            emit_any(events)
 
-    follower = _Follower(open_mode)
-    framing = Framing(follower.frame, follower.broken, DONE if open_mode else b"")
-    return StreamedAnswer(run, lambda event: (event,), framing, headers=headers, keep_alive=keep_alive)
+    stored = _StoredEventFraming(open_mode)
+    framing = Framing(stored.frame, stored.fail, DONE if open_mode else b"")
+    return EventStreamResponse(emit_stored, lambda event: (event,), framing, headers=headers, keep_alive=keep_alive)
 
 
-def source(work: Work, store: Store, organisation: str, id: str, after: int) -> AsyncIterator[Sequence[Event]]:
-    run = work.background.find(organisation, id)
-    return run.follow(after) if run is not None else follow_stored(store, organisation, id, after)
+def stored_events(
+    app_state: AppState, store: Store, organization: str, id: str, after: int
+) -> AsyncIterator[Sequence[StoredEvent]]:
+    """Return the events of a background response after a sequence number, and those to come."""
+    running = app_state.background.find(organization, id)
+    return running.follow(after) if running is not None else follow_stored(store, organization, id, after)

@@ -1,4 +1,4 @@
-"""`/v1/conversations` and their items."""
+"""The Conversations API: conversations and their items."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 
 from syringa.api.conversations import (
     ConversationObject,
@@ -20,147 +19,141 @@ from syringa.api.conversations import (
     read_items,
     read_metadata,
 )
-from syringa.api.responses import Context, ResponseRequest, referenced
+from syringa.api.responses import ResponseContext, ResponseRequest, referenced_item_ids
 from syringa.config import Config
 from syringa.errors import NotFound
 from syringa.http import dependencies
-from syringa.http.routes.responses import check_include, listed
-from syringa.http.routing import Route
+from syringa.http.routes.responses import check_include, item_list
 from syringa.service.responses import history
-from syringa.service.responses.encryption import NoSeal
-from syringa.service.responses.state import State
-from syringa.store import Conversation, Page
-
-_PATH = "/v1/conversations/{conversation_id}"
+from syringa.service.responses.encryption import NullCipher
+from syringa.service.responses.manager import ResponseManager
+from syringa.store import ItemPage, StoredConversation
 
 
-class Conversations:
-    """The handlers."""
-
-    def __init__(self, config: Config, state: State) -> None:
-        self._config, self._state = config, state
-
-    def routes(self) -> list[BaseRoute]:
-        return [
-            Route("/v1/conversations", self.create, methods=["POST"]),
-            Route(_PATH, self.get),
-            Route(_PATH, self.update, methods=["POST"]),
-            Route(_PATH, self.delete, methods=["DELETE"]),
-            Route(f"{_PATH}/items", self.list_items),
-            Route(f"{_PATH}/items", self.add_items, methods=["POST"]),
-            Route(f"{_PATH}/items/{{item_id}}", self.get_item),
-            Route(f"{_PATH}/items/{{item_id}}", self.delete_item, methods=["DELETE"]),
-        ]
+class ConversationRoutes:
+    def __init__(self, config: Config, responses: ResponseManager) -> None:
+        self._config, self._responses = config, responses
 
     async def create(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, CreateConversationRequest)
-        organisation = dependencies.organisation(request)
-        items = await self._read(body.items or [], organisation, [], ignored)
-        conversation = Conversation(
+        organization = dependencies.organization(request)
+        items = await self._read(body.items or [], organization, [], ignored)
+        conversation = StoredConversation(
             id=new_conversation_id(),
-            organisation=organisation,
+            organization=organization,
             created_at=int(time.time()),
-            metadata=_text(read_metadata(body.metadata)),
+            metadata=_encode_metadata(read_metadata(body.metadata)),
         )
-        headers = dependencies.heed(self._config, ignored)
-        await self._state.store.create_conversation(conversation, history.encoded(items))
-        return dependencies.json(_shown(conversation), headers)
+        headers = dependencies.ignored_fields_header(self._config, ignored)
+        stored = history.encode_items(items)
+        await self._responses.store.write(lambda session: session.conversations.create(conversation, stored))
+        return dependencies.json(_to_object(conversation), headers)
 
     async def get(self, request: Request) -> Response:
-        organisation, id = _whose(request)
-        return dependencies.json(_shown(await self._find(organisation, id)))
+        organization, id = _organization_and_id(request)
+        return dependencies.json(_to_object(await self._find(organization, id)))
 
     async def update(self, request: Request) -> Response:
-        organisation, id = _whose(request)
+        organization, id = _organization_and_id(request)
         body, ignored = await dependencies.read_body(request, UpdateConversationRequest)
-        headers = dependencies.heed(self._config, ignored)
+        headers = dependencies.ignored_fields_header(self._config, ignored)
         if body.metadata is None:
-            return dependencies.json(_shown(await self._find(organisation, id)), headers)
-        metadata = _text(read_metadata(body.metadata))
-        changed = await self._state.store.update_conversation(organisation, id, metadata=metadata)
+            return dependencies.json(_to_object(await self._find(organization, id)), headers)
+        metadata = _encode_metadata(read_metadata(body.metadata))
+        changed = await self._responses.store.write(
+            lambda session: session.conversations.update(organization, id, metadata=metadata)
+        )
         if changed is None:
             raise history.missing_conversation(id)
-        return dependencies.json(_shown(changed), headers)
+        return dependencies.json(_to_object(changed), headers)
 
     async def delete(self, request: Request) -> Response:
-        organisation, id = _whose(request)
-        if not await self._state.store.delete_conversation(organisation, id):
+        organization, id = _organization_and_id(request)
+        if not await self._responses.store.write(lambda session: session.conversations.delete(organization, id)):
             raise history.missing_conversation(id)
         return dependencies.json(DeletedConversation(id=id))
 
     async def list_items(self, request: Request) -> Response:
-        organisation, id = _whose(request)
-        query = dependencies.page_query(request.query_params)
+        organization, id = _organization_and_id(request)
+        query = dependencies.read_page_query(request.query_params)
         check_include(request.query_params)
-        page = await self._state.store.conversation_items(
-            organisation, id, after=query.after, before=query.before, limit=query.limit, order=query.order
+        page = await self._responses.store.read(
+            lambda session: session.conversations.list_items(
+                organization, id, after=query.after, before=query.before, limit=query.limit, order=query.order
+            )
         )
         if page is None:
             raise history.missing_conversation(id)
-        return dependencies.json(listed(page))
+        return dependencies.json(item_list(page))
 
     async def add_items(self, request: Request) -> Response:
-        organisation, id = _whose(request)
+        organization, id = _organization_and_id(request)
         body, ignored = await dependencies.read_body(request, CreateItemsRequest)
         check_include(request.query_params)
-        before = await self._state.store.conversation_history(organisation, id)
+        before = await self._responses.store.read(lambda session: session.conversations.all_items(organization, id))
         if before is None:
             raise history.missing_conversation(id)
-        items = history.encoded(await self._read(body.items, organisation, history.decoded(before), ignored))
-        headers = dependencies.heed(self._config, ignored)
-        if not await self._state.store.add_conversation_items(organisation, id, items):
+        items = history.encode_items(await self._read(body.items, organization, history.decode_items(before), ignored))
+        headers = dependencies.ignored_fields_header(self._config, ignored)
+        if not await self._responses.store.write(
+            lambda session: session.conversations.add_items(organization, id, items)
+        ):
             raise history.missing_conversation(id)
-        return dependencies.json(listed(Page(tuple(items), has_more=False)), headers)
+        return dependencies.json(item_list(ItemPage(tuple(items), has_more=False)), headers)
 
     async def get_item(self, request: Request) -> Response:
-        organisation, id = _whose(request)
+        organization, id = _organization_and_id(request)
         check_include(request.query_params)
-        name = request.path_params["item_id"]
-        item = await self._state.store.get_conversation_item(organisation, id, name)
+        item_id = request.path_params["item_id"]
+        item = await self._responses.store.read(
+            lambda session: session.conversations.get_item(organization, id, item_id)
+        )
         if item is None:
-            await self._find(organisation, id)
-            raise _missing_item(id, name)
+            await self._find(organization, id)
+            raise _item_not_found(id, item_id)
         return Response(item.json, media_type="application/json")
 
     async def delete_item(self, request: Request) -> Response:
-        organisation, id = _whose(request)
-        name = request.path_params["item_id"]
-        conversation = await self._find(organisation, id)
-        if not await self._state.store.delete_conversation_item(organisation, id, name):
-            raise _missing_item(id, name)
-        return dependencies.json(_shown(conversation))
+        organization, id = _organization_and_id(request)
+        item_id = request.path_params["item_id"]
+        conversation = await self._find(organization, id)
+        if not await self._responses.store.write(
+            lambda session: session.conversations.delete_item(organization, id, item_id)
+        ):
+            raise _item_not_found(id, item_id)
+        return dependencies.json(_to_object(conversation))
 
-    async def _find(self, organisation: str, id: str) -> Conversation:
-        found = await self._state.store.get_conversation(organisation, id)
+    async def _find(self, organization: str, id: str) -> StoredConversation:
+        found = await self._responses.store.read(lambda session: session.conversations.get(organization, id))
         if found is None:
             raise history.missing_conversation(id)
         return found
 
     async def _read(
-        self, items: list[Any], organisation: str, before: list[dict[str, Any]], ignored: list[str]
+        self, items: list[Any], organization: str, before: list[dict[str, Any]], ignored: list[str]
     ) -> list[dict[str, Any]]:
-        """The new items. What was said `before` tells which calls they may answer."""
-        given = [item for item in items if isinstance(item, dict)]
-        names = referenced(ResponseRequest(input=items))
-        found = await history.named(self._state.store, organisation, names) if names else {}
-        sealed = any(item.get("encrypted_content") for item in (*given, *before, *found.values()))
-        seal = await self._state.seal(organisation) if sealed else NoSeal()
-        context = Context(tenant=organisation, history=before, found=found, seal=seal)
+        """Read new items. The items `before` them contain the tool calls that they may answer."""
+        new = [item for item in items if isinstance(item, dict)]
+        ids = referenced_item_ids(ResponseRequest(input=items))
+        found = await history.referenced_items(self._responses.store, organization, ids) if ids else {}
+        encrypted = any(item.get("encrypted_content") for item in (*new, *before, *found.values()))
+        cipher = await self._responses.cipher(organization) if encrypted else NullCipher()
+        context = ResponseContext(tenant=organization, history=before, referenced_items=found, cipher=cipher)
         return await read_items(items, context, ignored)
 
 
-def _whose(request: Request) -> tuple[str, str]:
-    return dependencies.organisation(request), request.path_params["conversation_id"]
+def _organization_and_id(request: Request) -> tuple[str, str]:
+    return dependencies.organization(request), request.path_params["conversation_id"]
 
 
-def _text(metadata: dict[str, str]) -> str:
+def _encode_metadata(metadata: dict[str, str]) -> str:
     return msgspec.json.encode(metadata).decode()
 
 
-def _shown(conversation: Conversation) -> ConversationObject:
+def _to_object(conversation: StoredConversation) -> ConversationObject:
     metadata = msgspec.json.decode(conversation.metadata, type=dict[str, str])
     return ConversationObject(id=conversation.id, created_at=conversation.created_at, metadata=metadata)
 
 
-def _missing_item(id: str, item: str) -> NotFound:
+def _item_not_found(id: str, item: str) -> NotFound:
     return NotFound(f"There is no item {item!r} in the conversation {id!r}.", code="item_not_found")

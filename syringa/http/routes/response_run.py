@@ -1,6 +1,6 @@
-"""A response on its way: from a body, by way of what it goes on from, to something that runs, is written and is kept.
+"""The run of one response of the Responses API: history, generation, output events and storage.
 
-HTTP, background runs and WebSockets all go this way; they differ in where the events go.
+HTTP, background responses and WebSockets all use it; they differ in where the events go.
 """
 
 from __future__ import annotations
@@ -14,44 +14,49 @@ import msgspec
 from syringa.api.models.served_model import Models
 from syringa.api.responses import (
     CompactRequest,
-    Context,
     InputTokensRequest,
-    ResponseCall,
+    PreparedResponse,
+    ResponseContext,
     ResponseRequest,
     ResponseWriter,
-    prepare,
-    referenced,
+    prepare_response,
+    referenced_item_ids,
 )
 from syringa.config import Config
 from syringa.errors import InvalidRequest, StoreUnavailable
 from syringa.events import Event, Usage
 from syringa.generation import Emit
-from syringa.http.dispatch import Desk, Drive
-from syringa.http.streaming.framing import encode
-from syringa.http.streaming.writer import ClientGone
+from syringa.http.dispatch import Generation, GenerationDispatcher
+from syringa.http.streaming.sse import encode
+from syringa.http.streaming.writer import ClientDisconnected
 from syringa.output.collect import collect
 from syringa.service.responses import history
-from syringa.service.responses.encryption import NoSeal
-from syringa.service.responses.record import Appendix, Record, Response
-from syringa.service.responses.state import State
-from syringa.service.usage.account import Account
+from syringa.service.responses.encryption import NullCipher
+from syringa.service.responses.manager import ResponseManager
+from syringa.service.responses.recorder import ConversationRecorder, Response, ResponseRecorder
+from syringa.service.usage.accounting import RequestAccounting
 
 Body = ResponseRequest | InputTokensRequest | CompactRequest
 Items = list[dict[str, Any]]
 
 
-class Turn:
-    """One response of one client."""
+class ResponseRun:
+    """One response, from its prepared request to its stored result."""
 
     def __init__(
-        self, call: ResponseCall, drive: Drive, record: Record | None, history: Items, account: Account
+        self,
+        prepared: PreparedResponse,
+        generation: Generation,
+        record: ResponseRecorder | None,
+        history: Items,
+        accounting: RequestAccounting,
     ) -> None:
-        assert isinstance(call.writer, ResponseWriter)
-        self.writer = call.writer
-        self.input, self.history = call.input, history
+        assert isinstance(prepared.writer, ResponseWriter)
+        self.writer = prepared.writer
+        self.input, self.history = prepared.input, history
         self.record = record
-        self.failure: Sequence[Any] = ()  # the events that tell a client of it
-        self.drive, self.account = drive, account
+        self.failure: Sequence[Any] = ()  # the events that report an error to the client
+        self._generation, self.accounting = generation, accounting
 
     @property
     def response(self) -> Response:
@@ -59,30 +64,30 @@ class Turn:
         return found
 
     async def generate(self, emit: Emit) -> Usage:
-        """Runs it, and no more. What it had used by then is in the response, whatever the end."""
+        """Generate the response, without storing it. Also after an error, the response has the usage so far."""
         try:
-            return await self.drive(emit)
+            return await self._generation(emit)
         except BaseException:
-            if self.account.trace.first_at is not None:
-                self.writer.spend(self.account.trace.usage)
+            if self.accounting.stats.first_at is not None:
+                self.writer.set_usage(self.accounting.stats.usage)
             raise
 
     async def run(self, emit: Emit) -> Sequence[Any]:
-        """Runs it. The result are the events that close the stream: by then the response is stored."""
+        """Generate and store the response. Return the events that end the stream."""
         try:
             closing = self.writer.write(await self.generate(emit))
-        except (asyncio.CancelledError, ClientGone):
-            self._give_up()
+        except (asyncio.CancelledError, ClientDisconnected):
+            self._store_cancelled()
             raise
         except Exception as error:
             self.failure = self.writer.fail(error)
-            await self._keep()
+            await self._store()
             raise
-        await self._keep()
+        await self._store()
         return closing
 
-    async def whole(self) -> bytes:
-        """Runs it. The result is the body."""
+    async def run_buffered(self) -> bytes:
+        """Generate and store the response. Return its body."""
         events: list[Event] = []
         try:
             usage = await self.generate(events.extend)
@@ -90,110 +95,119 @@ class Turn:
         except asyncio.CancelledError:
             for event in events:
                 self.writer.write(event)
-            self._give_up()
+            self._store_cancelled()
             raise
         except Exception as error:
             self.failure = self.writer.fail(error)
-            await self._keep()
+            await self._store()
             raise
-        await self._keep()
+        await self._store()
         return body
 
     async def skip(self) -> Sequence[Any]:
-        """Ends it without a word, as `run` does otherwise: nothing is generated, and nothing is counted."""
+        """Store the response without generating anything. Return the events that end the stream."""
         closing = self.writer.write(Usage(0, 0))
-        await self._keep()
+        await self._store()
         return closing
 
-    async def _keep(self) -> None:
+    async def _store(self) -> None:
         if self.record is not None:
             await self.record.finish(self.response)
 
-    def _give_up(self) -> None:
-        """The client is gone: what there is of the response is kept as cancelled, and nobody waits for that."""
+    def _store_cancelled(self) -> None:
+        """Store the incomplete response as cancelled, without waiting: the client has disconnected."""
         self.writer.cancel()
         if self.record is not None:
             self.record.finish_later(self.response)
 
 
-class Turns:
-    """Begins turns."""
+class ResponseRuns:
+    """Prepares and begins response runs."""
 
-    def __init__(self, config: Config, desk: Desk, models: Models, state: State) -> None:
-        self.config, self.desk, self.models, self.state = config, desk, models, state
+    def __init__(
+        self, config: Config, dispatcher: GenerationDispatcher, models: Models, responses: ResponseManager
+    ) -> None:
+        self.config, self.dispatcher, self.models, self.responses = config, dispatcher, models, responses
 
     async def prepare(
         self,
         body: ResponseRequest,
         ignored: list[str],
-        account: Account,
+        accounting: RequestAccounting,
         *,
         open_mode: bool,
         memory: Mapping[str, Items] | None = None,
-    ) -> Turn:
-        """Nothing is stored yet: `begin` does. `memory`: the histories that a connection keeps, by response id."""
-        organisation = account.caller.organisation
-        context = await self.context(body, organisation, open_mode=open_mode, memory=memory)
-        call = await prepare(body, self.models.for_key(account.caller.models), ignored, context)
+    ) -> ResponseRun:
+        """Prepare a response; `begin` stores it. `memory`: histories that a connection remembers, by response id."""
+        organization = accounting.caller.organization
+        context = await self.context(body, organization, open_mode=open_mode, memory=memory)
+        prepared = await prepare_response(body, self.models.for_key(accounting.caller.models), ignored, context)
         if body.conversation_id is not None:
-            _refuse_known(call.input, context.history)
-        record: Record | None = None
+            _check_new_ids(prepared.input, context.history)
+        record: ResponseRecorder | None = None
         if body.store is not False:
-            record = Record(self.state, organisation, call.request.id)
+            record = ResponseRecorder(self.responses, organization, prepared.request.id)
         elif body.conversation_id is not None:
-            record = Appendix(self.state, organisation, call.request.id, body.conversation_id)
-        return Turn(call, self.desk.drive(call, account), record, list(context.history), account)
+            record = ConversationRecorder(self.responses, organization, prepared.request.id, body.conversation_id)
+        return ResponseRun(
+            prepared, self.dispatcher.prepare(prepared, accounting), record, list(context.history), accounting
+        )
 
-    async def begin(self, turn: Turn, response: Response | None = None) -> None:
-        """Stores that it has begun. Raises `StoreUnavailable`: then nothing is generated."""
-        if turn.record is not None:
+    async def begin(self, run: ResponseRun, response: Response | None = None) -> None:
+        """Store that the response is in progress. Raises `StoreUnavailable`, so that nothing is generated."""
+        if run.record is not None:
             try:
-                await turn.record.begin(response or turn.response, turn.input)
+                await run.record.begin(response or run.response, run.input)
             except StoreUnavailable as error:
                 raise StoreUnavailable(
-                    f"The response was not begun, because it cannot be stored: {error.message}. With store: false it"
-                    " can be had now."
+                    f"The response was not started, because it cannot be stored: {error.message}. Send store: false to"
+                    " create it without storing it."
                 ) from error
 
     async def context(
-        self, body: Body, organisation: str, *, open_mode: bool = False, memory: Mapping[str, Items] | None = None
-    ) -> Context:
-        said = await self._history(body, organisation, memory or {})
-        ids = referenced(body)
-        found = await history.named(self.state.store, organisation, ids) if ids else {}
-        sealed = isinstance(body, CompactRequest) or _is_sealed(body, said, found)
-        seal = await self.state.seal(organisation) if sealed else NoSeal()
-        return Context(tenant=organisation, history=said, found=found, seal=seal, open_mode=open_mode)
+        self, body: Body, organization: str, *, open_mode: bool = False, memory: Mapping[str, Items] | None = None
+    ) -> ResponseContext:
+        items_before = await self._history(body, organization, memory or {})
+        ids = referenced_item_ids(body)
+        found = await history.referenced_items(self.responses.store, organization, ids) if ids else {}
+        encrypted = isinstance(body, CompactRequest) or _needs_cipher(body, items_before, found)
+        cipher = await self.responses.cipher(organization) if encrypted else NullCipher()
+        return ResponseContext(
+            tenant=organization, history=items_before, referenced_items=found, cipher=cipher, open_mode=open_mode
+        )
 
-    async def _history(self, body: Body, organisation: str, memory: Mapping[str, Items]) -> Items:
+    async def _history(self, body: Body, organization: str, memory: Mapping[str, Items]) -> Items:
         previous = body.previous_response_id
         conversation = None if isinstance(body, CompactRequest) else body.conversation_id
         if previous is not None and conversation is not None:
             raise InvalidRequest(
-                "previous_response_id and conversation cannot both say what a response goes on from.",
+                "previous_response_id and conversation cannot be combined.",
                 param="previous_response_id",
             )
         if previous is not None:
             if previous in memory:
                 return memory[previous]
-            return await history.of_response(self.state.store, organisation, previous)
+            return await history.response_history(self.responses.store, organization, previous)
         if conversation is not None:
-            return await history.of_conversation(self.state.store, organisation, conversation)
+            return await history.conversation_history(self.responses.store, organization, conversation)
         return []
 
 
-def _refuse_known(input: Items, said: Sequence[Mapping[str, Any]]) -> None:
-    """A conversation has each id once; an item that it has already would be left out of it."""
-    known = {item.get("id") for item in said}
+def _check_new_ids(input: Items, items_before: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `InvalidRequest` for an item whose id the conversation already has: it would not be added."""
+    known = {item.get("id") for item in items_before}
     for index, item in enumerate(input):
         if item["id"] in known:
             param = f"input[{index}].id"
             raise InvalidRequest(f"{param}: the conversation has an item {item['id']!r} already.", param=param)
 
 
-def _is_sealed(body: ResponseRequest | InputTokensRequest, said: Items, found: Mapping[str, Any]) -> bool:
-    """Whether anything is to be sealed or opened, for which the store has the key."""
+def _needs_cipher(body: ResponseRequest | InputTokensRequest, items_before: Items, found: Mapping[str, Any]) -> bool:
+    """Whether any content has to be encrypted or decrypted, which requires the key in the store."""
     if isinstance(body, ResponseRequest) and "reasoning.encrypted_content" in (body.include or ()):
         return True
-    given = body.input if isinstance(body.input, list) else []
-    return any(isinstance(item, dict) and item.get("encrypted_content") for item in (*given, *said, *found.values()))
+    input_items = body.input if isinstance(body.input, list) else []
+    return any(
+        isinstance(item, dict) and item.get("encrypted_content")
+        for item in (*input_items, *items_before, *found.values())
+    )

@@ -1,4 +1,4 @@
-"""`/v1/responses`: create one, and what can be done with those that are stored."""
+"""The Responses API: create, retrieve, cancel and delete responses, count tokens, and compact conversations."""
 
 from __future__ import annotations
 
@@ -9,165 +9,168 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 
-from syringa.api.responses import CompactRequest, InputTokensRequest, ResponseRequest, count_input, prepare_compaction
-from syringa.api.responses.schemas import EMPTY_INCLUDES, HONOURED_INCLUDES
+from syringa.api.responses import (
+    CompactRequest,
+    InputTokensRequest,
+    ResponseRequest,
+    count_input_tokens,
+    prepare_compaction,
+)
+from syringa.api.responses.schemas import EMPTY_INCLUDES, HONORED_INCLUDES
 from syringa.errors import InvalidRequest, NotFound, StoreUnavailable
 from syringa.http import dependencies
 from syringa.http.routes import background
-from syringa.http.routes.response_run import Turn, Turns
-from syringa.http.routing import Route
-from syringa.http.streaming.framing import DONE, Framing, named
-from syringa.http.streaming.sse import StreamedAnswer, WholeAnswer, collected
-from syringa.service.app_state import Work
-from syringa.service.responses import process_identity
-from syringa.service.responses import record as records
-from syringa.service.responses.history import decoded
-from syringa.store import ACTIVE, Page, Running, StoredResponse
+from syringa.http.routes.response_run import ResponseRun, ResponseRuns
+from syringa.http.streaming.sse import (
+    DONE,
+    BufferedResponse,
+    EventStreamResponse,
+    Framing,
+    frame_named_event,
+    generate_body,
+)
+from syringa.service.app_state import AppState
+from syringa.service.responses import process_identity, recorder
+from syringa.service.responses.history import decode_items
+from syringa.store import ACTIVE, ItemPage, ResponseKey, StoredResponse
 
 
-class Responses:
-    """The handlers."""
-
-    def __init__(self, turns: Turns, work: Work) -> None:
-        self._turns, self._work = turns, work
-        self._config, self._state = turns.config, work.state
-
-    def routes(self) -> list[BaseRoute]:
-        return [
-            Route("/v1/responses", self.create, methods=["POST"]),
-            Route("/v1/responses/input_tokens", self.count, methods=["POST"]),
-            Route("/v1/responses/compact", self.compact, methods=["POST"]),
-            Route("/v1/responses/{response_id}", self.get),
-            Route("/v1/responses/{response_id}", self.delete, methods=["DELETE"]),
-            Route("/v1/responses/{response_id}/cancel", self.cancel, methods=["POST"]),
-            Route("/v1/responses/{response_id}/input_items", self.input_items),
-        ]
+class ResponseRoutes:
+    def __init__(self, runs: ResponseRuns, app_state: AppState) -> None:
+        self._runs, self._app_state = runs, app_state
+        self._config, self._responses = runs.config, app_state.responses
 
     async def create(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, ResponseRequest)
         open_mode = dependencies.open_mode(request, self._config)
-        turn = await self._turns.prepare(body, ignored, dependencies.account(request), open_mode=open_mode)
-        headers = dependencies.heed(self._config, ignored)
+        run = await self._runs.prepare(body, ignored, dependencies.accounting(request), open_mode=open_mode)
+        headers = dependencies.ignored_fields_header(self._config, ignored)
         if body.background:
-            run, response = await background.begin(self._turns, turn, self._work)
+            background_response, response = await background.begin(self._runs, run, self._app_state)
             if not body.stream:
                 return dependencies.json(response, headers)
-            return background.following(
-                run.follow(-1), open_mode=open_mode, headers=headers, keep_alive=self._config.keep_alive
+            return background.stream_response(
+                background_response.follow(-1), open_mode=open_mode, headers=headers, keep_alive=self._config.keep_alive
             )
-        await self._turns.begin(turn)
+        await self._runs.begin(run)
         if body.stream:
-            return self._streamed(turn, open_mode, headers)
-        return WholeAnswer(turn.whole, headers=headers)
+            return self._stream(run, open_mode, headers)
+        return BufferedResponse(run.run_buffered, headers=headers)
 
-    def _streamed(self, turn: Turn, open_mode: bool, headers: dict[str, str]) -> StreamedAnswer:
+    def _stream(self, run: ResponseRun, open_mode: bool, headers: dict[str, str]) -> EventStreamResponse:
         done = DONE if open_mode else b""
-        framing = Framing(named, lambda error: b"".join([named(event) for event in turn.failure]) + done, done)
-        return StreamedAnswer(
-            turn.run,
-            turn.writer.write,
+        framing = Framing(
+            frame_named_event, lambda error: b"".join([frame_named_event(event) for event in run.failure]) + done, done
+        )
+        return EventStreamResponse(
+            run.run,
+            run.writer.write,
             framing,
             headers=headers,
             keep_alive=self._config.keep_alive,
-            opening=turn.writer.begin,
+            opening=run.writer.begin,
         )
 
     async def get(self, request: Request) -> Response:
-        organisation, id = dependencies.organisation(request), request.path_params["response_id"]
+        organization, id = dependencies.organization(request), request.path_params["response_id"]
         query = request.query_params
         check_include(query)
-        stream = dependencies.truth(query, "stream")
-        after = dependencies.whole_number(query, "starting_after", -1, low=0, high=2**63 - 1)
-        if dependencies.truth(query, "include_obfuscation"):
-            raise InvalidRequest("include_obfuscation: streams are not padded here.", param="include_obfuscation")
+        stream = dependencies.query_flag(query, "stream")
+        after = dependencies.query_int(query, "starting_after", -1, low=0, high=2**63 - 1)
+        if dependencies.query_flag(query, "include_obfuscation"):
+            raise InvalidRequest("include_obfuscation: not supported.", param="include_obfuscation")
         if after >= 0 and not stream:
             raise InvalidRequest("starting_after needs stream=true.", param="starting_after")
-        found, response = await self._read(organisation, id)
+        stored, response = await self._read(organization, id)
         if not stream:
             return dependencies.json(response)
-        if not found.background:
+        if not stored.background:
             raise InvalidRequest(
-                f"The response {id!r} did not run in the background: only the events of those are kept.", param="stream"
+                f"The response {id!r} did not run in the background: only background responses can be streamed again.",
+                param="stream",
             )
-        source = background.source(self._work, self._state.store, organisation, id, after)
+        events = background.stored_events(self._app_state, self._responses.store, organization, id, after)
         open_mode = dependencies.open_mode(request, self._config)
-        return background.following(source, open_mode=open_mode, headers={}, keep_alive=self._config.keep_alive)
+        return background.stream_response(events, open_mode=open_mode, headers={}, keep_alive=self._config.keep_alive)
 
     async def delete(self, request: Request) -> Response:
-        organisation, id = dependencies.organisation(request), request.path_params["response_id"]
-        run = self._work.background.find(organisation, id)
-        if not await self._state.store.delete_response(organisation, id):
-            raise _missing(id)
-        if run is not None:
-            run.ask_to_cancel()
+        organization, id = dependencies.organization(request), request.path_params["response_id"]
+        running = self._app_state.background.find(organization, id)
+        if not await self._responses.store.write(lambda session: session.responses.delete(organization, id)):
+            raise _response_not_found(id)
+        if running is not None:
+            running.request_cancel()
         return dependencies.json({"id": id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        organisation, id = dependencies.organisation(request), request.path_params["response_id"]
-        if (run := self._work.background.find(organisation, id)) is not None:
-            await run.cancel()
-            return dependencies.json(run.response or (await self._read(organisation, id))[1])
-        found, response = await self._read(organisation, id)
-        if not found.background:
+        organization, id = dependencies.organization(request), request.path_params["response_id"]
+        if (running := self._app_state.background.find(organization, id)) is not None:
+            await running.cancel()
+            return dependencies.json(running.response or (await self._read(organization, id))[1])
+        stored, response = await self._read(organization, id)
+        if not stored.background:
             raise InvalidRequest(
                 f"The response {id!r} does not run in the background; close its connection to cancel it."
             )
-        if found.status in ACTIVE:
-            # Another process runs it, and finds out by its next heartbeat.
+        if stored.status in ACTIVE:
+            # It runs in another process, whose next heartbeat finds it cancelled.
             response |= {"status": "cancelled"}
             body = msgspec.json.encode(response).decode()
-            await self._state.store.finish_response(organisation, id, status="cancelled", body=body)
-            _, response = await self._read(organisation, id)
+            await self._responses.store.write(
+                lambda session: session.responses.finish(organization, id, status="cancelled", body=body)
+            )
+            _, response = await self._read(organization, id)
         return dependencies.json(response)
 
     async def input_items(self, request: Request) -> Response:
-        organisation, id = dependencies.organisation(request), request.path_params["response_id"]
-        query = dependencies.page_query(request.query_params)
+        organization, id = dependencies.organization(request), request.path_params["response_id"]
+        query = dependencies.read_page_query(request.query_params)
         check_include(request.query_params)
-        page = await self._state.store.input_items(
-            organisation, id, after=query.after, before=query.before, limit=query.limit, order=query.order
+        page = await self._responses.store.read(
+            lambda session: session.responses.input_items(
+                organization, id, after=query.after, before=query.before, limit=query.limit, order=query.order
+            )
         )
         if page is None:
-            raise _missing(id)
-        return dependencies.json(listed(page))
+            raise _response_not_found(id)
+        return dependencies.json(item_list(page))
 
     async def count(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, InputTokensRequest)
-        context = await self._turns.context(body, dependencies.organisation(request))
-        models = self._turns.models.for_key(dependencies.caller(request).models)
-        counted = await count_input(body, models, ignored, context)
-        return dependencies.json(counted, dependencies.heed(self._config, ignored))
+        context = await self._runs.context(body, dependencies.organization(request))
+        models = self._runs.models.for_key(dependencies.caller(request).models)
+        counted = await count_input_tokens(body, models, ignored, context)
+        return dependencies.json(counted, dependencies.ignored_fields_header(self._config, ignored))
 
     async def compact(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, CompactRequest)
-        account = dependencies.account(request)
-        context = await self._turns.context(body, account.caller.organisation)
-        models = self._turns.models.for_key(account.caller.models)
-        call = await prepare_compaction(body, models, ignored, context)
-        headers = dependencies.heed(self._config, ignored)
-        run = self._turns.desk.run(call, account)
-        return WholeAnswer(functools.partial(collected, run, call.writer), headers=headers)
+        accounting = dependencies.accounting(request)
+        context = await self._runs.context(body, accounting.caller.organization)
+        models = self._runs.models.for_key(accounting.caller.models)
+        prepared = await prepare_compaction(body, models, ignored, context)
+        headers = dependencies.ignored_fields_header(self._config, ignored)
+        generation = self._runs.dispatcher.prepare_with_usage_event(prepared, accounting)
+        return BufferedResponse(functools.partial(generate_body, generation, prepared.writer), headers=headers)
 
-    async def _read(self, organisation: str, id: str) -> tuple[StoredResponse, records.Response]:
-        store = self._state.store
-        found = await records.read(store, organisation, id)
-        if found is not None and found[0].owner is not None and process_identity.is_gone(found[0].owner):
-            with contextlib.suppress(StoreUnavailable):  # somebody holds it for long: then it is as it was
-                await self._state.fail_orphans(Running(organisation, id))
-            found = await records.read(store, organisation, id)
+    async def _read(self, organization: str, id: str) -> tuple[StoredResponse, recorder.Response]:
+        store = self._responses.store
+        found = await recorder.read_response(store, organization, id)
+        if found is not None and found[0].process is not None and process_identity.has_exited(found[0].process):
+            with contextlib.suppress(StoreUnavailable):  # the database is busy: return it as it is
+                await self._responses.fail_orphans(ResponseKey(organization, id))
+            found = await recorder.read_response(store, organization, id)
         if found is None:
-            raise _missing(id)
+            raise _response_not_found(id)
         return found
 
 
-def listed(page: Page) -> dict[str, object]:
-    """A page in OpenAI's shape."""
+def item_list(page: ItemPage) -> dict[str, object]:
+    """Return a page of items as an OpenAI list object."""
     ids = [item.id for item in page.items]
     return {
         "object": "list",
-        "data": decoded(page.items),
+        "data": decode_items(page.items),
         "first_id": ids[0] if ids else "",
         "last_id": ids[-1] if ids else "",
         "has_more": page.has_more,
@@ -175,12 +178,12 @@ def listed(page: Page) -> dict[str, object]:
 
 
 def check_include(query: QueryParams) -> None:
-    """What a stored response has, it shows; what was not asked for when it was made cannot be had now."""
-    known = (*HONOURED_INCLUDES, *EMPTY_INCLUDES)
+    """Validate `include`. It has no effect: a stored object is returned with what was included when it was created."""
+    known = (*HONORED_INCLUDES, *EMPTY_INCLUDES)
     for name in (*query.getlist("include"), *query.getlist("include[]")):
         if name not in known:
             raise InvalidRequest(f"include: expected some of {', '.join(known)}, not {name!r}.", param="include")
 
 
-def _missing(id: str) -> NotFound:
+def _response_not_found(id: str) -> NotFound:
     return NotFound(f"There is no response {id!r}.", code="response_not_found")

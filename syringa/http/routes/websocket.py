@@ -1,10 +1,10 @@
-"""`/v1/responses` over a WebSocket: many responses over one connection, one after the other.
+"""The Responses API over a WebSocket: many responses over one connection, one after the other.
 
-The client sends `response.create` with the body of a request, and is sent the events that a stream would have. The last
-response stays in the connection's memory with all that came before it, so it can be gone on from without being stored.
+The client sends `response.create` with the body of a request, and receives the events of a stream. The connection
+remembers the last response with its history, so that it can be continued without being stored.
 
-Open Responses forbids the fields of HTTP here. OpenAI only says that they are not used, and its clients may send
-`stream: true`; and `generate: false`, for a response that says nothing and is only there to be gone on from.
+Open Responses forbids the fields of HTTP requests here. OpenAI ignores them: its clients may send `stream: true`, and
+`generate: false` for a response without output that only serves to be continued.
 """
 
 from __future__ import annotations
@@ -26,50 +26,53 @@ from syringa.config import Config
 from syringa.errors import Forbidden, InvalidRequest, PayloadTooLarge, SyringaError
 from syringa.events import Event
 from syringa.http import dependencies
-from syringa.http.middleware.access_log import account_line, log_body
-from syringa.http.middleware.errors import envelope
-from syringa.http.routes.response_run import Items, Turn, Turns
-from syringa.http.streaming.framing import encode
-from syringa.service.app_state import Work
-from syringa.service.usage.account import Account
+from syringa.http.context import request_context
+from syringa.http.middleware.access_log import log_request_body, log_response
+from syringa.http.middleware.errors import error_envelope
+from syringa.http.routes.response_run import Items, ResponseRun, ResponseRuns
+from syringa.http.streaming.sse import encode
+from syringa.service.app_state import AppState
+from syringa.service.usage.accounting import RequestAccounting
 
 logger = logging.getLogger("syringa.http")
 
 CREATE = "response.create"
-_FORBIDDEN = ("background",)  # has no meaning here
+_FORBIDDEN = ("background",)
 _FORBIDDEN_OPEN = ("stream", "stream_options", *_FORBIDDEN)
 _GOING_AWAY = 1001
-_MAX_UNSENT = 1000  # messages to a client that does not read; until it does, it is not read from either
-_NOTHING = "."
-_GRACE = 1.0  # the seconds after which a response that waits for the engine is told of
+_MAX_UNSENT = 1000  # messages; beyond that, no more messages are received until the client reads
+_EMPTY_INPUT = "."
+_GRACE_SECONDS = 1.0  # after which `response.created` is sent, even if the engine has not begun
 
 
-class _Asked(NamedTuple):
-    """What a message asks for."""
+class _CreateMessage(NamedTuple):
+    """A `response.create` message."""
 
     body: ResponseRequest
     ignored: list[str]
     generates: bool
 
 
-class ResponseSocket:
-    """The ASGI app of the path: accepts connections and serves each until it ends."""
+class ResponsesWebSocket:
+    """The ASGI app that accepts WebSocket connections and serves each until it ends."""
 
-    def __init__(self, turns: Turns, work: Work) -> None:
-        self._turns, self._work = turns, work
+    def __init__(self, runs: ResponseRuns, app_state: AppState) -> None:
+        self._runs, self._app_state = runs, app_state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         socket = WebSocket(scope, receive, send)
-        _check_origin(socket, self._turns.config)
-        open_mode = dependencies.open_mode(socket, self._turns.config)
+        _check_origin(socket, self._runs.config)
+        open_mode = dependencies.open_mode(socket, self._runs.config)
         await socket.accept()
-        connection = _Connection(socket, self._turns, self._work, open_mode)
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):  # what sending to who is gone raises
+        connection = _Connection(socket, self._runs, self._app_state, open_mode)
+        with contextlib.suppress(
+            WebSocketDisconnect, RuntimeError, OSError
+        ):  # raised by a send to a disconnected client
             await connection.serve()
 
 
 def _check_origin(socket: WebSocket, config: Config) -> None:
-    """A page of any site may open a WebSocket, and no preflight asks us first: so its origin has to be allowed."""
+    """Raise `Forbidden` for pages of other sites: browsers send no CORS preflight for WebSockets."""
     origin = socket.headers.get("origin")
     allowed = config.cors_origins
     if origin is None or "*" in allowed or origin in allowed:
@@ -79,42 +82,44 @@ def _check_origin(socket: WebSocket, config: Config) -> None:
 
 
 class _Connection:
-    def __init__(self, socket: WebSocket, turns: Turns, work: Work, open_mode: bool) -> None:
-        self._socket, self._turns, self._work, self._open_mode = socket, turns, work, open_mode
-        self._config = turns.config
-        self._asked = 0
-        self._memory: dict[str, Items] = {}  # of the last response alone: each has all that came before
-        self._turn: asyncio.Task[None] | None = None
-        self._out: asyncio.Queue[str | None] = asyncio.Queue()
+    """One WebSocket connection."""
+
+    def __init__(self, socket: WebSocket, runs: ResponseRuns, app_state: AppState, open_mode: bool) -> None:
+        self._socket, self._runs, self._app_state, self._open_mode = socket, runs, app_state, open_mode
+        self._config = runs.config
+        self._message_count = 0
+        self._memory: dict[str, Items] = {}  # of the last response only, including what it continues
+        self._response_task: asyncio.Task[None] | None = None
+        self._queue: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def serve(self) -> None:
-        sending = asyncio.create_task(self._send_all())
-        self._work.leaving.add(self._leave)
+        sending = asyncio.create_task(self._send_queued())
+        self._app_state.drain_callbacks.add(self._drain)
         try:
             while (text := await self._receive()) is not None:
-                self._take(text)
-                if self._out.qsize() > _MAX_UNSENT:
-                    await self._let_it_read(sending)
+                self._handle(text)
+                if self._queue.qsize() > _MAX_UNSENT:
+                    await self._wait_for_reader(sending)
         finally:
-            self._work.leaving.discard(self._leave)
-            if self._turn is not None:
-                self._turn.cancel()
-                await asyncio.gather(self._turn, return_exceptions=True)
-            self._out.put_nowait(None)
+            self._app_state.drain_callbacks.discard(self._drain)
+            if self._response_task is not None:
+                self._response_task.cancel()
+                await asyncio.gather(self._response_task, return_exceptions=True)
+            self._queue.put_nowait(None)
             await asyncio.gather(sending, return_exceptions=True)
 
-    def _leave(self) -> None:
-        """The server ends: so does this, when what runs on it has been sent."""
+    def _drain(self) -> None:
+        """Close the connection because the server shuts down; a running response is finished first."""
         if not self._is_busy():
-            self._out.put_nowait(None)
+            self._queue.put_nowait(None)
 
-    async def _let_it_read(self, sending: asyncio.Task[None]) -> None:
-        all_sent = asyncio.create_task(self._out.join())
+    async def _wait_for_reader(self, sending: asyncio.Task[None]) -> None:
+        all_sent = asyncio.create_task(self._queue.join())
         await asyncio.wait((sending, all_sent), return_when=asyncio.FIRST_COMPLETED)
         all_sent.cancel()
 
     async def _receive(self) -> str | None:
-        """The next message; None where the connection is to end."""
+        """Return the next message, or None if the connection is to be closed."""
         while True:
             try:
                 async with asyncio.timeout(self._config.websocket_idle or None):
@@ -122,7 +127,7 @@ class _Connection:
             except TimeoutError:
                 if self._is_busy():
                     continue
-                await self._socket.close(_GOING_AWAY, "nothing was asked for a long time")
+                await self._socket.close(_GOING_AWAY, "idle timeout")
                 return None
             if message["type"] == "websocket.disconnect":
                 return None
@@ -131,142 +136,152 @@ class _Connection:
                 text = message["bytes"].decode("utf-8", "replace")
             if len(text) > self._config.max_body_bytes:
                 limit = self._config.max_body_bytes
-                self._refuse(PayloadTooLarge(f"The message is larger than {limit} bytes, the limit of this server."))
+                self._send_error(
+                    PayloadTooLarge(f"The message is larger than {limit} bytes, the limit of this server.")
+                )
                 continue
             return text
 
-    def _take(self, text: str) -> None:
+    def _handle(self, text: str) -> None:
         try:
-            asked = _read(text, self._open_mode)
+            message = _parse(text, self._open_mode)
             if self._is_busy():
                 raise InvalidRequest(
-                    "A response is running on this connection, which has room for one; wait for its end.",
+                    "A response is already running on this connection; wait until it has finished.",
                     code="response_already_in_flight",
                 )
         except SyringaError as error:
-            self._refuse(error)
+            self._send_error(error)
             return
-        self._turn = asyncio.create_task(self._answer(asked))
+        self._response_task = asyncio.create_task(self._respond(message))
 
     def _is_busy(self) -> bool:
-        return self._turn is not None and not self._turn.done()
+        return self._response_task is not None and not self._response_task.done()
 
-    async def _answer(self, asked: _Asked) -> None:
+    async def _respond(self, message: _CreateMessage) -> None:
         try:
-            account = self._account()
-        except SyringaError as error:  # the key was revoked, or has expired
-            self._refuse(error)
+            accounting = self._open_accounting()
+        except SyringaError as error:  # the API key was revoked or has expired
+            self._send_error(error)
             return
         admission = None
         try:
-            admission = self._work.limiter.enter(account.caller)
-            turn = await self._prepare(asked, account)
-            dependencies.heed(self._config, asked.ignored)
-            await self._turns.begin(turn)
-            await (self._stream(turn) if asked.generates else self._skip(turn))
+            admission = self._app_state.limiter.acquire(accounting.caller)
+            run = await self._prepare(message, accounting)
+            dependencies.ignored_fields_header(self._config, message.ignored)
+            await self._runs.begin(run)
+            await (self._stream(run) if message.generates else self._skip(run))
         except asyncio.CancelledError:
-            account.cancel()
+            accounting.cancel()
             raise
         except Exception as error:
-            account.fail(error)
+            accounting.fail(error)
             if not isinstance(error, SyringaError):
-                logger.error("a WebSocket's response failed", exc_info=error)
-            self._refuse(error)
+                logger.error("websocket: response failed", exc_info=error)
+            self._send_error(error)
         finally:
             if admission is not None:
-                admission.leave()
-            account.close()
-            account_line(account)
-            if self._work.draining:
-                self._out.put_nowait(None)
+                admission.release()
+            accounting.close()
+            log_response(accounting)
+            if self._app_state.draining:
+                self._queue.put_nowait(None)
 
-    async def _prepare(self, asked: _Asked, account: Account) -> Turn:
-        body = asked.body
-        empty = not asked.generates and not body.input and body.previous_response_id is None
-        if empty:  # a prompt has to have something in it, if only to see whether the rest of the request is right
-            body = msgspec.structs.replace(body, input=_NOTHING)
-        turn = await self._turns.prepare(body, asked.ignored, account, open_mode=self._open_mode, memory=self._memory)
+    async def _prepare(self, message: _CreateMessage, accounting: RequestAccounting) -> ResponseRun:
+        body = message.body
+        empty = not message.generates and not body.input and body.previous_response_id is None
+        if empty:  # validation of the request requires a prompt
+            body = msgspec.structs.replace(body, input=_EMPTY_INPUT)
+        run = await self._runs.prepare(
+            body, message.ignored, accounting, open_mode=self._open_mode, memory=self._memory
+        )
         if empty:
-            turn.input.clear()
-        return turn
+            run.input.clear()
+        return run
 
-    async def _skip(self, turn: Turn) -> None:
-        """Nothing is generated: the response is there to be gone on from."""
-        self._put(turn.writer.begin())
-        self._close(turn, await turn.skip())
+    async def _skip(self, run: ResponseRun) -> None:
+        """Create a response without output, which only serves to be continued."""
+        self._send_events(run.writer.begin())
+        self._finish(run, await run.skip())
 
-    def _account(self) -> Account:
-        """Each message is a request of its own, by whoever the key belongs to now."""
-        state = self._socket.scope["state"]
-        caller = self._work.keys.find(state["given"].get(b"authorization"))
-        self._asked += 1
-        return self._work.books.open(caller, self._socket.url.path, f"{state['request_id']}-{self._asked}")
+    def _open_accounting(self) -> RequestAccounting:
+        """Authenticate and account for each message as a request of its own."""
+        context = request_context(self._socket.scope)
+        caller = self._app_state.keys.authenticate(context.headers.get(b"authorization"))
+        self._message_count += 1
+        request_id = f"{context.request_id}-{self._message_count}"
+        return self._app_state.start_accounting(caller, context.endpoint.metrics_label, request_id)
 
-    async def _stream(self, turn: Turn) -> None:
-        """Errors before the first event are raised, later ones told in the stream."""
+    async def _stream(self, run: ResponseRun) -> None:
+        """Stream a response. Errors before the first event are raised, later ones are sent as events."""
         begun = False
-        write = turn.writer.write
+        write = run.writer.write
 
         def begin() -> None:
             nonlocal begun
             if not begun:
                 begun = True
-                self._put(turn.writer.begin())
+                self._send_events(run.writer.begin())
 
         def emit(events: Sequence[Event]) -> None:
             begin()
             for event in events:
-                self._put(write(event))
+                self._send_events(write(event))
 
-        waiting = asyncio.get_running_loop().call_later(_GRACE, begin)
+        timer = asyncio.get_running_loop().call_later(_GRACE_SECONDS, begin)
         try:
-            closing = await turn.run(emit)
+            closing = await run.run(emit)
         except Exception as error:
             if not begun:
                 raise
             if not isinstance(error, SyringaError):
-                logger.error("a WebSocket's response failed", exc_info=error)
-            self._put(turn.failure)
+                logger.error("websocket: response failed", exc_info=error)
+            self._send_events(run.failure)
             return
         finally:
-            waiting.cancel()
+            timer.cancel()
         begin()
-        self._close(turn, closing)
+        self._finish(run, closing)
 
-    def _close(self, turn: Turn, closing: Sequence[Any]) -> None:
-        self._memory = {turn.writer.id: [*turn.history, *turn.input, *turn.writer.output]}
-        self._put(closing)
+    def _finish(self, run: ResponseRun, closing: Sequence[Any]) -> None:
+        self._memory = {run.writer.id: [*run.history, *run.input, *run.writer.output]}
+        self._send_events(closing)
 
-    def _put(self, events: Sequence[Any]) -> None:
+    def _send_events(self, events: Sequence[Any]) -> None:
         for event in events:
-            self._out.put_nowait(encode(event).decode())
+            self._queue.put_nowait(encode(event).decode())
 
-    def _refuse(self, error: Exception) -> None:
-        told = envelope(error).error
+    def _send_error(self, error: Exception) -> None:
+        details = error_envelope(error).error
         status = error.status if isinstance(error, SyringaError) else 500
-        body = {"type": told.type, "code": told.code or "invalid_request", "message": told.message, "param": told.param}
-        self._out.put_nowait(encode({"type": "error", "status": status, "error": body}).decode())
+        body = {
+            "type": details.type,
+            "code": details.code or "invalid_request",
+            "message": details.message,
+            "param": details.param,
+        }
+        self._queue.put_nowait(encode({"type": "error", "status": status, "error": body}).decode())
 
-    async def _send_all(self) -> None:
-        """In order, and apart from what is generated: a client that reads slowly holds up nothing but itself."""
+    async def _send_queued(self) -> None:
+        """Send queued messages in a task of its own, so that a slow client does not block the generation."""
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):
-            while (text := await self._out.get()) is not None:
+            while (text := await self._queue.get()) is not None:
                 await self._socket.send_text(text)
-                self._out.task_done()
-            if self._work.draining:
-                await self._socket.close(_GOING_AWAY, "the server is being stopped")
+                self._queue.task_done()
+            if self._app_state.draining:
+                await self._socket.close(_GOING_AWAY, "server shutdown")
 
 
-def _read(text: str, open_mode: bool) -> _Asked:
+def _parse(text: str, open_mode: bool) -> _CreateMessage:
     raw = text.encode("utf-8", "replace")
-    log_body(raw)
+    log_request_body(raw)
     fields = decode_object(raw)
     kind = fields.pop("type", None)
     if kind != CREATE:
         raise InvalidRequest(f"type: expected {CREATE}, not {kind!r}.", param="type", code="unknown_event_type")
     for name in _FORBIDDEN_OPEN if open_mode else _FORBIDDEN:
         if fields.get(name) is not None:
-            raise InvalidRequest(f"{name}: has no meaning over a WebSocket.", param=name)
+            raise InvalidRequest(f"{name}: not supported over a WebSocket.", param=name)
     if fields.get("stream") is False:
         raise InvalidRequest("stream: over a WebSocket every response is streamed.", param="stream")
     generates = fields.pop("generate", None)
@@ -274,4 +289,6 @@ def _read(text: str, open_mode: bool) -> _Asked:
         raise InvalidRequest("generate: expected true.", param="generate")
     ignored: list[str] = []
     body = convert(fields, ResponseRequest, ignored=ignored)
-    return _Asked(body if open_mode else msgspec.structs.replace(body, stream=True), ignored, generates is not False)
+    return _CreateMessage(
+        body if open_mode else msgspec.structs.replace(body, stream=True), ignored, generates is not False
+    )

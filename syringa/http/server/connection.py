@@ -1,15 +1,17 @@
-"""A client's connection: uvicorn's own, with bounds on what one that is slow, broken or hostile may cost.
+"""Client connections: uvicorn's protocols, with limits on what a slow, broken or hostile client can cost.
 
-- A request has to be there, whole, `read_timeout` seconds after its first byte, and a connection that sends nothing is
-  not kept for longer either: 408. Time in which we do not read does not count.
-- Its head may have 64 KiB (431) and its target 8 KiB (414); what frames its body may be no more than a few times as
-  long as the body. Trailers are not read: they would pass for headers.
-- A client that has read nothing of what waits for it for a minute is dropped.
-- A process has room for as many connections as it may open files. Above that, idle ones are closed, and new ones are
-  answered with 503, or where even that is too many, closed.
+- A request has to arrive completely within `read_timeout` seconds of its first byte, and a new connection has to send
+  one within that time (408). Time during which the server does not read does not count.
+- The head of a request may have 64 KiB (431) and its target 8 KiB (414). The framing of a chunked body may be a few
+  times as long as the body. Trailers are ignored: they would pass for headers.
+- A client that reads nothing for a minute is disconnected (see `limits`).
+- The number of connections is limited by the open files of the process. Above the limit, idle connections are closed,
+  and new ones get a 503 or, far above it, are closed.
 
-Whatever is refused here is answered in our envelope, once what was asked before it has been answered. All of it is
-timed once for each connection; nothing is added to a write.
+Rejections are sent in the error envelope, after the responses to earlier requests. There is one timer per connection,
+and no work per write.
+
+What is used of uvicorn's internals is checked by tests/http/server/test_uvicorn_contract.py.
 """
 
 from __future__ import annotations
@@ -20,114 +22,129 @@ import urllib.parse
 from typing import Any, cast
 
 import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from syringa.errors import SyringaError
+from syringa.errors import EngineOverloaded, RequestError, SyringaError
+from syringa.http.context import REQUEST_CYCLE, set_response_status
 from syringa.http.middleware.errors import error_response
-from syringa.http.server.limits import SPARE, Shared, Watched
-from syringa.http.server.rejections import MAX_HEAD, Refused, size_of, too_large, too_many
-from syringa.http.server.request_cycle import Exchange, date_header
+from syringa.http.server.limits import OVERFLOW_CONNECTIONS, ConnectionLimits, WriteTimeout
+from syringa.http.server.request_cycle import RequestCycle, date_header
 
-MAX_TARGET = 8 << 10
-MAX_SOCKET_HEADERS, MAX_SOCKET_LINE = 120, 8000  # of a WebSocket's handshake, which another parser reads again
-MAX_FRAMING = 8  # bytes around a byte of a body: chunks of one byte each have 5
+MAX_HEAD_BYTES = 64 << 10
+MAX_TARGET_BYTES = 8 << 10
+MAX_HANDSHAKE_HEADERS, MAX_HANDSHAKE_LINE = 120, 8000  # limits of the WebSocket library, which parses the head again
+MAX_FRAMING_RATIO = 8  # bytes of framing for each byte of a body: chunks of one byte have 5
 MAX_PIPELINED = 32
-_SURPLUS_SECONDS = 1.0  # that a connection too many has to say what it wants
-_SLOW_SECONDS = 10.0  # that one gets that has begun to
-_LINGER_SECONDS = 1.0  # after an early answer: closing at once would take it back from a client that is still sending
+_OVERFLOW_READ_SECONDS = 1.0  # for a connection over the limit to send the first byte of its request
+_SLOW_HEAD_SECONDS = 10.0  # for it to complete the head
+_LINGER_SECONDS = 1.0  # after an early response: an immediate close could discard it while the client is still sending
 
 
-class Connection(Watched, HttpToolsProtocol):
-    def __init__(self, shared: Shared, **given: Any) -> None:
-        super().__init__(**given)
-        self._shared = shared
-        self._running: Exchange | None = None  # what is answered; `cycle` is what was asked last
-        self._in_head = True  # whether the head of what is being sent is not there yet
-        self._complete = False  # whether all that was begun is there
-        self._fed = self._body = 0  # bytes of the current request, and of its body
-        self._made = self.loop.time()
+class RejectedRequest(RequestError):
+    """A request that is rejected before it reaches the app."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message, code=code)
+        self.status = status
+
+
+class HttpConnection(WriteTimeout, HttpToolsProtocol):
+    """An HTTP connection."""
+
+    def __init__(self, limits: ConnectionLimits, **uvicorn_arguments: Any) -> None:
+        super().__init__(**uvicorn_arguments)
+        self._limits = limits
+        self._running: RequestCycle | None = None  # being responded to; `cycle` is the latest that was received
+        self._in_head = True  # the head of the current request is incomplete
+        self._complete = False  # all requests that were begun are complete
+        self._request_bytes = self._body_bytes = 0  # of the current request
+        self._created_at = self.loop.time()
         self._upgrading = False
-        self._surplus = False  # whether it came when there was no room
-        self._deaf = False  # what still comes does not matter any more
-        self._verdict: SyringaError | None = None  # on what came last, to be told when the rest is answered
-        self._late: asyncio.TimerHandle | None = None
+        self._over_limit = False  # the connection was accepted above the connection limit
+        self._ignoring_input = False
+        self._rejection: SyringaError | None = None  # of the latest request, sent after the earlier responses
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether it is kept for a next request only."""
-        return self._complete and not self._deaf and not self._is_answering()
+        """Whether it is only kept alive for another request."""
+        return self._complete and not self._ignoring_input and not self._is_responding()
 
     @property
     def unused(self) -> bool:
-        """Whether it may go where room is short: it is idle, or takes its time with the first thing it has to say."""
-        patience = _SLOW_SECONDS if self._fed else _SURPLUS_SECONDS
-        return self.idle or (self._in_head and self._running is None and self.loop.time() - self._made > patience)
+        """Whether it may be closed in favor of a new connection: it is idle, or slow to send its first request."""
+        patience = _SLOW_HEAD_SECONDS if self._request_bytes else _OVERFLOW_READ_SECONDS
+        is_slow = self._in_head and self._running is None and self.loop.time() - self._created_at > patience
+        return self.idle or is_slow
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # As uvicorn does, but for the addresses of both ends: nobody asks for them, and finding them out costs as much
-        # as reading the request.
+        # Like uvicorn's, without the addresses of both ends: they are not used, and cost as much as parsing a request.
         self.connections.add(self)
         self.transport, self.flow, self.scheme = transport, FlowControl(transport), "http"
-        shared = self._shared
-        if (surplus := len(self.connections) - shared.limit) > 0:
-            self._surplus = True
-            shared.make_room(self.connections)
-            if surplus > SPARE:
+        limits = self._limits
+        if (overflow := len(self.connections) - limits.max_connections) > 0:
+            self._over_limit = True
+            limits.close_unused(self.connections)
+            if overflow > OVERFLOW_CONNECTIONS:
                 transport.abort()
                 return
-        self._await_request(_SURPLUS_SECONDS if self._surplus else shared.read_timeout)
+        self._start_read_timer(_OVERFLOW_READ_SECONDS if self._over_limit else limits.read_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._cancel_timer()
         self._unset_keepalive_if_required()
         self.pipeline.clear()
         running = self._running
         if running is not None and not running.response_complete:
-            running.leave()
+            running.disconnect()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """The server begins to end. What runs is finished; what was never used may still be told that it is too late
-        for it; what nobody uses is closed."""
-        if self._is_answering():
+        """Begin the shutdown: finish the current response, and close an idle connection.
+
+        A connection without a request yet stays open, to respond with 503.
+        """
+        if self._is_responding():
             self.cycle.keep_alive = False
         elif self.idle:
             self.transport.close()
 
-    def give_up(self) -> None:
-        """The server has ended: an answer that has begun by now stays as it is, which is nobody's mistake."""
+    def abandon_response(self) -> None:
+        """At the end of the shutdown: send nothing more of a response that has started."""
         running = self._running
         if running is not None and running.response_started and not running.response_complete:
-            running.stop()
+            running.abandon()
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._ignoring_input:
             return
-        self._fed = len(data) if self._complete else self._fed + len(data)
+        self._request_bytes = len(data) if self._complete else self._request_bytes + len(data)
         try:
-            self._feed(data)
-            if not self._complete and self._fed > MAX_HEAD:
-                self._measure()
+            self._feed_parser(data)
+            if not self._complete and self._request_bytes > MAX_HEAD_BYTES:
+                self._check_framing()
         except SyringaError as error:
-            self._refuse(error)
+            self._reject(error)
         except httptools.HttpParserError as error:
-            why = error.__context__
-            if not isinstance(why, SyringaError):
-                why = Refused(400, "malformed_request", "This is not HTTP as this server understands it.")
-            self._refuse(why)
+            cause = error.__context__  # an error that one of the parser's callbacks raised
+            if not isinstance(cause, SyringaError):
+                cause = RejectedRequest(400, "malformed_request", "The request is not valid HTTP/1.1.")
+            self._reject(cause)
         else:
             if self._complete:
-                self._disarm()
-            elif self._late is None:
-                self._await_request(self._shared.read_timeout)
+                self._cancel_timer()
+            elif self._timer is None:
+                self._start_read_timer(self._limits.read_timeout)
 
-    # What the parser calls.
+    # Callbacks of the parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._unset_keepalive_if_required()
-        self._in_head, self._complete, self._body = True, False, 0
+        self._in_head, self._complete, self._body_bytes = True, False, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
@@ -139,19 +156,18 @@ class Connection(Watched, HttpToolsProtocol):
         if self._upgrading:
             self.scope["method"] = self.parser.get_method().decode("ascii")
             return
-        self._describe()
+        self._complete_scope()
         self._in_head = False
-        before = self.cycle
-        keep = self.parser.should_keep_alive() and self.scope["http_version"] != "1.0" and not self._shared.draining
-        self.cycle = exchange = self._exchange(keep)
-        if before is None or before.response_complete:
-            self._start_asgi_task(exchange, self.app)
+        previous = self.cycle
+        keep_alive = self.parser.should_keep_alive() and self.scope["http_version"] != "1.0"
+        self.cycle = cycle = self._create_cycle(keep_alive and not self._limits.draining)
+        if previous is None or previous.response_complete:
+            self._start_asgi_task(cycle, self.app)
         else:
             self.flow.pause_reading()
-            self.pipeline.appendleft((exchange, self.app))
+            self.pipeline.appendleft((cycle, self.app))
 
-    def _describe(self) -> None:
-        """Completes what an app is told of the request."""
+    def _complete_scope(self) -> None:
         scope, url = self.scope, httptools.parse_url(self.url)
         if (version := self.parser.get_http_version()) != "1.1":
             scope["http_version"] = version
@@ -161,30 +177,30 @@ class Connection(Watched, HttpToolsProtocol):
         scope["path"] = urllib.parse.unquote(path) if "%" in path else path
         scope["query_string"] = url.query or b""
 
-    def _exchange(self, keep_alive: bool) -> Exchange:
-        made = Exchange(
+    def _create_cycle(self, keep_alive: bool) -> RequestCycle:
+        cycle = RequestCycle(
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
             logger=self.logger,
             access_logger=self.access_logger,
             access_log=False,
-            default_headers=[],  # it has its own
+            default_headers=[],  # the cycle adds its own
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue,
             keep_alive=keep_alive,
             on_response=self.on_response_complete,
         )
-        self.scope["state"]["exchange"] = made
-        return made
+        self.scope["extensions"] = {REQUEST_CYCLE: cast(Any, cycle)}
+        return cycle
 
     def on_body(self, body: bytes) -> None:
-        self._body += len(body)
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._upgrading:  # else the parser thinks so, and has not looked for a body
-            self._complete, self._fed = True, 0
+        if not self._upgrading:  # otherwise the parser has not looked for a body
+            self._complete, self._request_bytes = True, 0
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -192,76 +208,83 @@ class Connection(Watched, HttpToolsProtocol):
             self._linger()
             return
         super().on_response_complete()
-        if self._verdict is not None and not self._is_answering() and not self.transport.is_closing():
+        if self._rejection is not None and not self._is_responding() and not self.transport.is_closing():
             self._unset_keepalive_if_required()
-            self._say(self._verdict)
+            self._send_rejection(self._rejection)
 
-    # What is not allowed.
+    # Limits
 
     def _check_head(self) -> None:
-        if self._surplus:
-            if len(self.connections) > self._shared.limit:
-                raise too_many()
-            self._surplus = False
-        if len(self.url) > MAX_TARGET:
-            raise Refused(414, "target_too_long", f"The request's target is longer than {MAX_TARGET} bytes.")
+        if self._over_limit:
+            if len(self.connections) > self._limits.max_connections:
+                raise _too_many_connections()
+            self._over_limit = False
+        if len(self.url) > MAX_TARGET_BYTES:
+            message = f"The request's target is longer than {MAX_TARGET_BYTES} bytes."
+            raise RejectedRequest(414, "target_too_long", message)
         if not self.url.isascii():
-            raise Refused(400, "malformed_request", "The request's target has characters that must be escaped.")
-        if self._fed > MAX_HEAD and size_of(self.headers) > MAX_HEAD:
-            raise too_large()
+            message = "The request's target has characters that must be escaped."
+            raise RejectedRequest(400, "malformed_request", message)
+        if self._request_bytes > MAX_HEAD_BYTES and _size(self.headers) > MAX_HEAD_BYTES:
+            raise _head_too_large()
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise Refused(400, "too_many_pipelined", "Too many requests were sent without waiting for an answer.")
+            message = "Too many requests were sent without waiting for a response."
+            raise RejectedRequest(400, "too_many_pipelined", message)
         if self.parser.should_upgrade() and self._should_upgrade():
             longest = max(len(name) + len(value) for name, value in self.headers)
-            if len(self.headers) > MAX_SOCKET_HEADERS or longest > MAX_SOCKET_LINE:
-                raise too_large()
+            if len(self.headers) > MAX_HANDSHAKE_HEADERS or longest > MAX_HANDSHAKE_LINE:
+                raise _head_too_large()
 
-    def _measure(self) -> None:
-        if self._in_head or self._fed - self._body > 2 * MAX_HEAD + MAX_FRAMING * self._body:
-            raise too_large()
+    def _check_framing(self) -> None:
+        framing_bytes = self._request_bytes - self._body_bytes
+        if self._in_head or framing_bytes > 2 * MAX_HEAD_BYTES + MAX_FRAMING_RATIO * self._body_bytes:
+            raise _head_too_large()
 
-    def _await_request(self, seconds: float) -> None:
+    def _start_read_timer(self, seconds: float) -> None:
         if seconds < math.inf:
-            self._late = self.loop.call_later(seconds, self._too_late)
+            self._timer = self.loop.call_later(seconds, self._read_timed_out)
 
-    def _disarm(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _too_late(self) -> None:
-        self._late = None
-        if self.flow.read_paused:
-            self._await_request(self._shared.read_timeout)  # it may well have been sent: we do not look
+    def _read_timed_out(self) -> None:
+        self._timer = None
+        if self.flow.read_paused:  # the rest may have been sent, but was not read
+            self._start_read_timer(self._limits.read_timeout)
             return
-        late = Refused(408, "request_timeout", "The request did not arrive in time.")
-        self._refuse(too_many() if self._surplus else late)
+        late = RejectedRequest(408, "request_timeout", "The request did not arrive in time.")
+        self._reject(_too_many_connections() if self._over_limit else late)
 
-    def _is_answering(self) -> bool:
+    def _is_responding(self) -> bool:
         return self._running is not None and not self._running.response_complete
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _feed(self, data: bytes) -> None:
+    # Upgrades
+
+    def _feed_parser(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
             return
-        except httptools.HttpParserUpgrade as seen:
-            end = seen.args[0]
-        self._upgrade(data[end:])
+        except httptools.HttpParserUpgrade as upgrade:
+            end_of_head = upgrade.args[0]
+        self._upgrade(data[end_of_head:])
 
     def _upgrade(self, rest: bytes) -> None:
         self._upgrading = False
         if self._should_upgrade():
-            if self._is_answering():
-                raise Refused(400, "malformed_request", "A WebSocket cannot begin before the last answer has ended.")
+            if self._is_responding():
+                message = "A WebSocket cannot begin before the previous response has ended."
+                raise RejectedRequest(400, "malformed_request", message)
             self.handle_websocket_upgrade()
-            self._complete = True  # another protocol has taken over
+            self._complete = True  # the WebSocket protocol has taken over
             return
-        # An offer to speak something else, HTTP/2 for instance, which we may overlook, and do: what is left is an
-        # ordinary request, which is read again as such.
+        # An upgrade to another protocol (HTTP/2, for instance) may be ignored, and is: without its upgrade headers,
+        # the request is parsed again as an ordinary one.
         head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
         for name, value in self.headers:
             if name == b"connection":
@@ -269,31 +292,33 @@ class Connection(Watched, HttpToolsProtocol):
             if name != b"upgrade" and value:
                 head += [name, b": ", value, b"\r\n"]
         self.parser = httptools.HttpRequestParser(self)
-        self._feed(b"".join([*head, b"\r\n", rest]))
+        self._feed_parser(b"".join([*head, b"\r\n", rest]))
 
-    def _refuse(self, error: SyringaError) -> None:
-        """Ends the connection, with an answer if there was none yet: now, or when this request's turn has come."""
-        self._deaf = True
-        self._disarm()
+    # Rejections
+
+    def _reject(self, error: SyringaError) -> None:
+        """End the connection, after an error response unless one has started: now, or after earlier responses."""
+        self._ignoring_input = True
+        self._cancel_timer()
         has_cycle = not self._in_head and not self._complete
-        if self._is_answering():
-            running = cast(Exchange, self._running)
+        if self._is_responding():
+            running = cast(RequestCycle, self._running)
             if not has_cycle or running is not self.cycle:
                 if has_cycle:
-                    self.pipeline.popleft()  # this is the one
-                self._verdict = error
+                    self.pipeline.popleft()  # the rejected request itself
+                self._rejection = error
                 return
             if running.response_started:
                 running.keep_alive = False
                 return
-            running.scope["state"]["status"] = error.status
-            running.leave()
+            set_response_status(cast(Scope, running.scope), error.status)
+            running.disconnect()
         elif has_cycle:
-            self.transport.close()  # its answer did not wait for the rest of it
+            self.transport.close()  # the response did not wait for the rest of the request
             return
-        self._say(error)
+        self._send_rejection(error)
 
-    def _say(self, error: SyringaError) -> None:
+    def _send_rejection(self, error: SyringaError) -> None:
         response = error_response(error)
         head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
         for name, value in (*date_header(), *response.raw_headers):
@@ -302,9 +327,39 @@ class Connection(Watched, HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Ends the connection, but hears the client out for a moment."""
-        self._deaf = True
-        self._disarm()
+        """Close the connection for writing, and close it completely after the client had time to finish sending."""
+        self._ignoring_input = True
+        self._cancel_timer()
         self.flow.resume_reading()
         self.transport.write_eof()
-        self._late = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+        self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+
+
+class WebSocketConnection(WriteTimeout, WebSocketsSansIOProtocol):
+    """A WebSocket connection. During shutdown, its handler closes it."""
+
+    def shutdown(self) -> None:
+        pass
+
+    def abandon_response(self) -> None:
+        pass
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # A failed handshake does not reach the app, which would otherwise close the connection.
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+
+
+def _size(headers: list[tuple[bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def _head_too_large() -> RejectedRequest:
+    message = f"The request's headers are longer than {MAX_HEAD_BYTES} bytes."
+    return RejectedRequest(431, "headers_too_large", message)
+
+
+def _too_many_connections() -> EngineOverloaded:
+    return EngineOverloaded("Too many connections are open; try again shortly.", code="too_many_connections")

@@ -1,13 +1,14 @@
-"""How a server ends: nobody new is let in, what runs gets its time, and what is left is told.
+"""Graceful shutdown.
 
-1. New requests get 503 `server_ending`, on a listener that stays open, so that a client sees an answer and not a broken
-   connection. `/health` goes on, `/ready` says no. Idle connections are closed, idle WebSockets with 1001.
-2. Streams, bodies, WebSockets and background responses that run have `drain_timeout` seconds.
-3. What still runs then fails with an error that says why, where a client can read it. So does, a moment later, what is
-   still being sent to us.
-4. The listener closes, and every connection.
+1. New requests get a 503 `server_ending`, on a listener that stays open, so that clients get a response and not a
+   broken connection. Monitoring endpoints remain available; `/ready` fails. Idle connections are closed, idle
+   WebSockets with the code 1001.
+2. Running streams, bodies, WebSockets and background responses have `drain_timeout` seconds to finish.
+3. What is still running then fails with an error that the client can read; so do, a moment later, requests that are
+   still being received.
+4. The listener and all connections are closed.
 
-A second signal goes to the third step at once.
+A second signal skips to step 3.
 """
 
 from __future__ import annotations
@@ -20,87 +21,91 @@ from typing import TYPE_CHECKING, cast
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from syringa.errors import EngineUnavailable
-from syringa.service.app_state import Work
+from syringa.http.context import request_context
+from syringa.http.middleware.errors import shutdown_error
+from syringa.service.app_state import AppState
 
 if TYPE_CHECKING:
-    from syringa.http.dispatch import Desk
-    from syringa.http.server.connection import Connection
-    from syringa.http.server.limits import Shared
-    from syringa.http.server.websocket_protocol import SocketConnection
+    from syringa.http.dispatch import GenerationDispatcher
+    from syringa.http.server.connection import HttpConnection, WebSocketConnection
+    from syringa.http.server.limits import ConnectionLimits
 
 logger = logging.getLogger("syringa.http")
 
-ENDING = "The server is being stopped: send the request again shortly."
-TOLD_SECONDS = 1.0  # that those who are told get to write it down and pass it on
-FLUSH_SECONDS = 1.0  # that clients get to read the rest
-_TICK = 0.05
-# What watches the server, and has to be able to see it end.
-_STAYS = frozenset({"/health", "/ready", "/metrics", "/status"})
+ABORT_SECONDS = 1.0  # for aborted requests to store and send their errors
+FLUSH_SECONDS = 1.0  # for clients to read the rest
+_POLL_SECONDS = 0.05
 
 
-class Closing:
-    """The layer that lets nobody in any more once the server drains. It belongs inside `Edge`, which answers."""
+class DrainMiddleware:
+    """Rejects requests while the server drains, except those of monitoring endpoints."""
 
-    def __init__(self, app: ASGIApp, work: Work) -> None:
-        self._app, self._work = app, work
+    def __init__(self, app: ASGIApp, app_state: AppState) -> None:
+        self._app, self._app_state = app, app_state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._work.draining and scope.get("path") not in _STAYS:
-            raise EngineUnavailable(ENDING, code="server_ending")
+        if self._app_state.draining and not request_context(scope).endpoint.monitoring:
+            raise shutdown_error()
         await self._app(scope, receive, send)
 
 
-class Drain:
-    """The end of one server."""
+class GracefulShutdown:
+    """Drains and closes one server."""
 
-    def __init__(self, state: ServerState, shared: Shared, work: Work, desk: Desk, seconds: float) -> None:
-        self._state, self._shared, self._work, self._desk = state, shared, work, desk
-        self._seconds = seconds
-        self.hurried = False
+    def __init__(
+        self,
+        state: ServerState,
+        limits: ConnectionLimits,
+        app_state: AppState,
+        dispatcher: GenerationDispatcher,
+        drain_timeout: float,
+    ) -> None:
+        self._state, self._limits, self._app_state, self._dispatcher = state, limits, app_state, dispatcher
+        self._drain_timeout = drain_timeout
+        self.hurry = False  # set to skip the current wait
 
     async def run(self, listeners: Iterable[asyncio.AbstractServer]) -> None:
-        """Returns when nothing is left: at most `seconds`, twice `TOLD_SECONDS` and `FLUSH_SECONDS` later."""
-        state, work, seconds = self._state, self._work, self._seconds
-        logger.info("the server ends: %d requests have %g seconds to finish", len(state.tasks), seconds)
-        work.draining = self._shared.draining = True
-        for leave in list(work.leaving):
-            leave()
-        for each in list(state.connections):
-            each.shutdown()
-        background = asyncio.create_task(work.drain(seconds + TOLD_SECONDS))
+        """Drain and close everything, in at most `drain_timeout` + 2 * `ABORT_SECONDS` + `FLUSH_SECONDS` seconds."""
+        state, app_state, timeout = self._state, self._app_state, self._drain_timeout
+        logger.info("shutdown: draining: requests=%d timeout=%g", len(state.tasks), timeout)
+        app_state.draining = self._limits.draining = True
+        for callback in list(app_state.drain_callbacks):
+            callback()
+        for connection in list(state.connections):
+            connection.shutdown()
+        background = asyncio.create_task(app_state.drain(timeout + ABORT_SECONDS))
 
         def is_done() -> bool:
             return not state.tasks and background.done()
 
-        if not await self._until(is_done, seconds):
-            logger.warning("%d requests did not finish in time: they are told so", len(state.tasks))
-            self.hurried = False
-            self._desk.end()
-            await self._until(is_done, TOLD_SECONDS)
+        if not await self._wait_until(is_done, timeout):
+            logger.warning("shutdown: aborting requests that did not finish in time: requests=%d", len(state.tasks))
+            self.hurry = False
+            self._dispatcher.stop()
+            await self._wait_until(is_done, ABORT_SECONDS)
         for listener in listeners:
             listener.close()
         await self._close(background)
 
     async def _close(self, background: asyncio.Task[None]) -> None:
-        connections = cast("set[Connection | SocketConnection]", self._state.connections)
-        for each in list(connections):
-            each.give_up()
-        left = [background, *self._state.tasks]
-        for task in left:
+        connections = cast("set[HttpConnection | WebSocketConnection]", self._state.connections)
+        for connection in list(connections):
+            connection.abandon_response()
+        remaining = [background, *self._state.tasks]
+        for task in remaining:
             task.cancel()
-        await asyncio.wait(left, timeout=TOLD_SECONDS)
-        for each in list(connections):
-            each.transport.close()
-        await self._until(lambda: not connections, FLUSH_SECONDS)
-        for each in list(connections):
-            each.transport.abort()
+        await asyncio.wait(remaining, timeout=ABORT_SECONDS)
+        for connection in list(connections):
+            connection.transport.close()
+        await self._wait_until(lambda: not connections, FLUSH_SECONDS)
+        for connection in list(connections):
+            connection.transport.abort()
 
-    async def _until(self, is_done: Callable[[], bool], seconds: float) -> bool:
+    async def _wait_until(self, is_done: Callable[[], bool], seconds: float) -> bool:
         loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
+        deadline = loop.time() + seconds
         while not is_done():
-            if self.hurried or loop.time() >= end:
+            if self.hurry or loop.time() >= deadline:
                 return False
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(_POLL_SECONDS)
         return True

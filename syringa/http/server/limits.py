@@ -1,4 +1,4 @@
-"""What a process can bear: how many connections, and for how long a client that does not read."""
+"""Connection limits: how many connections a process accepts, and how long a client may not read."""
 
 from __future__ import annotations
 
@@ -12,78 +12,79 @@ from typing import Any
 
 logger = logging.getLogger("syringa.http")
 
-UNREAD_SECONDS = 60.0
-SPARE = 64  # connections too many that are still answered
-_OTHER_FILES = 200  # open files that are no clients: the store, models, images that are fetched
+WRITE_TIMEOUT_SECONDS = 60.0
+OVERFLOW_CONNECTIONS = 64  # over the limit, that still get a response
+_OTHER_FILES = 200  # open files that are not client connections: the store, models, downloads
+_MAX_FILES = 1 << 16  # where the system has no limit
 
 
-def room() -> int:
-    """The connections that this process has room for, after it was given all the files that it may open."""
+def max_connections() -> int:
+    """Raise the limit of open files as far as permitted, and return the number of connections that it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = 1 << 16  # some systems have no limit at all
-    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    allowed = most if soft == resource.RLIM_INFINITY else min(soft, most)
-    return max(allowed - _OTHER_FILES - SPARE, allowed // 2)
+    target = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+        soft = target
+    allowed = _MAX_FILES if soft == resource.RLIM_INFINITY else min(soft, _MAX_FILES)
+    return max(allowed - _OTHER_FILES - OVERFLOW_CONNECTIONS, allowed // 2)
 
 
-class Shared:
-    """What the connections of a process have in common."""
+class ConnectionLimits:
+    """The limits that all connections of a process share."""
 
-    def __init__(self, read_timeout: float, limit: int) -> None:
+    def __init__(self, read_timeout: float, max_connections: int) -> None:
+        """`read_timeout`: seconds; 0: unlimited."""
         self.read_timeout = read_timeout or math.inf
-        self.limit = limit
+        self.max_connections = max_connections
         self.draining = False
-        self._swept = self._complained = -math.inf
+        self._closed_at = self._logged_at = -math.inf
 
-    def make_room(self, connections: Collection[Any]) -> None:
-        """Called with each connection too many: those that nobody uses are closed, at most once a second."""
+    def close_unused(self, connections: Collection[Any]) -> None:
+        """Close unused connections, at most once a second. Called for each connection over the limit."""
         now = time.monotonic()
-        if now - self._complained >= 60:
-            self._complained = now
+        if now - self._logged_at >= 60:
+            self._logged_at = now
             logger.error(
-                "%d connections are open, and there is room for %d: idle ones are closed, new ones refused",
-                len(connections), self.limit,
+                "connection limit exceeded: idle connections are closed, new ones rejected: open=%d limit=%d",
+                len(connections), self.max_connections,
             )  # fmt: skip
-        if now - self._swept >= 1:
-            self._swept = now
-            for each in [each for each in connections if getattr(each, "unused", False)]:
-                each.transport.close()
+        if now - self._closed_at >= 1:
+            self._closed_at = now
+            for connection in [each for each in connections if getattr(each, "unused", False)]:
+                connection.transport.close()
 
 
-class Watched(asyncio.Protocol):
-    """Drops a client that does not read. Comes before one of uvicorn's protocols."""
+class WriteTimeout(asyncio.Protocol):
+    """Aborts the connection of a client that does not read. A mixin in front of one of uvicorn's protocols."""
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
-    _unread: asyncio.TimerHandle | None = None
-    _left = 0
+    _write_timer: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch()
+        self._start_write_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._relax()
+        self._cancel_write_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._relax()
+        self._cancel_write_timer()
         super().connection_lost(exc)
 
-    def _watch(self) -> None:
-        self._left = self.transport.get_write_buffer_size()
-        self._unread = self.loop.call_later(UNREAD_SECONDS, self._look)
+    def _start_write_timer(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(WRITE_TIMEOUT_SECONDS, self._check_progress)
 
-    def _relax(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
-    def _look(self) -> None:
-        if self.transport.get_write_buffer_size() < self._left:
-            self._watch()  # slow, but alive
+    def _check_progress(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread_bytes:
+            self._start_write_timer()  # slow, but alive
         else:
             self.transport.abort()

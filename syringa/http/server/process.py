@@ -1,4 +1,4 @@
-"""The process that answers HTTP: `python -m syringa.http.server.process`, started by the supervisor."""
+"""The API server process, started by the supervisor as `python -m syringa.http.server.process`."""
 
 from __future__ import annotations
 
@@ -13,57 +13,67 @@ import uvloop
 
 from syringa import logs
 from syringa.api.fields.defaults import read_defaults
-from syringa.api.models.registry import Registry
-from syringa.engine.client.engines import LocalFleet
+from syringa.api.models.registry import ModelRegistry
+from syringa.engine.client.engines import ModelEngines
 from syringa.engine.processes import managed_process
-from syringa.engine.processes.supervisor import ApiOptions
+from syringa.engine.processes.supervisor import ApiServerOptions
 from syringa.errors import StartupError
 from syringa.http.server.server import serve_api
-from syringa.service.app_state import Work
-from syringa.service.model_catalog import Catalogue
+from syringa.service.app_state import AppState
+from syringa.service.model_catalog import ModelCatalog
+from syringa.store import Store
 
-PRIORITY = -5  # above a model's threads, which keep every core busy
+PRIORITY = -5  # above the threads of a model on the CPU, which keep every core busy
 
 
-def come_first() -> None:
-    """Clients that are written to should not have to wait for the model, nor interrupt the writing. Only a privileged
-    process may ask for this; others do without."""
+def raise_priority() -> None:
+    """Raise the scheduling priority of this process, so that responses do not wait for CPU time of the model.
+
+    Has no effect in an unprivileged process.
+    """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, min(PRIORITY, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-async def answer(options: ApiOptions) -> None:
+async def run_api_server(options: ApiServerOptions) -> None:
     config = options.config
-    fleet = LocalFleet(options.control, config)
-    models = Registry(config, status=fleet.status, changed=fleet.set_specs)
-    fleet.loaded = lambda model, info: models.learn(model, info.max_model_len)
-    await fleet.start()
+    engines = ModelEngines(options.control, config)
+    models = ModelRegistry(config, status=engines.status, on_change=engines.set_specs)
+    engines.on_loaded = lambda model, info: models.set_max_model_len(model, info.max_model_len)
+    await engines.start()
     try:
         await models.start()
         gc.freeze()
         listener = socket.socket(fileno=options.listener)
-        work = Work(config, limits=options.shared.limits, metrics=options.shared.metrics, index=options.index)
-        work.price = models.prices
-        work.catalogue = Catalogue(work.state.database, config, models.replace, read_defaults)
-        await serve_api(config, fleet, models, listener, work)
+        store = Store(config.database)
+        app_state = AppState(
+            config,
+            store=store,
+            catalog=ModelCatalog(store, config, models.set_added, read_defaults),
+            prices=models.prices,
+            limits_file=options.shared.limits,
+            metrics_folder=options.shared.metrics,
+            index=options.index,
+        )
+        await serve_api(config, engines, models, listener, app_state)
     finally:
-        await fleet.close()
+        await engines.close()
 
 
 def main() -> None:
-    options = managed_process.begin(ApiOptions)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every child; the supervisor decides what ends when
-    come_first()
+    options = managed_process.attach_to_parent(ApiServerOptions)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the supervisor stops them in order
+    raise_priority()
     config = options.config
     logs.configure(config.log_level, config.log_format, prompts=config.log_prompts)
-    # What a token makes is gone before the next one comes, without the collector's help; what was loaded, it would go
-    # through again and again for nothing.
+    # The objects of a token are freed by reference counting. Frequent collections would traverse long-lived objects in
+    # vain.
     gc.set_threshold(50_000, 20, 50)
     try:
-        uvloop.run(answer(options))
+        uvloop.run(run_api_server(options))
     except StartupError as error:
         print(f"syringa: {error.message}", file=sys.stderr)
-        sys.exit(managed_process.CANNOT_START)
+        sys.exit(managed_process.EXIT_CANNOT_START)
 
 
 if __name__ == "__main__":

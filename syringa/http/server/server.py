@@ -1,4 +1,4 @@
-"""An API process: a listening socket, an app, and uvicorn between them."""
+"""The API server: a listening socket, the app, and uvicorn between them."""
 
 from __future__ import annotations
 
@@ -20,29 +20,28 @@ import uvicorn
 
 from syringa.api.models.served_model import Models
 from syringa.config import Config
-from syringa.engine.interface import Fleet
+from syringa.engine.interface import EngineProvider
 from syringa.errors import StartupError
 from syringa.http.app import create_app
-from syringa.http.dispatch import Desk
-from syringa.http.server.connection import Connection
-from syringa.http.server.drain import Drain
-from syringa.http.server.limits import Shared, room
-from syringa.http.server.websocket_protocol import SocketConnection
-from syringa.service.app_state import Work
+from syringa.http.dispatch import GenerationDispatcher
+from syringa.http.server.connection import HttpConnection, WebSocketConnection
+from syringa.http.server.drain import GracefulShutdown
+from syringa.http.server.limits import ConnectionLimits, max_connections
+from syringa.service.app_state import AppState
 from syringa.store.url import locate
 
-# A proxy that keeps its connections for a minute must not find one closed in the moment that it uses it.
+# Longer than the minute for which proxies keep connections: they must not use one while it is being closed.
 _KEEP_ALIVE_SECONDS = 75
-_SAME_SIGNAL_SECONDS = 0.5
+_DUPLICATE_SIGNAL_SECONDS = 0.5
 
 
 def check(config: Config) -> None:
-    """Raises `StartupError` for settings that would fail later, when a client is there to see it."""
+    """Raise `StartupError` for settings that would otherwise fail at the first request."""
     locate(config.database)
 
 
 def listen(config: Config) -> socket.socket:
-    """The listening socket, bound before anything slow starts. Raises `StartupError` when the port is taken."""
+    """Return the listening socket, bound before anything slow starts. Raises `StartupError` if the port is taken."""
     where = f"{config.host}:{config.port}"
     try:
         found = socket.getaddrinfo(config.host.strip("[]"), config.port, type=socket.SOCK_STREAM)
@@ -52,7 +51,7 @@ def listen(config: Config) -> socket.socket:
         raise StartupError(f"cannot listen on {where}: {error.strerror or error}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _notice_the_dead(listener)
+        _enable_dead_peer_detection(listener)
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:
@@ -68,92 +67,104 @@ def listen(config: Config) -> socket.socket:
     return listener
 
 
-def _notice_the_dead(listener: socket.socket) -> None:
-    """A client whose machine is gone, or that leaves what was sent unread in the kernel, is noticed after a minute or
-    two. Connections inherit this from their listener."""
+def _enable_dead_peer_detection(listener: socket.socket) -> None:
+    """Make the kernel close connections whose client has vanished or does not read, after a minute or two.
+
+    Connections inherit these options from the listener.
+    """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    wanted = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 120_000}
-    for name, value in wanted.items():
-        with contextlib.suppress(AttributeError, OSError):  # not every system has all of them
+    options = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 120_000}
+    for name, value in options.items():
+        with contextlib.suppress(AttributeError, OSError):  # not available on every system
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-async def serve_api(config: Config, fleet: Fleet, models: Models, listener: socket.socket, work: Work) -> None:
-    """Answers on `listener` until SIGTERM or SIGINT, then gives running requests `drain_timeout` seconds. Starts and
-    closes `work`; engines may still be loading, and requests for them wait."""
-    await work.start()
-    desk = Desk(fleet, config.request_timeout)
-    shared = Shared(config.read_timeout, room())
+async def serve_api(
+    config: Config, engines: EngineProvider, models: Models, listener: socket.socket, app_state: AppState
+) -> None:
+    """Serve on `listener` until SIGTERM or SIGINT, then give running requests `drain_timeout` seconds.
+
+    Starts and closes `app_state`. Engines may still be loading: requests for them wait.
+    """
+    await app_state.start()
+    dispatcher = GenerationDispatcher(engines, config.request_timeout)
+    limits = ConnectionLimits(config.read_timeout, max_connections())
     server = _Server(
         uvicorn.Config(
-            create_app(config, fleet, models, work, desk),
-            http=cast(Any, functools.partial(Connection, shared)),
-            ws=SocketConnection,
+            create_app(config, engines, models, app_state, dispatcher),
+            http=cast(Any, functools.partial(HttpConnection, limits)),
+            ws=WebSocketConnection,
             ws_max_size=config.max_body_bytes,
-            ws_per_message_deflate=False,  # events are small and many: packing them costs more than it saves
+            ws_per_message_deflate=False,  # compressing many small events costs more than it saves
             lifespan="off",
             loop="none",
             log_config=None,
-            log_level="warning",  # its start and end are not news, and for debugging it shows headers and frames
+            log_level="warning",  # at lower levels uvicorn logs headers and frames
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # nobody asks where a client is
+            proxy_headers=False,  # client addresses are not used
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
     )
-    server.drain = Drain(server.server_state, shared, work, desk, config.drain_timeout)
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    server.graceful_shutdown = GracefulShutdown(
+        server.server_state, limits, app_state, dispatcher, config.drain_timeout
+    )
+    logging.getLogger("uvicorn.error").addFilter(_is_relevant)
     try:
         await server.serve(sockets=[listener])
     finally:
-        for each in getattr(server, "servers", ()):
-            each.close()  # uvicorn does so too, unless it was cancelled
-        await work.close()
+        for listening in getattr(server, "servers", ()):
+            listening.close()  # uvicorn does so too, unless it is cancelled
+        await app_state.close()
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """uvicorn takes a WebSocket's handshake that we answer with a refusal for one that we forgot."""
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """Filter out uvicorn's complaint about WebSocket handshakes that are rejected with an HTTP response."""
     return not record.getMessage().startswith("ASGI callable returned without completing handshake")
 
 
 class _Server(uvicorn.Server):
-    drain: Drain
-    _asked_at = math.inf  # to end
+    """uvicorn's server, without its polling loop, and with `GracefulShutdown` as its shutdown."""
+
+    graceful_shutdown: GracefulShutdown
+    _signaled_at = math.inf
     _wake: Callable[[], object] = staticmethod(lambda: None)
 
     async def main_loop(self) -> None:
-        """Sleeps until it is told to end."""
-        told = asyncio.Event()
-        # From a signal's handler, which runs at any moment: the loop has to be woken up.
-        self._wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, told.set)
+        """Sleep until a signal arrives."""
+        signaled = asyncio.Event()
+        # Thread-safe, because a signal handler can interrupt the loop at any point.
+        self._wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, signaled.set)
         while not self.should_exit:
-            await told.wait()
+            await signaled.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.drain.run(self.servers)
-        for each in sockets or ():
-            each.close()
+        await self.graceful_shutdown.run(self.servers)
+        for listener in sockets or ():
+            listener.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second signal ends it at once. But whoever stops a whole group of processes reaches this one twice: itself,
-        and by way of the supervisor."""
+        """Begin the shutdown; hurry it at the second signal.
+
+        A signal to a whole process group arrives twice, directly and through the supervisor: the duplicate is ignored.
+        """
         now = time.monotonic()
         self._wake()
         if not self.should_exit:
-            self.should_exit, self._asked_at = True, now
-        elif now - self._asked_at > _SAME_SIGNAL_SECONDS:
-            self.drain.hurried = True
+            self.should_exit, self._signaled_at = True, now
+        elif now - self._signaled_at > _DUPLICATE_SIGNAL_SECONDS:
+            self.graceful_shutdown.hurry = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ends on the usual signals, but does not raise them again after: a clean end exits with 0."""
+        """Handle SIGINT and SIGTERM, without raising them again afterwards: a clean shutdown exits with status 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         signals = (signal.SIGINT, signal.SIGTERM)
-        before = {each: signal.signal(each, self.handle_exit) for each in signals}
+        previous = {number: signal.signal(number, self.handle_exit) for number in signals}
         try:
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in previous.items():
+                signal.signal(number, handler)

@@ -1,7 +1,7 @@
-"""Answers that take a while: a stream of server-sent events, or one body at the end.
+"""Responses that take a while to generate: streams of server-sent events, and complete bodies.
 
-Both stop the generation when the client goes away. A stream's per-token path is one `write`, one encode and one send,
-straight from the engine's delta, while the request's only task sleeps.
+Both cancel the generation when the client disconnects. For each token, a stream encodes one chunk and makes one write,
+called from the engine client's delta, while the request's task sleeps.
 """
 
 from __future__ import annotations
@@ -11,184 +11,184 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from syringa.api.decoding import Writer
+from syringa.api.prepared_request import OutputWriter
 from syringa.errors import SyringaError
 from syringa.events import Event
 from syringa.generation import Emit
-from syringa.http.middleware.errors import unwrapped
-from syringa.http.streaming.cancellation import Presence
-from syringa.http.streaming.framing import Framing, encode
-from syringa.http.streaming.writer import ClientGone, Outlet, Voice
+from syringa.http.context import request_context
+from syringa.http.middleware.errors import error_envelope
+from syringa.http.streaming.cancellation import DisconnectGuard
+from syringa.http.streaming.writer import ClientDisconnected, StreamWriter
 from syringa.output.collect import collect
 
 logger = logging.getLogger("syringa.http")
 
-_WAITING = b": waiting\n\n"
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE_COMMENT = b": waiting\n\n"
 _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
     (b"content-type", b"text/event-stream; charset=utf-8"),
 ]
-# How long a refusal may still have a status of its own before the stream is opened for comments.
-_GRACE = 1.0
-_GRAIN = 0.25  # of when that is looked at
-# How long a client may take to read what is left when all of it is there.
-_PATIENCE = 600.0
+_GRACE_SECONDS = 1.0  # before the first comment: until then an error can still have a status of its own
+_TIMER_GRANULARITY = 0.25
+_FINISH_SECONDS = 600.0  # for the client to read the rest of a finished stream
 
-Run = Callable[[Emit], Awaitable[Sequence[Any] | None]]
-"""A generation that waits for somebody to take its events. The result, if any, are the chunks that close the stream."""
+encode = msgspec.json.Encoder().encode
 
-Write = Callable[[Any], Sequence[Any]]
-"""The chunks that one event becomes."""
+StreamSource = Callable[[Emit], Awaitable[Sequence[Any] | None]]
+"""A generation that passes its events to the argument, and returns the chunks that end the stream, if any."""
+
+ChunkWriter = Callable[[Any], Sequence[Any]]
+"""Converts an event to chunks."""
 
 
-class StreamedAnswer(Response):
-    """Sends each event as it comes, then what `framing` ends a stream with. An error in the middle comes last."""
+@dataclass(frozen=True)
+class Framing:
+    """How chunks are framed: `frame` for each chunk, `done` after the last, `fail` for an error instead of `done`."""
+
+    frame: Callable[[Any], bytes]
+    fail: Callable[[Exception], bytes]
+    done: bytes = b""
+
+
+def frame_data(chunk: Any) -> bytes:
+    return b"data: %b\n\n" % (chunk if type(chunk) is msgspec.Raw else encode(chunk))
+
+
+def frame_named_event(event: Any) -> bytes:
+    """Frame an event of the Responses API under the name of its type."""
+    name: str = event.type
+    return b"event: " + name.encode() + b"\ndata: " + encode(event) + b"\n\n"
+
+
+DATA_FRAMING = Framing(frame_data, lambda error: frame_data(error_envelope(error)), DONE)
+
+
+class EventStreamResponse(Response):
+    """Sends each event when it is generated. An error after the first event is the last event of the stream."""
 
     def __init__(
         self,
-        run: Run,
-        write: Write,
+        source: StreamSource,
+        write: ChunkWriter,
         framing: Framing,
         *,
         headers: Mapping[str, str],
         keep_alive: float,
         opening: Callable[[], Sequence[Any]] | None = None,
-        around: Callable[[], tuple[bytes, bytes] | None] | None = None,
     ) -> None:
-        """`opening`: the chunks that a stream begins with, sent with the first others, or when it has to wait.
-        `around`: a writer's `around_text`, where a chunk's JSON is all that is framed."""
-        # Not by Response, which would count an empty body.
-        given = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        self.status_code, self.background, self.raw_headers = 200, None, [*_HEADERS, *given]
-        self._run = run
-        self._write = write if opening is None else self._write_first
-        self._write_rest = write
+        """`opening` returns the first chunks of the stream, sent with the first event or the first keep-alive."""
+        # Not through `Response.__init__`, which would set a content-length.
+        extra = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        self.status_code, self.background, self.raw_headers = 200, None, [*_HEADERS, *extra]
+        self._source = source
+        self._convert = write if opening is None else self._convert_first
+        self._convert_rest = write
         self._framing = framing
         self._frame = framing.frame
         self._keep_alive = keep_alive
         self._opening = opening
-        self._around = around
-        self._ticking: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = scope["state"].get("exchange")
-        self._outlet = Outlet(send, unwrapped(scope, send), self.raw_headers, exchange)
+        cycle = request_context(scope).cycle
+        self._writer = StreamWriter(send, self.raw_headers, cycle)
         if self._keep_alive:
-            self._ticking = _about(min(_GRACE, self._keep_alive), self._tick)
+            self._timer = _call_later_together(min(_GRACE_SECONDS, self._keep_alive), self._send_keep_alive)
         try:
-            with Presence(scope, receive):
+            with DisconnectGuard(receive, cycle):
                 await self._stream()
-        except ClientGone:
+        except ClientDisconnected:
             pass
         finally:
-            self._outlet.close()
-            if self._ticking is not None:
-                self._ticking.cancel()
+            self._writer.close()
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def _stream(self) -> None:
         try:
-            closing = await self._run(_Teller(self))
-            last = [self._frame(each) for each in (*self._open(), *(closing or ()))]
+            closing = await self._source(self._emit)
+            last = [self._frame(chunk) for chunk in (*self._open(), *(closing or ()))]
             if self._framing.done:
                 last.append(self._framing.done)
-        except ClientGone:
+        except ClientDisconnected:
             return
         except Exception as error:
-            if not self._outlet.begun:
+            if not self._writer.started:
                 raise
             if not isinstance(error, SyringaError):
                 logger.exception("a stream failed")
             last = [self._framing.fail(error)]
-        if self._ticking is not None:
-            self._ticking.cancel()
-        if not self._outlet.finish(last):
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._writer.try_finish(last):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PATIENCE):
-                    await self._outlet.end(last)
+                async with asyncio.timeout(_FINISH_SECONDS):
+                    await self._writer.finish(last)
 
-    def emit(self, events: Sequence[Event]) -> None:
+    def _emit(self, events: Sequence[Event]) -> None:
         for event in events:
-            self._put(self._write(event))
+            self._write(self._convert(event))
 
-    def voice(self, texts: Sequence[bytes | None]) -> Voice | None:
-        around = self._around() if self._around is not None else None
-        return None if around is None else self._outlet.voice(texts, b"data: " + around[0], around[1] + b"\n\n")
-
-    def _write_first(self, event: Event) -> Sequence[Any]:
-        return [*self._open(), *self._write_rest(event)]
+    def _convert_first(self, event: Event) -> Sequence[Any]:
+        return [*self._open(), *self._convert_rest(event)]
 
     def _open(self) -> Sequence[Any]:
-        """From now on, what opens the stream has been sent."""
-        opening, self._opening, self._write = self._opening, None, self._write_rest
+        """Return the opening chunks, the first time it is called."""
+        opening, self._opening, self._convert = self._opening, None, self._convert_rest
         return () if opening is None else opening()
 
-    def _put(self, chunks: Sequence[Any]) -> None:
+    def _write(self, chunks: Sequence[Any]) -> None:
         for chunk in chunks:
-            self._outlet.put(self._frame(chunk))
+            self._writer.write(self._frame(chunk))
 
-    def _tick(self) -> None:
-        """A client, or a proxy between, that hears nothing for long would give up."""
-        self._ticking = _about(self._keep_alive, self._tick)
-        if not self._outlet.used and not self._outlet.behind:
-            with contextlib.suppress(ClientGone):  # whoever writes next is told
+    def _send_keep_alive(self) -> None:
+        """Send a comment if nothing was sent for a while: clients and proxies close silent connections."""
+        self._timer = _call_later_together(self._keep_alive, self._send_keep_alive)
+        if not self._writer.active and not self._writer.is_blocked:
+            with contextlib.suppress(ClientDisconnected):  # the next write raises it again
                 if opening := self._open():
-                    self._put(opening)
+                    self._write(opening)
                 else:
-                    self._outlet.put(_WAITING)
-        self._outlet.used = False
+                    self._writer.write(_KEEP_ALIVE_COMMENT)
+        self._writer.active = False
 
 
-def _about(seconds: float, do: Callable[[], None]) -> asyncio.TimerHandle:
-    """Calls `do` after that time and a little more. Streams that began together are then looked after together: each
-    waking of the process costs as much as some tokens."""
+def _call_later_together(seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+    """Like `call_later`, rounded up so that the timers of many streams expire together: each wake-up of the process
+    costs as much as several tokens."""
     loop = asyncio.get_running_loop()
-    grain = min(_GRAIN, seconds / 4)
-    return loop.call_at(math.ceil((loop.time() + seconds) / grain) * grain, do)
+    granularity = min(_TIMER_GRANULARITY, seconds / 4)
+    return loop.call_at(math.ceil((loop.time() + seconds) / granularity) * granularity, callback)
 
 
-class _Teller:
-    """Takes a generation's events for a stream."""
+class BufferedResponse(Response):
+    """A JSON response whose body is generated first."""
 
-    __slots__ = ("_answer", "_voice")
-
-    def __init__(self, answer: StreamedAnswer) -> None:
-        self._answer = answer
-        self._voice: Voice | None = None
-
-    def __call__(self, events: Sequence[Event]) -> None:
-        self._answer.emit(events)
-
-    def voice(self, texts: Sequence[bytes | None]) -> Voice | None:
-        if self._voice is None:
-            self._voice = self._answer.voice(texts)
-        return self._voice
-
-
-class WholeAnswer(Response):
-    """One body, once there is all of it."""
-
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, bytes]], *, headers: Mapping[str, str]) -> None:
+    def __init__(self, generate: Callable[[], Coroutine[Any, Any, bytes]], *, headers: Mapping[str, str]) -> None:
         super().__init__(headers=headers, media_type="application/json")
-        self._work = work
+        self._generate = generate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with Presence(scope, receive):
-                body = await self._work()
-        except ClientGone:
+            with DisconnectGuard(receive, request_context(scope).cycle):
+                body = await self._generate()
+        except ClientDisconnected:
             return
         headers = dict(self.headers) | {"content-length": str(len(body))}
         await Response(body, headers=headers)(scope, receive, send)
 
 
-async def collected(run: Run, writer: Writer) -> bytes:
-    """The body that the events of a generation make."""
+async def generate_body(source: StreamSource, writer: OutputWriter) -> bytes:
+    """Run a generation, and return the body that its events make."""
     events: list[Event] = []
-    await run(events.extend)
+    await source(events.extend)
     return encode(writer.render(collect(events)))

@@ -1,4 +1,4 @@
-"""A response's body on its way out, from code that cannot wait."""
+"""Writing the body of a streamed response from synchronous code."""
 
 from __future__ import annotations
 
@@ -8,112 +8,109 @@ from typing import Any
 
 from starlette.types import Send
 
-from syringa.http.server.request_cycle import Exchange
-from syringa.sweep import BROKEN, this_sweep
+from syringa.flush_queue import flush_queue
+from syringa.http.server.request_cycle import RequestCycle
 
-MOST_WAITING = 8 << 20  # bytes for one client that does not read
+CONNECTION_ERRORS = (OSError, RuntimeError)
+"""What a write to a closed connection raises; uvloop raises the latter for a transport that has been closed."""
+
+MAX_BUFFERED_BYTES = 8 << 20  # for one client that does not read
 
 
-class ClientGone(Exception):
-    """The connection broke while we were writing to it."""
+class ClientDisconnected(Exception):
+    """The client closed the connection, or does not read, before its response was complete."""
 
 
-class Outlet:
-    """Sends a stream's parts in order.
+class StreamWriter:
+    """Writes the parts of a stream in order.
 
-    What several streams put in one turn of the event loop, which is what one step of the engine made, is sent at the
-    end of that turn: first all the work, then all the writes, each of which lets another process run. Each part is a
-    message of its own, or with an `Exchange` a chunk of its own in one write.
+    The parts that all streams write in one iteration of the event loop, usually those of one engine step, are sent
+    together at its end: first all the work, then all the system calls. Each part is one ASGI message, or, with a
+    request cycle, one chunk of a single write.
 
-    ASGI's `send` is a coroutine, but it has to wait only for a client that reads too slowly: it is run on the spot, and
-    where it stops in the middle, a task finishes it and sends what came since. A connection that is known to be broken
-    raises `ClientGone`.
+    ASGI's `send` waits only for a client that reads too slowly. It is therefore run in place, and only if it suspends,
+    a task completes it and sends what was written meanwhile. A write to a broken connection raises
+    `ClientDisconnected`.
     """
 
     __slots__ = (
         "_broken",
-        "_exchange",
+        "_buffered",
+        "_cycle",
+        "_flushes",
+        "_head_sent",
         "_headers",
         "_parts",
-        "_send",
-        "_started",
-        "_straight",
-        "_sweep",
+        "_send_body",
+        "_send_head",
         "_task",
-        "_waiting",
-        "begun",
-        "used",
-    )  # fmt: skip
+        "active",
+        "started",
+    )
 
-    def __init__(
-        self, send: Send, straight: Send, headers: list[tuple[bytes, bytes]], exchange: Exchange | None = None
-    ) -> None:
-        """`straight` is `send` for all but the beginning. With an `exchange`, what can be sent without waiting goes
-        straight to it."""
-        self.begun = False
-        self.used = False  # since somebody has set it so
-        self._send, self._straight, self._headers, self._exchange = send, straight, headers, exchange
-        self._sweep = this_sweep()
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], cycle: RequestCycle | None = None) -> None:
+        """With a `cycle`, the body bypasses `send` and the middleware around it, which only the head has to pass."""
+        self.started = False  # something was written: the response can no longer become an error response
+        self.active = False  # something was written since this was last reset
+        self._send_head, self._headers, self._cycle = send, headers, cycle
+        self._send_body = send if cycle is None else cycle.send
+        self._flushes = flush_queue()
         self._parts: list[bytes] = []
-        self._started = False
+        self._head_sent = False
         self._broken = False
-        self._waiting = 0  # bytes that came since the client stopped reading
+        self._buffered = 0  # bytes written since the client stopped reading
         self._task: asyncio.Task[None] | None = None
 
-    def put(self, body: bytes) -> None:
+    def write(self, part: bytes) -> None:
         if self._broken:
-            raise ClientGone
-        self.begun = self.used = True
-        self._parts.append(body)
+            raise ClientDisconnected
+        self.started = self.active = True
+        self._parts.append(part)
         if self._task is not None:
-            self._waiting += len(body)
-            if self._waiting > MOST_WAITING:
-                self._broken = True  # it may be alive, but it does not read
-                raise ClientGone
+            self._buffered += len(part)
+            if self._buffered > MAX_BUFFERED_BYTES:
+                self._broken = True  # the client may be alive, but does not read
+                raise ClientDisconnected
         elif len(self._parts) == 1:
-            self._sweep.at_end(self.flush)
-
-    def voice(self, texts: Sequence[bytes | None], before: bytes, after: bytes) -> Voice:
-        """What puts one of `texts` between two others."""
-        return Voice(self, self._exchange, texts, before, after)
+            self._flushes.schedule(self.flush)
 
     @property
-    def behind(self) -> bool:
-        """Whether the client has yet to read what was sent."""
+    def is_blocked(self) -> bool:
+        """Whether the client has to read before more can be sent."""
         return self._task is not None
 
-    def finish(self, parts: Sequence[bytes]) -> bool:
-        """Sends the last parts, with what is left, if it can be done without waiting."""
+    def try_finish(self, parts: Sequence[bytes]) -> bool:
+        """Send all pending and the given last parts, if that is possible without waiting."""
         if self._broken:
-            raise ClientGone
-        if not self._started or self._task is not None or self._exchange is None:
+            raise ClientDisconnected
+        if not self._head_sent or self._task is not None or self._cycle is None:
             return False
         try:
-            done = self._exchange.finish([*self._parts, *parts])
-        except BROKEN as error:
-            raise ClientGone from error
+            done = self._cycle.finish([*self._parts, *parts])
+        except CONNECTION_ERRORS as error:
+            raise ClientDisconnected from error
         if done:
             self._parts.clear()
         return done
 
-    async def end(self, parts: Sequence[bytes]) -> None:
-        """The same, however long it takes."""
+    async def finish(self, parts: Sequence[bytes]) -> None:
+        """Like `try_finish`, but wait for the client to read."""
         if self._task is not None:
             await self._task
         if self._broken:
-            raise ClientGone
-        self.begun = True
+            raise ClientDisconnected
+        self.started = True
         last = [*self._parts, *parts] or [b""]
-        self._parts.clear()  # a flush that is due finds nothing
+        self._parts.clear()  # a scheduled flush must find nothing
         try:
             await self._start()
-            for place, part in enumerate(last, 1):
-                await self._pass_on(part, more=place < len(last))
-        except BROKEN as error:
-            raise ClientGone from error
+            for number, part in enumerate(last, 1):
+                await self._send_part(part, more=number < len(last))
+        except CONNECTION_ERRORS as error:
+            raise ClientDisconnected from error
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Discard what has not been sent."""
         self._parts.clear()
         if self._task is not None:
             self._task.cancel()
@@ -122,96 +119,58 @@ class Outlet:
         if not self._parts or self._task is not None:
             return
         try:
-            if self._started and self._exchange is not None and self._exchange.write(self._parts):
+            if self._head_sent and self._cycle is not None and self._cycle.write(self._parts):
                 self._parts.clear()
                 return
             sending = self._send_all()
-            stopped_at = sending.send(None)
+            awaited = sending.send(None)
         except StopIteration:
             return
-        except BROKEN:
+        except CONNECTION_ERRORS:
             self._broken = True
             return
-        self._task = asyncio.create_task(self._catch_up(_Rest(sending, stopped_at)))
+        self._task = asyncio.create_task(self._complete(_SuspendedCoroutine(sending, awaited)))
 
     async def _send_all(self) -> None:
         await self._start()
         while self._parts:
-            if self._exchange is not None and self._exchange.write(self._parts):
+            if self._cycle is not None and self._cycle.write(self._parts):
                 self._parts.clear()
             else:
-                await self._pass_on(self._parts.pop(0), more=True)
+                await self._send_part(self._parts.pop(0), more=True)
 
     async def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        if not self._head_sent:
+            self._head_sent = True
+            await self._send_head({"type": "http.response.start", "status": 200, "headers": self._headers})
 
-    async def _pass_on(self, part: bytes, *, more: bool) -> None:
-        await self._straight({"type": "http.response.body", "body": part, "more_body": more})
+    async def _send_part(self, part: bytes, *, more: bool) -> None:
+        await self._send_body({"type": "http.response.body", "body": part, "more_body": more})
 
-    async def _catch_up(self, rest: _Rest) -> None:
+    async def _complete(self, sending: _SuspendedCoroutine) -> None:
         try:
-            await rest
-        except BROKEN:
+            await sending
+        except CONNECTION_ERRORS:
             self._broken = True
         finally:
-            self._task, self._waiting = None, 0
+            self._task, self._buffered = None, 0
 
 
-class Voice:
-    """Puts a token's text into an outlet, with what is around it.
+class _SuspendedCoroutine:
+    """Awaits the rest of a coroutine that was started with `send(None)`. `awaited` is what it yielded."""
 
-    Most tokens of most streams come this way, with those of all other streams of their step: if nothing is in the way,
-    the text goes to the connection as soon as they all are ready.
-    """
-
-    __slots__ = ("_after", "_before", "_exchange", "_outlet", "_sweep", "_texts", "said")
-
-    def __init__(
-        self, outlet: Outlet, exchange: Exchange | None, texts: Sequence[bytes | None], before: bytes, after: bytes
-    ) -> None:
-        self._outlet, self._exchange, self._sweep = outlet, exchange, this_sweep()
-        self._texts, self._before, self._after = texts, before, after
-        self.said = 0
-
-    def __call__(self, token: int) -> bool:
-        texts = self._texts
-        if not 0 <= token < len(texts) or (text := texts[token]) is None:
-            return False
-        self.said += 1
-        body = self._before + text + self._after
-        outlet, exchange = self._outlet, self._exchange
-        if (
-            self._sweep.held
-            and not outlet._parts
-            and outlet._task is None
-            and exchange is not None
-            and exchange.flowing
-            and not exchange.flow.write_paused
-        ):
-            outlet.used = True
-            self._sweep.write(exchange.transport.write, b"%x\r\n%b\r\n" % (len(body), body))
-        else:
-            outlet.put(body)
-        return True
-
-
-class _Rest:
-    """A coroutine that was started by hand, to be awaited from where it stopped."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], stopped_at: Any) -> None:
-        self._coroutine, self._stopped_at = coroutine, stopped_at
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine, self._awaited = coroutine, awaited
 
     def __await__(self) -> Generator[Any, Any, None]:
-        waited = self._stopped_at
+        awaited = self._awaited
         try:
             while True:
                 try:
-                    result = yield waited
+                    result = yield awaited
                 except BaseException as error:
-                    waited = self._coroutine.throw(error)
+                    awaited = self._coroutine.throw(error)
                 else:
-                    waited = self._coroutine.send(result)
+                    awaited = self._coroutine.send(result)
         except StopIteration:
             return

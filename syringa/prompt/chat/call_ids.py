@@ -6,13 +6,13 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-from syringa.output_formats import CallFormat
+from syringa.output_formats import ToolCallFormat
 from syringa.prompt.chat.template import Message
 
 _NINE = re.compile("[a-zA-Z0-9]{9}")
 
 
-def with_ids_of(format: CallFormat, messages: Sequence[Message]) -> list[Message]:
+def with_ids_of(format: ToolCallFormat, messages: Sequence[Message]) -> list[Message]:
     """The messages with ids that the family knows: Mistral's templates refuse others, Kimi writes what it reads."""
     if format not in ("mistral", "mistral-args", "kimi"):
         return list(messages)

@@ -1,4 +1,4 @@
-"""Finds out what a model was trained to write: its family's marks are in its chat template and in its vocabulary."""
+"""Detect the tool-call and reasoning formats of a model from its chat template and its vocabulary."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Literal
 
 import msgspec
 
-from syringa.output_formats import CallFormat, Dialect, ThoughtFormat
-from syringa.prompt.chat.template import variables
+from syringa.output_formats import ModelFormats, ReasoningFormat, ToolCallFormat
+from syringa.prompt.chat.template import template_variables
 
-# All of a format's marks are in a template that writes it. The first format that fits is it: those further down share
-# marks with those above them. Marks that differ within a family stand in sets, of which one is enough.
-_CALLS: tuple[tuple[CallFormat, tuple[str | set[str], ...]], ...] = (
+# A template that writes a format contains all of its markers; of a set, one is enough. The first match wins: later
+# formats share markers with earlier ones.
+_TOOL_CALL_MARKERS: tuple[tuple[ToolCallFormat, tuple[str | set[str], ...]], ...] = (
     ("harmony", ("<|channel|>commentary", "<|message|>")),
     ("gemma", ("<|tool_call>",)),
     ("function-gemma", ("<start_function_call>",)),
@@ -29,8 +29,8 @@ _CALLS: tuple[tuple[CallFormat, tuple[str | set[str], ...]], ...] = (
     ("llama3", ('"parameters"', {"<|python_tag|>", "Environment: ipython", "<|start_header_id|>"})),
 )
 
-# In a template, or as tokens of their own.
-_THOUGHTS: tuple[tuple[ThoughtFormat, set[str]], ...] = (
+# Looked for in the template and among the added tokens.
+_REASONING_MARKERS: tuple[tuple[ReasoningFormat, set[str]], ...] = (
     ("harmony", {"<|channel|>"}),
     ("gemma", {"<|channel>"}),
     ("mistral", {"[THINK]"}),
@@ -39,56 +39,60 @@ _THOUGHTS: tuple[tuple[ThoughtFormat, set[str]], ...] = (
 )
 
 
-def detect(template: str | None, tool_template: str | None, tokens: Collection[str]) -> Dialect:
-    """The dialect of a model with these chat templates and these tokens added to its vocabulary.
+def detect_formats(template: str | None, tool_template: str | None, added_tokens: Collection[str]) -> ModelFormats:
+    """Return the formats of a model with these chat templates and these tokens added to its vocabulary.
 
-    A template that takes tools and tells of them in a format that we cannot read is as good as one that does not:
-    then the prompt gets our own words, and the calls come in our own format.
+    A template that accepts tools but writes calls in an unknown format counts as one without tools: the prompt then
+    describes the tools in the plain format, and calls are parsed in it.
     """
-    source = _text(template, tool_template)
-    calls = _calls(source) if takes_tools(template, tool_template) else None
-    return Dialect(calls=calls or "plain", thought=_thought(source, tokens), knows_tools=calls is not None)
+    source = _joined_source(template, tool_template)
+    tool_calls = _tool_call_format(source) if accepts_tools(template, tool_template) else None
+    return ModelFormats(
+        tool_calls=tool_calls or "plain",
+        reasoning=_reasoning_format(source, added_tokens),
+        supports_tools=tool_calls is not None,
+    )
 
 
-def choose(
+def resolve_formats(
     template: str | None,
     tool_template: str | None,
-    tokens: Collection[str],
+    added_tokens: Collection[str],
     *,
-    calls: CallFormat | Literal["auto"] = "auto",
-    thought: ThoughtFormat | Literal["auto", "none"] = "auto",
-) -> Dialect:
-    """The same, where an administrator may know better."""
-    found = detect(template, tool_template, tokens)
-    if calls != "auto":
-        knows = calls != "plain" and takes_tools(template, tool_template)
-        found = msgspec.structs.replace(found, calls=calls, knows_tools=knows)
-    if thought != "auto":
-        found = msgspec.structs.replace(found, thought=None if thought == "none" else thought)
+    tool_calls: ToolCallFormat | Literal["auto"] = "auto",
+    reasoning: ReasoningFormat | Literal["auto", "none"] = "auto",
+) -> ModelFormats:
+    """Return the detected formats, with those that are configured explicitly in place of `auto`."""
+    found = detect_formats(template, tool_template, added_tokens)
+    if tool_calls != "auto":
+        supports_tools = tool_calls != "plain" and accepts_tools(template, tool_template)
+        found = msgspec.structs.replace(found, tool_calls=tool_calls, supports_tools=supports_tools)
+    if reasoning != "auto":
+        found = msgspec.structs.replace(found, reasoning=None if reasoning == "none" else reasoning)
     return found
 
 
-def takes_tools(template: str | None, tool_template: str | None) -> bool:
-    """Whether one of the templates reads `tools`."""
-    return any("tools" in variables(source) for source in (template, tool_template) if source)
+def accepts_tools(template: str | None, tool_template: str | None) -> bool:
+    """Return whether one of the templates reads the variable `tools`."""
+    return any("tools" in template_variables(source) for source in (template, tool_template) if source)
 
 
-def _text(*sources: str | None) -> str:
-    # Inside a string of the template a quotation mark may be escaped.
+def _joined_source(*sources: str | None) -> str:
+    # Quotation marks may be escaped inside a string of the template.
     return "\n".join(source for source in sources if source).replace("\\", "")
 
 
-def _calls(source: str) -> CallFormat | None:
-    for format, marks in _CALLS:
-        if all(any(each in source for each in ({mark} if isinstance(mark, str) else mark)) for mark in marks):
+def _tool_call_format(source: str) -> ToolCallFormat | None:
+    for format, markers in _TOOL_CALL_MARKERS:
+        if all(any(each in source for each in ({marker} if isinstance(marker, str) else marker)) for marker in markers):
             return format
     return None
 
 
-def _thought(source: str, tokens: Collection[str]) -> ThoughtFormat | None:
-    # The template comes first: a vocabulary often has marks of the family's other models.
-    for format, marks in _THOUGHTS:
-        if any(mark in source for mark in marks):
+def _reasoning_format(source: str, added_tokens: Collection[str]) -> ReasoningFormat | None:
+    # The template comes first: a vocabulary often has markers of the family's other models.
+    for format, markers in _REASONING_MARKERS:
+        if any(marker in source for marker in markers):
             return format
-    known = frozenset(tokens)
-    return next((format for format, marks in _THOUGHTS if marks & known), None)
+    known = frozenset(added_tokens)
+    return next((format for format, markers in _REASONING_MARKERS if markers & known), None)

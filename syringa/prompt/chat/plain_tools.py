@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from syringa.prompt.chat.template import Message
-from syringa.prompt.chat.tools import BEGIN, END, ToolUse, preamble
+from syringa.prompt.chat.tools import TOOL_CALL_BEGIN, TOOL_CALL_END, ToolUse, tools_preamble
 
 _INSTRUCTIONS = ("system", "developer")
 
@@ -39,7 +39,7 @@ def with_tools(messages: Sequence[Message], use: ToolUse, *, takes_system: bool)
     """Tells of the tools in the first instructions, or where the template takes none, in the first words of the user;
     and shows how they are used, in turns before the conversation: a model that was never taught to call learns from
     examples what it does not from being told."""
-    told = preamble(use)
+    told = tools_preamble(use)
     begun = next((i for i, each in enumerate(messages) if each["role"] not in _INSTRUCTIONS), len(messages))
     messages = [*messages[:begun], *_examples(use), *messages[begun:]]
     roles = _INSTRUCTIONS if takes_system else ("user",)
@@ -86,7 +86,7 @@ def _value(schema: Any) -> Any:
 
 
 def _call(name: str, arguments: Any) -> str:
-    return BEGIN + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) + END
+    return TOOL_CALL_BEGIN + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) + TOOL_CALL_END
 
 
 def _with_calls_as_text(message: Message) -> Message:

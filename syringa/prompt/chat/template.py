@@ -16,7 +16,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 from syringa.errors import InvalidRequest, ModelError
-from syringa.output_formats import ThoughtMarks
+from syringa.output_formats import ReasoningMarkers
 
 Message = dict[str, Any]
 
@@ -43,7 +43,7 @@ class ChatTemplate:
         self._plain = _Source(source, special)
         # With tools a template may take another way through its messages, even where it is the same.
         self._with_tools = _Source(tool_source or source, special, tools=[_TOOL])
-        self.variables = variables(source) | variables(tool_source or "")
+        self.variables = template_variables(source) | template_variables(tool_source or "")
         """The names that the template reads: `tools` where it knows tools, `enable_thinking` where thinking can be
         turned off."""
         self.takes_parts = self._plain.takes_parts
@@ -86,7 +86,7 @@ class ChatTemplate:
         return _cut(source.render(shaped, given, extra), text, param)
 
 
-def opens_thought(prompt: str, marks: ThoughtMarks) -> bool:
+def opens_reasoning(prompt: str, marks: ReasoningMarkers) -> bool:
     """Whether a rendered prompt has begun a thought, which the model only has to go on with.
 
     Only its very end counts: what users write may have marks in it.
@@ -193,7 +193,7 @@ def _compile(source: str) -> jinja2.Template:
         raise ModelError(f"the chat template is broken: {error}") from error
 
 
-def variables(source: str) -> frozenset[str]:
+def template_variables(source: str) -> frozenset[str]:
     """The names that a template reads and does not set itself."""
     return frozenset(jinja2.meta.find_undeclared_variables(_environment.parse(source)))
 

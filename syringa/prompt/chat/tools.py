@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-BEGIN, END = "<tool_call>", "</tool_call>"
+TOOL_CALL_BEGIN, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 # Beside these, closing an object could leave nothing that fits.
@@ -36,22 +36,22 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["auto", "required"]
     callable: frozenset[str]
     parallel: bool = True  # more than one call at once
-    held: bool = False  # to the schemas, whether or not they are `strict`
+    enforce_schemas: bool = False  # also for tools that are not `strict`
 
 
-def preamble(use: ToolUse) -> str:
+def tools_preamble(use: ToolUse) -> str:
     """What stands before a prompt. It depends on the tools alone, so that it is computed once for many prompts."""
-    functions = "\n".join(json.dumps(describe(tool)["function"], ensure_ascii=False) for tool in use.tools)
+    functions = "\n".join(json.dumps(tool_definition(tool)["function"], ensure_ascii=False) for tool in use.tools)
     return (
         "You can call these functions. Each line describes one, with a JSON schema of its parameters:\n"
         f"<tools>\n{functions}\n</tools>\n"
         "When a function helps, reply with nothing but a call of it, in this format:\n"
-        f'{BEGIN}{{"name": "function name", "arguments": {{"parameter": "value"}}}}{END}\n'
+        f'{TOOL_CALL_BEGIN}{{"name": "function name", "arguments": {{"parameter": "value"}}}}{TOOL_CALL_END}\n'
         "Otherwise answer in plain text.\n\n"
     )
 
 
-def describe(tool: Tool) -> dict[str, Any]:
+def tool_definition(tool: Tool) -> dict[str, Any]:
     """A tool as prompts and chat templates take it."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
@@ -60,7 +60,7 @@ def describe(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def closed(schema: dict[str, Any]) -> dict[str, Any]:
+def close_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema without properties that it does not declare.
 
     A schema that is silent on them allows any, and a model would make them up. Whatever fits the result fits `schema`.

@@ -19,7 +19,7 @@ MOST_WAITING = 64
 SECONDS = 10.0
 
 
-class Workshop:
+class CompilePool:
     """Runs functions in threads that do not keep the process from ending."""
 
     def __init__(self, threads: int = THREADS, waiting: int = MOST_WAITING, seconds: float = SECONDS) -> None:
@@ -68,13 +68,13 @@ def _overloaded() -> EngineOverloaded:
     return EngineOverloaded("Too many grammars are being compiled: try again shortly.")
 
 
-_workshop = Workshop()
+_pool = CompilePool()
 
 
-async def in_workshop(work: Callable[[], T], param: str | None = None) -> T:
+async def run_in_compile_pool(work: Callable[[], T], param: str | None = None) -> T:
     """Runs what compiles grammars beside everything else. `param`: the field that a grammar too slow came from."""
     try:
-        return await _workshop.run(work)
+        return await _pool.run(work)
     except InvalidRequest as error:
         if error.param is None and param is not None:
             raise InvalidRequest(error.message, param=param, code=error.code) from None

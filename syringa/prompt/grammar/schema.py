@@ -14,8 +14,8 @@ from typing import Any
 
 from syringa.errors import InvalidRequest
 from syringa.prompt.grammar.schema_overlap import check_overlap
-from syringa.prompt.grammar.schema_path import ROOT, Trail, resolve
-from syringa.prompt.grammar.validation import validate
+from syringa.prompt.grammar.schema_path import ROOT, SchemaPath, resolve
+from syringa.prompt.grammar.validation import validate_grammar
 from syringa.types import Grammar
 
 # Each keyword with the type of value that it binds; None: any.
@@ -76,7 +76,7 @@ _DEEPEST = 128  # as deep as llguidance reads JSON
 _OPTIONS = "x-guidance"  # llguidance's own options, which could loosen the schema
 
 
-def enforceable(schema: Any) -> tuple[Any, list[str], list[str]]:
+def enforceable_schema(schema: Any) -> tuple[Any, list[str], list[str]]:
     """A copy without what cannot be enforced; the paths of that; and the paths of keywords that nobody knows.
 
     Raises `InvalidRequest`, with a path in the schema as `param`, for one that would be too much to compile.
@@ -100,8 +100,8 @@ class _Walk:
             ) from None
         self.left_out: list[str] = []
         self.unknown: list[str] = []
-        self._one_ofs: list[tuple[dict[str, Any], Trail]] = []
-        self._queue: deque[tuple[Any, Trail]] = deque([(self.root, ROOT)])
+        self._one_ofs: list[tuple[dict[str, Any], SchemaPath]] = []
+        self._queue: deque[tuple[Any, SchemaPath]] = deque([(self.root, ROOT)])
         self._seen: set[int] = set()
         self._tries = 0
 
@@ -114,7 +114,7 @@ class _Walk:
                 self._leave_out(node, trail)
                 self._follow(node, trail)
 
-    def _bound(self, node: dict[str, Any], trail: Trail) -> None:
+    def _bound(self, node: dict[str, Any], trail: SchemaPath) -> None:
         if len(self._seen) > MOST_NODES:
             raise InvalidRequest(f"the schema has more than {MOST_NODES} parts.", param="")
         if trail.depth > _DEEPEST:
@@ -125,7 +125,7 @@ class _Walk:
                 f"at most {MOST_OPTIONAL} properties can be optional, got {optional}.", param=f"{trail}.properties"
             )
 
-    def _leave_out(self, node: dict[str, Any], trail: Trail) -> None:
+    def _leave_out(self, node: dict[str, Any], trail: SchemaPath) -> None:
         gone = [key for key in node if key in UNENFORCED]
         self.left_out += [str(trail.to(f".{key}")) for key in gone if _binds(node, key)]
         unknown = [key for key in node if key not in _WORDS and key[:2] != "x-"]
@@ -156,7 +156,7 @@ class _Walk:
         for key in gone:
             del node[key]
 
-    def _follow(self, node: dict[str, Any], trail: Trail) -> None:
+    def _follow(self, node: dict[str, Any], trail: SchemaPath) -> None:
         for key in _NAMED:
             if isinstance(node.get(key), dict):
                 inner = trail.to(f".{key}")
@@ -252,7 +252,7 @@ def _to_any_of(node: dict[str, Any]) -> None:
 
 def _complaint(schema: Any) -> str:
     try:
-        validate(Grammar("json_schema", json.dumps(schema)))
+        validate_grammar(Grammar("json_schema", json.dumps(schema)))
     except InvalidRequest as error:
         return error.message
     return ""

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from syringa.errors import InvalidRequest
-from syringa.prompt.grammar.schema_path import ROOT, Trail, resolve
+from syringa.prompt.grammar.schema_path import ROOT, SchemaPath, resolve
 
 MOST_PATTERNS = 6  # with formats, for one string
 MOST_KEY_PATTERNS = 32  # for one object; llguidance compares each with each
@@ -39,7 +39,7 @@ class _Search:
         self._nodes: dict[int, dict[str, Any]] = {}
         self._expanded: dict[int, list[Place]] = {}
         self._open: list[int] = []
-        self._trails: dict[Place, Trail] = {}
+        self._trails: dict[Place, SchemaPath] = {}
         # Of each place, the places that one of its alternatives cannot do without.
         self._needs: dict[Place, list[list[Place]]] = {}
         self._work = 0
@@ -58,7 +58,7 @@ class _Search:
             self._needs[place] = [self._visit(each, trail, queue) for each in alternatives]
         self._check_ends(start)
 
-    def _place(self, schemas: Iterable[Any], trail: Trail, queue: deque[Place]) -> Place:
+    def _place(self, schemas: Iterable[Any], trail: SchemaPath, queue: deque[Place]) -> Place:
         """The place where these hold, put into the queue if it is new."""
         found = [schema for schema in schemas if isinstance(schema, dict)]
         self._nodes.update((id(each), each) for each in found)
@@ -118,7 +118,7 @@ class _Search:
         self._count(count)
         return list(dict.fromkeys(frozenset().union(*each) for each in product(*groups)))
 
-    def _visit(self, together: Place, trail: Trail, queue: deque[Place]) -> list[Place]:
+    def _visit(self, together: Place, trail: SchemaPath, queue: deque[Place]) -> list[Place]:
         """Checks schemas that hold at once, and finds the places below; returns those that there have to be."""
         self._count(len(together))
         nodes = [self._nodes[each] for each in together]

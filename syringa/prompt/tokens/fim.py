@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 
-class Vocabulary(Protocol):
+class FimTokenizer(Protocol):
     """What is needed of a tokenizer."""
 
     strips_leading_space: bool
@@ -53,7 +53,7 @@ _FAMILIES = (
 _ANCHOR = "☺"
 
 
-class FilledPrompt(msgspec.Struct, frozen=True):
+class FimPrompt(msgspec.Struct, frozen=True):
     """A prompt's tokens, `before` and `after` of which do not belong to the prefix."""
 
     tokens: list[int]
@@ -61,16 +61,16 @@ class FilledPrompt(msgspec.Struct, frozen=True):
     after: int
 
 
-class FillIn:
+class FimFormat:
     """A model's way to fill in. `ends` are tokens that end the middle, beside the model's own."""
 
-    def __init__(self, vocabulary: Vocabulary, family: _Family, marks: dict[str, int]) -> None:
+    def __init__(self, vocabulary: FimTokenizer, family: _Family, marks: dict[str, int]) -> None:
         self.ends = frozenset(marks.values()) | _present(vocabulary, family.ends)
         self._vocabulary = vocabulary
         self._family = family
         self._marks = marks
 
-    def build(self, prefix: Sequence[int], suffix: Sequence[int]) -> FilledPrompt:
+    def build(self, prefix: Sequence[int], suffix: Sequence[int]) -> FimPrompt:
         """The prompt. `prefix` may have what the model puts before every text, `suffix` is from `encode_suffix`."""
         start = self._vocabulary.encode("", add_special=True)
         own = list(prefix[len(start) :] if list(prefix[: len(start)]) == start else prefix)
@@ -83,7 +83,7 @@ class FillIn:
             before, after = start + opening, behind
         if family.middle is not None:
             after = [*after, marks[family.middle]]
-        return FilledPrompt(before + own + after, len(before), len(after))
+        return FimPrompt(before + own + after, len(before), len(after))
 
     def encode_suffix(self, text: str) -> list[int]:
         """SentencePiece writes a space before a text; a suffix goes on within one, and has none."""
@@ -96,17 +96,17 @@ class FillIn:
         return encode(text, add_special=False)
 
 
-def find_fill_in(vocabulary: Vocabulary) -> FillIn | None:
+def find_fim_format(vocabulary: FimTokenizer) -> FimFormat | None:
     """How the model that has this vocabulary fills in; None if it has no tokens for it."""
     for family in _FAMILIES:
         names = [name for name in (family.prefix, family.suffix, family.middle) if name is not None]
         marks = {name: vocabulary.token_id(name) for name in names}
         whole = {name: id_ for name, id_ in marks.items() if id_ is not None}
         if len(whole) == len(names):
-            return FillIn(vocabulary, family, whole)
+            return FimFormat(vocabulary, family, whole)
     return None
 
 
-def _present(vocabulary: Vocabulary, names: Sequence[str]) -> frozenset[int]:
+def _present(vocabulary: FimTokenizer, names: Sequence[str]) -> frozenset[int]:
     ids = (vocabulary.token_id(name) for name in names)
     return frozenset(id_ for id_ in ids if id_ is not None)

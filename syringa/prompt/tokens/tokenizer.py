@@ -11,12 +11,10 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
-import msgspec
 import tokenizers
 
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, load_tokenizer
-from syringa.prompt.grammar.lark import Spelling
-from syringa.prompt.tokens.words import Words
+from syringa.prompt.grammar.lark import LarkVocabulary
 
 # One text at a time is encoded: handing it to another thread, as the library would, makes that slower, and more costly.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -35,14 +33,13 @@ class Tokenizer:
         self._lock = threading.Lock()
         self._searches: dict[str, frozenset[int]] = {}
         self._layout = _Layout(tokenizer)
-        self._words = Words.of(tokenizer)
         self._prefix = [description.bos_token] if description.add_bos and description.bos_token is not None else []
         self.strips_leading_space = self._layout.strips_leading_space
 
     @classmethod
     def load(cls, files: ModelFiles, description: ModelDescription | None = None) -> Tokenizer:
         tokenizer = cls(load_tokenizer(files), description or describe(files))
-        tokenizer.json_table  # noqa: B018  it takes a moment, which no request should wait for
+        tokenizer.text_table  # noqa: B018  it takes a moment, which no request should wait for
         return tokenizer
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -51,8 +48,6 @@ class Tokenizer:
         `add_special` puts the model's first token before it, where the model has one; a rendered chat template has it
         already. `parse_special` off reads `<|im_end|>` as nine characters, which is what untrusted text is.
         """
-        if self._words is not None and (known := self._words.encode(text, marks=parse_special)) is not None:
-            return self._prefix + known if add_special else known
         tokenizer = self._tokenizer if parse_special else self._without_special()
         # The batch call leaves out offsets, which for a long text cost more than the ids.
         ids: list[int] = tokenizer.encode_batch_fast([_encodable(text)], add_special_tokens=False)[0].ids
@@ -129,10 +124,12 @@ class Tokenizer:
         return frozenset(token.content for token in self._tokenizer.get_added_tokens_decoder().values())
 
     @cached_property
-    def spelling(self) -> Spelling:
+    def lark_vocabulary(self) -> LarkVocabulary:
         """How grammars write texts in this vocabulary."""
         added = self._tokenizer.get_added_tokens_decoder().items()
-        return Spelling({token.content: id_ for id_, token in added if token.special or _MARK.fullmatch(token.content)})
+        return LarkVocabulary(
+            {token.content: id_ for id_, token in added if token.special or _MARK.fullmatch(token.content)}
+        )
 
     @cached_property
     def bytes_table(self) -> list[bytes]:
@@ -157,11 +154,6 @@ class Tokenizer:
         for id_ in self.special_ids:
             texts[id_] = None
         return texts
-
-    @cached_property
-    def json_table(self) -> list[bytes | None]:
-        """The same as JSON strings, for those that show something."""
-        return [msgspec.json.encode(text) if text else None for text in self.text_table]
 
     def _without_special(self) -> tokenizers.Tokenizer:
         # The switch is a state of the tokenizers object, which other threads use meanwhile: so there are two of them.

@@ -1,11 +1,11 @@
-"""`/metrics`: what requests cost and how they ended, and what the engines say of themselves, for Prometheus.
+"""Prometheus metrics: requests, tokens and latencies of this server, and the statistics of its engines.
 
-Suffixes and labels are vLLM's where vLLM has the same thing, so that its dashboards work where `metrics_prefix` is
-`vllm:`. No label comes from what a client wrote: a model is one that was configured, an endpoint is one of ours.
+Names and labels are those of vLLM where it has the same metric: with `metrics_prefix` set to `vllm:`, its dashboards
+work. Labels never contain client data: a model is a configured one, an endpoint one of a fixed set.
 
-Requests are counted by the process that answered them. Where there are several, each counts in a file of its own, in a
-folder that they share, and whichever of them is asked adds up all. A process that dies leaves its file to the one that
-takes its place, so sums never shrink and files never become more. Nothing is kept there that ends with a process.
+Each API process counts its own requests. With several, each counts in a file in a shared folder, and the process that
+is scraped adds all of them up. A process that replaces another continues its file, so sums never shrink and the number
+of files does not grow.
 """
 
 from __future__ import annotations
@@ -26,27 +26,18 @@ from prometheus_client.registry import Collector
 
 from syringa.errors import ConfigError
 from syringa.service.metrics.engine_metrics import MODEL, engine_families
-from syringa.service.usage.account import Account, Outcome
+from syringa.service.usage.accounting import RequestAccounting
+from syringa.store.records import Outcome
 from syringa.types import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-ENDPOINTS = frozenset(
-    {
-        "/v1/completions",
-        "/api/v2/completions",
-        "/v1/chat/completions",
-        "/api/v2/chat/completions",
-        "/v1/responses",
-        "/v1/responses/compact",
-    }
-)
 
 _PREFIX = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?")
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _RATE_LIMITED = 429
-# How vLLM calls an end. What was refused never began, and is in `requests_total` alone.
+# The finished reasons of vLLM. Refused requests never began: they are counted in `requests_total` only.
 _FINISHED: dict[Outcome, str] = {"ok": "stop", "cancelled": "abort", "failed": "error"}
-_CUT = "length"  # the same for what went well and was cut
+_CUT = "length"  # the reason of a successful request that reached its token limit
 
 _WAITS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
@@ -64,110 +55,123 @@ _LOADS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
-    "time_to_first_token_seconds": ("From a request's arrival to its first token.", _WAITS),
-    "request_time_per_output_token_seconds": ("Mean time between a request's tokens after the first.", _TOKEN_TIMES),
-    "e2e_request_latency_seconds": ("From the arrival to the end of requests that went well.", _DURATIONS),
-    "request_queue_time_seconds": ("In the engine's queue.", _DURATIONS),
-    "request_prefill_time_seconds": ("To the first token, without the queue and the loading of a model.", _DURATIONS),
-    "request_decode_time_seconds": ("From a request's first token to its end.", _DURATIONS),
-    "request_prompt_tokens": ("Tokens of a request's prompts.", _TOKENS),
-    "request_generation_tokens": ("Tokens that a request generated.", _TOKENS),
-    "model_load_seconds": ("What requests waited for their model to be loaded.", _LOADS),
+    "time_to_first_token_seconds": ("Time from a request's arrival to its first token.", _WAITS),
+    "request_time_per_output_token_seconds": (
+        "Mean time between the tokens of a request, after the first.",
+        _TOKEN_TIMES,
+    ),
+    "e2e_request_latency_seconds": ("Time from arrival to end, of successful requests.", _DURATIONS),
+    "request_queue_time_seconds": ("Time in the engine's queue.", _DURATIONS),
+    "request_prefill_time_seconds": ("Time to the first token, without queueing and model loading.", _DURATIONS),
+    "request_decode_time_seconds": ("Time from a request's first token to its end.", _DURATIONS),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
+    "request_generation_tokens": ("Generated tokens of a request.", _TOKENS),
+    "model_load_seconds": ("Time that a request waited for its model to be loaded.", _LOADS),
 }
 _TOKEN_TIME = "request_time_per_output_token_seconds"
-# What older and newer dashboards call it. Theirs count tokens; here a request counts once, with its mean.
+# Names of older and newer vLLM. There, each token is observed; here, each request, with its mean.
 _TOKEN_TIME_ALIASES = ("time_per_output_token_seconds", "inter_token_latency_seconds")
 
-Add = Callable[[float], None]
+Observe = Callable[[float], None]
 
 
-class _Series(NamedTuple):
-    """One model's series. Looking them up by their labels for every request would cost more than counting does."""
+class _ModelSeries(NamedTuple):
+    """The series of one model, cached because looking them up by label costs more than observing a value."""
 
-    time_to_first_token_seconds: Add
-    request_time_per_output_token_seconds: Add
-    e2e_request_latency_seconds: Add
-    request_queue_time_seconds: Add
-    request_prefill_time_seconds: Add
-    request_decode_time_seconds: Add
-    request_prompt_tokens: Add
-    request_generation_tokens: Add
-    model_load_seconds: Add
-    reasoning_tokens: Add
-    cached_tokens: Add
+    time_to_first_token_seconds: Observe
+    request_time_per_output_token_seconds: Observe
+    e2e_request_latency_seconds: Observe
+    request_queue_time_seconds: Observe
+    request_prefill_time_seconds: Observe
+    request_decode_time_seconds: Observe
+    request_prompt_tokens: Observe
+    request_generation_tokens: Observe
+    model_load_seconds: Observe
+    reasoning_tokens: Observe
+    cached_tokens: Observe
 
 
 class Metrics:
-    """One for each API process. Called with the account of each request that has ended."""
+    """The metrics of one API process."""
 
-    def __init__(self, prefix: str, folder: str | None = None, *, index: int = 0) -> None:
-        """`folder`: what several processes share, made for them alone and empty when the first begins; None: there is
-        one process. Each has an `index` of its own, and one that takes another's place takes its index too."""
+    def __init__(
+        self,
+        prefix: str,
+        folder: str | None = None,
+        *,
+        index: int = 0,
+        before_render: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`folder`: shared by several processes, empty when the first starts; None for a single process.
+
+        Each process has its own `index`, which the one that replaces it inherits. `before_render` may observe pending
+        requests.
+        """
         if not _PREFIX.fullmatch(prefix):
-            said = f"metrics_prefix {prefix!r}: expected letters, digits, _ and :, and no digit at the beginning"
-            raise ConfigError(said, param="metrics_prefix")
+            raise ConfigError(
+                f"metrics_prefix {prefix!r}: expected letters, digits, _ and :, and no digit at the beginning",
+                param="metrics_prefix",
+            )
         self._prefix, self._folder = prefix, folder
         self._registry = CollectorRegistry()
-        disable_created_metrics()  # a series more for each, that nobody looks at
-        # Always said: by default a variable decides, which may have been set for another program.
-        client_values.ValueClass = client_values.MutexValue if folder is None else _files(folder, index)
-        ended = (MODEL, "endpoint", "outcome", "status")
-        self._requests = self._counter("requests", "Requests by how they ended.", *ended)
-        self._finished = self._counter("request_success", "Requests by why they finished.", MODEL, "finished_reason")
-        self._refused = self._counter("rate_limited", "Requests that a limit refused.", "endpoint")
-        self._reasoning = self._counter("reasoning_tokens", "Generated tokens that were thought.", MODEL)
-        self._cached = self._counter("cached_tokens", "Prompt tokens of requests that came from the cache.", MODEL)
+        disable_created_metrics()  # they would double the number of series
+        # Set explicitly: the default depends on an environment variable that may be meant for another program.
+        client_values.ValueClass = client_values.MutexValue if folder is None else _file_values(folder, index)
+        labels = (MODEL, "endpoint", "outcome", "status")
+        self._requests = self._counter("requests", "Requests by outcome.", *labels)
+        self._finished = self._counter("request_success", "Finished requests by reason.", MODEL, "finished_reason")
+        self._rate_limited = self._counter("rate_limited", "Requests refused by a rate limit.", "endpoint")
+        self._reasoning = self._counter("reasoning_tokens", "Generated reasoning tokens.", MODEL)
+        self._cached = self._counter("cached_tokens", "Prompt tokens found in the prefix cache.", MODEL)
         self._histograms = {name: self._histogram(name, *about) for name, about in _HISTOGRAMS.items()}
-        self.settle: Callable[[], None] = lambda: None  # called before anything is shown: some may not be counted yet
-        self._series: dict[str, _Series] = {}
-        self._ends: dict[tuple[str, str, Outcome, int, bool], Callable[[], None]] = {}
+        self._before_render = before_render
+        self._series: dict[str, _ModelSeries] = {}
+        self._counters: dict[tuple[str, str, Outcome, int, bool], Callable[[], None]] = {}
 
-    def __call__(self, account: Account) -> None:
-        """Counts a request that has ended."""
-        endpoint = account.endpoint if account.endpoint in ENDPOINTS else ""
-        end = (account.model, endpoint, account.outcome, account.status, account.trace.cut)
-        count = self._ends.get(end)
+    def observe(self, accounting: RequestAccounting) -> None:
+        """Count a request that has ended."""
+        labels = (accounting.model, accounting.endpoint, accounting.outcome, accounting.status, accounting.stats.cut)
+        count = self._counters.get(labels)
         if count is None:
-            count = self._ends[end] = self._counting(*end)
+            count = self._counters[labels] = self._counter_of(*labels)
         count()
-        series = self._series.get(account.model)
+        series = self._series.get(accounting.model)
         if series is None:
-            if not account.model:
+            if not accounting.model:
                 return
-            series = self._series[account.model] = self._of(account.model)
-        if account.load_seconds > 0:
-            series.model_load_seconds(account.load_seconds)
-        if account.first_token_seconds is not None:
-            _observe(series, account, account.first_token_seconds)
+            series = self._series[accounting.model] = self._series_of(accounting.model)
+        if accounting.load_seconds > 0:
+            series.model_load_seconds(accounting.load_seconds)
+        if accounting.first_token_seconds is not None:
+            _observe(series, accounting, accounting.first_token_seconds)
 
-    def turn_away(self, path: str, status: int) -> None:
-        """Counts a request that has no account, because nobody knows its key."""
-        if path in ENDPOINTS:
-            self._requests.labels("", path, "refused", status).inc()
+    def count_refused(self, endpoint: str, status: int) -> None:
+        """Count a request that was rejected before its accounting began, because its API key is unknown."""
+        self._requests.labels("", endpoint, "refused", status).inc()
 
     async def render(self, stats: Mapping[str, EngineStats | None]) -> bytes:
-        """The text for Prometheus. `stats`: what the engine of each model says; None: the model is not loaded."""
-        self.settle()
+        """Return the exposition text. `stats`: the engine statistics of each model; None: the model is not loaded."""
+        self._before_render()
         return await asyncio.to_thread(self._text, dict(stats))
 
-    def _counting(self, model: str, endpoint: str, outcome: Outcome, status: int, cut: bool) -> Callable[[], None]:
-        """What counts an end like this one."""
+    def _counter_of(self, model: str, endpoint: str, outcome: Outcome, status: int, cut: bool) -> Callable[[], None]:
+        """Return a function that counts a request with these labels."""
         counters = [self._requests.labels(model, endpoint, outcome, status)]
         if model and outcome in _FINISHED:
             counters.append(self._finished.labels(model, _CUT if cut and outcome == "ok" else _FINISHED[outcome]))
         if status == _RATE_LIMITED:
-            counters.append(self._refused.labels(endpoint))
-        steps = [counter.inc for counter in counters]
+            counters.append(self._rate_limited.labels(endpoint))
+        increments = [counter.inc for counter in counters]
 
         def count() -> None:
-            for step in steps:
-                step()
+            for increment in increments:
+                increment()
 
         return count
 
-    def _of(self, model: str) -> _Series:
-        series: dict[str, Add] = {name: each.labels(model).observe for name, each in self._histograms.items()}
-        return _Series(
+    def _series_of(self, model: str) -> _ModelSeries:
+        series: dict[str, Observe] = {name: each.labels(model).observe for name, each in self._histograms.items()}
+        return _ModelSeries(
             reasoning_tokens=self._reasoning.labels(model).inc, cached_tokens=self._cached.labels(model).inc, **series
         )
 
@@ -178,23 +182,23 @@ class Metrics:
         return Histogram(self._prefix + name, about, (MODEL,), buckets=buckets, registry=self._registry)
 
     def _text(self, stats: Mapping[str, EngineStats | None]) -> bytes:
-        """Runs in a thread: with many models it takes milliseconds."""
-        families = sorted(self._counted(), key=lambda family: family.name)
+        """Runs in a thread, since it takes milliseconds with many models."""
+        families = sorted(self._collect(), key=lambda family: family.name)
         times = [family for family in families if family.name == self._prefix + _TOKEN_TIME]
         families += [_renamed(family, self._prefix + name) for family in times for name in _TOKEN_TIME_ALIASES]
         families += engine_families(self._prefix, stats)
-        build = GaugeMetricFamily(f"{self._prefix}build_info", "Which Syringa this is.", labels=("version",))
+        build = GaugeMetricFamily(f"{self._prefix}build_info", "The version of Syringa.", labels=("version",))
         build.add_metric((_version(),), 1)
         families.append(build)
         if memory := sum(_resident_bytes(pid) for pid in self._processes()):
-            about = "Memory of the API processes together."
+            about = "Resident memory of all API processes."
             families.append(GaugeMetricFamily("process_resident_memory_bytes", about, memory))
         return generate_latest(_Families(families))
 
-    def _counted(self) -> Iterable[Metric]:
+    def _collect(self) -> Iterable[Metric]:
         if self._folder is None:
             return self._registry.collect()
-        # One that has just been made is empty for a moment.
+        # A new file is empty for a moment.
         files = [str(file) for file in Path(self._folder).glob("*.db") if file.stat().st_size]
         found: Iterable[Metric] = MultiProcessCollector.merge(files)
         return found
@@ -205,28 +209,28 @@ class Metrics:
         return [int(file.read_text() or 0) for file in Path(self._folder).glob("*.pid")]
 
 
-def _observe(series: _Series, account: Account, first: float) -> None:
-    """The times and tokens of a request that was begun."""
-    trace = account.trace
-    later = account.total_seconds - first
+def _observe(series: _ModelSeries, accounting: RequestAccounting, first: float) -> None:
+    """Observe the times and tokens of a request with at least one token."""
+    stats = accounting.stats
+    decode = accounting.total_seconds - first
     series.time_to_first_token_seconds(first)
-    series.request_queue_time_seconds(trace.queued)
-    series.request_prefill_time_seconds(max(0.0, first - trace.queued - account.load_seconds))
-    series.request_decode_time_seconds(later)
-    series.request_prompt_tokens(trace.prompt_tokens)
-    series.request_generation_tokens(trace.completion_tokens)
-    if trace.completion_tokens > 1:
-        series.request_time_per_output_token_seconds(later / (trace.completion_tokens - 1))
-    if account.outcome == "ok":
-        series.e2e_request_latency_seconds(account.total_seconds)
-    if trace.reasoning_tokens:
-        series.reasoning_tokens(trace.reasoning_tokens)
-    if trace.cached_tokens:
-        series.cached_tokens(trace.cached_tokens)
+    series.request_queue_time_seconds(stats.queued)
+    series.request_prefill_time_seconds(max(0.0, first - stats.queued - accounting.load_seconds))
+    series.request_decode_time_seconds(decode)
+    series.request_prompt_tokens(stats.prompt_tokens)
+    series.request_generation_tokens(stats.completion_tokens)
+    if stats.completion_tokens > 1:
+        series.request_time_per_output_token_seconds(decode / (stats.completion_tokens - 1))
+    if accounting.outcome == "ok":
+        series.e2e_request_latency_seconds(accounting.total_seconds)
+    if stats.reasoning_tokens:
+        series.reasoning_tokens(stats.reasoning_tokens)
+    if stats.cached_tokens:
+        series.cached_tokens(stats.cached_tokens)
 
 
 class _Families(Collector):
-    """What is there already, for who wants to collect it."""
+    """A collector of metrics that were collected before."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families
@@ -235,9 +239,11 @@ class _Families(Collector):
         return self._families
 
 
-def _files(folder: str, index: int) -> type:
-    """Values that are kept in this process's files. They are named by index and not by process id: what a process has
-    counted is then continued by the one after it."""
+def _file_values(folder: str, index: int) -> type:
+    """Return the class of values kept in this process's files.
+
+    Files are named by index, not by process id, so that a process continues those of the one it replaces.
+    """
     os.environ[_FOLDER_VARIABLE] = folder
     Path(folder, f"{index}.pid").write_text(str(os.getpid()))
     kind: type = client_values.MultiProcessValue(process_identifier=lambda: index)
@@ -251,7 +257,7 @@ def _renamed(family: Metric, name: str) -> Metric:
 
 
 def _resident_bytes(pid: int) -> int:
-    """0 for a process that is gone, or none of ours: of those that have ended, the id may be somebody else's now."""
+    """Return the memory of a process; 0 if it has exited, even if its id belongs to an unrelated process now."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

@@ -1,8 +1,7 @@
-"""Responses that run without a client: their events are kept, so that anybody may follow them, from any place on.
+"""Background responses: they run without a client, and their events are stored, so that any client can stream them.
 
-A run belongs to the process that began it. Its events go to memory at once and to the store in batches, at most half a
-second late. A follower reads from memory where the run is in this process, and asks the store again and again where
-it is not.
+A background response belongs to the process that started it. Its events are in memory at once and in the store at most
+half a second later. A stream in this process reads from memory; one in another process polls the store.
 """
 
 from __future__ import annotations
@@ -16,87 +15,93 @@ from typing import Any
 import msgspec
 
 from syringa.errors import EngineOverloaded, StoreError, StoreUnavailable
-from syringa.service.responses.record import Record, Response, read
-from syringa.store import ACTIVE, Event, Store
+from syringa.service.responses.recorder import Response, ResponseRecorder, read_response
+from syringa.store import ACTIVE, Store, StoredEvent
 
 logger = logging.getLogger("syringa.service")
 
 FLUSH_SECONDS = 0.5
 POLL_SECONDS = 0.5
-RECENT = 2_000  # events that stay in memory after they were stored, for those who follow closely
-MAX_UNSTORED = 50_000  # a run whose events cannot be stored ends here, before it fills the memory
+MAX_RECENT_EVENTS = 2_000  # stored events that stay in memory for streams that keep up
+MAX_UNSTORED_EVENTS = 50_000  # a response whose events cannot be stored fails here, before it fills the memory
 _PAGE = 1000
-_ENDS = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
+_FINAL_EVENTS = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
 
 
-class Run:
-    """One response that runs, and its events."""
+class BackgroundResponse:
+    """One background response of this process, and its events."""
 
-    def __init__(self, record: Record) -> None:
-        self.record = record
+    def __init__(self, recorder: ResponseRecorder) -> None:
+        self.recorder = recorder
         self.cancelled = False
-        self.response: Response | None = None  # how it ended
+        self.response: Response | None = None  # the final object
         self.ended = False
         self._finishing = False
-        self._events: list[Event] = []
-        self._first = 0  # the number of the first event in memory; they are numbered without gaps
-        self._stored = 0  # the number of the first that is not in the store
-        self._news = asyncio.Event()
+        self._events: list[StoredEvent] = []
+        self._first = 0  # the number of the first event in memory; numbers have no gaps
+        self._stored = 0  # the number of the first event that is not stored
+        self._changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    def publish(self, events: Sequence[Event]) -> None:
-        if self._first + len(self._events) - self._stored > MAX_UNSTORED:
+    def publish(self, events: Sequence[StoredEvent]) -> None:
+        """Add events. Raises `StoreUnavailable` if too many could not be stored."""
+        if self._first + len(self._events) - self._stored > MAX_UNSTORED_EVENTS:
             raise StoreUnavailable("the events of a background response could not be stored")
         self._add(events)
 
-    async def finish(self, response: Response, events: Sequence[Event] = ()) -> None:
-        """The end, in the store before anybody hears of it. Once this has begun, nothing cancels it."""
+    async def finish(self, response: Response, events: Sequence[StoredEvent] = ()) -> None:
+        """Store the end, then publish the last events. Once this has begun, it cannot be cancelled."""
         self._finishing = True
-        await asyncio.shield(self.record.state.later(self._finish(response, events)))
+        await asyncio.shield(self.recorder.manager.spawn(self._finish(response, events)))
 
-    async def _finish(self, response: Response, events: Sequence[Event]) -> None:
+    async def _finish(self, response: Response, events: Sequence[StoredEvent]) -> None:
         try:
-            await self.record.finish(response, [*self._unstored(), *events])
+            await self.recorder.finish(response, [*self._unstored(), *events])
             self.response = response
         finally:
             self.ended = True
             self._add(events)
 
-    def give_up(self) -> None:
-        """Whatever became of it: those who follow must not wait for ever."""
+    def end_streams(self) -> None:
+        """End all streams of a response that did not `finish`, so that they do not wait forever."""
         if not self._finishing:
             self.ended = True
             self._add(())
 
     async def cancel(self) -> None:
-        """Ends it, and waits until it has."""
-        self.ask_to_cancel()
+        """Cancel the response, and wait until it has ended."""
+        self.request_cancel()
         if self.task is not None:
             await asyncio.wait([self.task])
 
-    def ask_to_cancel(self) -> None:
-        """Its work finds out by being cancelled, and tells this from a server that ends by `cancelled`."""
+    def request_cancel(self) -> None:
+        """Cancel the task. `cancelled` tells this from the cancellation by a server that shuts down."""
         if self.task is not None and not self.cancelled and not self._finishing:
             self.cancelled = True
             self.task.cancel()
 
     async def store_events(self) -> None:
-        """Until it is cancelled. A batch that cannot be written waits for the next."""
+        """Store new events until this is cancelled. A batch that fails is stored with the next one."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             with contextlib.suppress(StoreError):
                 if events := self._unstored():
-                    await self.record.state.store.append_events(self.record.organisation, self.record.id, events)
+                    await self._store_batch(events)
                     self._stored += len(events)
                     self._forget()
 
-    async def follow(self, after: int) -> AsyncIterator[Sequence[Event]]:
-        """The events with higher numbers than `after`, as they come, until the end."""
+    async def _store_batch(self, events: Sequence[StoredEvent]) -> None:
+        organization, id = self.recorder.organization, self.recorder.id
+        await self.recorder.manager.store.write(lambda session: session.events.append(organization, id, events))
+
+    async def follow(self, after: int) -> AsyncIterator[Sequence[StoredEvent]]:
+        """Yield events with higher numbers than `after` as they come, until the end."""
         while True:
-            news, ended = self._news, self.ended
+            changed, ended = self._changed, self.ended
             if after + 1 < self._first:
-                store = self.record.state.store
-                events = await store.events_after(self.record.organisation, self.record.id, after, limit=_PAGE)
+                events = await _events_after(
+                    self.recorder.manager.store, self.recorder.organization, self.recorder.id, after
+                )
             else:
                 events = self._events[after + 1 - self._first :]
             if events:
@@ -105,69 +110,69 @@ class Run:
             elif ended:
                 return
             else:
-                await news.wait()
+                await changed.wait()
 
-    def _add(self, events: Sequence[Event]) -> None:
+    def _add(self, events: Sequence[StoredEvent]) -> None:
         self._events += events
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
-    def _unstored(self) -> list[Event]:
+    def _unstored(self) -> list[StoredEvent]:
         return self._events[self._stored - self._first :]
 
     def _forget(self) -> None:
-        old = self._stored - self._first - RECENT
+        old = self._stored - self._first - MAX_RECENT_EVENTS
         if old > 0:
             del self._events[:old]
             self._first += old
 
 
-class Background:
-    """The runs of this process."""
+class BackgroundResponses:
+    """The background responses of this process."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._beginning = 0
-        self._runs: dict[tuple[str, str], Run] = {}
+        self._reserved = 0
+        self._active: dict[tuple[str, str], BackgroundResponse] = {}
 
     @contextlib.contextmanager
-    def room(self) -> Iterator[None]:
-        """Holds a place for a run that is about to start."""
-        if len(self._runs) + self._beginning >= self._limit:
+    def reserve(self) -> Iterator[None]:
+        """Reserve capacity for a response that is about to start. Raises `EngineOverloaded`."""
+        if len(self._active) + self._reserved >= self._limit:
             raise EngineOverloaded(
                 f"{self._limit} background responses are running, as many as this server allows; try again later.",
                 code="too_many_background_responses",
             )
-        self._beginning += 1
+        self._reserved += 1
         try:
             yield
         finally:
-            self._beginning -= 1
+            self._reserved -= 1
 
-    def find(self, organisation: str, id: str) -> Run | None:
-        return self._runs.get((organisation, id))
+    def find(self, organization: str, id: str) -> BackgroundResponse | None:
+        return self._active.get((organization, id))
 
-    def start(self, run: Run, work: Coroutine[Any, Any, None]) -> None:
-        """`work` runs until it has called `run.finish`. It is cancelled when another process ends the response."""
-        key = (run.record.organisation, run.record.id)
-        run.task = asyncio.create_task(self._tend(run, work))
-        run.record.on_loss(run.ask_to_cancel)
-        self._runs[key] = run
-        run.task.add_done_callback(lambda _: self._runs.pop(key, None))
+    def start(self, response: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which must call `response.finish`. It is cancelled if another process ends the response."""
+        key = (response.recorder.organization, response.recorder.id)
+        response.task = asyncio.create_task(self._run(response, work))
+        response.recorder.on_lost(response.request_cancel)
+        self._active[key] = response
+        response.task.add_done_callback(lambda _: self._active.pop(key, None))
 
-    async def _tend(self, run: Run, work: Coroutine[Any, Any, None]) -> None:
-        storing = asyncio.create_task(run.store_events())
+    async def _run(self, response: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
+        storing = asyncio.create_task(response.store_events())
         try:
             await work
         except Exception:
-            logger.exception("background response %s failed", run.record.id)
+            logger.exception("background responses: failed: response=%s", response.recorder.id)
         finally:
             storing.cancel()
-            run.give_up()
+            response.end_streams()
 
     async def drain(self, seconds: float) -> None:
-        """Gives what runs some time, then ends it."""
-        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        """Give active responses some time to finish, then cancel them."""
+        tasks = [response.task for response in self._active.values() if response.task is not None]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=seconds)
             for task in late:
@@ -175,36 +180,40 @@ class Background:
             await asyncio.gather(*late, return_exceptions=True)
 
 
-async def follow_stored(store: Store, organisation: str, id: str, after: int) -> AsyncIterator[Sequence[Event]]:
-    """The same as `Run.follow`, of a response that another process runs, or that has ended."""
+async def follow_stored(store: Store, organization: str, id: str, after: int) -> AsyncIterator[Sequence[StoredEvent]]:
+    """Like `BackgroundResponse.follow`, for a response of another process, or one that has ended."""
     ended = False
     while True:
-        events = await store.events_after(organisation, id, after, limit=_PAGE)
+        events = await _events_after(store, organization, id, after)
         if events:
             after = events[-1].sequence
             yield events
             continue
         if ended:
             break
-        found = await store.get_response(organisation, id)
+        found = await store.read(lambda session: session.responses.get(organization, id))
         ended = found is None or found.status not in ACTIVE
         if not ended:
             await asyncio.sleep(POLL_SECONDS)
-    if lost := await _untold_end(store, organisation, id, after):
-        yield [lost]
+    if final := await _missing_final_event(store, organization, id, after):
+        yield [final]
 
 
-async def _untold_end(store: Store, organisation: str, id: str, after: int) -> Event | None:
-    """The last event of a response whose process died before it could write one."""
-    found = await read(store, organisation, id)
+async def _events_after(store: Store, organization: str, id: str, after: int) -> list[StoredEvent]:
+    return await store.read(lambda session: session.events.after(organization, id, after, limit=_PAGE))
+
+
+async def _missing_final_event(store: Store, organization: str, id: str, after: int) -> StoredEvent | None:
+    """Return the final event of a response whose process exited before it stored one."""
+    found = await read_response(store, organization, id)
     if found is None:  # deleted
         return None
     response = found[1]
-    type_ = _ENDS.get(response["status"])
-    last = await store.last_event(organisation, id)
-    if type_ is None or (last is not None and msgspec.json.decode(last.json)["type"] in _ENDS.values()):
+    type_ = _FINAL_EVENTS.get(response["status"])
+    last = await store.read(lambda session: session.events.last(organization, id))
+    if type_ is None or (last is not None and msgspec.json.decode(last.json)["type"] in _FINAL_EVENTS.values()):
         return None
-    # A follower may have seen more than its process could still store.
+    # A stream may have seen events that the process could not store any more.
     number = max(after, last.sequence if last is not None else -1) + 1
     event = {"type": type_, "sequence_number": number, "response": response}
-    return Event(number, msgspec.json.encode(event).decode())
+    return StoredEvent(number, msgspec.json.encode(event).decode())

@@ -1,8 +1,8 @@
-"""Sealed text: what a client keeps for us and hands back, and can neither read nor change.
+"""Encryption of content that the client stores for the server, such as reasoning items of a stateless conversation.
 
-A client that wants no state here still has to return the model's thoughts with the next request. They travel encrypted,
-under a key that lies in the store, so that every process of this service opens them, after a restart too, and nobody
-else does. Each organisation has a key of its own, made from that one: what was sealed for another does not open.
+The client returns the content with a later request and can neither read nor change it. The master key is in the store,
+so that every process can decrypt it, also after a restart. Each organization has a key derived from it: content of one
+organization cannot be decrypted for another.
 """
 
 from __future__ import annotations
@@ -14,59 +14,59 @@ import os
 
 from syringa.store import Store
 
-_SECRET = "seal"
+_SECRET = "content_key"
 _KEY_BYTES, _NONCE_BYTES = 32, 12
-_VERSION = "s1."  # before every sealed text, so that another scheme may follow
+_VERSION = "s1."  # prefix of all encrypted content, so that the scheme can be changed
 
 
-class Seal:
-    """Seals and opens the texts of one organisation."""
+class ContentCipher:
+    """Encrypts and decrypts the content of one organization, with AES-GCM."""
 
-    def __init__(self, master: bytes, organisation: str) -> None:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # most processes never seal anything
+    def __init__(self, master: bytes, organization: str) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # imported late: rarely used
 
-        self._cipher = AESGCM(hmac.digest(master, b"seal\0" + organisation.encode("utf-8", "replace"), "sha256"))
+        self._cipher = AESGCM(hmac.digest(master, b"content\0" + organization.encode("utf-8", "replace"), "sha256"))
 
-    def seal(self, text: str) -> str:
+    def encrypt(self, text: str) -> str:
         nonce = os.urandom(_NONCE_BYTES)
-        sealed = nonce + self._cipher.encrypt(nonce, text.encode("utf-8", "replace"), _VERSION.encode())
-        return _VERSION + base64.urlsafe_b64encode(sealed).decode()
+        encrypted = nonce + self._cipher.encrypt(nonce, text.encode("utf-8", "replace"), _VERSION.encode())
+        return _VERSION + base64.urlsafe_b64encode(encrypted).decode()
 
-    def open(self, sealed: str) -> str | None:
-        """The text, or None where it was not sealed here, or for another organisation, or was changed since."""
+    def decrypt(self, encrypted: str) -> str | None:
+        """Return the text, or None if it was changed, or encrypted elsewhere or for another organization."""
         from cryptography.exceptions import InvalidTag
 
-        if not sealed.startswith(_VERSION) or not sealed.isascii():
+        if not encrypted.startswith(_VERSION) or not encrypted.isascii():
             return None
         try:
-            data = base64.b64decode(sealed.removeprefix(_VERSION), altchars=b"-_", validate=True)
-            if _VERSION + base64.urlsafe_b64encode(data).decode() != sealed:
+            data = base64.b64decode(encrypted.removeprefix(_VERSION), altchars=b"-_", validate=True)
+            if _VERSION + base64.urlsafe_b64encode(data).decode() != encrypted:
                 return None  # the last character has bits that decoding ignores
-            opened = self._cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _VERSION.encode())
+            text = self._cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _VERSION.encode())
         except (binascii.Error, ValueError, InvalidTag):
             return None
-        return opened.decode()
+        return text.decode()
 
 
-class Seals:
-    """The seals of all organisations. The key is read from the store, or drawn, when it is first needed."""
+class ContentCiphers:
+    """The ciphers of all organizations. The master key is read or generated when it is first needed."""
 
     def __init__(self) -> None:
         self._master: bytes | None = None
 
-    async def of(self, organisation: str, store: Store) -> Seal:
-        """Raises `StoreUnavailable` if the key was not read yet and cannot be."""
+    async def for_organization(self, organization: str, store: Store) -> ContentCipher:
+        """Raises `StoreUnavailable` if the master key was not read yet and cannot be."""
         if self._master is None:
-            drawn = await store.secret(_SECRET, lambda: os.urandom(_KEY_BYTES).hex())
-            self._master = bytes.fromhex(drawn)
-        return Seal(self._master, organisation)
+            secret = await store.get_or_create_secret(_SECRET, lambda: os.urandom(_KEY_BYTES).hex())
+            self._master = bytes.fromhex(secret)
+        return ContentCipher(self._master, organization)
 
 
-class NoSeal:
-    """Stands where a request has nothing to seal or to open, so that it does not need the store for the key."""
+class NullCipher:
+    """The cipher of a request without encrypted content, which does not need the store for a key."""
 
-    def seal(self, text: str) -> str:
-        raise AssertionError("a text was to be sealed for a request that did not ask for it")
+    def encrypt(self, text: str) -> str:
+        raise AssertionError("encryption for a request that did not ask for it")
 
-    def open(self, sealed: str) -> str | None:
+    def decrypt(self, encrypted: str) -> str | None:
         return None

@@ -1,7 +1,7 @@
-"""The name of this process in the store, from which another process can tell whether it is still there.
+"""The identity of a process in the store, by which another process can tell whether it has exited.
 
-A heartbeat tells it too, but only after a silence. On the same machine the process table knows at once, so what a
-killed server was running is reported as failed by the one that is started in its place.
+A missing heartbeat tells it too, but only after a timeout. On the same machine the process table tells at once, so a
+server that replaces a killed one immediately fails the responses that it left behind.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from pathlib import Path
 _SEPARATOR = "/"
 
 
-def name() -> str:
-    """A new name for this process; no two are the same."""
-    parts = (_machine(), str(os.getpid()), _began(os.getpid()) or "", uuid.uuid4().hex[:8])
+def new_identity() -> str:
+    """Return a unique identity for this process: machine, process id, start time and a random part."""
+    parts = (_machine(), str(os.getpid()), _start_time(os.getpid()) or "", uuid.uuid4().hex[:8])
     return _SEPARATOR.join(parts)
 
 
-def is_gone(owner: str) -> bool:
-    """Whether that process has certainly ended. One on another machine may always be alive."""
-    machine, _, rest = owner.partition(_SEPARATOR)
+def has_exited(identity: str) -> bool:
+    """Return whether that process has certainly exited. A process of another machine is assumed to be alive."""
+    machine, _, rest = identity.partition(_SEPARATOR)
     pid, _, rest = rest.partition(_SEPARATOR)
-    began = rest.partition(_SEPARATOR)[0]
+    started = rest.partition(_SEPARATOR)[0]
     if machine != _machine() or not pid.isdigit():
         return False
-    if not began:
+    if not started:
         return not _is_running(int(pid))
-    return _began(int(pid)) != began
+    return _start_time(int(pid)) != started
 
 
 def _machine() -> str:
-    """Processes with the same answer see each other: one boot of one machine, and one space of process ids."""
+    """Return the same text for processes that see each other: one boot of one machine, and one pid namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
@@ -41,13 +41,13 @@ def _machine() -> str:
         return socket.gethostname().replace(_SEPARATOR, "-")
 
 
-def _began(pid: int) -> str | None:
-    """When a process began, in ticks since the boot. None: it does not run, or this system does not say."""
+def _start_time(pid: int) -> str | None:
+    """Return when a process started, in ticks since boot. None: it does not run, or the system does not tell."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if state[0] in "ZX" else state[19]
+    return None if fields[0] in "ZX" else fields[19]
 
 
 def _is_running(pid: int) -> bool:
@@ -56,5 +56,5 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # it is there, and is another user's
+        return True  # it belongs to another user
     return True

@@ -1,4 +1,4 @@
-"""What all groups of queries have: a connection inside a transaction, and the time at which it began."""
+"""The base class of all queries: a connection inside a transaction, and helpers for conditions and inserts."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ class Queries:
     """A group of queries. Each is a method that runs in the caller's transaction."""
 
     def __init__(self, connection: Connection, now: float) -> None:
+        """`now`: the time at which the transaction began."""
         self.connection = connection
         self.now = now
 
-    def visible(self, table: Table, organisation: str, id: str) -> ColumnElement[bool]:
-        """The one row with this id, unless it belongs to others or has expired."""
-        return and_(table.c.organisation == organisation, table.c.id == id, self.lasting(table))
+    def visible(self, table: Table, organization: str, id: str) -> ColumnElement[bool]:
+        """Match the row with this id, if it belongs to the organization and has not expired."""
+        return and_(table.c.organization == organization, table.c.id == id, self.not_expired(table))
 
-    def lasting(self, table: Any) -> ColumnElement[bool]:
-        """What has expired is gone for every reader, also before `expire` removes it."""
+    def not_expired(self, table: Any) -> ColumnElement[bool]:
+        """Match rows that have not expired. Expired rows are hidden at once, and deleted later by `expire`."""
         return or_(table.c.expires_at.is_(None), table.c.expires_at > self.now)
 
     def insert_new(self, table: Table, row: dict[str, Any]) -> bool:
-        """Adds a row unless its key is there already, and says whether it did."""
-        counted = {"preserve_rowcount": True}  # SQLAlchemy looks at the count of updates and deletes only
+        """Insert a row unless its key exists. Return whether it was inserted."""
+        counted = {"preserve_rowcount": True}  # by default SQLAlchemy keeps the count of updates and deletes only
         return self.connection.execute(self._insert(table), row, execution_options=counted).rowcount > 0
 
     def insert_missing(self, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """Adds those rows whose keys are not there yet."""
+        """Insert the rows whose keys do not exist yet."""
         if rows:
             self.connection.execute(self._insert(table), rows)
 
     def upsert(self, table: Table, row: dict[str, Any], changes: dict[str, Any]) -> None:
-        """Adds a row, or makes the changes to the one that has its key."""
+        """Insert a row, or apply `changes` to the one with its key."""
         statement = self._dialect.insert(table).values(row)
         self.connection.execute(statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changes))
 
@@ -53,6 +54,7 @@ class Queries:
 
 
 def batches(values: Iterable[T]) -> Iterator[list[T]]:
+    """Split values into lists that fit into one IN (…)."""
     left = list(values)
     while left:
         yield left[:_BATCH]

@@ -1,4 +1,4 @@
-"""Conversations: a list of items that grows, and a name for it."""
+"""Conversations and their items."""
 
 from __future__ import annotations
 
@@ -11,92 +11,116 @@ from sqlalchemy import delete, func, select, update
 from syringa.errors import InvalidRequest
 from syringa.store.queries import items
 from syringa.store.queries.base import Queries, batches
-from syringa.store.records import Conversation, Item, Order, Page
+from syringa.store.records import ItemPage, Order, StoredConversation, StoredItem
 from syringa.store.schema import conversation_items, conversations
 
-_COLUMNS = tuple(field.name for field in msgspec.structs.fields(Conversation))
+_COLUMNS = tuple(field.name for field in msgspec.structs.fields(StoredConversation))
 
 
-class Conversations(Queries):
-    def create(self, conversation: Conversation, these: Sequence[Item]) -> bool:
-        items.check(these, "items")
+class ConversationQueries(Queries):
+    def create(self, conversation: StoredConversation, new: Sequence[StoredItem] = ()) -> bool:
+        """Insert a conversation with its first items. Return False if the id exists."""
+        items.check(new, "items")
         if not self.insert_new(conversations, msgspec.structs.asdict(conversation)):
             return False
-        owner = _whose(conversation.organisation, conversation.id)
-        items.add(self.connection, conversation_items, owner, these)
+        key = _list_key(conversation.organization, conversation.id)
+        items.add(self.connection, conversation_items, key, new)
         return True
 
-    def get(self, organisation: str, id: str) -> Conversation | None:
+    def get(self, organization: str, id: str) -> StoredConversation | None:
         query = select(*(conversations.c[name] for name in _COLUMNS))
-        found = self.connection.execute(query.where(self.visible(conversations, organisation, id))).mappings().first()
-        return None if found is None else Conversation(**found)
+        found = self.connection.execute(query.where(self.visible(conversations, organization, id))).mappings().first()
+        return None if found is None else StoredConversation(**found)
 
-    def update(self, organisation: str, id: str, metadata: str) -> Conversation | None:
-        change = update(conversations).where(self.visible(conversations, organisation, id))
+    def update(self, organization: str, id: str, *, metadata: str) -> StoredConversation | None:
+        """Replace the metadata, and return the conversation, or None if there is no such conversation."""
+        change = update(conversations).where(self.visible(conversations, organization, id))
         self.connection.execute(change.values(metadata=metadata))
-        return self.get(organisation, id)
+        return self.get(organization, id)
 
-    def delete(self, organisation: str, id: str) -> bool:
-        gone = delete(conversations).where(self.visible(conversations, organisation, id))
-        return self.connection.execute(gone).rowcount > 0
+    def delete(self, organization: str, id: str) -> bool:
+        """Delete a conversation with its items. Responses that ran in it stay."""
+        statement = delete(conversations).where(self.visible(conversations, organization, id))
+        return self.connection.execute(statement).rowcount > 0
 
     def add_items(
-        self, organisation: str, id: str, these: Sequence[Item], *, known: Literal["refuse", "skip"] = "refuse"
+        self,
+        organization: str,
+        id: str,
+        new: Sequence[StoredItem],
+        *,
+        duplicates: Literal["refuse", "skip"] = "refuse",
     ) -> bool:
-        """Adds at the end. `known`: what happens to an item whose id the conversation already has."""
-        items.check(these, "items")
-        # The lock keeps two that add at once from taking the same positions.
-        there = select(1).where(self.visible(conversations, organisation, id)).with_for_update()
-        if self.connection.execute(there).first() is None:
+        """Append items. Return False if there is no such conversation.
+
+        With `duplicates="refuse"`, an item whose id the conversation already has raises `InvalidRequest`.
+        """
+        items.check(new, "items")
+        # The row lock keeps two concurrent calls from using the same positions.
+        exists = select(1).where(self.visible(conversations, organization, id)).with_for_update()
+        if self.connection.execute(exists).first() is None:
             return False
-        already = self._known(organisation, id, [item.id for item in these])
-        if already and known == "refuse":
-            raise InvalidRequest(f"the conversation already has an item {min(already)!r}", param="items")
-        owner = _whose(organisation, id)
-        last = self.connection.execute(select(func.max(conversation_items.c.position)).filter_by(**owner)).scalar()
-        new = [item for item in these if item.id not in already]
-        items.add(self.connection, conversation_items, owner, new, start=0 if last is None else last + 1)
+        known = self._known(organization, id, [item.id for item in new])
+        if known and duplicates == "refuse":
+            raise InvalidRequest(f"the conversation already has an item {min(known)!r}", param="items")
+        key = _list_key(organization, id)
+        last = self.connection.execute(select(func.max(conversation_items.c.position)).filter_by(**key)).scalar()
+        missing = [item for item in new if item.id not in known]
+        items.add(self.connection, conversation_items, key, missing, start=0 if last is None else last + 1)
         return True
 
     def list_items(
-        self, organisation: str, id: str, *, after: str | None, before: str | None, limit: int, order: Order
-    ) -> Page | None:
-        if not self._there(organisation, id):
+        self,
+        organization: str,
+        id: str,
+        *,
+        after: str | None = None,
+        before: str | None = None,
+        limit: int = 20,
+        order: Order = "desc",
+    ) -> ItemPage | None:
+        """Return a page of items, or None if there is no such conversation.
+
+        Raises `NotFound` for a cursor that is not in the list.
+        """
+        if not self._exists(organization, id):
             return None
-        owner = _whose(organisation, id)
+        key = _list_key(organization, id)
         return items.page(
-            self.connection, conversation_items, owner, after=after, before=before, limit=limit, order=order
+            self.connection, conversation_items, key, after=after, before=before, limit=limit, order=order
         )
 
-    def all_items(self, organisation: str, id: str) -> tuple[Item, ...] | None:
-        if not self._there(organisation, id):
+    def all_items(self, organization: str, id: str) -> tuple[StoredItem, ...] | None:
+        """Return all items, oldest first, or None if there is no such conversation."""
+        if not self._exists(organization, id):
             return None
-        return items.everything(self.connection, conversation_items, _whose(organisation, id))
+        return items.all_items(self.connection, conversation_items, _list_key(organization, id))
 
-    def get_item(self, organisation: str, id: str, item: str) -> Item | None:
-        if not self._there(organisation, id):
+    def get_item(self, organization: str, id: str, item: str) -> StoredItem | None:
+        if not self._exists(organization, id):
             return None
-        query = select(conversation_items.c.item).filter_by(**_whose(organisation, id), id=item)
+        query = select(conversation_items.c.item).filter_by(**_list_key(organization, id), id=item)
         found = self.connection.execute(query).scalar()
-        return None if found is None else Item(item, found)
+        return None if found is None else StoredItem(item, found)
 
-    def delete_item(self, organisation: str, id: str, item: str) -> bool:
-        if not self._there(organisation, id):
+    def delete_item(self, organization: str, id: str, item: str) -> bool:
+        if not self._exists(organization, id):
             return False
-        gone = delete(conversation_items).filter_by(**_whose(organisation, id), id=item)
-        return self.connection.execute(gone).rowcount > 0
+        statement = delete(conversation_items).filter_by(**_list_key(organization, id), id=item)
+        return self.connection.execute(statement).rowcount > 0
 
-    def _there(self, organisation: str, id: str) -> bool:
-        there = select(1).where(self.visible(conversations, organisation, id))
-        return self.connection.execute(there).first() is not None
+    def _exists(self, organization: str, id: str) -> bool:
+        exists = select(1).where(self.visible(conversations, organization, id))
+        return self.connection.execute(exists).first() is not None
 
-    def _known(self, organisation: str, id: str, ids: Collection[str]) -> set[str]:
+    def _known(self, organization: str, id: str, ids: Collection[str]) -> set[str]:
+        """Return the ids that the conversation already has."""
         found: set[str] = set()
-        for some in batches(ids):
-            query = select(conversation_items.c.id).filter_by(**_whose(organisation, id))
-            found.update(self.connection.execute(query.where(conversation_items.c.id.in_(some))).scalars())
+        for batch in batches(ids):
+            query = select(conversation_items.c.id).filter_by(**_list_key(organization, id))
+            found.update(self.connection.execute(query.where(conversation_items.c.id.in_(batch))).scalars())
         return found
 
 
-def _whose(organisation: str, id: str) -> items.Owner:
-    return {"organisation": organisation, "conversation_id": id}
+def _list_key(organization: str, id: str) -> items.ListKey:
+    return {"organization": organization, "conversation_id": id}

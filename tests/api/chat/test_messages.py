@@ -1,3 +1,5 @@
+"""Tests of the `messages` field."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -5,9 +7,9 @@ from typing import Any
 import pytest
 
 from syringa.api.chat.messages import read_messages
-from syringa.output_formats import Dialect
+from syringa.output_formats import ModelFormats
 from syringa.prompt.chat.template import ChatTemplate
-from tests.api.chat.chatting import HI, prompt_of, send
+from tests.api.chat.helpers import HI, prompt_of, send
 from tests.chat_models import plain_model, thinking_model, tool_model
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, "ü"]}'}}
@@ -20,14 +22,14 @@ HISTORY = [
 ]
 
 
-async def read(*messages: dict[str, Any], sees_images: bool = False) -> list[dict[str, Any]]:
+async def read(*messages: dict[str, Any], supports_images: bool = False) -> list[dict[str, Any]]:
     ignored: list[str] = []
-    said = await read_messages(list(messages), sees_images=sees_images, ignored=ignored)
+    read = await read_messages(list(messages), supports_images=supports_images, ignored=ignored)
     assert not ignored
-    return [each.message for each in said]
+    return [each.message for each in read]
 
 
-async def test_texts() -> None:
+async def test_read_messages_joins_text_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     no = [{"type": "text", "text": "Well."}, {"type": "refusal", "refusal": "No."}]
     assert await read(
@@ -49,7 +51,7 @@ async def test_texts() -> None:
     ]
 
 
-async def test_calls_and_their_results() -> None:
+async def test_read_messages_parses_calls_and_results() -> None:
     _, calling, first, second = await read(*HISTORY)
     functions = [call["function"] for call in calling["tool_calls"]]
     assert functions == [{"name": "f", "arguments": {"x": [1, "ü"]}}, {"name": "g", "arguments": {}}]
@@ -58,20 +60,22 @@ async def test_calls_and_their_results() -> None:
     assert second["content"] == "2\n3"
 
 
-async def test_a_very_long_conversation_is_read_in_a_thread() -> None:
+async def test_read_messages_reads_long_conversation() -> None:
     assert len(await read(*HI * 1000)) == 1000
 
 
-async def test_images_keep_their_places() -> None:
+async def test_read_messages_keeps_position_of_images() -> None:
     image = {"type": "image_url", "image_url": {"url": "http://x/1", "detail": "low"}}
     given = {"role": "user", "content": [{"type": "text", "text": "a"}, image, image]}
-    (said,) = await read_messages([given], sees_images=True, ignored=[])
-    assert said.message["content"] == [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "image"}]
-    assert [each.param for each in said.images] == [f"messages[0].content[{index}].image_url.url" for index in (1, 2)]
-    assert said.images[0].detail == "low"
+    (message,) = await read_messages([given], supports_images=True, ignored=[])
+    assert message.message["content"] == [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "image"}]
+    assert [each.param for each in message.images] == [
+        f"messages[0].content[{index}].image_url.url" for index in (1, 2)
+    ]
+    assert message.images[0].detail == "low"
 
 
-async def test_what_is_not_known_is_named_by_its_path() -> None:
+async def test_read_messages_reports_unknown_fields_by_path() -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}], "mood": 1, "name": "Ann"},
         {"role": "assistant", "tool_calls": [CALL | {"index": 0}], "annotations": []},
@@ -88,31 +92,31 @@ async def test_what_is_not_known_is_named_by_its_path() -> None:
     assert "x-syringa-ignored" not in answer.headers
 
 
-async def test_names_reach_a_template_that_reads_them() -> None:
+async def test_prompt_has_names_if_template_reads_them() -> None:
     messages = [{"role": "user", "content": "x", "name": "Ann"}]
     assert await prompt_of({"messages": messages}, model=tool_model()) == "[user:Ann]x[assistant]"
 
 
-async def test_history_where_the_template_knows_calls() -> None:
+async def test_prompt_of_history_with_tool_template() -> None:
     assert await prompt_of({"messages": HISTORY}, model=tool_model()) == (
         '[user]Q[assistant]<call>f{"x": [1, "ü"]}<call>g{}[tool:f]1#c1[tool:g]2\n3#c2[assistant]'
     )
     thought = [*HI, {"role": "assistant", "content": "x", "reasoning": "hm"}, *HI]
-    told = await prompt_of({"messages": thought}, model=thinking_model())
-    assert "[assistant]<think>hm</think>x" in told
+    prompt = await prompt_of({"messages": thought}, model=thinking_model())
+    assert "[assistant]<think>hm</think>x" in prompt
 
 
 @pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f"}}]])
-async def test_history_where_it_does_not(tools: Any) -> None:
-    told = await prompt_of({"messages": [*HISTORY, *HI], "tools": tools, "tool_choice": "none" if tools else None})
-    assert told == (
+async def test_prompt_of_history_without_tool_template(tools: Any) -> None:
+    prompt = await prompt_of({"messages": [*HISTORY, *HI], "tools": tools, "tool_choice": "none" if tools else None})
+    assert prompt == (
         '[u]Q[a]<tool_call>{"name": "f", "arguments": {"x": [1, "ü"]}}</tool_call>\n'
         '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
         "[u]<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n3\n</tool_response>\nhi[a]"
     )
 
 
-async def test_the_developer_is_the_system_unless_the_template_knows_better() -> None:
+async def test_prompt_maps_developer_to_system_unless_template_has_it() -> None:
     messages = [{"role": "developer", "content": "D"}, *HI]
     assert await prompt_of({"messages": messages}) == "[s]D[u]hi[a]"
     any_role = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -121,12 +125,12 @@ async def test_the_developer_is_the_system_unless_the_template_knows_better() ->
     assert await prompt_of({"messages": messages}, model=plain_model(knowing)) == "[boss]D[user]hi"
 
 
-async def test_a_template_that_shows_calls_beside_no_content_alone() -> None:
+async def test_prompt_of_template_that_shows_calls_without_content() -> None:
     source = (
         "{% for m in messages %}{% if m.content is none %}{% for c in m.tool_calls %}!{{ c.function.name }}{% endfor %}"
         "{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
     )
-    model = plain_model(source, dialect=Dialect(calls="deepseek", knows_tools=True))
+    model = plain_model(source, formats=ModelFormats(tool_calls="deepseek", supports_tools=True))
     assert isinstance(model.template, ChatTemplate)
     assert await prompt_of({"messages": HISTORY[:2]}, model=model) == "[user]Q!f!g"
 
@@ -135,13 +139,13 @@ IDS = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.id }} {% end
 
 
 @pytest.mark.parametrize(("format", "ids"), [("kimi", "functions.f:0 functions.g:1"), ("hermes", "c1 c2")])
-async def test_ids_as_the_family_writes_them(format: Any, ids: str) -> None:
-    model = plain_model(IDS, dialect=Dialect(calls=format, knows_tools=True))
+async def test_prompt_has_call_ids_of_model_family(format: Any, ids: str) -> None:
+    model = plain_model(IDS, formats=ModelFormats(tool_calls=format, supports_tools=True))
     assert (await prompt_of({"messages": HISTORY}, model=model)).split() == ids.split() * 2
 
 
-async def test_ids_of_nine_characters() -> None:
-    model = plain_model(IDS, dialect=Dialect(calls="mistral", knows_tools=True))
+async def test_prompt_has_nine_character_ids_for_mistral() -> None:
+    model = plain_model(IDS, formats=ModelFormats(tool_calls="mistral", supports_tools=True))
     first, second, *answered = (await prompt_of({"messages": HISTORY}, model=model)).split()
     assert answered == [first, second]
     assert len(first) == len(second) == 9

@@ -1,3 +1,5 @@
+"""Tests of `/v1/chat/completions`: request fields, prompts, output and streams."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -8,12 +10,13 @@ from hypothesis import strategies as st
 
 from syringa.config import Config
 from syringa.types import EngineRequest, Grammar, Image
-from tests.api.chat.chatting import HI, post, prompt_of, refused, send
+from tests.api.chat.helpers import HI, post, prompt_of, refused, send
 from tests.api.chat.test_tools import HERMES
 from tests.api.fields.test_tools import NOW, TOOLS
-from tests.chat_models import plain_model, seeing_model, thinking_model, tool_model
+from tests.chat_models import plain_model, thinking_model, tool_model, vision_model
 from tests.client import events
 from tests.fake_engine import END, FakeEngine, fake_model
+from tests.tiers import examples
 
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
@@ -21,7 +24,7 @@ PIXEL = (
 )
 
 
-async def test_the_body() -> None:
+async def test_chat_body() -> None:
     body = await post({"model": "alias"})
     assert body.pop("id").startswith("chatcmpl-")
     assert body.pop("created") > 1.7e9
@@ -46,12 +49,12 @@ async def test_the_body() -> None:
     }
 
 
-async def test_both_paths() -> None:
+async def test_chat_is_served_on_both_paths() -> None:
     for path in ("/v1/chat/completions", "/api/v2/chat/completions"):
         assert (await post({}, path=path))["choices"][0]["message"]["content"] == "hello"
 
 
-async def test_every_sampling_field_reaches_the_engine() -> None:
+async def test_chat_sampling_fields_reach_the_engine() -> None:
     engine = FakeEngine("x")
     body = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 5, "frequency_penalty": 1,
@@ -82,19 +85,19 @@ async def test_every_sampling_field_reaches_the_engine() -> None:
         ({"max_tokens": 4096 - 8}, 4096 - 8),
     ],
 )
-async def test_how_long_an_answer_may_be(fields: dict[str, Any], length: int) -> None:
+async def test_chat_max_tokens(fields: dict[str, Any], length: int) -> None:
     engine = FakeEngine("x")
     await post(fields, engine)
     assert engine.requests[0].stopping.max_tokens == length
 
 
-async def test_the_prompt_is_the_template_and_nothing_before_it() -> None:
+async def test_chat_prompt_is_exactly_the_template() -> None:
     messages = [{"role": "system", "content": "Be kind."}, *HI]
     assert await prompt_of({"messages": messages}) == "[s]Be kind.[u]hi[a]"
     assert await prompt_of({"messages": messages, "add_generation_prompt": False}) == "[s]Be kind.[u]hi"
 
 
-async def test_the_last_message_continued() -> None:
+async def test_chat_continues_final_message() -> None:
     messages = [*HI, {"role": "assistant", "content": "Well, "}]
     body = {"messages": messages, "continue_final_message": True}
     assert await prompt_of(body) == "[u]hi[a]Well, "
@@ -102,7 +105,7 @@ async def test_the_last_message_continued() -> None:
     assert error["param"] == "continue_final_message"
 
 
-async def test_logprobs() -> None:
+async def test_chat_logprobs() -> None:
     body = await post({"logprobs": True, "top_logprobs": 2}, FakeEngine("é"))
     first, second, end = body["choices"][0]["logprobs"]["content"]
     assert first == {
@@ -120,21 +123,21 @@ async def test_logprobs() -> None:
     assert [each["top_logprobs"] for each in body["choices"][0]["logprobs"]["content"]] == [[], []]
 
 
-async def test_a_stream_without_usage_has_none() -> None:
+async def test_chat_stream_without_usage() -> None:
     chunks = events((await send({"stream": True})).text)
     assert chunks.pop() == "[DONE]"
     assert all("usage" not in chunk for chunk in chunks)
     assert chunks[-1]["choices"][0]["delta"] == {}
 
 
-def picture(**fields: Any) -> dict[str, Any]:
+def image_message(**fields: Any) -> dict[str, Any]:
     part = {"type": "image_url", "image_url": {"url": PIXEL} | fields}
     return {"role": "user", "content": [{"type": "text", "text": "What is "}, part, {"type": "text", "text": "?"}]}
 
 
-async def test_images() -> None:
+async def test_chat_images_reach_the_engine() -> None:
     engine = FakeEngine("a pixel")
-    await post({"messages": [picture(), picture(detail="low")]}, engine, model=seeing_model())
+    await post({"messages": [image_message(), image_message(detail="low")]}, engine, model=vision_model())
     assert bytes(engine.requests[0].prompt) == b"[user]What is <image>?" * 2 + b"[assistant]"
     first, second = engine.requests[0].images
     assert isinstance(first, Image)
@@ -142,15 +145,15 @@ async def test_images() -> None:
     assert first.data.startswith(b"\x89PNG")
 
 
-async def test_images_that_cannot_be_seen() -> None:
-    error = await refused({"messages": [*HI, picture()]})
+async def test_chat_rejects_unsupported_images() -> None:
+    error = await refused({"messages": [*HI, image_message()]})
     assert error["param"] == "messages[1].content[1]"
-    assert "cannot see" in error["message"]
-    error = await refused({"messages": [picture(url="data:image/png;base64,AAAA")]}, model=seeing_model())
+    assert "does not support images" in error["message"]
+    error = await refused({"messages": [image_message(url="data:image/png;base64,AAAA")]}, model=vision_model())
     assert error["param"] == "messages[0].content[1].image_url.url"
-    error = await refused({"messages": [picture(url="http://127.0.0.1/x.png")]}, model=seeing_model())
+    error = await refused({"messages": [image_message(url="http://127.0.0.1/x.png")]}, model=vision_model())
     assert error["param"] == "messages[0].content[1].image_url.url"
-    error = await refused({"messages": [picture()]}, model=plain_model(sees_images=True))
+    error = await refused({"messages": [image_message()]}, model=plain_model(supports_images=True))
     assert error["param"] == "messages[0].content"
 
 
@@ -175,7 +178,7 @@ TURNS = [
         (3, "[s]S[u]three[a]"),
     ],
 )
-async def test_truncation_drops_the_oldest_turns(limit: int, prompt: str) -> None:
+async def test_chat_truncation_drops_oldest_turns(limit: int, prompt: str) -> None:
     body = {"messages": TURNS, "max_tokens": 2, "truncate_sequence": True}
     model = plain_model(max_model_len=limit)
     if limit == 3:
@@ -185,7 +188,7 @@ async def test_truncation_drops_the_oldest_turns(limit: int, prompt: str) -> Non
         assert await prompt_of(body, model=model) == prompt
 
 
-async def test_a_long_conversation_loses_as_little_as_it_can() -> None:
+async def test_chat_truncation_drops_as_little_as_possible() -> None:
     messages = [each for index in range(300) for each in ({"role": "user", "content": f"q{index}" * 9}, TURNS[2])]
     body = {"messages": messages[:-1], "truncate_sequence": True}
     engine = FakeEngine("x")
@@ -196,7 +199,7 @@ async def test_a_long_conversation_loses_as_little_as_it_can() -> None:
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
-async def test_what_does_not_fit_says_both_numbers() -> None:
+async def test_chat_reports_context_length_and_prompt_length() -> None:
     error = await refused({"max_completion_tokens": 30}, model=plain_model(max_model_len=37))
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
     assert all(number in error["message"] for number in ("37", "8", "30", "max_completion_tokens"))
@@ -206,25 +209,33 @@ async def test_what_does_not_fit_says_both_numbers() -> None:
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
-async def test_a_model_without_a_template() -> None:
+async def test_chat_needs_a_chat_template() -> None:
     error = await refused({}, model=fake_model())
     assert "--chat-template" in error["message"]
 
 
-async def test_what_is_kept_and_what_is_named() -> None:
-    quiet = {"user": "u", "store": False, "service_tier": "auto", "verbosity": "medium", "modalities": ["text"]}
-    assert "x-syringa-ignored" not in (await send(quiet)).headers
+async def test_chat_reports_ignored_fields() -> None:
+    honored = {"user": "u", "store": False, "service_tier": "auto", "verbosity": "medium", "modalities": ["text"]}
+    assert "x-syringa-ignored" not in (await send(honored)).headers
     assert (await post({"metadata": {"a": "b"}}))["metadata"] == {"a": "b"}
-    loud = {"service_tier": "flex", "verbosity": "low", "prompt_cache_key": "k", "metadata": {"a": "b"}, "stream": True}
-    assert (await send(loud)).headers["x-syringa-ignored"] == "service_tier, verbosity, prompt_cache_key, metadata"
+    unsupported = {
+        "service_tier": "flex",
+        "verbosity": "low",
+        "prompt_cache_key": "k",
+        "metadata": {"a": "b"},
+        "stream": True,
+    }
+    assert (await send(unsupported)).headers[
+        "x-syringa-ignored"
+    ] == "service_tier, verbosity, prompt_cache_key, metadata"
     both = {"user": "u", "safety_identifier": "s"}
     assert (await send(both)).headers["x-syringa-ignored"] == "safety_identifier"
-    answer = await send(loud, config=Config(unknown_fields="refuse"))
+    answer = await send(unsupported, config=Config(unknown_fields="refuse"))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "service_tier")
 
 
-class TalkingEngine(FakeEngine):
-    """Mixes thoughts, calls, pieces of them and text, by the seed."""
+class MixedOutputEngine(FakeEngine):
+    """Generates a mix of reasoning, calls, parts of them and text that depends on the seed."""
 
     parts = (HERMES, "é ", "\n", "<tool_call>", "x<", HERMES[:40], "😀", NOW, "</think>")
 
@@ -249,12 +260,14 @@ bodies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=bodies, at_once=st.integers(1, 9), model=st.sampled_from([plain_model(), tool_model(), thinking_model()]))
-async def test_reassembled_chunks_equal_the_body(body: dict[str, Any], at_once: int, model: Any) -> None:
-    whole = await post(body, TalkingEngine(at_once=at_once), model=model)
+async def test_chat_stream_equals_body(body: dict[str, Any], at_once: int, model: Any) -> None:
+    whole = await post(body, MixedOutputEngine(at_once=at_once), model=model)
     streamed = await post(
-        body | {"stream": True, "stream_options": {"include_usage": True}}, TalkingEngine(at_once=at_once), model=model
+        body | {"stream": True, "stream_options": {"include_usage": True}},
+        MixedOutputEngine(at_once=at_once),
+        model=model,
     )
     for each in (whole, streamed):
         del each["id"], each["created"]

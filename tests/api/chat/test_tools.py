@@ -1,10 +1,12 @@
+"""Tests of tool calls in chat."""
+
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
 
-from tests.api.chat.chatting import HI, post, prompt_of, refused
+from tests.api.chat.helpers import HI, post, prompt_of, refused
 from tests.api.fields.test_tools import CALL, TOOLS, named
 from tests.chat_models import NO_SYSTEM, plain_model, thinking_model, tool_model
 from tests.fake_engine import FakeEngine
@@ -14,7 +16,7 @@ HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</
 
 @pytest.mark.parametrize(("model", "call"), [(plain_model(), CALL), (tool_model(), HERMES), (thinking_model(), HERMES)])
 @pytest.mark.parametrize("choice", [None, "auto", "required", named()])
-async def test_calls(model: Any, call: str, choice: Any) -> None:
+async def test_chat_returns_tool_calls(model: Any, call: str, choice: Any) -> None:
     engine = FakeEngine(call)
     body = {"tools": TOOLS, "tool_choice": choice}
     whole = await post(body, engine, model=model)
@@ -33,23 +35,23 @@ async def test_calls(model: Any, call: str, choice: Any) -> None:
     assert ("TEXT" in grammar.value) == (choice in (None, "auto"))
 
 
-async def test_tools_in_the_prompt() -> None:
-    told = await prompt_of({"tools": TOOLS}, model=tool_model())
-    assert told.startswith('[tools]{"name": "weather"')
-    assert told.endswith("[user]hi[assistant]")
-    told = await prompt_of({"tools": TOOLS})
-    assert told.startswith("[s]You can call these functions.")
-    assert told.endswith("</tool_call>[u]hi[a]")
-    told = await prompt_of({"tools": TOOLS, "messages": [{"role": "system", "content": "Be kind."}, *HI]})
-    assert "plain text.\n\nBe kind.[u]" in told
-    assert told.endswith("</tool_call>[u]hi[a]")
-    told = await prompt_of({"tools": TOOLS}, model=plain_model(NO_SYSTEM))
-    assert told.startswith("[u]You can call these functions.")
-    assert told.endswith("</tool_call>[u]hi[a]")
+async def test_chat_prompt_describes_tools() -> None:
+    prompt = await prompt_of({"tools": TOOLS}, model=tool_model())
+    assert prompt.startswith('[tools]{"name": "weather"')
+    assert prompt.endswith("[user]hi[assistant]")
+    prompt = await prompt_of({"tools": TOOLS})
+    assert prompt.startswith("[s]You can call these functions.")
+    assert prompt.endswith("</tool_call>[u]hi[a]")
+    prompt = await prompt_of({"tools": TOOLS, "messages": [{"role": "system", "content": "Be kind."}, *HI]})
+    assert "plain text.\n\nBe kind.[u]" in prompt
+    assert prompt.endswith("</tool_call>[u]hi[a]")
+    prompt = await prompt_of({"tools": TOOLS}, model=plain_model(NO_SYSTEM))
+    assert prompt.startswith("[u]You can call these functions.")
+    assert prompt.endswith("</tool_call>[u]hi[a]")
 
 
 @pytest.mark.parametrize("model", [plain_model(), tool_model()])
-async def test_choice_none_offers_no_tools(model: Any) -> None:
+async def test_chat_tool_choice_none_hides_tools(model: Any) -> None:
     engine = FakeEngine(CALL)
     body = await post({"tools": TOOLS, "tool_choice": "none"}, engine, model=model)
     assert body["choices"][0]["message"]["content"] == CALL
@@ -57,7 +59,7 @@ async def test_choice_none_offers_no_tools(model: Any) -> None:
     assert engine.requests[0].sampling.grammar is None
 
 
-async def test_a_model_that_was_not_taught_decides_before_it_draws() -> None:
+async def test_chat_sets_call_opening_for_untrained_models() -> None:
     cases = [({}, plain_model()), ({"tool_choice": "required"}, plain_model()), ({}, tool_model())]
     openings = []
     for body, model in cases:
@@ -67,7 +69,7 @@ async def test_a_model_that_was_not_taught_decides_before_it_draws() -> None:
     assert openings == [b"<tool_call>", b"", b""]
 
 
-async def test_one_call_at_a_time() -> None:
+async def test_chat_parallel_tool_calls() -> None:
     engine = FakeEngine(CALL)
     for parallel in (None, True, False):
         await post({"tools": TOOLS, "parallel_tool_calls": parallel}, engine)
@@ -75,7 +77,7 @@ async def test_one_call_at_a_time() -> None:
     assert grammars[0] == grammars[1] != grammars[2]
 
 
-async def test_tools_and_a_format() -> None:
+async def test_chat_combines_tools_and_response_format() -> None:
     engine = FakeEngine("{}")
     shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
     for choice in ("auto", "required", "none"):

@@ -1,3 +1,5 @@
+"""Tests of the chat writer."""
+
 from __future__ import annotations
 
 import json
@@ -12,28 +14,28 @@ from syringa.api.chat.writer import ChatWriter
 from syringa.events import Event, Finished, ReasoningDelta, ScoredToken, TextDelta, ToolCallDelta, ToolCallStart, Usage
 from syringa.output.collect import collect
 from syringa.types import TokenLogprobs
-from tests.api.chat.chatting import reassemble
+from tests.api.chat.helpers import reassemble
 from tests.fake_engine import END, fake_model
-from tests.schemas import validate
+from tests.schemas import validate_openai
 
 
 def writer(**fields: Any) -> ChatWriter:
     return ChatWriter(**{"id": "chatcmpl-1", "created": 1, "model": fake_model(), "include_usage": True, **fields})
 
 
-def streamed(told: list[Event], **fields: Any) -> list[Any]:
+def streamed(events: list[Event], **fields: Any) -> list[Any]:
     write = writer(**fields).write
-    return [json.loads(msgspec.json.encode(chunk)) for event in told for chunk in write(event)]
+    return [json.loads(msgspec.json.encode(chunk)) for event in events for chunk in write(event)]
 
 
-def whole(told: list[Event], **fields: Any) -> dict[str, Any]:
-    generation = collect(told)
+def whole(events: list[Event], **fields: Any) -> dict[str, Any]:
+    generation = collect(events)
     body = json.loads(msgspec.json.encode(writer(**fields).render(generation)))
-    validate(body, "CreateChatCompletionResponse")
+    validate_openai(body, "CreateChatCompletionResponse")
     return body
 
 
-TOLD: list[Event] = [
+EVENTS: list[Event] = [
     ReasoningDelta(0, "Let me "),
     TextDelta(1, "No"),
     ReasoningDelta(0, "see."),
@@ -53,8 +55,8 @@ def call(id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def test_the_body() -> None:
-    body = whole(TOLD)
+def test_chat_writer_renders_body() -> None:
+    body = whole(EVENTS)
     first, second = body["choices"]
     assert first["message"] == {
         "role": "assistant",
@@ -68,8 +70,8 @@ def test_the_body() -> None:
     assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
 
 
-def test_the_stream() -> None:
-    chunks = streamed(TOLD)
+def test_chat_writer_writes_chunks() -> None:
+    chunks = streamed(EVENTS)
     deltas = [(part["index"], part["delta"]) for chunk in chunks for part in chunk["choices"]]
     assert deltas[:5] == [
         (0, {"role": "assistant", "content": ""}),
@@ -84,22 +86,22 @@ def test_the_stream() -> None:
     assert deltas[-1] == (0, {})
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["total_tokens"] == 14
-    assert reassemble([*chunks, "[DONE]"]) == whole(TOLD)
+    assert reassemble([*chunks, "[DONE]"]) == whole(EVENTS)
 
 
-def test_a_named_function_ends_with_stop() -> None:
-    body = whole(TOLD, named_tool=True)
+def test_chat_writer_finishes_named_function_with_stop() -> None:
+    body = whole(EVENTS, named_tool=True)
     assert [choice["finish_reason"] for choice in body["choices"]] == ["stop", "length"]
-    assert reassemble([*streamed(TOLD, named_tool=True), "[DONE]"]) == body
+    assert reassemble([*streamed(EVENTS, named_tool=True), "[DONE]"]) == body
 
 
-def test_content_is_null_beside_calls_alone() -> None:
-    told = [ToolCallStart(0, 0, "call_1", "f"), ToolCallDelta(0, 0, "{}"), Finished(0, "tool_calls"), Usage(1, 1)]
-    assert whole(told)["choices"][0]["message"]["content"] is None
+def test_chat_writer_content_is_null_with_calls_only() -> None:
+    events = [ToolCallStart(0, 0, "call_1", "f"), ToolCallDelta(0, 0, "{}"), Finished(0, "tool_calls"), Usage(1, 1)]
+    assert whole(events)["choices"][0]["message"]["content"] is None
     assert whole([Finished(0, "length"), Usage(1, 0)])["choices"][0]["message"]["content"] == ""
 
 
-def test_an_empty_choice_still_begins() -> None:
+def test_chat_writer_starts_an_empty_choice() -> None:
     chunks = streamed([Finished(0, "stop"), Usage(1, 1)])
     assert [part["delta"] for chunk in chunks for part in chunk["choices"]] == [
         {"role": "assistant", "content": ""},
@@ -107,8 +109,8 @@ def test_an_empty_choice_still_begins() -> None:
     ]
 
 
-def test_without_usage_there_is_none() -> None:
-    chunks = streamed(TOLD, include_usage=False)
+def test_chat_writer_without_usage() -> None:
+    chunks = streamed(EVENTS, include_usage=False)
     assert all("usage" not in chunk for chunk in chunks)
     assert all(chunk["choices"] for chunk in chunks)
 
@@ -122,38 +124,38 @@ tokens = st.lists(
 
 @st.composite
 def generations(draw: st.DrawFn) -> list[Event]:
-    """Any order of events that a generation may have."""
+    """Generate any valid order of events."""
     left = {index: draw(st.integers(0, 6)) for index in range(draw(st.integers(1, 3)))}
     calls = dict.fromkeys(left, 0)
-    told: list[Event] = []
+    events: list[Event] = []
     while left:
         index = draw(st.sampled_from(sorted(left)))
         if not left[index]:
             del left[index]
-            told.append(Finished(index, draw(st.sampled_from(["stop", "length", "tool_calls"]))))
+            events.append(Finished(index, draw(st.sampled_from(["stop", "length", "tool_calls"]))))
             continue
         left[index] -= 1
         kind = draw(st.sampled_from(["text", "thought", "call", "arguments"]))
         if kind == "text":
-            told.append(TextDelta(index, draw(texts), draw(tokens)))
+            events.append(TextDelta(index, draw(texts), draw(tokens)))
         elif kind == "thought":
-            told.append(ReasoningDelta(index, draw(texts)))
+            events.append(ReasoningDelta(index, draw(texts)))
         elif kind == "call" or not calls[index]:
-            told.append(ToolCallStart(index, calls[index], f"call_{calls[index]}", "f"))
+            events.append(ToolCallStart(index, calls[index], f"call_{calls[index]}", "f"))
             calls[index] += 1
         else:
-            told.append(ToolCallDelta(index, calls[index] - 1, draw(texts)))
-    return [*told, Usage(3, draw(st.integers(0, 9)), 1, 1)]
+            events.append(ToolCallDelta(index, calls[index] - 1, draw(texts)))
+    return [*events, Usage(3, draw(st.integers(0, 9)), 1, 1)]
 
 
-@given(told=generations(), logprobs=st.booleans())
-def test_any_stream_makes_the_body(told: list[Event], logprobs: bool) -> None:
+@given(events=generations(), logprobs=st.booleans())
+def test_chat_writer_stream_equals_body(events: list[Event], logprobs: bool) -> None:
     if not logprobs:
-        told = [msgspec.structs.replace(each, tokens=[]) if isinstance(each, TextDelta) else each for each in told]
-    body = whole(told, logprobs=logprobs)
-    assert reassemble([*streamed(told, logprobs=logprobs), "[DONE]"], logprobs=logprobs) == body
+        events = [msgspec.structs.replace(each, tokens=[]) if isinstance(each, TextDelta) else each for each in events]
+    body = whole(events, logprobs=logprobs)
+    assert reassemble([*streamed(events, logprobs=logprobs), "[DONE]"], logprobs=logprobs) == body
 
 
 @pytest.mark.parametrize("fields", [{}, {"metadata": {"a": "b"}}])
-def test_metadata_comes_back(fields: dict[str, Any]) -> None:
-    assert (whole(TOLD, **fields)).get("metadata") == fields.get("metadata")
+def test_chat_writer_returns_metadata(fields: dict[str, Any]) -> None:
+    assert (whole(EVENTS, **fields)).get("metadata") == fields.get("metadata")

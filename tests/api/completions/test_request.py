@@ -1,3 +1,5 @@
+"""Tests of `/v1/completions`: request fields, output and streams."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from syringa.types import Grammar
 from tests.client import client, events
 from tests.fake_engine import START, FakeEngine, fake_model
-from tests.schemas import reassemble, validate
+from tests.schemas import reassemble, validate_openai
+from tests.tiers import examples
 
 
 async def post(body: dict[str, Any], engine: FakeEngine | None = None, **kwargs: Any) -> dict[str, Any]:
@@ -21,9 +24,9 @@ async def post(body: dict[str, Any], engine: FakeEngine | None = None, **kwargs:
     return answer.json()
 
 
-async def test_the_body() -> None:
+async def test_completion_body() -> None:
     body = await post({"model": "alias", "prompt": "hi"})
-    validate(body)
+    validate_openai(body)
     assert body.pop("id").startswith("cmpl-")
     assert body.pop("created") > 1.7e9
     assert body == {
@@ -52,14 +55,14 @@ async def test_the_body() -> None:
         (["", "a"], [[START], [97]]),
     ],
 )
-async def test_prompt_forms(prompt: Any, tokens: list[list[int]]) -> None:
+async def test_completion_prompt_forms(prompt: Any, tokens: list[list[int]]) -> None:
     engine = FakeEngine("x")
     body = await post({"prompt": prompt, "n": 2}, engine)
     assert sorted(request.prompt for request in engine.requests) == sorted(tokens)
     assert [choice["index"] for choice in body["choices"]] == list(range(2 * len(tokens)))
 
 
-async def test_every_sampling_field_reaches_the_engine() -> None:
+async def test_completion_sampling_fields_reach_the_engine() -> None:
     engine = FakeEngine("x")
     body = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": -1, "frequency_penalty": 1,
@@ -81,7 +84,7 @@ async def test_every_sampling_field_reaches_the_engine() -> None:
     assert stopping.end_tokens == {256}
 
 
-async def test_defaults() -> None:
+async def test_completion_defaults() -> None:
     engine = FakeEngine("x")
     await post({"top_k": -1}, engine)
     await post({}, engine)
@@ -106,15 +109,15 @@ async def test_defaults() -> None:
         ({"grammar": {"type": "lark", "value": 'start: "a"'}}, Grammar("lark", 'start: "a"')),
     ],
 )
-async def test_constraints(fields: dict[str, Any], grammar: Grammar | None) -> None:
+async def test_completion_constraints(fields: dict[str, Any], grammar: Grammar | None) -> None:
     engine = FakeEngine("x")
     await post(fields, engine)
     assert engine.requests[0].sampling.grammar == grammar
 
 
-async def test_logprobs() -> None:
+async def test_completion_logprobs() -> None:
     body = await post({"prompt": "x", "logprobs": 1}, FakeEngine("hé"))
-    validate(body)
+    validate_openai(body)
     assert body["choices"][0]["logprobs"] == {
         "tokens": ["h", "bytes:\\xc3", "bytes:\\xa9", "<end>"],
         "token_logprobs": [-104 / 64, -195 / 64, -169 / 64, -4.0],
@@ -128,13 +131,13 @@ async def test_logprobs() -> None:
     }
 
 
-async def test_the_drawn_token_is_named_beside_the_best() -> None:
+async def test_completion_logprobs_include_sampled_token() -> None:
     body = await post({"prompt": "x", "logprobs": 0}, FakeEngine("h"))
     assert body["choices"][0]["logprobs"]["top_logprobs"] == [{"h": -104 / 64}, {"<end>": -4.0}]
 
 
 @pytest.mark.parametrize("prompt", ["hé", [104, 195, 169], ["hé"], [[START, 104, 195, 169]]])
-async def test_scoring_a_text(prompt: Any) -> None:
+async def test_completion_scores_prompt_with_echo(prompt: Any) -> None:
     body = await post({"prompt": prompt, "logprobs": 1, "echo": True, "max_tokens": 0})
     choice = body["choices"][0]
     start = prompt == [[START, 104, 195, 169]]
@@ -146,13 +149,13 @@ async def test_scoring_a_text(prompt: Any) -> None:
     assert body["usage"]["completion_tokens"] == 0
 
 
-async def test_echo_and_suffix() -> None:
+async def test_completion_echo_and_suffix() -> None:
     body = await post({"prompt": ["a", "b"], "echo": True, "suffix": "!", "logprobs": 0}, FakeEngine("cd"))
     assert [choice["text"] for choice in body["choices"]] == ["acd!", "bcd!"]
     assert body["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2, 3]
 
 
-async def test_truncation_keeps_the_newest() -> None:
+async def test_completion_truncation_keeps_newest_tokens() -> None:
     engine = FakeEngine("x")
     body = {"prompt": "abcdefghij", "max_tokens": 15, "truncate_sequence": True, "echo": True}
     answer = await post(body, engine, model=fake_model(max_model_len=20))
@@ -160,7 +163,7 @@ async def test_truncation_keeps_the_newest() -> None:
     assert answer["choices"][0]["text"] == "fghijx"
 
 
-async def test_best_of() -> None:
+async def test_completion_best_of_returns_most_likely() -> None:
     engine = FakeEngine()
     texts = [b"zz", b"bb", b"cc"]
     engine._plan = lambda request, choice: list(texts[choice])  # type: ignore[method-assign]
@@ -186,11 +189,11 @@ bodies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=bodies, at_once=st.integers(1, 4))
-async def test_reassembled_chunks_equal_the_body(body: dict[str, Any], at_once: int) -> None:
+async def test_completion_stream_equals_body(body: dict[str, Any], at_once: int) -> None:
     whole = await post(body, FakeEngine(at_once=at_once))
-    validate(whole)
+    validate_openai(whole)
     streamed = await post(
         body | {"stream": True, "stream_options": {"include_usage": True}}, FakeEngine(at_once=at_once)
     )

@@ -1,4 +1,4 @@
-"""`grammar` and `response_format`: what of a schema is enforced, refused under `strict`, or named as ignored."""
+"""Tests of `grammar` and `response_format`: what is enforced, refused under `strict`, or reported as ignored."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from syringa.api.fields import constraints
-from syringa.prompt.chat.tools import closed
+from syringa.prompt.chat.tools import close_schema
 from syringa.prompt.grammar import compile_pool
-from syringa.prompt.grammar.compile_pool import Workshop
+from syringa.prompt.grammar.compile_pool import CompilePool
 from tests.client import client
 from tests.fake_engine import FakeEngine
 
@@ -21,20 +21,20 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems":
 PLAIN = {"type": "object", "properties": {"a": {"type": "array"}}}
 
 
-def shaped(schema: Any, **more: Any) -> dict[str, Any]:
+def json_schema_format(schema: Any, **more: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}}
 
 
 @pytest.mark.parametrize(
     ("body", "prefix"),
     [
-        (shaped(SCHEMA), "response_format.json_schema.schema"),
-        (shaped(SCHEMA, strict=False), "response_format.json_schema.schema"),
+        (json_schema_format(SCHEMA), "response_format.json_schema.schema"),
+        (json_schema_format(SCHEMA, strict=False), "response_format.json_schema.schema"),
         ({"grammar": {"type": "json_schema", "value": SCHEMA}}, "grammar.value"),
         ({"grammar": {"type": "json_schema", "value": json.dumps(SCHEMA)}}, "grammar.value"),
     ],
 )
-async def test_the_rest_is_enforced_and_the_header_names_what_is_not(body: dict[str, Any], prefix: str) -> None:
+async def test_schema_keywords_that_cannot_be_enforced_are_reported(body: dict[str, Any], prefix: str) -> None:
     engine = FakeEngine("x")
     async with client(engine) as http:
         answer = await http.post("/v1/completions", json=body)
@@ -42,14 +42,14 @@ async def test_the_rest_is_enforced_and_the_header_names_what_is_not(body: dict[
     assert answer.headers["x-syringa-ignored"] == f"{prefix}.not, {prefix}.properties.a.uniqueItems"
     grammar = engine.requests[0].sampling.grammar
     assert grammar is not None
-    # A response format has no properties beyond those that it declares.
-    assert json.loads(grammar.value) == (PLAIN if "grammar" in body else closed(PLAIN))
+    # A response format has no undeclared properties.
+    assert json.loads(grammar.value) == (PLAIN if "grammar" in body else close_schema(PLAIN))
 
 
-async def test_strict_refuses_and_names_them_all() -> None:
+async def test_strict_schema_rejects_unenforceable_keywords() -> None:
     engine = FakeEngine("x")
     async with client(engine) as http:
-        answer = await http.post("/v1/completions", json=shaped(SCHEMA, strict=True))
+        answer = await http.post("/v1/completions", json=json_schema_format(SCHEMA, strict=True))
     error = answer.json()["error"]
     assert answer.status_code == 400
     assert error["param"] == "response_format.json_schema.schema.not"
@@ -57,9 +57,9 @@ async def test_strict_refuses_and_names_them_all() -> None:
     assert not engine.requests
 
 
-async def test_strict_takes_what_can_be_enforced() -> None:
+async def test_strict_schema_accepts_enforceable_keywords() -> None:
     async with client() as http:
-        answer = await http.post("/v1/completions", json=shaped(PLAIN, strict=True))
+        answer = await http.post("/v1/completions", json=json_schema_format(PLAIN, strict=True))
     assert answer.status_code == 200
     assert "x-syringa-ignored" not in answer.headers
 
@@ -70,11 +70,11 @@ async def test_strict_takes_what_can_be_enforced() -> None:
         ({"grammar": {"type": "regex", "value": "a", "flags": "i"}}, "grammar.flags"),
         ({"response_format": {"type": "text", "zork": 1}}, "response_format.zork"),
         ({"response_format": {"type": "text", "json_schema": {}}}, "response_format.json_schema"),
-        (shaped({}, zork=1), "response_format.json_schema.zork"),
-        (shaped({"requried": ["a"]}), "response_format.json_schema.schema.requried"),
+        (json_schema_format({}, zork=1), "response_format.json_schema.zork"),
+        (json_schema_format({"requried": ["a"]}), "response_format.json_schema.schema.requried"),
     ],
 )
-async def test_unknown_fields_inside_are_named(body: dict[str, Any], named: str) -> None:
+async def test_unknown_fields_in_constraints_are_reported(body: dict[str, Any], named: str) -> None:
     async with client() as http:
         answer = await http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -90,12 +90,12 @@ AT = "response_format.json_schema.schema"
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        (shaped(MANY), AT),
-        (shaped({"type": "object", "properties": {"x": MANY}}), f"{AT}.properties.x"),
-        (shaped(OPTIONAL), f"{AT}.properties"),
-        (shaped({"$ref": "#"}), AT),
-        (shaped({"x-guidance": {"lenient": True}, "not": {}}, strict=True), f"{AT}.not"),
-        (shaped({"x-guidance": {"lenient": True}}, strict=True), f"{AT}.x-guidance"),
+        (json_schema_format(MANY), AT),
+        (json_schema_format({"type": "object", "properties": {"x": MANY}}), f"{AT}.properties.x"),
+        (json_schema_format(OPTIONAL), f"{AT}.properties"),
+        (json_schema_format({"$ref": "#"}), AT),
+        (json_schema_format({"x-guidance": {"lenient": True}, "not": {}}, strict=True), f"{AT}.not"),
+        (json_schema_format({"x-guidance": {"lenient": True}}, strict=True), f"{AT}.x-guidance"),
         ({"grammar": {"type": "json_schema", "value": MANY}}, "grammar.value"),
         ({"grammar": {"type": "lark", "value": LARK}}, "grammar.value"),
         ({"grammar": {"type": "lark", "value": "start: start"}}, "grammar.value"),
@@ -113,7 +113,7 @@ AT = "response_format.json_schema.schema"
     ],
     ids=lambda value: str(value)[:70],
 )
-async def test_what_would_take_too_long_is_refused_at_once(body: dict[str, Any], param: str) -> None:
+async def test_expensive_grammars_are_rejected_quickly(body: dict[str, Any], param: str) -> None:
     async with client() as http:
         started = time.process_time()
         answer = await http.post("/v1/completions", json=body)
@@ -123,19 +123,21 @@ async def test_what_would_take_too_long_is_refused_at_once(body: dict[str, Any],
     assert time.process_time() - started < 5
 
 
-async def test_options_of_llguidance_are_named() -> None:
+async def test_llguidance_options_in_schemas_are_reported() -> None:
     async with client() as http:
-        answer = await http.post("/v1/completions", json=shaped({"type": "string", "x-guidance": {"lenient": True}}))
+        answer = await http.post(
+            "/v1/completions", json=json_schema_format({"type": "string", "x-guidance": {"lenient": True}})
+        )
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-syringa-ignored"] == f"{AT}.x-guidance"
 
 
-async def test_a_grammar_that_compiles_for_ever_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_grammar_does_not_block_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(compile_pool, "_workshop", Workshop(threads=1, waiting=1, seconds=1))
-    monkeypatch.setattr(constraints, "validate", lambda grammar: release.wait(60))
+    monkeypatch.setattr(compile_pool, "_pool", CompilePool(threads=1, waiting=1, seconds=1))
+    monkeypatch.setattr(constraints, "validate_grammar", lambda grammar: release.wait(60))
     async with client() as http:
-        tasks = [asyncio.create_task(http.post("/v1/completions", json=shaped({}))) for _ in range(3)]
+        tasks = [asyncio.create_task(http.post("/v1/completions", json=json_schema_format({}))) for _ in range(3)]
         plain = await http.post("/v1/completions", json={})
         answers = [await task for task in tasks]
     release.set()
@@ -151,15 +153,15 @@ async def test_a_grammar_that_compiles_for_ever_holds_nobody_up(monkeypatch: pyt
     [False, {"type": "string", "pattern": "("}, {"$ref": "http://elsewhere/"}, {"minimum": 10**30}, {"pattern": 5}],
     ids=str,
 )
-async def test_a_schema_that_does_not_compile_is_a_400(schema: Any) -> None:
+async def test_invalid_schema_is_rejected(schema: Any) -> None:
     async with client() as http:
-        answer = await http.post("/v1/completions", json=shaped(schema))
+        answer = await http.post("/v1/completions", json=json_schema_format(schema))
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"].startswith("response_format.json_schema.schema")
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "llguidance"])
-async def test_a_deep_value_is_a_400(kind: str) -> None:
+async def test_deeply_nested_grammar_is_rejected(kind: str) -> None:
     deep = '{"items":' * 900 + "{}" + "}" * 900
     async with client() as http:
         for value in (deep, json.dumps(deep)):

@@ -1,3 +1,5 @@
+"""Tests of the reasoning fields."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -5,12 +7,12 @@ from typing import Any
 import pytest
 
 from syringa.types import Grammar
-from tests.api.chat.chatting import post, prompt_of, refused, send
+from tests.api.chat.helpers import post, prompt_of, refused, send
 from tests.chat_models import OPENING, thinking_model
 from tests.fake_engine import ByteTokenizer, FakeEngine
 
 
-async def test_thoughts_stand_apart() -> None:
+async def test_reasoning_is_separate_from_content() -> None:
     for script, model in [
         ("<think>\nHm.\n</think>\n\nhello", thinking_model()),
         ("Hm.\n</think>\n\nhello", thinking_model(OPENING)),
@@ -36,11 +38,11 @@ async def test_thoughts_stand_apart() -> None:
         ({"chat_template_kwargs": {"reasoning_effort": "dire"}}, "[effort dire][assistant]<think>"),
     ],
 )
-async def test_the_template_hears_of_thinking(fields: dict[str, Any], prompt: str) -> None:
+async def test_template_gets_reasoning_switches_and_effort(fields: dict[str, Any], prompt: str) -> None:
     assert await prompt_of(fields, model=thinking_model(OPENING)) == "[user]hi" + prompt
 
 
-async def test_an_effort_is_a_budget_where_the_template_has_no_word_for_it() -> None:
+async def test_effort_becomes_budget_without_template_variable() -> None:
     for effort, budget in [("minimal", 256), ("low", 1024), ("medium", 4096), ("high", None), ("xhigh", None)]:
         engine = FakeEngine("x")
         answer = await send({"reasoning_effort": effort}, engine, model=thinking_model())
@@ -52,7 +54,7 @@ async def test_an_effort_is_a_budget_where_the_template_has_no_word_for_it() -> 
     assert "max_tokens=7]" in str(engine.requests[-1].sampling.grammar)
 
 
-async def test_an_effort_where_thoughts_cannot_be_cut() -> None:
+async def test_effort_is_ignored_if_reasoning_cannot_be_closed() -> None:
     model = thinking_model(tokenizer=ByteTokenizer())
     answer = await send({"reasoning_effort": "low"}, model=model)
     assert answer.headers["x-syringa-ignored"] == "reasoning_effort"
@@ -60,14 +62,14 @@ async def test_an_effort_where_thoughts_cannot_be_cut() -> None:
     assert (await refused({"thinking_token_budget": 5}, model=model))["param"] == "thinking_token_budget"
 
 
-async def test_a_thought_that_the_prompt_opens_is_closed_where_none_is_wanted() -> None:
+async def test_reasoning_opened_by_prompt_is_closed_if_turned_off() -> None:
     engine = FakeEngine("x")
     stubborn = "{{ messages[0].content }}<think>"
     await post({"reasoning_effort": "none"}, engine, model=thinking_model(stubborn))
     assert "thought: <[2]>" in str(engine.requests[0].sampling.grammar)
 
 
-async def test_what_a_model_that_does_not_think_ignores() -> None:
+async def test_model_without_reasoning_reports_ignored_fields() -> None:
     body = {
         "reasoning_effort": "low",
         "thinking_token_budget": 5,
@@ -84,7 +86,7 @@ async def test_what_a_model_that_does_not_think_ignores() -> None:
         assert "x-syringa-ignored" not in (await send(off)).headers
 
 
-async def test_a_format_binds_the_answer_and_not_the_thought() -> None:
+async def test_response_format_does_not_constrain_reasoning() -> None:
     engine = FakeEngine("x")
     await post({"response_format": {"type": "json_object"}}, engine, model=thinking_model())
     assert "THOUGHT" in str(engine.requests[0].sampling.grammar)

@@ -1,3 +1,5 @@
+"""Tests of tools in completions."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,7 +12,8 @@ from syringa.types import EngineRequest
 from tests.api.completions.test_request import post
 from tests.client import client, events
 from tests.fake_engine import END, START, ByteTokenizer, FakeEngine, fake_model
-from tests.schemas import reassemble, validate
+from tests.schemas import reassemble, validate_openai
+from tests.tiers import examples
 
 SCHEMA = {
     "type": "object",
@@ -45,7 +48,7 @@ async def refused(body: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
 
 
 async def post_stream(body: dict[str, Any], engine: FakeEngine) -> dict[str, Any]:
-    """The body that a stream's chunks make, with its calls."""
+    """Send a streamed request and return the body that its chunks make, with tool calls."""
     async with client(engine) as http:
         answer = await http.post(
             "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
@@ -70,10 +73,10 @@ async def post_stream(body: dict[str, Any], engine: FakeEngine) -> dict[str, Any
 
 
 @pytest.mark.parametrize("choice", [None, "auto", "required"])
-async def test_calls(choice: str | None) -> None:
+async def test_completion_returns_tool_calls(choice: str | None) -> None:
     engine = FakeEngine(f"{CALL}\n{NOW}")
     body = await post(ASK | {"tool_choice": choice}, engine)
-    validate(body)
+    validate_openai(body)
     (found,) = body["choices"]
     ids = [call.pop("id") for call in found["tool_calls"]]
     assert found == {
@@ -93,19 +96,19 @@ async def test_calls(choice: str | None) -> None:
     assert ("TEXT" in grammar.value) == (choice != "required")
 
 
-async def test_text_beside_a_call() -> None:
+async def test_completion_returns_text_beside_a_call() -> None:
     body = await post(ASK, FakeEngine(f"I look it up.\n{CALL} Wait."))
     assert body["choices"][0]["text"] == "I look it up.\n Wait."
     assert len(body["choices"][0]["tool_calls"]) == 1
 
 
-async def test_no_call() -> None:
+async def test_completion_without_call() -> None:
     body = await post(ASK, FakeEngine("It rains <tool"))
     assert (body["choices"][0]["text"], body["choices"][0]["tool_calls"]) == ("It rains <tool", [])
     assert body["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_a_named_function_ends_with_stop() -> None:
+async def test_completion_finishes_named_function_with_stop() -> None:
     engine = FakeEngine(CALL)
     for send in (post, post_stream):
         answer = await send(ASK | {"tool_choice": named()}, engine)
@@ -117,7 +120,7 @@ async def test_a_named_function_ends_with_stop() -> None:
     assert "time" not in grammar.value
 
 
-async def test_a_cut_call() -> None:
+async def test_completion_returns_partial_call_at_max_tokens() -> None:
     body = await post(ASK | {"max_tokens": len(CALL.encode()) - 30}, FakeEngine(CALL))
     (choice,) = body["choices"]
     assert choice["finish_reason"] == "length"
@@ -125,7 +128,7 @@ async def test_a_cut_call() -> None:
     assert ARGUMENTS.startswith(call["function"]["arguments"])
 
 
-async def test_tools_stand_before_the_prompt_and_not_in_the_echo() -> None:
+async def test_completion_puts_tools_before_prompt_and_not_into_echo() -> None:
     engine = FakeEngine(NOW)
     body = await post(ASK | {"echo": True, "logprobs": 0}, engine)
     prompt = bytes(engine.requests[0].prompt).decode()
@@ -141,7 +144,7 @@ async def test_tools_stand_before_the_prompt_and_not_in_the_echo() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "own"), [("", b""), (None, b""), ([104, 105], b"hi"), (["a", "b"], b"a")])
-async def test_prompt_forms(prompt: Any, own: bytes) -> None:
+async def test_completion_prompt_forms_with_tools(prompt: Any, own: bytes) -> None:
     engine = FakeEngine("x")
     await post({"prompt": prompt, "tools": TOOLS}, engine)
     first = min(engine.requests, key=lambda request: request.prompt)
@@ -149,19 +152,19 @@ async def test_prompt_forms(prompt: Any, own: bytes) -> None:
     assert bytes(first.prompt).endswith(b"\n\n" + own)
 
 
-async def test_truncation_keeps_the_tools() -> None:
+async def test_completion_truncation_keeps_tools() -> None:
     engine = FakeEngine("x")
     whole = await post({"prompt": "x", "tools": TOOLS}, engine)
-    room = whole["usage"]["prompt_tokens"] + 2 + 16
+    max_model_len = whole["usage"]["prompt_tokens"] + 2 + 16
     body = {"prompt": "abcdefgh", "tools": TOOLS, "truncate_sequence": True, "echo": True}
-    answer = await post(body, engine, model=fake_model(max_model_len=room))
+    answer = await post(body, engine, model=fake_model(max_model_len=max_model_len))
     assert answer["choices"][0]["text"] == "fghx"
     assert bytes(engine.requests[-1].prompt).startswith(b"You can call")
-    error = await refused(body, model=fake_model(max_model_len=room - 4))
+    error = await refused(body, model=fake_model(max_model_len=max_model_len - 4))
     assert error["code"] == "context_length_exceeded"
 
 
-async def test_choice_none_leaves_text_alone() -> None:
+async def test_completion_tool_choice_none_returns_text() -> None:
     engine = FakeEngine(CALL)
     body = await post(ASK | {"tool_choice": "none"}, engine)
     assert (body["choices"][0]["text"], body["choices"][0]["tool_calls"]) == (CALL, [])
@@ -171,12 +174,12 @@ async def test_choice_none_leaves_text_alone() -> None:
 
 @pytest.mark.parametrize("tools", [None, []])
 @pytest.mark.parametrize("choice", [None, "none", "auto"])
-async def test_no_tools(tools: Any, choice: Any) -> None:
+async def test_completion_without_tools_has_no_tool_calls(tools: Any, choice: Any) -> None:
     body = await post({"tools": tools, "tool_choice": choice}, FakeEngine(CALL))
     assert "tool_calls" not in body["choices"][0]
 
 
-async def test_best_of() -> None:
+async def test_completion_best_of_with_tools() -> None:
     engine = FakeEngine()
     texts = [b"zzzzz", CALL.encode(), b"~~"]
     engine._plan = lambda request, choice: [*texts[choice], END]  # type: ignore[method-assign]
@@ -185,7 +188,7 @@ async def test_best_of() -> None:
     assert body["choices"][0]["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
 
 
-async def test_a_stream_tells_the_name_and_then_the_arguments() -> None:
+async def test_completion_stream_sends_name_before_arguments() -> None:
     async with client(FakeEngine(f"Hm. {CALL}", at_once=3)) as http:
         answer = await http.post("/v1/completions", json=ASK | {"stream": True})
     chunks = [chunk["choices"][0] for chunk in events(answer.text)[:-1]]
@@ -198,7 +201,7 @@ async def test_a_stream_tells_the_name_and_then_the_arguments() -> None:
     assert [chunk["finish_reason"] for chunk in chunks if chunk["finish_reason"]] == ["tool_calls"]
 
 
-async def test_what_is_not_honoured_is_named() -> None:
+async def test_completion_reports_ignored_tool_fields() -> None:
     schema = {**SCHEMA, "properties": {"xs": {"type": "array", "uniqueItems": True}}, "required": []}
     tools = [{**function(parameters=schema), "cache": 1}]
     async with client(FakeEngine(NOW)) as http:
@@ -257,12 +260,12 @@ MANY = [function(f"f{index}") for index in range(129)]
     ],
     ids=lambda value: str(value)[:60],
 )
-async def test_errors(fields: dict[str, Any], param: str) -> None:
+async def test_completion_rejects_invalid_tools(fields: dict[str, Any], param: str) -> None:
     error = await refused(ASK | fields)
     assert error["param"] == param, error
 
 
-async def test_allowed_tools() -> None:
+async def test_completion_allowed_tools() -> None:
     engine = FakeEngine(NOW)
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("time")]}}
     body = await post(ASK | {"tool_choice": choice, "response_format": {"type": "text"}}, engine)
@@ -274,7 +277,7 @@ async def test_allowed_tools() -> None:
 
 
 class CallingEngine(FakeEngine):
-    """Mixes calls, pieces of them and text, by the seed."""
+    """Generates a mix of calls, parts of them and text that depends on the seed."""
 
     parts = (CALL, NOW, "é ", "\n", "<tool_call>", "x<", CALL[:40], "😀", "</tool_call>")
 
@@ -297,12 +300,12 @@ bodies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=bodies, at_once=st.integers(1, 9))
-async def test_reassembled_chunks_equal_the_body(body: dict[str, Any], at_once: int) -> None:
+async def test_completion_stream_with_tools_equals_body(body: dict[str, Any], at_once: int) -> None:
     body |= {"tools": TOOLS}
     whole = await post(body, CallingEngine(at_once=at_once))
-    validate(whole)
+    validate_openai(whole)
     streamed = await post_stream(body, CallingEngine())
     for each in (whole, streamed):
         del each["id"], each["created"]
@@ -319,14 +322,14 @@ async def test_reassembled_chunks_equal_the_body(body: dict[str, Any], at_once: 
 
 
 class FillingTokenizer(ByteTokenizer):
-    """As StarCoder's, with the byte ids 1, 2 and 3 as its marks."""
+    """A tokenizer with StarCoder's fill-in-the-middle tokens, which are the bytes 1 to 4."""
 
     def token_id(self, text: str) -> int | None:
         return {"<fim_prefix>": 1, "<fim_suffix>": 2, "<fim_middle>": 3, "<fim_pad>": 4}.get(text)
 
 
 @pytest.mark.parametrize(("prompt", "text"), [("ab", "ab"), ([97, 98], "ab"), ("", ""), (None, "")])
-async def test_suffix_fills_in(prompt: Any, text: str) -> None:
+async def test_completion_suffix_uses_fim_tokens(prompt: Any, text: str) -> None:
     engine = FakeEngine("mid")
     model = fake_model(tokenizer=FillingTokenizer())
     body = await post({"prompt": prompt, "suffix": "yz"}, engine, model=model)
@@ -341,7 +344,7 @@ async def test_suffix_fills_in(prompt: Any, text: str) -> None:
     assert engine.requests[-1].prompt == [*text.encode()] or not text
 
 
-async def test_a_long_prefix_loses_its_beginning() -> None:
+async def test_completion_truncates_fim_prefix() -> None:
     engine = FakeEngine("mid")
     model = fake_model(tokenizer=FillingTokenizer(), max_model_len=26)
     body = {"prompt": "abcdefgh", "suffix": "yz", "truncate_sequence": True}

@@ -1,3 +1,5 @@
+"""Tests of loading served models."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,68 +9,68 @@ import pytest
 from syringa.api.models.loading import describe_model, image_policy, load_model, serving_specs
 from syringa.config import Config, ModelSpec, Prices
 from syringa.errors import ConfigError, ModelError
-from syringa.output_formats import Dialect
-from syringa.prompt.images.images import ImagePolicy
-from tests.api.model_files import folder
+from syringa.output_formats import ModelFormats
+from syringa.prompt.images.loader import ImagePolicy
+from tests.api.model_files import write_model_folder
 
 
 @pytest.mark.model
-async def test_the_default_model() -> None:
+async def test_load_model_loads_default_model() -> None:
     model = load_model(Config(served_model_name=("mine", "other"), max_model_len=100))
     assert (model.id, model.max_model_len) == ("mine", 100)
     assert {"other", "default", "SmolLM2-135M-Instruct"} <= set(model.aliases)
     (tokens,) = await model.encode_all(["Hello world"])
-    assert model.spell(tokens) == "Hello world"
+    assert model.decode_tokens(tokens) == "Hello world"
     assert [model.token_text(token) for token in tokens] == ["Hello", " world"]
     assert model.template is not None
     assert model.end_tokens
-    assert model.dialect == Dialect()  # its template knows neither tools nor thoughts
-    assert not model.sees_images
+    assert model.formats == ModelFormats()  # its template knows neither tools nor thoughts
+    assert not model.supports_images
 
 
-def test_a_missing_model() -> None:
+def test_load_model_rejects_missing_folder() -> None:
     with pytest.raises(ModelError):
         load_model(Config(model="/no/such/folder"))
 
 
-def test_the_dialect_is_read_off_templates_and_tokens(tmp_path: Path) -> None:
-    model = load_model(Config(model=folder(tmp_path)))
-    assert model.dialect == Dialect(calls="hermes", thought="think", knows_tools=True)
-    assert not model.sees_images
+def test_load_model_detects_output_formats(tmp_path: Path) -> None:
+    model = load_model(Config(model=write_model_folder(tmp_path)))
+    assert model.formats == ModelFormats(tool_calls="hermes", reasoning="think", supports_tools=True)
+    assert not model.supports_images
     told = load_model(Config(model=str(tmp_path), tool_format="glm", reasoning_format="none"))
-    assert told.dialect == Dialect(calls="glm", knows_tools=True)
+    assert told.formats == ModelFormats(tool_calls="glm", supports_tools=True)
 
 
-def test_a_model_that_sees(tmp_path: Path) -> None:
-    assert load_model(Config(model=folder(tmp_path, vision_config={"depth": 1}))).sees_images
+def test_load_model_detects_image_support(tmp_path: Path) -> None:
+    assert load_model(Config(model=write_model_folder(tmp_path, vision_config={"depth": 1}))).supports_images
 
 
-def test_a_template_of_the_operator_s_own(tmp_path: Path) -> None:
+def test_load_model_uses_configured_template(tmp_path: Path) -> None:
     path = tmp_path / "own.jinja"
     path.write_text("own: {{ messages[0].content }} ü", encoding="utf-8")
-    model = load_model(Config(model=folder(tmp_path), chat_template=str(path)))
+    model = load_model(Config(model=write_model_folder(tmp_path), chat_template=str(path)))
     assert model.template is not None
     messages = [{"role": "user", "content": "Hi"}]
     assert model.template.render(messages) == model.template.render(messages, tools=[]) == "own: Hi ü"
-    assert model.dialect == Dialect(thought="think")
+    assert model.formats == ModelFormats(reasoning="think")
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
-    [(b"{% for x in y %}", "chat template is broken"), (b"\xff\xfe", "cannot be read"), (None, "there is no file")],
+    ("data", "expected"),
+    [(b"{% for x in y %}", "chat template is broken"), (b"\xff\xfe", "cannot be read"), (None, "file not found")],
 )
-def test_a_template_file_that_is_no_good(tmp_path: Path, data: bytes | None, said: str) -> None:
+def test_load_model_rejects_bad_template_file(tmp_path: Path, data: bytes | None, expected: str) -> None:
     path = tmp_path / "own.jinja"
     if data is not None:
         path.write_bytes(data)
-    with pytest.raises(ConfigError, match=said) as caught:
-        load_model(Config(model=folder(tmp_path), chat_template=str(path)))
+    with pytest.raises(ConfigError, match=expected) as caught:
+        load_model(Config(model=write_model_folder(tmp_path), chat_template=str(path)))
     assert "own.jinja" in caught.value.message
     with pytest.raises(ConfigError, match="cannot be read"):
         load_model(Config(model=str(tmp_path), chat_template=str(tmp_path)))
 
 
-def test_the_settings_of_images() -> None:
+def test_image_policy_has_settings() -> None:
     assert image_policy(Config()) == ImagePolicy()
     config = Config(
         image_hosts_private=True, image_max_bytes=1, image_timeout=2.0, image_max_pixels=3, images_per_request=4
@@ -76,17 +78,17 @@ def test_the_settings_of_images() -> None:
     assert image_policy(config) == ImagePolicy(private=True, max_bytes=1, timeout=2.0, max_pixels=3, max_images=4)
 
 
-def test_a_configured_model_has_the_names_that_it_was_given(tmp_path: Path) -> None:
+def test_load_model_keeps_names_of_spec(tmp_path: Path) -> None:
     prices = Prices(input=1)
-    spec = ModelSpec(id="a", aliases=("b",), path=folder(tmp_path), prices=prices, defaults={"top_k": 3})
+    spec = ModelSpec(id="a", aliases=("b",), path=write_model_folder(tmp_path), prices=prices, defaults={"top_k": 3})
     model = load_model(Config(), spec)
     assert (model.id, model.aliases, model.prices, model.defaults) == ("a", ("b",), prices, {"top_k": 3})
     alone = load_model(Config(models=(spec,)))
     assert (alone.id, alone.aliases) == ("a", ("b",))
 
 
-def test_every_model_of_a_server_has_an_id(tmp_path: Path) -> None:
-    path = folder(tmp_path)
+def test_serving_specs_have_ids(tmp_path: Path) -> None:
+    path = write_model_folder(tmp_path)
     (spec,) = serving_specs(Config(model=path))
     assert (spec.id, spec.aliases, spec.preload) == (tmp_path.name, (path,), True)
     (spec,) = serving_specs(Config(model=path, served_model_name=("x", "y")))
@@ -100,8 +102,10 @@ def test_every_model_of_a_server_has_an_id(tmp_path: Path) -> None:
         serving_specs(Config(model="/no/such/folder"))
 
 
-def test_a_description_needs_no_tokenizer(tmp_path: Path) -> None:
-    spec = ModelSpec(id="a", aliases=("b",), path=folder(tmp_path, vision_config={"depth": 1}), max_model_len=9)
+def test_describe_model_needs_no_tokenizer(tmp_path: Path) -> None:
+    spec = ModelSpec(
+        id="a", aliases=("b",), path=write_model_folder(tmp_path, vision_config={"depth": 1}), max_model_len=9
+    )
     card = describe_model(spec, created=5)
     assert (card.id, card.aliases, card.created, card.max_model_len, card.status) == ("a", ("b",), 5, 9, "cold")
     assert card.capabilities == ("completion", "chat", "vision")

@@ -1,3 +1,5 @@
+"""Tests of the model registry."""
+
 from __future__ import annotations
 
 import asyncio
@@ -9,16 +11,16 @@ import pytest
 
 from syringa.api.models import registry as module
 from syringa.api.models.loading import load_model
-from syringa.api.models.registry import Registry
-from syringa.api.models.served_model import Status
+from syringa.api.models.registry import ModelRegistry
+from syringa.api.models.served_model import ModelStatus
 from syringa.config import Config, ModelSpec, Prices
 from syringa.errors import ConfigError, EngineUnavailable, Forbidden, ModelError, NotFound
-from tests.api.model_files import folder
+from tests.api.model_files import write_model_folder
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    path = folder(tmp_path)
+    path = write_model_folder(tmp_path)
     return Config(
         models=(
             ModelSpec(id="a", path=path, aliases=("x",), prices=Prices(input=1)),
@@ -30,7 +32,7 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which models were read, in order."""
+    """Ids of the models that were read, in order."""
     done: list[str] = []
 
     def read(config: Config, spec: ModelSpec) -> Any:
@@ -41,8 +43,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-async def test_the_default_is_read_at_the_start_and_others_on_first_use(config: Config, reads: list[str]) -> None:
-    registry = Registry(config)
+async def test_registry_reads_default_at_start_and_others_on_first_use(config: Config, reads: list[str]) -> None:
+    registry = ModelRegistry(config)
     await registry.start()
     assert reads == ["a"]
     first = await registry.find(None)
@@ -56,21 +58,21 @@ async def test_the_default_is_read_at_the_start_and_others_on_first_use(config: 
         await registry.find("c")
 
 
-async def test_a_default_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
-    registry = Registry(Config(models=(ModelSpec(id="a", path=str(tmp_path / "nowhere")),)))
+async def test_registry_start_fails_if_default_cannot_be_read(tmp_path: Path) -> None:
+    registry = ModelRegistry(Config(models=(ModelSpec(id="a", path=str(tmp_path / "nowhere")),)))
     with pytest.raises(ModelError, match="no such file"):
         await registry.start()
 
 
-async def test_a_broken_one_is_told_to_who_asks_for_it(
+async def test_registry_reports_broken_model_to_its_requests_only(
     config: Config, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = Registry(config)
+    registry = ModelRegistry(config)
     for _ in range(2):
         with pytest.raises(EngineUnavailable, match=r"The model .broken. cannot be used: .*no such file") as caught:
             await registry.find("broken")
         assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
-    assert reads == ["broken"]  # remembered
+    assert reads == ["broken"]  # the failure is cached
     assert (await registry.find("a")).id == "a"
     monkeypatch.setattr(module.time, "monotonic", lambda: 1e12)
     with pytest.raises(EngineUnavailable):
@@ -78,17 +80,17 @@ async def test_a_broken_one_is_told_to_who_asks_for_it(
     assert reads == ["broken", "a", "broken"]
 
 
-async def test_an_error_nobody_foresaw_shows_no_details(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_registry_hides_details_of_internal_errors(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(config: Config, spec: ModelSpec) -> Any:
         raise ValueError("secret")
 
     monkeypatch.setattr(module, "load_model", read)
     with pytest.raises(EngineUnavailable) as caught:
-        await Registry(config).find("a")
+        await ModelRegistry(config).find("a")
     assert "secret" not in caught.value.message
 
 
-async def test_who_leaves_stops_nobody(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_registry_read_survives_canceled_caller(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
     def read(config: Config, spec: ModelSpec) -> Any:
@@ -96,19 +98,19 @@ async def test_who_leaves_stops_nobody(config: Config, monkeypatch: pytest.Monke
         return load_model(config, spec)
 
     monkeypatch.setattr(module, "load_model", read)
-    registry = Registry(config)
-    impatient = asyncio.create_task(registry.find("a"))
-    patient = asyncio.create_task(registry.find("a"))
+    registry = ModelRegistry(config)
+    canceled = asyncio.create_task(registry.find("a"))
+    waiting = asyncio.create_task(registry.find("a"))
     await asyncio.sleep(0)
-    impatient.cancel()
-    await asyncio.gather(impatient, return_exceptions=True)
+    canceled.cancel()
+    await asyncio.gather(canceled, return_exceptions=True)
     go.set()
-    assert (await patient).id == "a"
+    assert (await waiting).id == "a"
 
 
-async def test_the_list_reads_no_tokenizer(config: Config, reads: list[str]) -> None:
-    states: dict[str, Status] = {"a": "loaded", "b": "cold", "broken": "cold"}
-    registry = Registry(config, status=states.__getitem__)
+async def test_registry_lists_models_without_reading_tokenizers(config: Config, reads: list[str]) -> None:
+    states: dict[str, ModelStatus] = {"a": "loaded", "b": "cold", "broken": "cold"}
+    registry = ModelRegistry(config, status=states.__getitem__)
     cards = {card.id: card for card in await registry.all()}
     assert list(cards) == ["a", "b", "broken"]
     assert [card.status for card in cards.values()] == ["loaded", "cold", "failed"]
@@ -120,11 +122,11 @@ async def test_the_list_reads_no_tokenizer(config: Config, reads: list[str]) -> 
     states["b"] = "loading"
     card = await registry.show("b")
     assert card.status == "loading"
-    assert card.capabilities == ("completion", "chat", "reasoning")  # its tokens tell that it thinks
+    assert card.capabilities == ("completion", "chat", "reasoning")  # detected from its tokenizer
 
 
-async def test_a_key_sees_its_own_models(config: Config) -> None:
-    models = Registry(config).for_key(frozenset({"b"}))
+async def test_registry_for_key_hides_other_models(config: Config) -> None:
+    models = ModelRegistry(config).for_key(frozenset({"b"}))
     assert [card.id for card in await models.all()] == ["b"]
     assert (await models.find("b")).id == "b"
     assert (await models.show("b")).id == "b"
@@ -138,52 +140,52 @@ async def test_a_key_sees_its_own_models(config: Config) -> None:
     assert await models.for_key(frozenset({"a"})).all() == []
 
 
-async def test_models_come_and_go(config: Config, reads: list[str], tmp_path: Path) -> None:
-    told: list[list[str]] = []
-    registry = Registry(config, changed=lambda specs: told.append([each.id for each in specs]))
+async def test_registry_set_added_replaces_models(config: Config, reads: list[str], tmp_path: Path) -> None:
+    changes: list[list[str]] = []
+    registry = ModelRegistry(config, on_change=lambda specs: changes.append([each.id for each in specs]))
     new = ModelSpec(id="new", path=str(tmp_path), aliases=("n", "x"))
-    registry.replace([new])
-    assert told == [["a", "b", "broken"], ["a", "b", "broken", "new"]]
+    registry.set_added([new])
+    assert changes == [["a", "b", "broken"], ["a", "b", "broken", "new"]]
     assert (await registry.find("n")).id == "new"
-    assert (await registry.find("x")).id == "a"  # the first one's
+    assert (await registry.find("x")).id == "a"  # belongs to the first model
     assert registry.specs[-1].idle_seconds == config.model_idle
-    registry.replace([new])
+    registry.set_added([new])
     await registry.find("new")
     assert reads == ["new", "a"]
-    registry.replace([ModelSpec(id="new", path=str(tmp_path), max_model_len=5)])
+    registry.set_added([ModelSpec(id="new", path=str(tmp_path), max_model_len=5)])
     assert (await registry.find("new")).max_model_len == 5
     assert reads == ["new", "a", "new"]
-    registry.replace([])
+    registry.set_added([])
     with pytest.raises(NotFound):
         await registry.find("new")
     assert (await registry.find("a")).id == "a"
 
 
-async def test_the_settings_are_not_overruled(config: Config, tmp_path: Path) -> None:
-    registry = Registry(config)
+async def test_registry_settings_take_precedence(config: Config, tmp_path: Path) -> None:
+    registry = ModelRegistry(config)
     other = ModelSpec(id="b", path=str(tmp_path), max_model_len=3)
-    registry.replace([other])
+    registry.set_added([other])
     assert (await registry.find("b")).max_model_len == 9
-    with pytest.raises(ConfigError, match="in the settings") as caught:
-        registry.check(other)
+    with pytest.raises(ConfigError, match="defined in the settings") as caught:
+        registry.check_names(other)
     assert caught.value.param == "id"
-    with pytest.raises(ConfigError, match="'a' has the name 'x' already") as caught:
-        registry.check(ModelSpec(id="new", path="p", aliases=("y", "x")))
+    with pytest.raises(ConfigError, match="'x' is already used by the model 'a'") as caught:
+        registry.check_names(ModelSpec(id="new", path="p", aliases=("y", "x")))
     assert caught.value.param == "aliases[1]"
-    registry.replace([ModelSpec(id="new", path="p", aliases=("y",))])
-    registry.check(ModelSpec(id="new", path="p", aliases=("y", "z")))
+    registry.set_added([ModelSpec(id="new", path="p", aliases=("y",))])
+    registry.check_names(ModelSpec(id="new", path="p", aliases=("y", "z")))
 
 
-async def test_what_a_worker_says_of_its_cache(config: Config) -> None:
-    registry = Registry(config)
-    registry.learn("a", 20)  # before it was read
+async def test_registry_set_max_model_len(config: Config) -> None:
+    registry = ModelRegistry(config)
+    registry.set_max_model_len("a", 20)  # before the model is read
     model = await registry.find("a")
     assert model.max_model_len == 20
-    registry.learn("a", 1000)
+    registry.set_max_model_len("a", 1000)
     assert model.max_model_len == 64
-    registry.learn("nobody", 1)
+    registry.set_max_model_len("unknown", 1)
 
 
-def test_prices(config: Config) -> None:
-    registry = Registry(config)
-    assert [registry.prices(name) for name in ("a", "b", "nobody")] == [Prices(input=1), Prices(), Prices()]
+def test_registry_prices(config: Config) -> None:
+    registry = ModelRegistry(config)
+    assert [registry.prices(name) for name in ("a", "b", "unknown")] == [Prices(input=1), Prices(), Prices()]

@@ -1,3 +1,5 @@
+"""Tests of served models and fixed model lists."""
+
 from __future__ import annotations
 
 import pytest
@@ -7,7 +9,7 @@ from syringa.errors import Forbidden, NotFound
 from tests.fake_engine import END, fake_model
 
 
-async def test_names() -> None:
+async def test_fixed_models_find_by_name() -> None:
     first, second = fake_model(id="a", aliases=("x",)), fake_model(id="b", aliases=("x", "y"))
     models = FixedModels([first, second])
     assert [await models.find(name) for name in (None, "default", "a", "x")] == [first] * 4
@@ -16,7 +18,7 @@ async def test_names() -> None:
         await models.find("c")
 
 
-async def test_models_that_a_key_may_use() -> None:
+async def test_fixed_models_for_key() -> None:
     first, second = fake_model(id="a"), fake_model(id="b", aliases=("y",))
     models = FixedModels([first, second]).for_key(frozenset({"b"}))
     assert await models.all() == [second.card()]
@@ -29,11 +31,11 @@ async def test_models_that_a_key_may_use() -> None:
         await models.find("c")
 
 
-def test_a_document_starts_somewhere() -> None:
+def test_start_token_falls_back_to_end_token() -> None:
     assert fake_model(bos_token=None).start_token == END
     assert fake_model(bos_token=None, end_tokens=frozenset()).start_token is None
 
 
-async def test_a_long_text_is_encoded_in_a_thread() -> None:
+async def test_encode_all_encodes_long_text() -> None:
     text = "x" * 10_000
     assert await fake_model().encode_all([text]) == [[*text.encode()]]

@@ -5,51 +5,30 @@ from typing import Any
 import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from starlette.routing import Route
 
 from syringa.api.chat.request import ChatRequest
 from syringa.api.completions.request import CompletionRequest
-from syringa.api.models.served_model import FixedModels
-from syringa.api.openapi.document import OPERATIONS, document, fields
+from syringa.api.openapi.document import request_fields
 from syringa.config import Config
-from syringa.engine.interface import Sole
-from syringa.http.dispatch import Desk
-from syringa.http.middleware.auth import PUBLIC_PATHS
-from syringa.http.routes.openai import Api
-from syringa.service.app_state import Work
-from tests.api.chat.chatting import HI
-from tests.api.chat.test_bad_input import WRONG as WRONG_CHAT
-from tests.api.completions.test_bad_input import WRONG
+from syringa.http.endpoints import PUBLISHED, openapi_document
+from tests.api.chat.helpers import HI
+from tests.api.chat.test_invalid_requests import INVALID as WRONG_CHAT
+from tests.api.completions.test_invalid_requests import INVALID
 from tests.client import client
-from tests.fake_engine import FakeEngine, fake_model
 
-# Refused for what the document cannot say: a rule between fields, the model's vocabulary or context, a grammar's text.
+# Rejected by rules that a schema cannot express: between fields, the model's vocabulary or context, a grammar's text.
 BEYOND_SCHEMA = ("best_of", "min_tokens", "max_tokens", "stream_options", "tools", "tool_choice", "suffix", "grammar")
 
 
 @pytest.mark.parametrize("secured", [True, False])
-def test_it_is_openapi(secured: bool) -> None:
-    OpenAPIV31SpecValidator(document(secured=secured)).validate()
+def test_document_is_valid_openapi(secured: bool) -> None:
+    OpenAPIV31SpecValidator(openapi_document(secured=secured)).validate()
 
 
-def test_every_route_is_in_it_and_nothing_else() -> None:
-    api = Api(Config(), Desk(Sole(FakeEngine())), FixedModels([fake_model()]), Work(Config()))
-    routes = {
-        (route.path.replace(":path", ""), method.lower())
-        for route in api.routes()
-        if isinstance(route, Route)
-        for method in route.methods or ()
-        if method != "HEAD"
-    }
-    assert routes == {
-        (path, method) for path, methods in document(secured=False)["paths"].items() for method in methods
-    }
-
-
-async def test_it_is_served_without_a_key() -> None:
+async def test_document_and_page_are_served_without_a_key() -> None:
     async with client(config=Config(api_key=("secret",))) as http:
         answer = await http.get("/openapi.json")
-        assert answer.json() == document(secured=True)
+        assert answer.json() == openapi_document(secured=True)
         page = await http.get("/docs")
         assert page.headers["content-type"].startswith("text/html")
         assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -57,16 +36,19 @@ async def test_it_is_served_without_a_key() -> None:
         assert "https://" not in page.text
 
 
-def test_public_paths_need_no_key_and_all_others_do() -> None:
-    for path, methods in document(secured=True)["paths"].items():
+def test_only_public_operations_require_no_key() -> None:
+    public = {each.path for each in PUBLISHED if each.public}
+    assert public == {"/health", "/ready", "/status", "/openapi.json", "/docs"}
+    for path, methods in openapi_document(secured=True)["paths"].items():
         for operation in methods.values():
-            assert (path in PUBLIC_PATHS) == (operation.get("security") == [])
-            assert (path in PUBLIC_PATHS) == ("401" not in operation["responses"])
-    assert not any("401" in each["responses"] for m in document(secured=False)["paths"].values() for each in m.values())
+            assert (path in public) == (operation.get("security") == [])
+            assert (path in public) == ("401" not in operation["responses"])
+    unsecured = openapi_document(secured=False)["paths"]
+    assert not any("401" in each["responses"] for methods in unsecured.values() for each in methods.values())
 
 
-def test_every_field_of_a_request_is_described() -> None:
-    schemas = document(secured=False)["components"]["schemas"]
+def test_document_describes_every_request_field() -> None:
+    schemas = openapi_document(secured=False)["components"]["schemas"]
     for name, schema in schemas.items():
         if name.endswith("Request"):
             for field, about in schema["properties"].items():
@@ -74,8 +56,9 @@ def test_every_field_of_a_request_is_described() -> None:
                 assert "type" in about or "anyOf" in about or "enum" in about, f"{name}.{field}"
 
 
-def test_defaults_are_valid_and_true() -> None:
-    shown = {name: schema["default"] for name, schema in fields(CompletionRequest) if "default" in schema}
+def test_documented_defaults_are_valid() -> None:
+    fields = request_fields(CompletionRequest)
+    shown = {name: schema["default"] for name, schema in fields.items() if "default" in schema}
     for name, value in shown.items():
         assert _errors({name: value}) == [], name
     assert shown["temperature"] == 1.0
@@ -83,29 +66,29 @@ def test_defaults_are_valid_and_true() -> None:
 
 
 def _errors(body: dict[str, Any], name: str = "CompletionRequest") -> list[str]:
-    whole = document(secured=False)
-    schema = {"$ref": f"#/components/schemas/{name}", "components": whole["components"]}
+    document = openapi_document(secured=False)
+    schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
     return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(body)]
 
 
-@pytest.mark.parametrize("field", sorted(name for name, _ in fields(CompletionRequest)))
-def test_null_is_absent_in_the_schema_too(field: str) -> None:
+@pytest.mark.parametrize("field", sorted(name for name, _ in request_fields(CompletionRequest).items()))
+def test_completion_schema_accepts_null_as_absent(field: str) -> None:
     assert _errors({field: None}) == []
 
 
-@pytest.mark.parametrize(("body", "param"), WRONG, ids=lambda value: str(value)[:60])
-def test_the_schema_refuses_what_the_server_refuses(body: dict[str, Any], param: str) -> None:
+@pytest.mark.parametrize(("body", "param"), INVALID, ids=lambda value: str(value)[:60])
+def test_completion_schema_rejects_what_the_server_rejects(body: dict[str, Any], param: str) -> None:
     text = str(body)
     vocabulary = "258" in text or "9" * 5000 in text or str(10**30) in text
     assert _errors(body) or param.startswith(BEYOND_SCHEMA) or vocabulary or "x" * 4081 in text
 
 
-@pytest.mark.parametrize("field", sorted(name for name, _ in fields(ChatRequest) if name != "messages"))
-def test_null_is_absent_in_chat_too(field: str) -> None:
+@pytest.mark.parametrize("field", sorted(name for name, _ in request_fields(ChatRequest).items() if name != "messages"))
+def test_chat_schema_accepts_null_as_absent(field: str) -> None:
     assert _errors({"messages": HI, field: None}, "ChatRequest") == []
 
 
-# The same for chat: the order of messages, what the model can see, JSON inside of a string.
+# The same for chat: the order of messages, the model's modalities, JSON inside a string.
 BEYOND_CHAT = (
     *("min_tokens", "max_tokens", "stream_options", "tools", "tool_choice", "grammar", "logit_bias", "top_logprobs"),
     *("continue_final_message", "chat_template_kwargs", "reasoning_effort", "messages[1].tool_call_id"),
@@ -114,18 +97,20 @@ BEYOND_CHAT = (
 
 
 @pytest.mark.parametrize(("body", "param"), WRONG_CHAT, ids=lambda value: str(value)[:60])
-def test_the_schema_refuses_what_chat_refuses(body: dict[str, Any], param: str) -> None:
+def test_chat_schema_rejects_what_the_server_rejects(body: dict[str, Any], param: str) -> None:
     assert _errors({"messages": HI} | body, "ChatRequest") or param.startswith(BEYOND_CHAT)
 
 
-ASKS_A_MODEL = [
-    each.path for each in OPERATIONS if each.request is not None and "model" in each.request.__struct_fields__
+PATHS_WITH_MODEL = [
+    each.path
+    for each in PUBLISHED
+    if each.operation.request is not None and "model" in each.operation.request.__struct_fields__
 ]
 
 
-@pytest.mark.parametrize("path", ASKS_A_MODEL)
-async def test_the_refusals_of_a_body_are_in_it(path: str) -> None:
-    listed = document(secured=False)["paths"][path]["post"]["responses"]
+@pytest.mark.parametrize("path", PATHS_WITH_MODEL)
+async def test_document_lists_the_errors_of_a_bad_body(path: str) -> None:
+    listed = openapi_document(secured=False)["paths"][path]["post"]["responses"]
     async with client(config=Config(max_body_bytes=100)) as http:
         seen = [
             await http.post(path, content=b"{"),

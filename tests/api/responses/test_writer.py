@@ -1,3 +1,5 @@
+"""Tests of the response writer."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -7,10 +9,20 @@ import pytest
 
 from syringa.errors import EngineError, EngineOverloaded, InvalidRequest
 from syringa.events import Finished, TextDelta, Usage
-from tests.api.responses.responding import context, plain, prepared, ran, rebuilt, respond, stream, types, written
+from tests.api.responses.helpers import (
+    context,
+    event_types,
+    prepare,
+    rebuild_output,
+    respond,
+    run_generation,
+    stream,
+    to_json,
+    write_events,
+)
 from tests.chat_models import thinking_model, tool_model
 from tests.fake_engine import FakeEngine
-from tests.schemas import validate, validate_open
+from tests.schemas import validate_open_responses, validate_openai
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 SQL = {"type": "custom", "name": "sql"}
@@ -19,7 +31,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 QUERY = '<tool_call>\n{"name": "sql", "arguments": {"input": "select \\"é\\"\\n;"}}\n</tool_call>'
 
 
-async def test_a_response_says_all_that_both_schemas_want() -> None:
+async def test_response_matches_both_schemas() -> None:
     response = await respond({"instructions": "be brief", "metadata": {"k": "v"}})
     (message,) = response["output"]
     assert message == {
@@ -40,21 +52,21 @@ async def test_a_response_says_all_that_both_schemas_want() -> None:
 
 
 @pytest.mark.parametrize("open_mode", [False, True])
-async def test_a_text_is_streamed_in_openais_order(open_mode: bool) -> None:
+async def test_writer_streams_text_in_openai_order(open_mode: bool) -> None:
     events = await stream({}, open_mode=open_mode)
-    assert types(events) == ["created", "in_progress", "output_item.added", *MESSAGE, "completed"]
-    assert rebuilt(events) == events[-1]["response"]["output"]
+    assert event_types(events) == ["created", "in_progress", "output_item.added", *MESSAGE, "completed"]
+    assert rebuild_output(events) == events[-1]["response"]["output"]
     assert events[0]["response"]["output"] == []
     assert events[0]["response"]["status"] == "in_progress"
-    validate(events[-1]["response"], "Response")
-    validate_open(events[-1]["response"])
+    validate_openai(events[-1]["response"], "Response")
+    validate_open_responses(events[-1]["response"])
 
 
 @pytest.mark.parametrize(("open_mode", "name"), [(False, "reasoning_text"), (True, "reasoning")])
-async def test_a_thought_comes_first(open_mode: bool, name: str) -> None:
+async def test_writer_streams_reasoning_first(open_mode: bool, name: str) -> None:
     events = await stream({}, "<think>hm</think>yes", model=thinking_model(), open_mode=open_mode)
     thought = ["content_part.added", f"{name}.delta", f"{name}.done", "content_part.done", "output_item.done"]
-    assert types(events) == [
+    assert event_types(events) == [
         "created", "in_progress", "output_item.added", *thought, "output_item.added", *MESSAGE, "completed",
     ]  # fmt: skip
     response = events[-1]["response"]
@@ -66,7 +78,7 @@ async def test_a_thought_comes_first(open_mode: bool, name: str) -> None:
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
 
 
-async def test_a_thought_can_be_carried_by_the_client() -> None:
+async def test_writer_encrypts_reasoning_on_request() -> None:
     body = {"include": ["reasoning.encrypted_content"], "store": False}
     events = await stream(body, "<think>hm</think>yes", model=thinking_model())
     first = events[-1]["response"]["output"][0]
@@ -76,10 +88,10 @@ async def test_a_thought_can_be_carried_by_the_client() -> None:
 
 
 @pytest.mark.parametrize("open_mode", [False, True])
-async def test_a_call_is_streamed(open_mode: bool) -> None:
+async def test_writer_streams_function_call(open_mode: bool) -> None:
     events = await stream({"tools": [ADD]}, CALL, model=tool_model(), open_mode=open_mode)
     call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
-    assert types(events) == ["created", "in_progress", *call, "completed"]
+    assert event_types(events) == ["created", "in_progress", *call, "completed"]
     (item,) = events[-1]["response"]["output"]
     assert item == {
         "type": "function_call",
@@ -91,31 +103,31 @@ async def test_a_call_is_streamed(open_mode: bool) -> None:
     }
     assert item["id"].startswith("fc_")
     assert item["call_id"].startswith("call_")
-    assert rebuilt(events) == [item]
+    assert rebuild_output(events) == [item]
 
 
-async def test_a_custom_call_is_streamed_as_text() -> None:
+async def test_writer_streams_custom_call_as_text() -> None:
     events = await stream({"tools": [SQL]}, QUERY, model=tool_model())
     call = ["output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"]
-    assert types(events) == ["created", "in_progress", *call, "completed"]
-    (item,) = rebuilt(events)
+    assert event_types(events) == ["created", "in_progress", *call, "completed"]
+    (item,) = rebuild_output(events)
     assert item["id"].startswith("ctc_")
     assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "sql", 'select "é"\n;')
 
 
-async def test_text_before_a_call_and_two_calls() -> None:
+async def test_writer_streams_text_and_two_calls() -> None:
     events = await stream({"tools": [ADD]}, f"first {CALL}\n{CALL}", model=tool_model())
-    output = rebuilt(events)
+    output = rebuild_output(events)
     assert [each["type"] for each in output] == ["message", "function_call", "function_call"]
     assert output == events[-1]["response"]["output"]
 
 
-async def test_calls_beyond_the_most_are_left_out() -> None:
+async def test_writer_drops_calls_above_max_tool_calls() -> None:
     body = {"tools": [ADD], "max_tool_calls": 2}
-    call = await prepared(body, model=tool_model())
-    output = rebuilt(written(call, await ran(call, f"{CALL}\n{CALL}\n{CALL}")))
+    call = await prepare(body, model=tool_model())
+    output = rebuild_output(write_events(call, await run_generation(call, f"{CALL}\n{CALL}\n{CALL}")))
     assert [each["type"] for each in output] == ["function_call"] * 2
-    one = await prepared(body | {"max_tool_calls": 1}, model=tool_model())
+    one = await prepare(body | {"max_tool_calls": 1}, model=tool_model())
     assert one.request.sampling.grammar is not None
 
 
@@ -127,27 +139,27 @@ async def test_calls_beyond_the_most_are_left_out() -> None:
         (CALL[:-15], tool_model(), "function_call"),
     ],
 )
-async def test_what_is_cut_short_is_incomplete(script: str, model: Any, kind: str) -> None:
+async def test_writer_marks_cut_output_incomplete(script: str, model: Any, kind: str) -> None:
     body: dict[str, Any] = {"max_output_tokens": len(script) - 1, "tools": [ADD] if kind == "function_call" else None}
     events = await stream(body, script, model=model)
-    assert types(events)[-2:] == ["output_item.done", "incomplete"]
+    assert event_types(events)[-2:] == ["output_item.done", "incomplete"]
     response = events[-1]["response"]
     assert response["status"] == "incomplete"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert response["completed_at"] is None
     assert response["output"][-1]["type"] == kind
     assert response["output"][-1]["status"] == "incomplete"
-    validate_open(response)
+    validate_open_responses(response)
 
 
-async def test_an_empty_answer_is_an_empty_message() -> None:
+async def test_writer_writes_empty_output_as_empty_message() -> None:
     events = await stream({}, "")
-    assert rebuilt(events) == events[-1]["response"]["output"]
+    assert rebuild_output(events) == events[-1]["response"]["output"]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == ""
 
 
 @pytest.mark.parametrize("open_mode", [False, True])
-async def test_log_probabilities_are_of_the_tokens_of_the_text(open_mode: bool) -> None:
+async def test_writer_returns_logprobs_of_text_tokens(open_mode: bool) -> None:
     body = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     events = await stream(body, "hé", open_mode=open_mode)
     scores = events[-1]["response"]["output"][0]["content"][0]["logprobs"]
@@ -158,13 +170,13 @@ async def test_log_probabilities_are_of_the_tokens_of_the_text(open_mode: bool) 
     assert (await respond(body))["top_logprobs"] == 2
 
 
-async def test_a_queued_response_says_so() -> None:
-    call = await prepared({"background": True})
-    events = [plain(each) for each in call.writer.begin(queued=True)]
+async def test_writer_begins_queued_response() -> None:
+    call = await prepare({"background": True})
+    events = [to_json(each) for each in call.writer.begin(queued=True)]
     assert [each["type"] for each in events] == ["response.created", "response.queued", "response.in_progress"]
     assert [each["response"]["status"] for each in events] == ["queued", "queued", "in_progress"]
     for event in events:
-        validate(event, "ResponseStreamEvent")
+        validate_openai(event, "ResponseStreamEvent")
 
 
 @pytest.mark.parametrize(
@@ -177,36 +189,36 @@ async def test_a_queued_response_says_so() -> None:
     ],
 )
 @pytest.mark.parametrize("open_mode", [False, True])
-async def test_a_failure_keeps_what_there_is(error: Exception, code: str, message: str, open_mode: bool) -> None:
-    call = await prepared({}, around=context(open_mode=open_mode))
+async def test_writer_keeps_output_after_failure(error: Exception, code: str, message: str, open_mode: bool) -> None:
+    call = await prepare({}, request_context=context(open_mode=open_mode))
     events = [*call.writer.begin(), *call.writer.write(TextDelta(0, "hel")), *call.writer.fail(error)]
-    sent = [plain(each) for each in events]
+    sent = [to_json(each) for each in events]
     assert [each["sequence_number"] for each in sent] == list(range(len(sent)))
     response = sent[-1]["response"]
     assert sent[-1]["type"] == "response.failed"
     assert response["error"] == {"code": code, "message": message}
     assert (response["status"], response["output"][0]["status"]) == ("failed", "incomplete")
-    validate(response, "Response")
-    validate_open(response)
+    validate_openai(response, "Response")
+    validate_open_responses(response)
     assert call.writer.status == "failed"
     assert call.writer.write(TextDelta(0, "lo")) == []
     assert call.writer.fail(error) == []
 
 
-async def test_a_cancelled_response_keeps_what_there_is() -> None:
-    call = await prepared({})
+async def test_writer_keeps_output_after_cancel() -> None:
+    call = await prepare({})
     call.writer.begin()
     call.writer.write(TextDelta(0, "hel"))
-    response = plain(call.writer.cancel())
+    response = to_json(call.writer.cancel())
     assert (response["status"], response["output"][0]["status"]) == ("cancelled", "incomplete")
     assert call.writer.output == response["output"]
     assert call.writer.write(Finished(0, "stop")) == []
-    validate(response, "Response")
-    validate_open(response)
+    validate_openai(response, "Response")
+    validate_open_responses(response)
 
 
-async def test_snapshots_do_not_change() -> None:
-    call = await prepared({})
+async def test_writer_snapshots_do_not_change() -> None:
+    call = await prepare({})
     events = call.writer.begin()
     events += call.writer.write(TextDelta(0, "a"))
     before = msgspec.json.encode([events, call.writer.response])
@@ -216,8 +228,8 @@ async def test_snapshots_do_not_change() -> None:
     assert msgspec.json.encode([events, snapshot]) == before
 
 
-async def test_a_stream_without_usage_does_not_end() -> None:
-    call = await prepared({})
-    said = await ran(call, FakeEngine("x"))
-    assert types(written(call, said[:-1]))[-1] == "output_item.done"
+async def test_writer_does_not_complete_without_usage() -> None:
+    call = await prepare({})
+    generated = await run_generation(call, FakeEngine("x"))
+    assert event_types(write_events(call, generated[:-1]))[-1] == "output_item.done"
     assert call.writer.status == "in_progress"

@@ -12,13 +12,13 @@ import pytest
 
 from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
-from syringa.engine.client.engines import LocalEngine
-from syringa.engine.processes.control import State, Want
-from syringa.engine.worker.server import WorkerOptions
+from syringa.engine.client.engines import ModelEngine
+from syringa.engine.processes.control import AcquireModel, WorkerState
+from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import EngineUnavailable
 from syringa.types import EngineDelta
 from tests.engine.processes.stub_worker import INFO
-from tests.engine.processes.supervising import answer, running, specs, until
+from tests.engine.processes.supervisor_harness import answer, run_supervisor, specs, until
 
 CONFIG = Config(load_timeout=60.0)
 
@@ -27,16 +27,16 @@ async def test_the_default_is_loaded_at_the_start_and_others_when_they_are_wante
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models = specs("fine", "fine-2", config=CONFIG)
-    async with running(monkeypatch, models, CONFIG) as server:
+    async with run_supervisor(monkeypatch, models, CONFIG) as server:
         learned: dict[str, int] = {}
-        server.fleet.loaded = lambda model, info: learned.update({model: info.max_model_len})
-        engine = server.fleet.engine("fine")
+        server.engines.on_loaded = lambda model, info: learned.update({model: info.max_model_len})
+        engine = server.engines.engine("fine")
         await engine.wait_ready()
         await until(lambda: server.ready)
         assert server.ready == [INFO]
         assert list(server.processes()) == ["fine"]
-        assert [server.fleet.status(each.id) for each in models] == ["loaded", "cold"]
-        other = server.fleet.engine("fine-2")
+        assert [server.engines.status(each.id) for each in models] == ["loaded", "cold"]
+        other = server.engines.engine("fine-2")
         assert not other.ready
         assert await answer(other) == [1, 2, 3]
         assert other.ready
@@ -44,18 +44,18 @@ async def test_the_default_is_loaded_at_the_start_and_others_when_they_are_wante
         assert set(server.processes()) == {"fine", "fine-2"}
         assert learned == {"fine": 1000, "fine-2": 1000}
         with pytest.raises(EngineUnavailable, match="no longer configured"):
-            server.fleet.engine("nobody")
+            server.engines.engine("nobody")
     assert server.status == [0]
 
 
 async def test_an_unused_model_is_unloaded_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(load_timeout=60.0, model_idle=1.0)
-    async with running(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
-        engine = server.fleet.engine("fine-2")
+    async with run_supervisor(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
+        engine = server.engines.engine("fine-2")
         assert await answer(engine, tokens=300) == list(range(1, 301))  # longer than the idle time: it is in use
         first = server.processes()["fine-2"]
         await until(lambda: "fine-2" not in server.processes())
-        await until(lambda: server.fleet.status("fine-2") == "cold")
+        await until(lambda: server.engines.status("fine-2") == "cold")
         assert not engine.ready
         with pytest.raises(EngineUnavailable, match="'fine-2' is not loaded"):
             await engine.stats()
@@ -68,7 +68,7 @@ async def test_an_unused_model_is_unloaded_and_loaded_again(monkeypatch: pytest.
 async def test_models_share_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests for three models at once, where one fits: all are answered, and nobody's answer is cut short."""
     config = Config(load_timeout=60.0, max_loaded=1)
-    async with running(monkeypatch, specs("fine", "fine-2", "fine-3", config=config), config) as server:
+    async with run_supervisor(monkeypatch, specs("fine", "fine-2", "fine-3", config=config), config) as server:
         most = 0
 
         async def watch() -> None:
@@ -79,7 +79,7 @@ async def test_models_share_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
         watching = asyncio.create_task(watch())
         names = ["fine", "fine-2", "fine-3"] * 4
-        answers = [answer(server.fleet.engine(name), f"{name} {index}", 20) for index, name in enumerate(names)]
+        answers = [answer(server.engines.engine(name), f"{name} {index}", 20) for index, name in enumerate(names)]
         assert await asyncio.gather(*answers) == [list(range(1, 21))] * len(names)
         watching.cancel()
         assert most == 1
@@ -87,21 +87,21 @@ async def test_models_share_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_busy_model_makes_room_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """One client after the other keeps it busy; who waits for another model is not left waiting for ever."""
-    monkeypatch.setattr("syringa.engine.processes.manager.PATIENCE", 0.5)
+    monkeypatch.setattr("syringa.engine.processes.manager.EVICT_BUSY_AFTER_SECONDS", 0.5)
     config = Config(load_timeout=60.0, max_loaded=1)
-    async with running(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
+    async with run_supervisor(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
         served = 0
 
         async def keep_busy(number: int) -> None:
             nonlocal served
             for index in range(1000):
-                assert len(await answer(server.fleet.engine("fine"), f"{number} {index}", 50)) == 50
+                assert len(await answer(server.engines.engine("fine"), f"{number} {index}", 50)) == 50
                 served += 1
 
-        await server.fleet.engine("fine").wait_ready()
+        await server.engines.engine("fine").wait_ready()
         clients = [asyncio.create_task(keep_busy(number)) for number in range(2)]
         await until(lambda: served)
-        assert await answer(server.fleet.engine("fine-2")) == [1, 2, 3]
+        assert await answer(server.engines.engine("fine-2")) == [1, 2, 3]
         before = served
         await until(lambda: served > before)  # and it comes back
         for client in clients:
@@ -122,44 +122,44 @@ async def test_a_busy_model_makes_room_in_the_end(monkeypatch: pytest.MonkeyPatc
 async def test_a_model_that_cannot_be_loaded_is_told_to_who_wants_it(
     name: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(monkeypatch, specs("fine", name, config=CONFIG), CONFIG) as server:
-        await server.fleet.engine("fine").wait_ready()
+    async with run_supervisor(monkeypatch, specs("fine", name, config=CONFIG), CONFIG) as server:
+        await server.engines.engine("fine").wait_ready()
         with pytest.raises(EngineUnavailable) as caught:
-            await answer(server.fleet.engine(name))
+            await answer(server.engines.engine(name))
         assert caught.value.message.startswith(said)
         assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
-        assert server.fleet.status(name) == "failed"
+        assert server.engines.status(name) == "failed"
         with pytest.raises(EngineUnavailable):
-            await server.fleet.engine(name).wait_ready()
+            await server.engines.engine(name).wait_ready()
         if name != "huge":  # that one had the others leave, to be sure
             assert "fine" in server.processes()
-        assert await answer(server.fleet.engine("fine")) == [1, 2, 3]
+        assert await answer(server.engines.engine("fine")) == [1, 2, 3]
 
 
 async def test_a_model_that_only_fits_alone_has_the_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(monkeypatch, specs("fine", "crowded", config=CONFIG), CONFIG) as server:
-        assert await answer(server.fleet.engine("fine")) == [1, 2, 3]
-        assert await answer(server.fleet.engine("crowded")) == [1, 2, 3]
+    async with run_supervisor(monkeypatch, specs("fine", "crowded", config=CONFIG), CONFIG) as server:
+        assert await answer(server.engines.engine("fine")) == [1, 2, 3]
+        assert await answer(server.engines.engine("crowded")) == [1, 2, 3]
         assert list(server.processes()) == ["crowded"]
 
 
 async def test_a_wait_that_is_too_long_says_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(load_timeout=0.7, max_loaded=1)
-    async with running(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
-        engine = server.fleet.engine("fine")
+    async with run_supervisor(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
+        engine = server.engines.engine("fine")
         await until(lambda: server.ready)
         begun = asyncio.Event()
         busy = asyncio.create_task(answer(engine, tokens=400, begun=begun))
         await begun.wait()
         with pytest.raises(EngineUnavailable) as caught:
-            await answer(server.fleet.engine("fine-2"))
-        assert "within 0.7 seconds: 1 models are loaded, as many as may be" in caught.value.message
+            await answer(server.engines.engine("fine-2"))
+        assert "within 0.7 seconds: 1 models are loaded, the most allowed" in caught.value.message
         assert len(await busy) == 400
 
 
 async def test_a_killed_worker_is_an_error_for_what_it_had_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(monkeypatch, specs("fine", config=CONFIG), CONFIG) as server:
-        engine = server.fleet.engine("fine")
+    async with run_supervisor(monkeypatch, specs("fine", config=CONFIG), CONFIG) as server:
+        engine = server.engines.engine("fine")
         begun = asyncio.Event()
         task = asyncio.create_task(answer(engine, tokens=900, begun=begun))
         await begun.wait()
@@ -174,7 +174,7 @@ async def test_a_default_that_cannot_be_loaded_ends_the_server(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name, said in (("broken", "its file is cut short"), ("doomed", "could not be loaded: its worker ended with")):
-        async with running(monkeypatch, specs(name, config=CONFIG), CONFIG) as server:
+        async with run_supervisor(monkeypatch, specs(name, config=CONFIG), CONFIG) as server:
             await until(lambda server=server: server.status)
         assert server.status == [1]
         error = capfd.readouterr().err
@@ -184,45 +184,45 @@ async def test_a_default_that_cannot_be_loaded_ends_the_server(
 
 async def test_a_default_that_is_loaded_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [ModelSpec(id="fine", path="fine", preload=False, idle_seconds=0.0)]
-    async with running(monkeypatch, models, CONFIG) as server:
+    async with run_supervisor(monkeypatch, models, CONFIG) as server:
         await until(lambda: server.ready == [None])
         assert not server.processes()
-        assert await answer(server.fleet.engine("fine")) == [1, 2, 3]
+        assert await answer(server.engines.engine("fine")) == [1, 2, 3]
 
 
 async def test_models_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     default, second, third = specs("fine", "fine-2", "fine-3", config=CONFIG)
-    async with running(monkeypatch, [default], CONFIG) as server:
-        fleet = server.fleet
-        fleet.set_specs([default, second])
-        engine = fleet.engine("fine-2")
+    async with run_supervisor(monkeypatch, [default], CONFIG) as server:
+        engines = server.engines
+        engines.set_specs([default, second])
+        engine = engines.engine("fine-2")
         begun = asyncio.Event()
         task = asyncio.create_task(answer(engine, tokens=200, begun=begun))
         await begun.wait()
-        fleet.set_specs([default, third])
+        engines.set_specs([default, third])
         assert len(await task) == 200  # what runs ends in peace
         await until(lambda: "fine-2" not in server.processes())
         with pytest.raises(EngineUnavailable, match="no longer configured"):
-            fleet.engine("fine-2")
+            engines.engine("fine-2")
         with pytest.raises(EngineUnavailable, match="no longer configured"):
             await answer(engine)
-        assert await answer(fleet.engine("fine-3")) == [1, 2, 3]
-        fleet.set_specs([default, second])
-        assert await answer(fleet.engine("fine-2")) == [1, 2, 3]
+        assert await answer(engines.engine("fine-3")) == [1, 2, 3]
+        engines.set_specs([default, second])
+        assert await answer(engines.engine("fine-2")) == [1, 2, 3]
 
 
 async def test_a_preloaded_model_is_there_before_anybody_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [*specs("fine", config=CONFIG), ModelSpec(id="b", path="fine-2", preload=True, idle_seconds=0.0)]
-    async with running(monkeypatch, models, CONFIG) as server:
-        await until(lambda: server.fleet.status("b") == "loaded")
+    async with run_supervisor(monkeypatch, models, CONFIG) as server:
+        await until(lambda: server.engines.status("b") == "loaded")
 
 
 async def test_two_models_of_the_same_options_share_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [*specs("fine", config=CONFIG), ModelSpec(id="twin", path="fine", aliases=("t",))]
-    async with running(monkeypatch, models, CONFIG) as server:
-        assert await answer(server.fleet.engine("twin")) == [1, 2, 3]
+    async with run_supervisor(monkeypatch, models, CONFIG) as server:
+        assert await answer(server.engines.engine("twin")) == [1, 2, 3]
         assert len(server.processes()) == 1
-        assert server.fleet.status("twin") == "loaded"
+        assert server.engines.status("twin") == "loaded"
 
 
 # A worker that leaves
@@ -243,74 +243,76 @@ async def stub(path: str, handle: Callable[[asyncio.StreamWriter], object]) -> A
 
 
 def deltas(writer: asyncio.StreamWriter, *, finish: bool = True) -> None:
-    writer.write(protocol.frame_step([EngineDelta("1", 0, [7], finish="stop" if finish else None)]))
+    writer.write(protocol.frame(protocol.Deltas([EngineDelta("1", 0, [7], finish="stop" if finish else None)])))
 
 
 @pytest.fixture
-def engine() -> LocalEngine:
-    return LocalEngine("m", Want(WorkerOptions(socket="", model="m")), lambda message: None, 5.0, lambda info: None)
+def engine() -> ModelEngine:
+    return ModelEngine(
+        "m", AcquireModel(WorkerOptions(socket="", model="m")), lambda message: None, 5.0, lambda info: None
+    )
 
 
-async def test_a_request_that_came_too_late_goes_to_the_next_worker(engine: LocalEngine) -> None:
+async def test_a_request_that_came_too_late_goes_to_the_next_worker(engine: ModelEngine) -> None:
     with tempfile.TemporaryDirectory() as folder:
         first, second = str(Path(folder) / "1"), str(Path(folder) / "2")
 
         def leave(writer: asyncio.StreamWriter) -> None:
-            engine.tell(State("k", "cold", first))
+            engine.update(WorkerState("k", "cold", first))
 
         async with stub(first, leave), stub(second, deltas):
-            engine.tell(State("k", "loaded", first))
+            engine.update(WorkerState("k", "loaded", first))
             task = asyncio.create_task(answer(engine))
             await until(lambda: engine.status == "cold")
             assert not engine.ready
-            engine.tell(State("k", "cold"))
-            engine.tell(State("k", "loaded", second))
+            engine.update(WorkerState("k", "cold"))
+            engine.update(WorkerState("k", "loaded", second))
             assert await task == [7]
         await engine.close()
 
 
-async def test_one_that_was_begun_is_not_begun_again(engine: LocalEngine) -> None:
+async def test_one_that_was_begun_is_not_begun_again(engine: ModelEngine) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "1")
 
         def leave(writer: asyncio.StreamWriter) -> None:
-            engine.tell(State("k", "cold", path))
+            engine.update(WorkerState("k", "cold", path))
             deltas(writer, finish=False)
 
         async with stub(path, leave):
-            engine.tell(State("k", "loaded", path))
+            engine.update(WorkerState("k", "loaded", path))
             with pytest.raises(EngineUnavailable, match="ended while it was answering"):
                 await answer(engine)
         await engine.close()
 
 
-async def test_one_that_a_crash_took_is_not_tried_again(engine: LocalEngine) -> None:
+async def test_one_that_a_crash_took_is_not_tried_again(engine: ModelEngine) -> None:
     """It may have been the cause of it."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "1")
         async with stub(path, lambda writer: None):
-            engine.tell(State("k", "loaded", path))
+            engine.update(WorkerState("k", "loaded", path))
             with pytest.raises(EngineUnavailable, match="ended while it was answering"):
                 await answer(engine)
         await engine.close()
 
 
-async def test_a_worker_that_stays_after_all(engine: LocalEngine) -> None:
+async def test_a_worker_that_stays_after_all(engine: ModelEngine) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "1")
         async with stub(path, deltas):
-            engine.tell(State("k", "loaded", path))
+            engine.update(WorkerState("k", "loaded", path))
             await engine.wait_ready()
-            engine.tell(State("k", "cold", path))
+            engine.update(WorkerState("k", "cold", path))
             task = asyncio.create_task(answer(engine))
             await asyncio.sleep(0.01)
             assert not task.done()
-            engine.tell(State("k", "loaded", path))
+            engine.update(WorkerState("k", "loaded", path))
             assert await task == [7]
         await engine.close()
 
 
-async def test_who_waits_when_it_is_closed_is_told(engine: LocalEngine) -> None:
+async def test_who_waits_when_it_is_closed_is_told(engine: ModelEngine) -> None:
     task = asyncio.create_task(engine.wait_ready())
     await asyncio.sleep(0)
     await engine.close()

@@ -36,14 +36,14 @@ def pretend(monkeypatch: pytest.MonkeyPatch, flags: set[str], probe: int | None 
 
 def test_amx_that_kills_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
     probes = pretend(monkeypatch, AMX, probe=-4)  # SIGILL
-    features.guard_against_amx("bf16")
+    features.disable_broken_amx("bf16")
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == features.SAFE_ISA
     assert len(probes) == 1
 
 
 def test_amx_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     probes = pretend(monkeypatch, AMX, probe=0)
-    features.guard_against_amx("bf16")
+    features.disable_broken_amx("bf16")
     assert "ONEDNN_MAX_CPU_ISA" not in os.environ
     assert len(probes) == 1
 
@@ -51,14 +51,14 @@ def test_amx_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "fp32", "auto"])
 def test_other_precisions_cap_without_asking(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     pretend(monkeypatch, AMX)
-    features.guard_against_amx(dtype)
+    features.disable_broken_amx(dtype)
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == features.SAFE_ISA
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
 def test_a_processor_without_amx_needs_no_guard(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     pretend(monkeypatch, {"avx512f", "avx512_bf16"})
-    features.guard_against_amx(dtype)
+    features.disable_broken_amx(dtype)
     assert "ONEDNN_MAX_CPU_ISA" not in os.environ
     assert not features.amx_is_usable()
 
@@ -66,7 +66,7 @@ def test_a_processor_without_amx_needs_no_guard(monkeypatch: pytest.MonkeyPatch,
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, AMX)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    features.guard_against_amx("bf16")
+    features.disable_broken_amx("bf16")
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
 
 
@@ -84,7 +84,7 @@ def test_a_probe_that_hangs_counts_as_a_failure(monkeypatch: pytest.MonkeyPatch)
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
     monkeypatch.setattr(features.subprocess, "run", run)
-    features.guard_against_amx("bf16")
+    features.disable_broken_amx("bf16")
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == features.SAFE_ISA
 
 

@@ -14,12 +14,12 @@ from syringa.engine.cpu.features import cpu_flags
 from syringa.engine.cpu.layers.cache import CacheTensors, LayerCache, write_cache
 from syringa.engine.cpu.layers.linear import DenseLinear, Int8Linear
 from syringa.engine.cpu.layers.native_ops import attend
-from syringa.engine.cpu.native import FOLDER, NEEDS, AttentionShape, Kernels, RotaryShape, load_kernels
+from syringa.engine.cpu.native import FOLDER, REQUIRED_FLAGS, AttentionShape, Kernels, RotaryShape, load_kernels
 from syringa.engine.execution.batch import StepTensors
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
-VARIANTS = [name for name, needs in NEEDS.items() if needs <= cpu_flags() and (FOLDER / f"kernels_{name}.so").exists()]
-GROUP = 64  # in gemm.h
+VARIANTS = [name for name, flags in REQUIRED_FLAGS.items() if flags <= cpu_flags() and (FOLDER / f"kernels_{name}.so").exists()]
+GROUP = 64  # in int8_linear.h
 DTYPES = [torch.float32, torch.bfloat16]
 pytestmark = pytest.mark.skipif(not VARIANTS, reason="no kernels were built: there was no compiler")
 

@@ -1,4 +1,4 @@
-"""Steps that are started before the last one's tokens are known give the tokens that steps one by one give."""
+"""Overlapped execution samples the same tokens as synchronous execution."""
 
 from __future__ import annotations
 
@@ -10,72 +10,73 @@ from typing import Any
 import pytest
 import torch
 
-from syringa.engine.execution.batch import prepare
-from syringa.engine.execution.overlap import Layout
-from syringa.engine.sampling.sampler import SampledTokens, SamplingRow
-from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.execution.batch import build_step_tensors
+from syringa.engine.execution.overlap import StepInput
+from syringa.engine.sampling.sampler import SampledTokens
+from syringa.engine.sampling.sampler_input import SamplingRow
+from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.scheduling.sequence import Sequence
-from syringa.engine.vision.layout import place
+from syringa.engine.vision.step_images import locate_images
 from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest, Grammar, TokenLogprobs
 from tests.engine.conftest import Answers, Driver, request
 
 pytestmark = pytest.mark.model
 Make = Callable[..., EngineCore]
-WRONG = 7  # what a device that was told too little would draw
+WRONG = 7  # the device's token for a row that needs the host's state
 
 
 @dataclass
-class Running:
+class DeviceStep:
     logits: torch.Tensor
-    places: list[int]
+    sample_rows: list[int]
     tokens: list[int]
-    scores: list[TokenLogprobs | None]
-    home: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None]
+    copied: list[int] = field(default_factory=list)
 
 
 class SlowDevice:
-    """A device whose tokens are known to it alone until they are sent."""
+    """A device whose tokens the host does not know until they are copied."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        self.drawn: list[int] = []
-        self.most = 0  # rows whose token only the device knew, in one step
+        self.sampled: list[int] = []
+        self.max_pending = 0  # largest number of rows in a step whose token only the device knew
         self.live: set[Sequence] = set()
 
-    def start(self, layout: Layout) -> Running:
-        step = prepare(layout.items, layout.wanted)
-        step.pictures = place(layout.items, step)
-        for row, source in zip(step.starts.tolist(), layout.sources.tolist(), strict=False):
+    def start(self, step_input: StepInput) -> DeviceStep:
+        step = build_step_tensors(step_input.scheduled, step_input.logit_rows)
+        step.images = locate_images(step_input.scheduled, step)
+        for row, source in zip(step.row_starts.tolist(), step_input.token_sources.tolist(), strict=False):
             if source >= 0:
                 assert step.tokens[row] == -1
-                step.tokens[row] = self.drawn[source]
-        self.most = max(self.most, int((layout.sources >= 0).sum()))
+                step.tokens[row] = self.sampled[source]
+        self.max_pending = max(self.max_pending, int((step_input.token_sources >= 0).sum()))
         assert step.tokens.min() >= 0
-        self.live |= set(layout.draws) | {item.sequence for item in layout.items}
+        self.live |= set(step_input.sampled) | {item.sequence for item in step_input.scheduled}
         logits = self.core.loaded.model.forward(step, self.core.cache)  # type: ignore[arg-type]
-        tokens = [WRONG] * len(layout.draws)
-        plain = [(i, s) for i, s in enumerate(layout.draws) if not s.needs_host]
-        if plain:
-            at = torch.tensor([layout.places[i] for i, _ in plain])
-            drawn = self.core.sampler.sample(logits[at], [s.sampling_row() for _, s in plain])
-            for (i, _), token in zip(plain, drawn.tokens, strict=True):
+        tokens = [WRONG] * len(step_input.sampled)
+        device_rows = [(i, s) for i, s in enumerate(step_input.sampled) if not s.needs_host]
+        if device_rows:
+            at = torch.tensor([step_input.sample_rows[i] for i, _ in device_rows])
+            sampled = self.core.sampler.sample(logits[at], [s.sampling_row() for _, s in device_rows])
+            for (i, _), token in zip(device_rows, sampled.tokens, strict=True):
                 tokens[i] = token
-        self.drawn = tokens
-        return Running(logits, layout.places, tokens, [None] * len(tokens))
+        self.sampled = tokens
+        return DeviceStep(logits, step_input.sample_rows, tokens, [None] * len(tokens))
 
-    def draw(self, running: Running, at: list[int], rows: list[SamplingRow], masks: torch.Tensor | None) -> None:
-        logits = running.logits[torch.tensor([running.places[i] for i in at])]
-        drawn = self.core.sampler.sample(logits, rows, masks)
-        for i, token, score in zip(at, drawn.tokens, drawn.logprobs, strict=True):
-            running.tokens[i], running.scores[i] = token, score
+    def resample(self, handle: DeviceStep, at: list[int], rows: list[SamplingRow], masks: torch.Tensor | None) -> None:
+        logits = handle.logits[torch.tensor([handle.sample_rows[i] for i in at])]
+        sampled = self.core.sampler.sample(logits, rows, masks)
+        for i, token, score in zip(at, sampled.tokens, sampled.logprobs, strict=True):
+            handle.tokens[i], handle.logprobs[i] = token, score
 
-    def send(self, running: Running) -> None:
-        running.home = list(running.tokens)
+    def copy_tokens_to_host(self, handle: DeviceStep) -> None:
+        handle.copied = list(handle.tokens)
 
-    def read(self, running: Running) -> SampledTokens:
-        assert running.home
-        return SampledTokens(running.home, running.scores)
+    def read_tokens(self, handle: DeviceStep) -> SampledTokens:
+        assert handle.copied
+        return SampledTokens(handle.copied, handle.logprobs)
 
     def forget(self, sequence: Sequence) -> None:
         self.live.discard(sequence)
@@ -99,7 +100,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def workload(seed: int, texts: list[list[int]], grammars: bool) -> list[tuple[int, EngineRequest | str]]:
-    """What happens at which step: requests come, and some are given up."""
+    """Return (step, event) pairs: a request to submit, or the id of one to abort."""
     rng = random.Random(seed)
     events: list[tuple[int, EngineRequest | str]] = []
     for i in range(14):
@@ -145,24 +146,26 @@ def play(core: EngineCore, events: list[tuple[int, EngineRequest | str]]) -> Ans
 
 @pytest.mark.parametrize("grammars", [False, True], ids=["plain", "grammars"])
 @pytest.mark.parametrize("seed", range(6))
-def test_tokens_are_the_same_as_one_step_at_a_time(engine: Make, tokenizer: Any, seed: int, grammars: bool) -> None:
+def test_overlapped_steps_sample_the_same_tokens_as_sync_steps(
+    engine: Make, tokenizer: Any, seed: int, grammars: bool
+) -> None:
     texts = [
         list(tokenizer.encode(text * 6).ids)
         for text in ("It was the best of times, it was the worst of times. ", "1, 2, 3, 4, and then ", "def f(x):\n")
     ]
     events = workload(seed, texts, grammars)
-    # Tight, so that sequences are sent back.
-    options: dict[str, Any] = {"limits": Limits(step_tokens=48, max_running=9), "kv_cache_tokens": 176}
+    # A small cache, so that sequences are preempted.
+    options: dict[str, Any] = {"limits": SchedulerLimits(step_tokens=48, max_running=9), "kv_cache_tokens": 176}
     plain = play(engine(**options), events)
     core = engine(**options)
     device = SlowDevice(core)
-    core.look_ahead(device)
-    ahead = play(core, events)
-    given_up = {event for _, event in events if isinstance(event, str)}
-    assert device.most > 1
-    assert plain.keys() - ahead.keys() <= {key for key in plain if key[0] in given_up}
-    for key, answer in ahead.items():
-        if key[0] in given_up:  # when it stopped depends on when that was heard
+    core.use_runner(device)
+    overlapped = play(core, events)
+    aborted = {event for _, event in events if isinstance(event, str)}
+    assert device.max_pending > 1
+    assert plain.keys() - overlapped.keys() <= {key for key in plain if key[0] in aborted}
+    for key, answer in overlapped.items():
+        if key[0] in aborted:  # how far it got depends on when the abort was processed
             short, long = sorted((answer.tokens, plain[key].tokens), key=len)
             assert long[: len(short)] == short
             continue
@@ -175,51 +178,51 @@ def test_tokens_are_the_same_as_one_step_at_a_time(engine: Make, tokenizer: Any,
     assert stats.running == stats.waiting == 0
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
     assert not device.live
-    assert stats.preemptions or grammars  # when a grammar is ready is not to be foreseen
-    if not given_up:
-        told = sum(len(answer.tokens) for answer in ahead.values())
-        assert stats.output_tokens == told == sum(len(answer.tokens) for answer in plain.values())
+    assert stats.preemptions or grammars  # when a grammar is compiled varies
+    if not aborted:
+        emitted = sum(len(answer.tokens) for answer in overlapped.values())
+        assert stats.output_tokens == emitted == sum(len(answer.tokens) for answer in plain.values())
 
 
-def test_blocks_are_named_for_what_they_hold(engine: Make, tokenizer: Any) -> None:
-    """What was drawn ahead of time is found by later requests, and only under its real tokens."""
+def test_blocks_are_cached_under_their_real_tokens(engine: Make, tokenizer: Any) -> None:
+    """Blocks of overlapped steps are found by later requests with the same tokens."""
     prompt = list(tokenizer.encode("A long story, told slowly, about a river and a town. " * 3).ids)
     core = engine()
-    core.look_ahead(SlowDevice(core))
+    core.use_runner(SlowDevice(core))
     driver = Driver(core)
     driver.submit(request("a", prompt, max_tokens=60, stopping={"ignore_eos": True}))
     first = driver.finish()["a", 0].tokens
     longer = prompt + first + [5]
     driver.submit(request("b", longer, max_tokens=6, temperature=0.0))
     again = driver.finish()["b", 0]
-    # All but the block of the last token, which was never computed.
+    # All full blocks; the last token was never computed.
     assert again.deltas[0].cached_tokens == (len(prompt) + 59) // 16 * 16
     fresh = Driver(engine(prefix_caching=False))
     fresh.submit(request("b", longer, max_tokens=6, temperature=0.0))
     assert fresh.finish()["b", 0].tokens == again.tokens
 
 
-def test_a_choice_that_ends_by_its_length_is_not_computed_further(engine: Make, tokenizer: Any) -> None:
+def test_choice_at_max_tokens_is_not_computed_further(engine: Make, tokenizer: Any) -> None:
     core = engine()
     device = SlowDevice(core)
-    core.look_ahead(device)
+    core.use_runner(device)
     driver = Driver(core)
     driver.submit(request("a", list(tokenizer.encode("Hello").ids), max_tokens=3, stopping={"ignore_eos": True}))
     driver.finish()
     assert len(driver.answers["a", 0].tokens) == 3
-    assert core.stats().steps == 4  # the last only reads
+    assert core.stats().steps == 4  # the last one only reads
 
 
-def test_an_abort_with_a_draw_under_way_says_nothing_more(engine: Make, tokenizer: Any) -> None:
+def test_abort_of_in_flight_request_emits_nothing_more(engine: Make, tokenizer: Any) -> None:
     core = engine()
-    core.look_ahead(SlowDevice(core))
+    core.use_runner(SlowDevice(core))
     driver = Driver(core)
     driver.submit(request("a", list(tokenizer.encode("Hello").ids), max_tokens=30, choices=2))
     driver.step(3)
-    told = {key: len(answer.tokens) for key, answer in driver.answers.items()}
-    assert told == {("a", 0): 2, ("a", 1): 2}
+    emitted = {key: len(answer.tokens) for key, answer in driver.answers.items()}
+    assert emitted == {("a", 0): 2, ("a", 1): 2}
     core.abort("a")
     assert core.busy
     driver.finish()
-    assert {key: len(answer.tokens) for key, answer in driver.answers.items()} == told
+    assert {key: len(answer.tokens) for key, answer in driver.answers.items()} == emitted
     assert core.stats().blocks_free + core.stats().blocks_cached == core.stats().blocks_total

@@ -1,4 +1,4 @@
-"""What is used of FlashInfer's interface, computed by our reference from the very arguments that the real one takes."""
+"""A fake of the parts of FlashInfer's interface that are used, computed by the reference from the same arguments."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class BatchPrefillWithPagedKVCacheWrapper:
     ) -> None:
         if self.failure:
             raise self.failure
-        assert causal, "else a row would see those after it"
+        assert causal, "rows must not see later ones"
         for each in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, seq_lens):
             assert each is not None
             assert each.dtype == torch.int32
             assert each.dim() == 1
-            assert each.device.type == "cpu"  # the tests' device, too
+            assert each.device.type == "cpu"  # also the device of the tests
         counts = paged_kv_indptr.diff()
         assert len(paged_kv_indices) == int(paged_kv_indptr[-1])
         assert bool(((paged_kv_last_page_len >= 1) & (paged_kv_last_page_len <= page_size)).all())
@@ -61,7 +61,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         self.heads = num_qo_heads, num_kv_heads
         self.size, self.page_size = head_dim_qk, page_size
         self.window, self.scale = window_left + 1, sm_scale
-        self.kinds = q_data_type, kv_data_type
+        self.dtypes = q_data_type, kv_data_type
         self.plans += 1
 
     def run(
@@ -75,7 +75,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         keys, values = paged_kv_cache
         assert q.shape == out.shape == (int(self.starts[-1]), self.heads[0], self.size)
         assert keys.shape[1:] == values.shape[1:] == (self.heads[1], self.page_size, self.size)
-        assert self.kinds == (q.dtype, keys.dtype)
+        assert self.dtypes == (q.dtype, keys.dtype)
         assert keys.stride() == values.stride()
         result = reference.paged_attention(
             q, keys, values, self.tables, self.starts, self.first, window=self.window, scale=self.scale
@@ -85,9 +85,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
 
 def fake_flashinfer() -> Any:
-    """A module of its own, with its own books: `made` wrappers, and the `failure` of any plan."""
+    """Return a new fake module with its own state: `made` wrappers, and the `failure` that `plan` raises."""
     module: Any = ModuleType("flashinfer")
-    books = {"made": [], "failure": None}
+    state = {"made": [], "failure": None}
     wrapper = BatchPrefillWithPagedKVCacheWrapper
-    module.BatchPrefillWithPagedKVCacheWrapper = type(wrapper.__name__, (wrapper,), books)
+    module.BatchPrefillWithPagedKVCacheWrapper = type(wrapper.__name__, (wrapper,), state)
     return module

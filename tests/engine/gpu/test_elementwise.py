@@ -4,38 +4,40 @@ import pytest
 import torch
 
 from syringa.engine.gpu.kernels import elementwise, reference
-from tests.engine.gpu.paged import CUT, EXACT, distance, poisoned, random
+from tests.engine.gpu.kernel_inputs import BF16_TOLERANCE, FP32_TOLERANCE, nan_filled, random, relative_error
 
-kinds = pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, EXACT), (torch.bfloat16, CUT)])
+dtypes = pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float32, FP32_TOLERANCE), (torch.bfloat16, BF16_TOLERANCE)]
+)
 
 
-@kinds
+@dtypes
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 96), (5, 576)])
-def test_rms_norm(rows: int, width: int, dtype: torch.dtype, limit: float) -> None:
+def test_rms_norm_matches_reference(rows: int, width: int, dtype: torch.dtype, limit: float) -> None:
     x, weight = random(rows, width, dtype=dtype), random(width, seed=1)
-    out = elementwise.rms_norm(x, weight, 1e-2, poisoned(rows, width, dtype=dtype))
-    assert distance(out, reference.rms_norm(x.double(), weight, 1e-2, torch.float64)) < limit
+    out = elementwise.rms_norm(x, weight, 1e-2, nan_filled(rows, width, dtype=dtype))
+    assert relative_error(out, reference.rms_norm(x.double(), weight, 1e-2, torch.float64)) < limit
 
 
-def test_rms_norm_of_rows_that_lie_apart() -> None:
+def test_rms_norm_accepts_strided_rows() -> None:
     wide, weight = random(4, 200), random(80, seed=1)
     out = elementwise.rms_norm(wide[:, 40:120], weight, 1e-5)
-    assert distance(out, reference.rms_norm(wide[:, 40:120], weight, 1e-5)) < EXACT
+    assert relative_error(out, reference.rms_norm(wide[:, 40:120], weight, 1e-5)) < FP32_TOLERANCE
 
 
-@kinds
-def test_the_residual_takes_the_sum_and_the_norm_is_of_that(dtype: torch.dtype, limit: float) -> None:
+@dtypes
+def test_add_rms_norm_updates_residual_and_norms_the_sum(dtype: torch.dtype, limit: float) -> None:
     x, residual, weight = random(3, 96, dtype=dtype), random(3, 96, seed=1, dtype=dtype), random(96, seed=2)
     expected_residual = residual.clone()
     expected = reference.add_rms_norm(x, expected_residual, weight, 1e-6)
-    out = elementwise.add_rms_norm(x, residual, weight, 1e-6, poisoned(3, 96, dtype=dtype))
-    assert distance(residual, expected_residual) < limit
-    assert distance(out, expected) < limit
+    out = elementwise.add_rms_norm(x, residual, weight, 1e-6, nan_filled(3, 96, dtype=dtype))
+    assert relative_error(residual, expected_residual) < limit
+    assert relative_error(out, expected) < limit
 
 
-@kinds
+@dtypes
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (2, 1100), (3, 96)])
-def test_silu_mul(rows: int, width: int, dtype: torch.dtype, limit: float) -> None:
+def test_silu_mul_matches_reference(rows: int, width: int, dtype: torch.dtype, limit: float) -> None:
     gate_up = random(rows, 2 * width, dtype=dtype)
-    out = elementwise.silu_mul(gate_up, poisoned(rows, width, dtype=dtype))
-    assert distance(out, reference.silu_mul(gate_up.double(), torch.float64)) < limit
+    out = elementwise.silu_mul(gate_up, nan_filled(rows, width, dtype=dtype))
+    assert relative_error(out, reference.silu_mul(gate_up.double(), torch.float64)) < limit

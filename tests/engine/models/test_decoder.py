@@ -16,7 +16,7 @@ from syringa.engine.models.fused import FusedDecoder
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import ModelError
 from tests.engine.conftest import drive, request
-from tests.engine.models.small import PROMPTS, SIZES, difference, reference, run, save
+from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -1,7 +1,7 @@
-"""A worker without a model, for tests of what happens around workers: `python -m tests.engine.processes.stub_worker`.
+"""A worker process without a model, run as `python -m tests.engine.processes.stub_worker`.
 
-What it does is in the name of its model: `fine`, `slow` to load, `broken`, `crowded` (fits only alone), `huge` (never
-fits), `doomed` (dies while it loads). It answers every request with the prompt's tokens, one a step.
+The name of the model selects its behavior: `fine`, `slow` (to load), `broken`, `crowded` (fits only alone), `huge`
+(never fits), `doomed` (dies while loading). It answers every request with the prompt's tokens, one per step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from types import SimpleNamespace
 
 from syringa.engine.client import protocol
 from syringa.engine.processes import managed_process
-from syringa.engine.worker.server import Worker, WorkerOptions
+from syringa.engine.worker.options import WorkerOptions
+from syringa.engine.worker.server import WorkerServer
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 STEP_SECONDS = 0.005
@@ -28,7 +29,7 @@ INFO = ModelInfo(
 
 class StubCore:
     def __init__(self) -> None:
-        self.arrivals = SimpleNamespace(on_ready=None)
+        self.pending = SimpleNamespace(on_ready=None)
         self.steps = 0
         self._active = time.monotonic()
         self._running: deque[tuple[int, EngineRequest, list[int]]] = deque()
@@ -38,17 +39,17 @@ class StubCore:
         return bool(self._running)
 
     @property
-    def patience(self) -> float | None:
+    def next_step_delay(self) -> float | None:
         return 0.0 if self.busy else None
 
-    def submit(self, request: EngineRequest, origin: int = 0) -> None:
-        self._running.append((origin, request, list(request.prompt)))
+    def submit(self, request: EngineRequest, client_id: int = 0) -> None:
+        self._running.append((client_id, request, list(request.prompt)))
 
-    def abort(self, request_id: str, choice: int | None = None, origin: int = 0) -> None:
-        self._running = deque(each for each in self._running if (each[0], each[1].id) != (origin, request_id))
+    def abort(self, request_id: str, choice: int | None = None, client_id: int = 0) -> None:
+        self._running = deque(each for each in self._running if (each[0], each[1].id) != (client_id, request_id))
 
-    def abort_all(self, origin: int) -> None:
-        self._running = deque(each for each in self._running if each[0] != origin)
+    def abort_all(self, client_id: int) -> None:
+        self._running = deque(each for each in self._running if each[0] != client_id)
 
     def step(self) -> list[tuple[int, EngineDelta]]:
         if not self._running:
@@ -58,11 +59,11 @@ class StubCore:
         self._active = time.monotonic()
         deltas = []
         for _ in range(len(self._running)):
-            origin, request, left = self._running.popleft()
+            client_id, request, left = self._running.popleft()
             token, *rest = left
-            deltas.append((origin, EngineDelta(request.id, 0, [token], finish=None if rest else "stop")))
+            deltas.append((client_id, EngineDelta(request.id, 0, [token], finish=None if rest else "stop")))
             if rest:
-                self._running.append((origin, request, rest))
+                self._running.append((client_id, request, rest))
         return deltas
 
     def take_refused(self) -> list[object]:
@@ -74,7 +75,7 @@ class StubCore:
 
 
 def main() -> None:
-    options = managed_process.begin(WorkerOptions)
+    options = managed_process.attach_to_parent(WorkerOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = protocol.listen(options.socket)
     kind = Path(options.model).name.partition("-")[0]
@@ -83,18 +84,20 @@ def main() -> None:
     if kind == "slow":
         time.sleep(0.5)
     elif kind == "broken":
-        managed_process.give_up("its file is cut short", managed_process.CANNOT_START, options.reason_file)
+        managed_process.exit_with_reason(
+            "its file is cut short", managed_process.EXIT_CANNOT_START, options.reason_file
+        )
     elif kind == "huge" or (kind == "crowded" and others):
-        managed_process.give_up("it needs 9 GiB", managed_process.NO_MEMORY, options.reason_file)
+        managed_process.exit_with_reason("it needs 9 GiB", managed_process.EXIT_NO_MEMORY, options.reason_file)
     elif kind == "doomed":
         os.kill(os.getpid(), signal.SIGKILL)
-    worker = Worker(StubCore(), protocol.Ready(INFO), listener)  # type: ignore[arg-type]
+    worker = WorkerServer(StubCore(), protocol.Ready(INFO), listener)  # type: ignore[arg-type]
 
-    def end(*_: object) -> None:
-        worker.ending = True
+    def stop(*_: object) -> None:
+        worker.stopping = True
         worker.wake()
 
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, stop)
     worker.run()
 
 

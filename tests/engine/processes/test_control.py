@@ -10,8 +10,15 @@ import pytest
 from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
 from syringa.engine.processes import control
-from syringa.engine.processes.control import Drop, Link, State, ToSupervisor, Want, key_of
-from syringa.engine.worker.server import WorkerOptions
+from syringa.engine.processes.control import (
+    AcquireModel,
+    MessageConnection,
+    ReleaseModel,
+    SupervisorRequest,
+    WorkerState,
+    worker_key,
+)
+from syringa.engine.worker.options import WorkerOptions
 
 OPTIONS = WorkerOptions(socket="", model="a")
 
@@ -23,55 +30,57 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 
 @pytest.fixture
-def ends(selector: selectors.BaseSelector) -> Iterator[tuple[Link[ToSupervisor], socket.socket]]:
+def pair(selector: selectors.BaseSelector) -> Iterator[tuple[MessageConnection[SupervisorRequest], socket.socket]]:
     here, there = socket.socketpair()
-    link = Link(here, control.supervisor_frames(), selector)
+    connection = MessageConnection(here, control.supervisor_decoder(), selector)
     with there:
-        yield link, there
-        link.close()
+        yield connection, there
+        connection.close()
 
 
-def test_a_worker_is_known_by_its_options() -> None:
-    assert key_of(OPTIONS) == key_of(msgspec.structs.replace(OPTIONS, socket="/some/where"))
-    assert key_of(OPTIONS) != key_of(msgspec.structs.replace(OPTIONS, dtype="fp32"))
+def test_worker_key_depends_on_options_except_socket() -> None:
+    assert worker_key(OPTIONS) == worker_key(msgspec.structs.replace(OPTIONS, socket="/some/where"))
+    assert worker_key(OPTIONS) != worker_key(msgspec.structs.replace(OPTIONS, dtype="fp32"))
 
 
-def test_options_of_a_model() -> None:
+def test_worker_options_combine_spec_and_config() -> None:
     spec = ModelSpec(id="x", path="p", dtype="bf16", threads=3, kv_cache_gb=1.5, max_model_len=7, kv_cache_tokens=9)
-    options = WorkerOptions.of(spec, Config(dtype="fp32", max_queue=5, step_tokens=6, model="other"), "s")
+    options = WorkerOptions.from_config(spec, Config(dtype="fp32", max_queue=5, step_tokens=6, model="other"), "s")
     assert (options.socket, options.model, options.dtype, options.threads) == ("s", "p", "bf16", 3)
     assert (options.kv_cache_gb, options.max_model_len, options.kv_cache_tokens) == (1.5, 7, 9)
     assert (options.max_queue, options.step_tokens) == (5, 6)
 
 
-def test_messages_arrive_whole(ends: tuple[Link[ToSupervisor], socket.socket]) -> None:
-    link, there = ends
-    sent = [Want(OPTIONS, 2.5, True), Drop("k")]
+def test_connection_reassembles_messages(pair: tuple[MessageConnection[SupervisorRequest], socket.socket]) -> None:
+    connection, there = pair
+    sent = [AcquireModel(OPTIONS, 2.5, True), ReleaseModel("k")]
     data = b"".join(map(protocol.frame, sent))
     there.sendall(data[:10])
-    assert link.receive() == []
+    assert connection.receive() == []
     there.sendall(data[10:])
-    assert link.receive() == sent
-    assert link.open
-    state = State("k", "loaded", "path", "why")
-    link.send(state)
-    assert list(control.api_frames().feed(there.recv(1000))) == [state]
+    assert connection.receive() == sent
+    assert connection.open
+    state = WorkerState("k", "loaded", "path", "why")
+    connection.send(state)
+    assert list(control.api_decoder().feed(there.recv(1000))) == [state]
 
 
-def test_an_end_and_nonsense_close_it(
-    ends: tuple[Link[ToSupervisor], socket.socket], selector: selectors.BaseSelector
+def test_connection_closes_on_malformed_message(
+    pair: tuple[MessageConnection[SupervisorRequest], socket.socket], selector: selectors.BaseSelector
 ) -> None:
-    link, there = ends
+    connection, there = pair
     there.sendall(b"\x03\0\0\0\xff\xff\xff")
-    assert link.receive() == []
-    assert not link.open
+    assert connection.receive() == []
+    assert not connection.open
     assert not selector.get_map()
-    link.send(State("k", "cold"))
-    link.close()
+    connection.send(WorkerState("k", "cold"))
+    connection.close()
 
 
-def test_who_does_not_read_is_not_waited_for(ends: tuple[Link[ToSupervisor], socket.socket]) -> None:
-    link, _ = ends
+def test_connection_closes_when_peer_does_not_read(
+    pair: tuple[MessageConnection[SupervisorRequest], socket.socket],
+) -> None:
+    connection, _ = pair
     for _ in range(5000):
-        link.send(State("k", "cold", reason="x" * 1000))
-    assert not link.open
+        connection.send(WorkerState("k", "cold", reason="x" * 1000))
+    assert not connection.open

@@ -14,53 +14,55 @@ GB = 1 << 30
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The driver's library on a machine with two GPUs; `asked` is which one was wanted."""
-    made = SimpleNamespace(asked=[], status=0)
+    """A fake NVML on a machine with two GPUs; `queried` records the devices that were looked up."""
+    nvml_stub = SimpleNamespace(queried=[], status=0)
 
     def by_index(index: ctypes.c_uint, device: Any) -> int:
-        made.asked.append(index.value)
+        nvml_stub.queried.append(index.value)
         return 0 if index.value < 2 else 2
 
     def by_uuid(name: bytes, device: Any) -> int:
-        made.asked.append(name)
+        nvml_stub.queried.append(name)
         return 0
 
     def memory(device: Any, info: Any) -> int:
         info._obj.total, info._obj.free = 80 * GB, 7 * GB
-        return int(made.status)
+        return int(nvml_stub.status)
 
-    made.nvmlDeviceGetHandleByIndex_v2, made.nvmlDeviceGetHandleByUUID = by_index, by_uuid
-    made.nvmlDeviceGetMemoryInfo = memory
-    monkeypatch.setattr(nvml, "_library", lambda: made)
+    nvml_stub.nvmlDeviceGetHandleByIndex_v2, nvml_stub.nvmlDeviceGetHandleByUUID = by_index, by_uuid
+    nvml_stub.nvmlDeviceGetMemoryInfo = memory
+    monkeypatch.setattr(nvml, "_library", lambda: nvml_stub)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return made
+    return nvml_stub
 
 
 @pytest.mark.parametrize(
-    ("visible", "asked"),
+    ("visible", "queried"),
     [(None, 0), ("1", 1), ("1,0", 1), ("GPU-8f2c,0", b"GPU-8f2c"), ("MIG-11", b"MIG-11")],
 )
-def test_the_gpu_that_a_worker_would_use(
-    library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: object
+def test_gpu_memory_follows_cuda_visible_devices(
+    library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, visible: str | None, queried: object
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu_memory() == GpuMemory(free=7 * GB, total=80 * GB)
-    assert library.asked == [asked]
+    assert library.queried == [queried]
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "5"])
-def test_no_gpu_that_may_be_seen(library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+def test_gpu_memory_is_none_without_visible_gpu(
+    library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu_memory() is None
 
 
-def test_a_driver_that_does_not_say(library: SimpleNamespace) -> None:
+def test_gpu_memory_is_none_when_query_fails(library: SimpleNamespace) -> None:
     library.status = 3
     assert gpu_memory() is None
 
 
-def test_a_machine_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_none_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syringa.engine.sampling.dry import DryState
-from syringa.types import Sampling
+from syringa.types import SamplingParams
+from tests.tiers import examples
 
 
-def reference(tokens: list[int], sampling: Sampling) -> dict[int, float]:
+def reference(tokens: list[int], sampling: SamplingParams) -> dict[int, float]:
     """The rule as its author wrote it, a token at a time."""
     if not tokens or tokens[-1] in sampling.dry_breakers:
         return {}
@@ -44,7 +45,7 @@ def assert_same(actual: dict[int, float], expected: dict[int, float]) -> None:
         assert np.isclose(actual[token], min(loss, 1e6), rtol=1e-6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 3), max_size=120),
     start=st.integers(0, 120),
@@ -54,7 +55,7 @@ def assert_same(actual: dict[int, float], expected: dict[int, float]) -> None:
 def test_equals_the_reference_from_the_prompt_and_step_by_step(
     tokens: list[int], start: int, breakers: frozenset[int], allowed: int
 ) -> None:
-    sampling = Sampling(seed=0, dry_multiplier=0.8, dry_allowed_length=allowed, dry_breakers=breakers)
+    sampling = SamplingParams(seed=0, dry_multiplier=0.8, dry_allowed_length=allowed, dry_breakers=breakers)
     state = DryState(sampling, tokens[:start])
     assert_same(penalties(state), reference(tokens[:start], sampling))
     for i, token in enumerate(tokens[start:], start):
@@ -63,19 +64,19 @@ def test_equals_the_reference_from_the_prompt_and_step_by_step(
 
 
 def test_a_run_and_what_followed_it() -> None:
-    sampling = Sampling(seed=0, dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=2)
+    sampling = SamplingParams(seed=0, dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=2)
     assert penalties(DryState(sampling, [1, 2, 3, 9, 1, 2, 3])) == {9: 2.0}
-    broken = Sampling(seed=0, dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=2, dry_breakers=frozenset({1}))
+    broken = SamplingParams(seed=0, dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=2, dry_breakers=frozenset({1}))
     assert penalties(DryState(broken, [1, 2, 3, 9, 1, 2, 3])) == {9: 1.0}
 
 
 def test_nothing_overflows() -> None:
-    sampling = Sampling(seed=0, dry_multiplier=5.0, dry_base=1e30, dry_allowed_length=1)
+    sampling = SamplingParams(seed=0, dry_multiplier=5.0, dry_base=1e30, dry_allowed_length=1)
     assert penalties(DryState(sampling, [7] * 300)) == {7: 1e6}
 
 
 def test_grows_and_forks() -> None:
-    sampling = Sampling(seed=0, dry_multiplier=0.8)
+    sampling = SamplingParams(seed=0, dry_multiplier=0.8)
     state = DryState(sampling, [])
     tokens = [i % 5 for i in range(1500)]
     for token in tokens:
@@ -87,7 +88,7 @@ def test_grows_and_forks() -> None:
 
 
 def test_a_long_context_costs_little_a_step() -> None:
-    state = DryState(Sampling(seed=0, dry_multiplier=0.8), [1] * 32_000)
+    state = DryState(SamplingParams(seed=0, dry_multiplier=0.8), [1] * 32_000)
     started = time.process_time()
     for _ in range(10):
         state.observe(1)

@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syringa.engine.sampling import draw
-from syringa.engine.sampling.sampler import NO_TOKEN, Sampler, SamplerState, SamplingRow, prompt_logprobs
-from syringa.types import Sampling
+from syringa.engine.sampling.logprobs import prompt_logprobs
+from syringa.engine.sampling.sampler import Sampler
+from syringa.engine.sampling.sampler_input import NO_TOKEN, SamplerState, SamplingRow
+from syringa.types import SamplingParams
+from tests.tiers import examples
 
 VOCAB = 300  # more than one block of the search, and no multiple of it
 
@@ -44,7 +47,7 @@ def row(
     banned: tuple[int, ...] = (),
     **rules: Any,
 ) -> SamplingRow:
-    state = SamplerState(Sampling(seed=seed, **rules), prompt or [], output or [])
+    state = SamplerState(SamplingParams(seed=seed, **rules), prompt or [], output or [])
     return SamplingRow(state, choice, position, logprobs, banned)
 
 
@@ -65,7 +68,7 @@ def bits(allowed: list[list[int] | None], vocab: int = VOCAB) -> torch.Tensor:
 # --- steps 1 to 5: which logits change, and how
 
 
-def expected_edits(x: np.ndarray, s: Sampling, prompt: list[int], output: list[int]) -> np.ndarray:
+def expected_edits(x: np.ndarray, s: SamplingParams, prompt: list[int], output: list[int]) -> np.ndarray:
     x = x.astype(np.float64)
     for token, bias in s.logit_bias.items():
         x[token] += bias
@@ -79,7 +82,7 @@ def expected_edits(x: np.ndarray, s: Sampling, prompt: list[int], output: list[i
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 1000),
     prompt=tokens,
@@ -99,7 +102,7 @@ def test_edits_equal_the_reference(
     frequency: float,
     presence: float,
 ) -> None:
-    s = Sampling(
+    s = SamplingParams(
         seed=0,
         logit_bias=bias,
         repetition_penalty=repetition,
@@ -112,7 +115,7 @@ def test_edits_equal_the_reference(
     logits = random_logits(3, seed).to(device)
     before = logits.clone()
     rows = [row(), SamplingRow(state), row()]
-    edited = Sampler(VOCAB, device)._edited(logits, rows, None)
+    edited = Sampler(VOCAB, device).edit_logits(logits, rows, None)
     assert torch.equal(logits, before)
     assert torch.equal(edited[[0, 2]], logits[[0, 2]])
     expected = expected_edits(logits[1].cpu().numpy(), s, prompt, output)
@@ -120,27 +123,27 @@ def test_edits_equal_the_reference(
 
 
 def test_fork_goes_its_own_way(device: torch.device) -> None:
-    state = SamplerState(Sampling(seed=0, frequency_penalty=1.0, dry_multiplier=1.0), [1, 2], [3])
+    state = SamplerState(SamplingParams(seed=0, frequency_penalty=1.0, dry_multiplier=1.0), [1, 2], [3])
     other = state.fork()
     other.observe(4)
     logits = torch.zeros(2, VOCAB, device=device)
-    edited = Sampler(VOCAB, device)._edited(logits, [SamplingRow(state), SamplingRow(other)], None)
+    edited = Sampler(VOCAB, device).edit_logits(logits, [SamplingRow(state), SamplingRow(other)], None)
     assert edited.nonzero().tolist() == [[0, 3], [1, 3], [1, 4]]
 
 
 def test_dry_is_applied(device: torch.device) -> None:
     repeated = [5, 6, 7, 8, 5, 6, 7]
-    edited = Sampler(VOCAB, device)._edited(
+    edited = Sampler(VOCAB, device).edit_logits(
         torch.zeros(1, VOCAB, device=device), [row(repeated, dry_multiplier=1.0, dry_base=2.0)], None
     )
     assert edited.nonzero().tolist() == [[0, 8]]
     assert edited[0, 8] == -2.0
 
 
-def test_ids_beyond_the_vocabulary_touch_no_neighbour(device: torch.device) -> None:
+def test_ids_beyond_the_vocabulary_touch_no_neighbor(device: torch.device) -> None:
     rows = [row([VOCAB + 2, 1], repetition_penalty=2.0, banned=(VOCAB + 3,)), row()]
     logits = random_logits(2).to(device)
-    assert torch.equal(Sampler(VOCAB, device)._edited(logits, rows, None)[1], logits[1])
+    assert torch.equal(Sampler(VOCAB, device).edit_logits(logits, rows, None)[1], logits[1])
 
 
 def test_masks_bans_and_padding_columns(device: torch.device) -> None:
@@ -157,7 +160,7 @@ def test_order_of_steps(device: torch.device) -> None:
     logits = torch.full((1, VOCAB), -50.0, device=device)
     logits[0, 4] = -1.0
     only = row([4], temperature=0.0, logit_bias={4: 3.0}, repetition_penalty=2.0)
-    edited = Sampler(VOCAB, device)._edited(logits, [only], None)
+    edited = Sampler(VOCAB, device).edit_logits(logits, [only], None)
     assert edited[0, 4] == 1.0
     masked = row([4], temperature=0.0, logit_bias={4: 100.0})
     assert Sampler(VOCAB, device).sample(logits, [masked], bits([[7]])).tokens == [7]
@@ -169,7 +172,7 @@ def test_a_penalty_of_any_size_leaves_numbers(penalty: float, device: torch.devi
     logits[0, :4] = torch.tensor([30.0, 20.0, -20.0, -30.0])
     seen = row([0, 1, 2, 3], repetition_penalty=penalty)
     sampler = Sampler(VOCAB, device)
-    edited = sampler._edited(logits, [seen], None)[0]
+    edited = sampler.edit_logits(logits, [seen], None)[0]
     assert edited.isfinite().all()
     assert edited[:4].tolist() == sorted(edited[:4].tolist(), reverse=True)
     assert edited[0] > edited[4] >= edited[3]
@@ -196,7 +199,7 @@ def kept(p: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
     return {i for i in left if p[i] >= min_p * max(p)}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     seed=st.integers(0, 1000),
     scale=st.sampled_from([0.01, 1.0, 4.0, 30.0]),
@@ -269,7 +272,7 @@ def chi_square(counts: np.ndarray, p: np.ndarray) -> float:
 def test_frequencies(device: torch.device, rules: dict[str, Any]) -> None:
     logits = random_logits(1, 3, scale=2.0).to(device)
     n = 12_000
-    state = SamplerState(Sampling(seed=1234, **rules))
+    state = SamplerState(SamplingParams(seed=1234, **rules))
     counts = np.zeros(VOCAB)
     for start in range(0, n, 1000):
         rows = [SamplingRow(state, choice=i % 3, position=i) for i in range(start, start + 1000)]
@@ -441,7 +444,7 @@ def test_equal_alternatives_come_by_id_and_infinity_stays_json(device: torch.dev
     assert len({token for token, _ in entry.top}) == 5
 
 
-def test_equals_at_the_end_of_a_list_do_not_depend_on_the_neighbours_wishes(device: torch.device) -> None:
+def test_equals_at_the_end_of_a_list_do_not_depend_on_the_neighbors_wishes(device: torch.device) -> None:
     logits = torch.zeros(2, 20_000, device=device)
     rows = [row(logprobs=3), row(logprobs=50)]
     assert (
@@ -467,26 +470,26 @@ def test_prompt_logprobs(device: torch.device) -> None:
 # --- a decision that is not left to the draw
 
 
-def test_a_favoured_token_is_taken_where_it_is_the_best(device: torch.device) -> None:
+def test_a_favored_token_is_taken_where_it_is_the_best(device: torch.device) -> None:
     logits = torch.zeros(64, VOCAB, device=device)
     logits[:, 7] = 1.0  # the likeliest, and yet seldom drawn
     rows = [row(seed=seed) for seed in range(64)]
     drawn = Sampler(VOCAB, device).sample(logits, rows).tokens
     assert drawn.count(7) < 16
     for each in rows[::2]:
-        each.favoured = 7
+        each.preferred = 7
     for each in rows[1::2]:
-        each.favoured = 8  # is not the best: the draw counts
-    favoured = Sampler(VOCAB, device).sample(logits, rows).tokens
-    assert favoured[::2] == [7] * 32
-    assert favoured[1::2] == drawn[1::2]
+        each.preferred = 8  # is not the best: the draw counts
+    preferred = Sampler(VOCAB, device).sample(logits, rows).tokens
+    assert preferred[::2] == [7] * 32
+    assert preferred[1::2] == drawn[1::2]
 
 
-def test_a_mask_comes_before_a_favoured_token(device: torch.device) -> None:
+def test_a_mask_comes_before_a_favored_token(device: torch.device) -> None:
     logits = random_logits(1).to(device)
     best = int(logits.argmax())
     each = row(temperature=1.0)
-    each.favoured = best
+    each.preferred = best
     others = [token for token in range(VOCAB) if token != best]
     assert Sampler(VOCAB, device).sample(logits, [each], bits([others])).tokens != [best]
 

@@ -1,4 +1,4 @@
-"""Steps that find too little memory are undone and made smaller: nobody's tokens change, and no block is lost."""
+"""Back-off after out-of-memory errors: steps are rolled back and shrink, tokens do not change, no block is lost."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from syringa.engine.execution.overlap import Layout
+from syringa.engine.execution.overlap import StepInput
 from syringa.engine.loading.loader import LoadOptions, load_model
-from syringa.engine.scheduling.oom import GOOD_STEPS, MOST_FAILURES, TOO_LARGE, Attempt, Relief, is_shortage
-from syringa.engine.scheduling.scheduler import Limits
-from syringa.engine.scheduling.scheduler_output import Scheduled
+from syringa.engine.scheduling.limits import SchedulerLimits
+from syringa.engine.scheduling.oom import GOOD_STEPS, MAX_FAILURES, OUT_OF_MEMORY, OOMBackoff, OOMGuard, is_oom
+from syringa.engine.scheduling.scheduler_output import ScheduledSequence
 from syringa.engine.scheduling.sequence import Sequence as Choice
 from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest
 from tests.engine.conftest import Answers, Driver, request
-from tests.engine.gpu.small_gpu import load_small
-from tests.engine.models.small import SIZES, save
-from tests.engine.scheduling.builders import sequence
+from tests.engine.gpu.tiny_models import load_tiny_gpu_model
+from tests.engine.models.tiny_models import SIZES, save
+from tests.engine.scheduling.model_free_engine import sequence
 
 GPU = "CUDA out of memory. Tried to allocate 2.00 GiB."
 CPU = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."
-LIMITS = Limits(step_tokens=40, max_running=11)
-CACHE = 320  # tight, so that sequences are sent back for want of blocks, too
+LIMITS = SchedulerLimits(step_tokens=40, max_running=11)
+CACHE = 320  # small, so that sequences are preempted too
 
 Fails = Callable[[str, Sequence[Choice]], bool]
-"""Whether this part of a step (`copy`, `start`, `started`, `draw`, `send`) fails, which is done for those."""
+"""Whether a part of a step (`copy`, `start`, `started`, `sample`, `read`) of these sequences fails."""
 
 
-def items(*counts: int) -> list[Scheduled]:
-    return [Scheduled(sequence([1] * count), 0, count) for count in counts]
+def items(*counts: int) -> list[ScheduledSequence]:
+    return [ScheduledSequence(sequence([1] * count), 0, count) for count in counts]
 
 
 @pytest.mark.parametrize(
-    ("error", "short"),
+    ("error", "expected_oom"),
     [
         (torch.OutOfMemoryError(GPU), True),
         (RuntimeError(CPU), True),
@@ -51,18 +51,18 @@ def items(*counts: int) -> list[Scheduled]:
         (ValueError("out of memory"), False),
     ],
 )
-def test_what_a_shortage_is(error: Exception, short: bool) -> None:
-    assert is_shortage(error) == short
-    if short:
-        with Attempt() as attempt:
+def test_is_oom_and_oom_guard(error: Exception, expected_oom: bool) -> None:
+    assert is_oom(error) == expected_oom
+    if expected_oom:
+        with OOMGuard() as guard:
             raise error
-        assert attempt.short
+        assert guard.out_of_memory
     else:
-        with pytest.raises(type(error)), Attempt():
+        with pytest.raises(type(error)), OOMGuard():
             raise error
 
 
-def test_what_was_computed_is_let_go() -> None:
+def test_oom_guard_releases_what_was_computed() -> None:
     class Large:
         alive = 0
 
@@ -76,99 +76,99 @@ def test_what_was_computed_is_let_go() -> None:
         held = Large()
         raise torch.OutOfMemoryError(GPU + str(held))
 
-    gc.disable()  # nothing may depend on a collection
+    gc.disable()  # the release must not depend on a garbage collection
     try:
-        with Attempt():
+        with OOMGuard():
             compute()
         assert Large.alive == 0
     finally:
         gc.enable()
 
 
-def fail(relief: Relief, plan: list[Scheduled]) -> list[Sequence]:
-    return relief.failed(plan, tokens=sum(item.count for item in plan), alone=len(plan) == 1)
+def fail(backoff: OOMBackoff, output: list[ScheduledSequence]) -> list[Sequence]:
+    return backoff.record_failure(output, tokens=sum(item.count for item in output), alone=len(output) == 1)
 
 
-def test_who_is_left_of_a_step_has_not_failed_alone() -> None:
-    relief = Relief(64)
+def test_backoff_retries_remaining_sequence_alone() -> None:
+    backoff = OOMBackoff(64)
     left, gone = items(1, 5)
-    assert relief.failed([left], tokens=6, alone=False) == []
-    assert relief.group == [left.sequence]
-    assert relief.limit == 3
-    assert fail(relief, [left]) == [left.sequence]
-    assert relief.failed([], tokens=40, alone=False) == []
-    assert relief.limit == 20
-    assert relief.share(gone.sequence) == 64
+    assert backoff.record_failure([left], tokens=6, alone=False) == []
+    assert backoff.group == [left.sequence]
+    assert backoff.limit == 3
+    assert fail(backoff, [left]) == [left.sequence]
+    assert backoff.record_failure([], tokens=40, alone=False) == []
+    assert backoff.limit == 20
+    assert backoff.token_limit(gone.sequence) == 64
 
 
-def test_shares_grow_again() -> None:
-    relief = Relief(64)
+def test_backoff_token_limits_grow_again() -> None:
+    backoff = OOMBackoff(64)
     (large,) = items(40)
     for _ in range(3):
-        fail(relief, [large])
-        large = Scheduled(large.sequence, 0, relief.share(large.sequence))
-    assert relief.share(large.sequence) == 5
-    shares = []
+        fail(backoff, [large])
+        large = ScheduledSequence(large.sequence, 0, backoff.token_limit(large.sequence))
+    assert backoff.token_limit(large.sequence) == 5
+    token_limits = []
     for _ in range(6 * GOOD_STEPS):
-        relief.went_well()
-        shares.append(relief.share(large.sequence))
-    assert sorted(set(shares)) == [5, 10, 20, 40, 64]
+        backoff.record_success()
+        token_limits.append(backoff.token_limit(large.sequence))
+    assert sorted(set(token_limits)) == [5, 10, 20, 40, 64]
 
 
-def test_a_step_is_taken_apart_until_one_fails_alone() -> None:
-    relief = Relief(64)
+def test_backoff_splits_step_until_one_fails_alone() -> None:
+    backoff = OOMBackoff(64)
     small, large, middle = items(1, 40, 9)
-    assert fail(relief, [small, large, middle]) == []
-    assert relief.limit == 25
-    assert relief.group == [small.sequence]
-    relief.went_well()
-    assert relief.group == [middle.sequence, large.sequence]
-    assert fail(relief, [middle, large]) == []
-    assert relief.group == [middle.sequence]
-    relief.went_well()
+    assert fail(backoff, [small, large, middle]) == []
+    assert backoff.limit == 25
+    assert backoff.group == [small.sequence]
+    backoff.record_success()
+    assert backoff.group == [middle.sequence, large.sequence]
+    assert fail(backoff, [middle, large]) == []
+    assert backoff.group == [middle.sequence]
+    backoff.record_success()
     counts = []
-    while not (given_up := fail(relief, [large])):
-        assert relief.group == [large.sequence]
-        large = Scheduled(large.sequence, 0, min(40, relief.share(large.sequence)))
+    while not (failed := fail(backoff, [large])):
+        assert backoff.group == [large.sequence]
+        large = ScheduledSequence(large.sequence, 0, min(40, backoff.token_limit(large.sequence)))
         counts.append(large.count)
-    assert given_up == [large.sequence]
+    assert failed == [large.sequence]
     assert counts == [20, 10, 5, 2, 1]
-    assert relief.group is None
-    assert relief.limit == 25  # what one did alone says nothing of the others
-    assert (relief.share(small.sequence), relief.share(middle.sequence)) == (64, 64)
-    relief.forget(large.sequence)
-    assert relief.share(large.sequence) == 64
+    assert backoff.group is None
+    assert backoff.limit == 25  # one that failed alone does not limit the others
+    assert (backoff.token_limit(small.sequence), backoff.token_limit(middle.sequence)) == (64, 64)
+    backoff.forget(large.sequence)
+    assert backoff.token_limit(large.sequence) == 64
 
 
-def test_what_cannot_be_made_smaller_is_given_up() -> None:
-    relief = Relief(64)
+def test_backoff_fails_sequence_that_cannot_shrink() -> None:
+    backoff = OOMBackoff(64)
     (image,) = items(40)
-    assert fail(relief, [image]) == []
-    assert fail(relief, [image]) == [image.sequence]  # as many tokens again: they belong together
+    assert fail(backoff, [image]) == []
+    assert fail(backoff, [image]) == [image.sequence]  # its tokens have to be computed together
 
 
-def test_steps_grow_again() -> None:
-    relief = Relief(64)
-    fail(relief, items(20, 20))
+def test_backoff_limit_grows_again() -> None:
+    backoff = OOMBackoff(64)
+    fail(backoff, items(20, 20))
     for _ in range(2):
-        relief.went_well()
+        backoff.record_success()
     limits = []
     for _ in range(3 * GOOD_STEPS):
-        relief.went_well()
-        limits.append(relief.limit)
+        backoff.record_success()
+        limits.append(backoff.limit)
     assert limits[:: GOOD_STEPS - 1][:3] == [20, 40, 40]
     assert limits[-1] == 64
-    fail(relief, items(1))
-    assert relief.limit == 1
+    fail(backoff, items(1))
+    assert backoff.limit == 1
 
 
-def test_failures_come_to_an_end() -> None:
-    """Whatever it is that does not get better by halving."""
-    relief = Relief(64)
+def test_backoff_ends_after_max_failures() -> None:
+    """For failures that halving does not resolve."""
+    backoff = OOMBackoff(64)
     one = items(1, 2)
-    for _ in range(MOST_FAILURES):
-        assert fail(relief, one) == []
-    assert fail(relief, one) == [item.sequence for item in one]
+    for _ in range(MAX_FAILURES):
+        assert fail(backoff, one) == []
+    assert fail(backoff, one) == [item.sequence for item in one]
 
 
 # The engine
@@ -176,7 +176,7 @@ def test_failures_come_to_an_end() -> None:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """More of them would wait for one another, for matrices this small."""
+    """Use one thread: for matrices this small, more would wait for one another."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -191,7 +191,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class FaultyRunner:
-    """A device that has too little memory when `fails` says so: before a step, or in the midst of it."""
+    """A device that runs out of memory when `fails` says so, before or within a step."""
 
     def __init__(self, runner: Any, fails: Fails) -> None:
         self._runner, self._fails = runner, fails
@@ -203,21 +203,21 @@ class FaultyRunner:
         if self._fails(part, choices):
             raise torch.OutOfMemoryError(GPU)
 
-    def start(self, layout: Layout) -> Any:
-        own = [item.sequence for item in layout.items]
+    def start(self, step: StepInput) -> Any:
+        own = [item.sequence for item in step.scheduled]
         self._check("start", own)
-        running = self._runner.start(layout)
+        handle = self._runner.start(step)
         self._check("started", own)
-        running.choices = layout.draws
-        return running
+        handle.choices = step.sampled
+        return handle
 
-    def draw(self, running: Any, at: list[int], rows: Any, masks: Any) -> None:
-        self._check("draw", [running.choices[i] for i in at])
-        self._runner.draw(running, at, rows, masks)
+    def resample(self, handle: Any, at: list[int], rows: Any, masks: Any) -> None:
+        self._check("sample", [handle.choices[i] for i in at])
+        self._runner.resample(handle, at, rows, masks)
 
-    def send(self, running: Any) -> None:
-        self._check("send", running.choices)
-        self._runner.send(running)
+    def copy_tokens_to_host(self, handle: Any) -> None:
+        self._check("read", handle.choices)
+        self._runner.copy_tokens_to_host(handle)
 
 
 class FaultyModel:
@@ -234,17 +234,17 @@ class FaultyModel:
         return logits
 
 
-def ahead(folder: Path, fails: Fails, **options: Any) -> EngineCore:
-    """The engine of a GPU, on the kernels' references."""
-    core = EngineCore(load_small(folder), options.pop("limits", LIMITS), kv_cache_tokens=CACHE, **options)
-    assert core.ahead
-    core.look_ahead(FaultyRunner(core.ahead.runner, fails))
+def overlap_engine(folder: Path, fails: Fails, **options: Any) -> EngineCore:
+    """Return an engine with overlapped execution, as on a GPU, on the reference kernels."""
+    core = EngineCore(load_tiny_gpu_model(folder), options.pop("limits", LIMITS), kv_cache_tokens=CACHE, **options)
+    assert core.runner
+    core.use_runner(FaultyRunner(core.runner, fails))
     _fail_copies(core, fails)
     return core
 
 
-def stepwise(folder: Path, fails: Fails, **options: Any) -> EngineCore:
-    """That of a CPU."""
+def sync_engine(folder: Path, fails: Fails, **options: Any) -> EngineCore:
+    """Return an engine with synchronous execution, as on a CPU."""
     loaded = load_model(LoadOptions(model=str(folder), dtype="fp32", threads=1, device="cpu"))
     model = FaultyModel(loaded.model, fails)
     limits = options.pop("limits", LIMITS)
@@ -252,34 +252,34 @@ def stepwise(folder: Path, fails: Fails, **options: Any) -> EngineCore:
     _fail_copies(core, fails)
     schedule, sample = core.scheduler.schedule, core.sampler.sample
 
-    def observed() -> Any:
-        plan = schedule()
-        model.choices = [item.sequence for item in plan.items]
-        return plan
+    def recording_schedule() -> Any:
+        output = schedule()
+        model.choices = [item.sequence for item in output.scheduled]
+        return output
 
-    def draw(*args: Any) -> Any:
-        if fails("draw", model.choices):
+    def failing_sample(*args: Any) -> Any:
+        if fails("sample", model.choices):
             raise RuntimeError(CPU)
         return sample(*args)
 
-    core.scheduler.schedule = observed  # type: ignore[method-assign]
-    core.sampler.sample = draw  # type: ignore[method-assign]
+    core.scheduler.schedule = recording_schedule  # type: ignore[method-assign]
+    core.sampler.sample = failing_sample  # type: ignore[method-assign]
     return core
 
 
 def _fail_copies(core: EngineCore, fails: Fails) -> None:
     copy = core.cache.copy_blocks
 
-    def attempt(pairs: list[tuple[int, int]]) -> None:
+    def copy_blocks(pairs: list[tuple[int, int]]) -> None:
         if pairs and fails("copy", []):
             raise torch.OutOfMemoryError(GPU)
         copy(pairs)
 
-    core.cache.copy_blocks = attempt
+    core.cache.copy_blocks = copy_blocks
 
 
 Make = Callable[..., EngineCore]
-both = pytest.mark.parametrize("make", [ahead, stepwise])
+both = pytest.mark.parametrize("make", [overlap_engine, sync_engine])
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -317,9 +317,9 @@ def play(core: EngineCore, sent: Sequence[EngineRequest]) -> Answers:
     assert stats.running == stats.waiting == 0
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
     assert not core._sequences
-    assert not core.scheduler.relief._shares
-    if core.ahead:
-        assert not len(core.ahead.runner.lanes)  # type: ignore[attr-defined]
+    assert not core.scheduler.oom_backoff._token_limits
+    if core.runner:
+        assert not len(core.runner.input_batch)  # type: ignore[attr-defined]
     core.close()
     return answers
 
@@ -344,15 +344,16 @@ def never(part: str, choices: Sequence[Choice]) -> bool:
 @both
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_shortages_at_random_change_nobodys_tokens(
+def test_random_ooms_do_not_change_tokens(
     folder: Path, make: Make, seed: int, caching: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("syringa.engine.scheduling.oom.GOOD_STEPS", 4)  # or most steps would be as small as can be
+    # Otherwise most steps would have the minimum size.
+    monkeypatch.setattr("syringa.engine.scheduling.oom.GOOD_STEPS", 4)
     rng = random.Random(seed)
     parts: set[str] = set()
 
     def fails(part: str, choices: Sequence[Choice]) -> bool:
-        # Never for one alone, or some would be given up by bad luck.
+        # Never for a single sequence, or requests would fail by chance.
         failed = len(choices) != 1 and rng.random() < (0.5 if part == "copy" else 0.06)
         if failed:
             parts.add(part)
@@ -361,12 +362,12 @@ def test_shortages_at_random_change_nobodys_tokens(
     sent = requests(seed)
     expected = play(make(folder, never, prefix_caching=caching), sent)
     answers = play(make(folder, fails, prefix_caching=caching), sent)
-    assert {"start", "started", "draw"} <= parts
+    assert {"start", "started", "sample"} <= parts
     same(answers, expected)
 
 
 @both
-def test_blocks_that_could_not_be_copied_are_computed_again(folder: Path, make: Make) -> None:
+def test_blocks_of_failed_copies_are_recomputed(folder: Path, make: Make) -> None:
     failures = 0
 
     def fails(part: str, choices: Sequence[Choice]) -> bool:
@@ -381,12 +382,12 @@ def test_blocks_that_could_not_be_copied_are_computed_again(folder: Path, make: 
 
 
 @both
-@pytest.mark.parametrize("most", [1, 3, 12])
-def test_steps_shrink_to_what_there_is_room_for(folder: Path, make: Make, most: int) -> None:
-    """Memory for so many sequences in a step, and no more, for as long as it takes."""
+@pytest.mark.parametrize("max_sequences", [1, 3, 12])
+def test_steps_shrink_to_what_fits(folder: Path, make: Make, max_sequences: int) -> None:
+    """A step has memory for `max_sequences` sequences at all times."""
 
     def fails(part: str, choices: Sequence[Choice]) -> bool:
-        return part == "start" and len(choices) > most
+        return part == "start" and len(choices) > max_sequences
 
     sent = requests(7)
     core = make(folder, fails)
@@ -394,27 +395,27 @@ def test_steps_shrink_to_what_there_is_room_for(folder: Path, make: Make, most: 
 
 
 @both
-def test_memory_for_few_rows(folder: Path, make: Make) -> None:
-    """A prompt that is too long for a step is computed in shorter ones."""
+def test_long_prompt_is_computed_in_smaller_chunks(folder: Path, make: Make) -> None:
+    """A step has memory for six rows at all times."""
     largest: list[int] = []
 
     def fails(part: str, choices: Sequence[Choice]) -> bool:
         if part != "start":
             return False
-        rows = sum(item.count for item in plans[-1].items)
+        rows = sum(item.count for item in outputs[-1].scheduled)
         if rows <= 6:
             largest.append(rows)
         return rows > 6
 
     core = make(folder, fails)
-    plans: list[Any] = []
+    outputs: list[Any] = []
     schedule = core.scheduler.schedule
 
-    def observed() -> Any:
-        plans.append(schedule())
-        return plans[-1]
+    def recording_schedule() -> Any:
+        outputs.append(schedule())
+        return outputs[-1]
 
-    core.scheduler.schedule = observed  # type: ignore[method-assign]
+    core.scheduler.schedule = recording_schedule  # type: ignore[method-assign]
     sent = requests(5)
     answers = play(core, sent)
     assert max(largest) == 6
@@ -422,9 +423,9 @@ def test_memory_for_few_rows(folder: Path, make: Make) -> None:
 
 
 @both
-@pytest.mark.parametrize("where", ["start", "started", "draw"])
+@pytest.mark.parametrize("where", ["start", "started", "sample"])
 @pytest.mark.parametrize("choices", [1, 3])
-def test_a_request_that_never_fits_fails_alone(folder: Path, make: Make, where: str, choices: int) -> None:
+def test_request_that_never_fits_fails_alone(folder: Path, make: Make, where: str, choices: int) -> None:
     def fails(part: str, choices: Sequence[Choice]) -> bool:
         return part == where and any(choice.request.id == "large" for choice in choices)
 
@@ -439,19 +440,19 @@ def test_a_request_that_never_fits_fails_alone(folder: Path, make: Make, where: 
     same(answers, expected, but="large")
     for choice in range(choices):
         (delta,) = answers["large", choice].deltas
-        assert (delta.finish, delta.error, delta.fault) == ("error", TOO_LARGE, "overload")
+        assert (delta.finish, delta.error, delta.error_kind) == ("error", OUT_OF_MEMORY, "overload")
     assert core.stats().steps - steps < 600
 
 
 @both
-def test_without_any_memory_everybody_is_told(folder: Path, make: Make) -> None:
+def test_all_requests_fail_without_any_memory(folder: Path, make: Make) -> None:
     answers = play(make(folder, lambda part, choices: part == "start"), requests(1))
     assert {answer.finish for answer in answers.values()} == {"error"}
     assert len(answers) == sum(each.choices for each in requests(1))
 
 
 @both
-def test_memory_comes_back(folder: Path, make: Make) -> None:
+def test_step_limit_recovers_when_memory_is_free_again(folder: Path, make: Make) -> None:
     left = 12
 
     def fails(part: str, choices: Sequence[Choice]) -> bool:
@@ -465,23 +466,23 @@ def test_memory_comes_back(folder: Path, make: Make) -> None:
     driver = Driver(core)
     driver.submit(*sent)
     driver.step(12)
-    assert core.scheduler.relief.limit < core_limit
+    assert core.scheduler.oom_backoff.limit < core_limit
     driver.finish()
-    assert core.scheduler.relief.limit == core_limit
+    assert core.scheduler.oom_backoff.limit == core_limit
     assert all(len(answer.tokens) == 200 for answer in driver.answers.values())
     core.close()
 
 
 @both
-def test_other_errors_are_not_hidden(folder: Path, make: Make) -> None:
+def test_other_errors_are_raised(folder: Path, make: Make) -> None:
     core = make(folder, never)
     core.submit(request("a", [1, 2, 3]))
 
     def broken(*args: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    if core.ahead:
-        core.ahead.runner.start = broken  # type: ignore[method-assign]
+    if core.runner:
+        core.runner.start = broken  # type: ignore[method-assign]
     else:
         core.loaded.model.forward = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="illegal memory access"):

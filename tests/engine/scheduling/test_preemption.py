@@ -3,76 +3,78 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from syringa.engine.scheduling.preemption import Shortage, givers, victim
+from syringa.engine.scheduling.preemption import ReclaimTarget, select_victim, select_victims
 from syringa.engine.scheduling.sequence import Sequence
-from tests.engine.scheduling.builders import sequence
+from tests.engine.scheduling.model_free_engine import sequence
 
 _numbers = itertools.count()
 
 
 def running(tenant: str, blocks: int, choices: int = 1) -> Sequence:
     one = sequence([1], tenant=tenant, choices=choices)
-    one.blocks = [next(_numbers) for _ in range(blocks)]
+    one.block_table = [next(_numbers) for _ in range(blocks)]
     return one
 
 
-def users(*sequences: Sequence) -> Counter[int]:
-    return Counter(block for one in sequences for block in one.blocks)
+def ref_counts(*sequences: Sequence) -> Counter[int]:
+    return Counter(block for one in sequences for block in one.block_table)
 
 
-def test_alone_the_youngest_gives_way_and_nothing_that_is_planned() -> None:
+def test_select_victim_of_one_tenant_is_youngest_unscheduled() -> None:
     one, two, three = (running("a", 5) for _ in range(3))
-    assert victim([one, two, three], [two, three], [one], two) is three
-    assert victim([one, two, three], [two], [one, three], two) is two
+    assert select_victim([one, two, three], [two, three], [one], two) is three
+    assert select_victim([one, two, three], [two], [one, three], two) is two
 
 
-def test_the_tenant_with_the_most_gives_its_youngest() -> None:
+def test_select_victim_is_youngest_of_tenant_with_most_blocks() -> None:
     old, young = running("a", 5), running("a", 5)
     last = [running("b", 1), running("b", 2)]
     everyone = [old, young, *last]
-    assert victim(everyone, everyone, [], last[0]) is young
-    assert victim(everyone, everyone, [], old) is young
-    # Planned already: taken out again for another tenant, never for its own.
-    assert victim(everyone, last, [old, young], last[0]) is young
-    assert victim(everyone, [old, *last], [young], old) is old
-    assert victim(everyone, last, [], last[0]) is last[1]
+    assert select_victim(everyone, everyone, [], last[0]) is young
+    assert select_victim(everyone, everyone, [], old) is young
+    # Already scheduled: removed for another tenant, never for its own.
+    assert select_victim(everyone, last, [old, young], last[0]) is young
+    assert select_victim(everyone, [old, *last], [young], old) is old
+    assert select_victim(everyone, last, [], last[0]) is last[1]
 
 
-def test_nobody_loses_its_only_one_while_others_have_two() -> None:
+def test_select_victim_spares_only_sequence_of_a_tenant() -> None:
     large, small, smaller = running("a", 90), running("b", 5), running("b", 5)
-    assert victim([large, small, smaller], [large, small, smaller], [], small) is smaller
-    assert victim([large, small], [large, small], [], small) is small
+    assert select_victim([large, small, smaller], [large, small, smaller], [], small) is smaller
+    assert select_victim([large, small], [large, small], [], small) is small
 
 
-SHARES = {"place_share": 2.0, "block_share": 10.0}
+SHARES = {"slot_share": 2.0, "block_share": 10.0}
 
 
-def test_places_are_given_by_whoever_has_more_than_its_share() -> None:
+def test_select_victims_takes_slots_from_tenants_above_their_share() -> None:
     many, few = [running("a", 1) for _ in range(4)], [running("b", 9), running("b", 9)]
     everyone = [*many, *few]
-    assert givers(everyone, users(*everyone), Shortage(1, 0, **SHARES)) == [many[3]]
-    assert givers(everyone, users(*everyone), Shortage(2, -5, **SHARES)) == [many[3], many[2]]
-    assert givers(everyone, users(*everyone), Shortage(3, 0, **SHARES)) == []  # both have their share then
+    assert select_victims(everyone, ref_counts(*everyone), ReclaimTarget(1, 0, **SHARES)) == [many[3]]
+    assert select_victims(everyone, ref_counts(*everyone), ReclaimTarget(2, -5, **SHARES)) == [many[3], many[2]]
+    assert (
+        select_victims(everyone, ref_counts(*everyone), ReclaimTarget(3, 0, **SHARES)) == []
+    )  # then both are at their share
     forking = running("a", 1, choices=3)
     everyone = [many[0], forking]
-    assert givers(everyone, users(*everyone), Shortage(3, 0, **SHARES)) == [forking]
+    assert select_victims(everyone, ref_counts(*everyone), ReclaimTarget(3, 0, **SHARES)) == [forking]
 
 
-def test_blocks_are_given_by_whoever_has_more_than_its_share() -> None:
+def test_select_victims_takes_blocks_from_tenants_above_their_share() -> None:
     many, few = [running("a", 1) for _ in range(4)], [running("b", 9), running("b", 9)]
     everyone = [*many, *few]
-    assert givers(everyone, users(*everyone), Shortage(0, 3, **SHARES)) == [few[1]]
-    assert givers(everyone, users(*everyone), Shortage(0, 10, **SHARES)) == []
-    assert givers(everyone, users(*everyone), Shortage(1, 3, **SHARES)) == [many[3], few[1]]
+    assert select_victims(everyone, ref_counts(*everyone), ReclaimTarget(0, 3, **SHARES)) == [few[1]]
+    assert select_victims(everyone, ref_counts(*everyone), ReclaimTarget(0, 10, **SHARES)) == []
+    assert select_victims(everyone, ref_counts(*everyone), ReclaimTarget(1, 3, **SHARES)) == [many[3], few[1]]
 
 
-def test_shared_blocks_are_free_when_the_last_one_goes() -> None:
+def test_select_victims_counts_shared_blocks_when_last_reference_goes() -> None:
     first, second, third = running("a", 1), running("a", 12), running("a", 0)
-    third.blocks = list(second.blocks)
+    third.block_table = list(second.block_table)
     everyone = [first, second, third]
-    assert givers(everyone, users(*everyone), Shortage(0, 12, **SHARES)) == [third, second]
+    assert select_victims(everyone, ref_counts(*everyone), ReclaimTarget(0, 12, **SHARES)) == [third, second]
 
 
-def test_the_last_one_of_a_tenant_stays() -> None:
+def test_select_victims_spares_last_sequence_of_a_tenant() -> None:
     alone = running("a", 100)
-    assert givers([alone], users(alone), Shortage(1, 5, **SHARES)) == []
+    assert select_victims([alone], ref_counts(alone), ReclaimTarget(1, 5, **SHARES)) == []

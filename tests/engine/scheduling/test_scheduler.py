@@ -6,51 +6,52 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
-from syringa.engine.scheduling.limits import SCORING_CHUNK, SCORING_ROWS, Limits, QueueFull
-from tests.engine.scheduling.builders import DryEngine, sequence
+from syringa.engine.scheduling.limits import SCORING_CHUNK, SCORING_ROWS, QueueFull, SchedulerLimits
+from tests.engine.scheduling.model_free_engine import ModelFreeEngine, sequence
+from tests.tiers import examples
 
 
-def test_a_prompt_is_computed_in_chunks_of_the_budget() -> None:
-    engine = DryEngine(20, Limits(step_tokens=40, max_running=4))
+def test_scheduler_computes_prompt_in_chunks_of_the_budget() -> None:
+    engine = ModelFreeEngine(20, SchedulerLimits(step_tokens=40, max_running=4))
     one = engine.submit(sequence([1] * 100))
-    counts = [engine.step().items[0].count for _ in range(4)]
+    counts = [engine.step().scheduled[0].count for _ in range(4)]
     assert counts == [40, 40, 20, 1]
     assert one.generated == 2
 
 
-def test_running_choices_come_before_prompts() -> None:
-    engine = DryEngine(40, Limits(step_tokens=16, max_running=8))
+def test_scheduler_schedules_decoding_before_prompts() -> None:
+    engine = ModelFreeEngine(40, SchedulerLimits(step_tokens=16, max_running=8))
     short = [engine.submit(sequence([i] * 3, max_tokens=20)) for i in range(3)]
     engine.step()
     engine.submit(sequence([9] * 200))
     for _ in range(10):
-        plan = engine.step()
-        assert [item.sequence for item in plan.items[:3]] == short
-        assert [item.count for item in plan.items[:3]] == [1, 1, 1]
-        assert 10 <= plan.items[3].count <= 13
+        output = engine.step()
+        assert [item.sequence for item in output.scheduled[:3]] == short
+        assert [item.count for item in output.scheduled[:3]] == [1, 1, 1]
+        assert 10 <= output.scheduled[3].count <= 13
 
 
-def test_what_others_wait_for_stays_short_to_the_end_of_a_long_prompt() -> None:
-    engine = DryEngine(1000, Limits(step_tokens=512, max_running=8))
+def test_scheduler_shrinks_chunks_of_long_context_while_streams_wait() -> None:
+    engine = ModelFreeEngine(1000, SchedulerLimits(step_tokens=512, max_running=8))
     stream = engine.submit(sequence([1] * 3, max_tokens=200))
     engine.step()
     long = engine.submit(sequence([9] * 6000))
     counts = []
     while long.needed > 1 or not counts:
-        plan = engine.step()
-        assert plan.items[0].sequence is stream
-        counts += [item.count for item in plan.items if item.sequence is long]
+        output = engine.step()
+        assert output.scheduled[0].sequence is stream
+        counts += [item.count for item in output.scheduled if item.sequence is long]
     assert counts[0] > 500
     assert 64 < counts[-2] < 512 * 1536 / (1536 + 5000)
-    # Nobody waits: the whole budget is its own.
-    engine = DryEngine(1000, Limits(step_tokens=512, max_running=8))
+    # Without streams, it gets the whole budget.
+    engine = ModelFreeEngine(1000, SchedulerLimits(step_tokens=512, max_running=8))
     engine.submit(sequence([9] * 6000))
-    assert [engine.step().items[0].count for _ in range(10)] == [512] * 10
+    assert [engine.step().scheduled[0].count for _ in range(10)] == [512] * 10
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-def test_the_budget_lets_every_running_choice_step(choices: int) -> None:
-    engine = DryEngine(200, Limits(step_tokens=2, max_running=6))
+def test_scheduler_budget_covers_every_running_choice(choices: int) -> None:
+    engine = ModelFreeEngine(200, SchedulerLimits(step_tokens=2, max_running=6))
     for i in range(8):
         engine.submit(sequence([i] * 9, choices=choices, max_tokens=30))
     for _ in range(60):
@@ -58,8 +59,8 @@ def test_the_budget_lets_every_running_choice_step(choices: int) -> None:
         assert len(engine.scheduler.running) <= 6
 
 
-def test_choices_that_are_still_to_fork_count_as_running() -> None:
-    engine = DryEngine(200, Limits(step_tokens=512, max_running=6))
+def test_scheduler_counts_unforked_choices_as_running() -> None:
+    engine = ModelFreeEngine(200, SchedulerLimits(step_tokens=512, max_running=6))
     for i in range(3):
         engine.submit(sequence([i] * 300, choices=3, max_tokens=30, scoring=True))
     for _ in range(20):
@@ -67,85 +68,89 @@ def test_choices_that_are_still_to_fork_count_as_running() -> None:
         assert len(engine.scheduler.running) <= 6
 
 
-def test_choices_beyond_the_limit_still_run_alone() -> None:
-    engine = DryEngine(64, Limits(step_tokens=16, max_running=4))
+def test_scheduler_runs_request_with_more_choices_than_limit() -> None:
+    engine = ModelFreeEngine(64, SchedulerLimits(step_tokens=16, max_running=4))
     engine.submit(sequence([1] * 20, choices=10))
     engine.run()
     assert len(engine.finished) == 10
 
 
-def test_choices_share_the_prompt_and_part_at_their_first_own_token() -> None:
-    engine = DryEngine(20)
+def test_scheduler_forks_choices_with_copy_on_write() -> None:
+    engine = ModelFreeEngine(20)
     one = engine.submit(sequence([1] * 20, choices=3, max_tokens=3))
-    plan = engine.step()
-    assert [item.count for item in plan.items] == [20]
-    assert [s.choice for s in plan.items[0].draws] == [0, 1, 2]
+    output = engine.step()
+    assert [item.count for item in output.scheduled] == [20]
+    assert [s.choice for s in output.scheduled[0].sampled] == [0, 1, 2]
     assert engine.pool.total - engine.pool.available == 2
-    assert all(s.blocks == one.blocks for s in engine.live)
-    plan = engine.step()
-    assert len(plan.copies) == 2  # the last to write keeps the block
-    assert len({s.blocks[1] for s in engine.live}) == 3
-    assert len({s.blocks[0] for s in engine.live}) == 1
+    assert all(s.block_table == one.block_table for s in engine.live)
+    output = engine.step()
+    assert len(output.copies) == 2  # the last to write keeps the block
+    assert len({s.block_table[1] for s in engine.live}) == 3
+    assert len({s.block_table[0] for s in engine.live}) == 1
     engine.run()
 
 
-def test_a_known_prefix_is_not_computed_again() -> None:
-    engine = DryEngine(20)
+def test_scheduler_reuses_cached_prefix() -> None:
+    engine = ModelFreeEngine(20)
     engine.submit(sequence([1] * 40))
     engine.run()
     again = engine.submit(sequence([1] * 40))
-    assert engine.step().items[0].count == 8
+    assert engine.step().scheduled[0].count == 8
     assert again.cached == 32
     other = engine.submit(sequence([1] * 40, use_cache=False))
-    assert engine.step().items[-1].count == 40
+    assert engine.step().scheduled[-1].count == 40
     assert other.cached == 0
     engine.run()
 
 
-def test_a_request_that_wants_no_cache_leaves_none() -> None:
-    engine = DryEngine(20)
+def test_scheduler_does_not_cache_blocks_of_uncached_request() -> None:
+    engine = ModelFreeEngine(20)
     engine.submit(sequence([1] * 40, use_cache=False))
     engine.run()
     assert engine.pool.cached == 0
 
 
-def test_scoring_a_prompt_takes_small_chunks_and_no_cache() -> None:
-    engine = DryEngine(40, Limits(step_tokens=512))
+def test_scheduler_scores_prompt_in_small_chunks_without_cache() -> None:
+    engine = ModelFreeEngine(40, SchedulerLimits(step_tokens=512))
     engine.submit(sequence([1] * 300))
     engine.run()
     scored = engine.submit(sequence([1] * 300, scoring=True))
-    assert [engine.step().items[0].count for _ in range(3)] == [SCORING_CHUNK, SCORING_CHUNK, 300 - 2 * SCORING_CHUNK]
+    assert [engine.step().scheduled[0].count for _ in range(3)] == [
+        SCORING_CHUNK,
+        SCORING_CHUNK,
+        300 - 2 * SCORING_CHUNK,
+    ]
     assert scored.cached == 0
 
 
-def test_scores_of_a_step_are_bounded_whoever_they_are_for() -> None:
-    """A row of logits for each token, and a step of a GPU has thousands."""
-    engine = DryEngine(400, Limits(step_tokens=8192, max_running=64))
+def test_scheduler_bounds_scored_rows_per_step() -> None:
+    """Scoring needs a row of logits per token, and a GPU step has thousands of tokens."""
+    engine = ModelFreeEngine(400, SchedulerLimits(step_tokens=8192, max_running=64))
     for i in range(20):
         engine.submit(sequence([i] * 200, scoring=True))
     engine.submit(sequence([99] * 300))
     while engine.live:
         scoring = {one for one in engine.live if one.scoring}
-        plan = engine.step()
-        rows = sum(item.count for item in plan.items if item.sequence in scoring)
+        output = engine.step()
+        rows = sum(item.count for item in output.scheduled if item.sequence in scoring)
         assert rows <= SCORING_ROWS
-        if engine.steps == 1:  # who is not scored is not kept waiting by those who are
+        if engine.steps == 1:  # a prompt that is not scored does not wait for those that are
             assert rows == SCORING_ROWS
-            assert plan.items[-1].count == 300
+            assert output.scheduled[-1].count == 300
     assert len(engine.finished) == 21
     assert engine.scheduler.preemptions == 0
 
 
-def test_room_is_kept_for_prompts_that_wait_for_their_scores() -> None:
-    engine = DryEngine(100, Limits(step_tokens=8192, max_running=64))
+def test_scheduler_reserves_blocks_for_admitted_scored_prompts() -> None:
+    engine = ModelFreeEngine(100, SchedulerLimits(step_tokens=8192, max_running=64))
     for i in range(30):  # of 13 blocks each: seven fit
         engine.submit(sequence([i] * 200, scoring=True, max_tokens=2))
     engine.run()
     assert engine.scheduler.preemptions == 0
 
 
-def test_the_youngest_is_preempted_and_computed_again() -> None:
-    engine = DryEngine(6, caching=False)
+def test_scheduler_preempts_and_recomputes_youngest() -> None:
+    engine = ModelFreeEngine(6, caching=False)
     old = engine.submit(sequence([1] * 30, max_tokens=40))
     young = engine.submit(sequence([2] * 30, max_tokens=40))
     for _ in range(25):
@@ -159,9 +164,9 @@ def test_the_youngest_is_preempted_and_computed_again() -> None:
     assert young.generated == 40
 
 
-def test_what_was_found_in_the_cache_is_told_as_of_the_first_run() -> None:
-    """One that is sent back in the middle of its prompt finds its own blocks again: those are no saving."""
-    engine = DryEngine(9, Limits(step_tokens=45, max_running=4))
+def test_scheduler_reports_cached_tokens_of_first_admission() -> None:
+    """A prompt that was preempted half-way finds its own blocks again, which does not count as cached."""
+    engine = ModelFreeEngine(9, SchedulerLimits(step_tokens=45, max_running=4))
     for i in range(3):
         engine.submit(sequence([i] * 15, max_tokens=10))
     engine.step()
@@ -174,8 +179,8 @@ def test_what_was_found_in_the_cache_is_told_as_of_the_first_run() -> None:
     assert young.cached == 0
 
 
-def test_a_full_queue_refuses_at_once() -> None:
-    engine = DryEngine(4, Limits(max_queue=2))
+def test_scheduler_add_raises_queue_full() -> None:
+    engine = ModelFreeEngine(4, SchedulerLimits(max_queue=2))
     for _ in range(2):
         engine.submit(sequence([1]))
     with pytest.raises(QueueFull):
@@ -185,20 +190,20 @@ def test_a_full_queue_refuses_at_once() -> None:
     engine.run()
 
 
-def test_first_come_first_served_inside_a_tenant() -> None:
-    engine = DryEngine(40, Limits(max_running=1))
+def test_scheduler_serves_tenant_in_order_of_arrival() -> None:
+    engine = ModelFreeEngine(40, SchedulerLimits(max_running=1))
     order = [engine.submit(sequence([i] * 5, max_tokens=3)) for i in range(6)]
     engine.run()
     assert engine.finished == order
 
 
-def tokens_of(engine: DryEngine, tenant: str) -> int:
+def tokens_of(engine: ModelFreeEngine, tenant: str) -> int:
     done = [*engine.finished, *engine.scheduler.running]
     return sum(s.computed or len(s.tokens) - 1 for s in done if s.request.tenant == tenant)
 
 
-def test_tenants_get_equal_shares_whoever_asks_more() -> None:
-    engine = DryEngine(100, Limits(max_running=4))
+def test_scheduler_gives_tenants_equal_shares() -> None:
+    engine = ModelFreeEngine(100, SchedulerLimits(max_running=4))
     for i in range(200):
         engine.submit(sequence([i] * 10, tenant="noisy", max_tokens=10))
     for i in range(20):
@@ -208,13 +213,13 @@ def test_tenants_get_equal_shares_whoever_asks_more() -> None:
     assert tokens_of(engine, "noisy") == pytest.approx(tokens_of(engine, "quiet"), rel=0.15)
 
 
-def test_time_away_is_neither_saved_up_nor_held_against_anyone() -> None:
-    engine = DryEngine(100, Limits(max_running=2))
-    for i in range(100):  # one tenant has the engine for itself for long
+def test_scheduler_ignores_past_use_of_idle_tenants() -> None:
+    engine = ModelFreeEngine(100, SchedulerLimits(max_running=2))
+    for i in range(100):  # one tenant has the engine to itself for a long time
         engine.submit(sequence([i] * 20, tenant="regular", max_tokens=10))
     engine.run()
     engine.finished.clear()
-    # Then another comes first, while nobody waits, and both have plenty to do.
+    # Then another tenant arrives first, with an empty queue, and both have plenty to do.
     for tenant in ("new", "regular"):
         for i in range(40):
             engine.submit(sequence([i] * 20, tenant=tenant, max_tokens=10))
@@ -224,8 +229,8 @@ def test_time_away_is_neither_saved_up_nor_held_against_anyone() -> None:
     assert min(counts) >= 8
 
 
-class Scheduling(RuleBasedStateMachine):
-    """Submit, fork, abort, finish and preempt at random, in pools that are much too small."""
+class SchedulerMachine(RuleBasedStateMachine):
+    """Submit, fork, abort, finish and preempt at random, in pools that are far too small."""
 
     @initialize(
         blocks=st.integers(2, 10),
@@ -235,8 +240,8 @@ class Scheduling(RuleBasedStateMachine):
         caching=st.booleans(),
     )
     def start(self, blocks: int, step_tokens: int, max_running: int, max_queue: int, caching: bool) -> None:
-        self.engine = DryEngine(blocks, Limits(step_tokens, max_running, max_queue), caching=caching)
-        self.room = blocks * BLOCK_SIZE
+        self.engine = ModelFreeEngine(blocks, SchedulerLimits(step_tokens, max_running, max_queue), caching=caching)
+        self.capacity = blocks * BLOCK_SIZE
 
     @rule(
         family=st.integers(0, 1),
@@ -259,8 +264,8 @@ class Scheduling(RuleBasedStateMachine):
         use_cache: bool,
         scoring: bool,
     ) -> None:
-        prompt = ([family] * shared + own or [0])[: self.room]
-        max_tokens = min(max_tokens, self.room - len(prompt) + 1)
+        prompt = ([family] * shared + own or [0])[: self.capacity]
+        max_tokens = min(max_tokens, self.capacity - len(prompt) + 1)
         one = sequence(
             prompt, tenant=tenant, choices=choices, max_tokens=max_tokens, use_cache=use_cache, scoring=scoring
         )
@@ -290,5 +295,5 @@ class Scheduling(RuleBasedStateMachine):
             self.engine.run()
 
 
-TestScheduling = Scheduling.TestCase
-TestScheduling.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)

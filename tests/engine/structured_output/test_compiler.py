@@ -7,11 +7,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from syringa.engine.sampling.sampler import Sampler, SamplerState, SamplingRow
+from syringa.engine.sampling.sampler import Sampler
+from syringa.engine.sampling.sampler_input import SamplerState, SamplingRow
 from syringa.engine.structured_output.compiler import GrammarCompiler, GrammarState
 from syringa.errors import InvalidRequest
-from syringa.prompt.grammar.validation import validate
-from syringa.types import Grammar, GrammarKind, Sampling
+from syringa.prompt.grammar.validation import validate_grammar
+from syringa.types import Grammar, GrammarKind, SamplingParams
 
 END, TURN = 0, 1
 VOCAB = 333  # more than the tokenizer has, as models do, and no multiple of 32
@@ -61,7 +62,7 @@ def feed(state: GrammarState, tokenizer: Tokenizer, text: str) -> None:
 
 def generate(compiler: GrammarCompiler, tokenizer: Tokenizer, state: GrammarState, seed: int) -> str:
     sampler = Sampler(VOCAB)
-    row = SamplingRow(SamplerState(Sampling(seed=seed)))
+    row = SamplingRow(SamplerState(SamplingParams(seed=seed)))
     tokens: list[int] = []
     noise = torch.Generator().manual_seed(seed)
     while not state.finished:
@@ -177,7 +178,7 @@ def test_a_failure_stays_with_its_sequence(compiler: GrammarCompiler, tokenizer:
 
 def test_a_grammar_that_grows_too_large_fails_alone_and_late(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state = compiled(compiler, "regex", "a{1000000}")
-    assert state._first_mask is not None, "it takes long, and belongs to compiling"
+    assert state.first_mask is not None, "it takes long, and belongs to compiling"
     assert allowed(compiler, state) - {END, TURN}
     for _ in range(3):
         if not state.accept(tokenizer.token_to_id("a")):
@@ -217,7 +218,7 @@ def test_broken_grammars_are_refused_here_and_there(
     compiler: GrammarCompiler, kind: GrammarKind, value: str, says: str
 ) -> None:
     grammar = Grammar(kind, value)
-    for check in (validate, lambda g: compiler.compile(g).result(10)):
+    for check in (validate_grammar, lambda g: compiler.compile(g).result(10)):
         with pytest.raises(InvalidRequest) as caught:
             check(grammar)
         assert says in caught.value.message
@@ -226,12 +227,12 @@ def test_broken_grammars_are_refused_here_and_there(
 
 @pytest.mark.parametrize("value", ["{}", "true", json.dumps(PERSON)])
 def test_good_schemas_pass(value: str) -> None:
-    validate(Grammar("json_schema", value))
+    validate_grammar(Grammar("json_schema", value))
 
 
 def test_unknown_special_tokens_fail_when_compiled(compiler: GrammarCompiler) -> None:
     grammar = Grammar("lark", "start: <nope>")
-    validate(grammar)
+    validate_grammar(grammar)
     with pytest.raises(InvalidRequest, match="nope"):
         compiler.compile(grammar).result(10)
     assert allowed(compiler, compiled(compiler, "lark", "start: <turn>")) == {TURN}

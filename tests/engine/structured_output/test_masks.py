@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from syringa.engine.structured_output import masks
-from syringa.engine.structured_output.masks import TOO_COMPLEX, MaskFiller, _too_dear
+from syringa.engine.structured_output.masks import TOO_COMPLEX, MaskFiller, too_expensive
 
 
 class Grammar:
@@ -23,7 +23,7 @@ class Grammar:
         return self.seconds < 0
 
 
-class Row:
+class MaskRequest:
     def __init__(self, grammar: Grammar) -> None:
         self.grammar: Any = grammar
         self.matcher: Any = grammar
@@ -65,7 +65,7 @@ def filler() -> Iterator[MaskFiller]:
     made.close()
 
 
-def fill(filler: MaskFiller, rows: list[Row]) -> np.ndarray:
+def fill(filler: MaskFiller, rows: list[MaskRequest]) -> np.ndarray:
     table = np.full((len(rows), 1), -1, dtype=np.int32)
     filler.fill([(row, at) for at, row in enumerate(rows)], table)
     return table[:, 0]
@@ -74,17 +74,17 @@ def fill(filler: MaskFiller, rows: list[Row]) -> np.ndarray:
 def test_ordinary_rows_are_not_timed(filler: MaskFiller, calls: list[int]) -> None:
     for count, wanted in ((0, []), (1, [0]), (16, [16]), (40, [16, 16, 8])):
         calls.clear()
-        assert (fill(filler, [Row(Grammar(0)) for _ in range(count)]) == 7).all()
+        assert (fill(filler, [MaskRequest(Grammar(0)) for _ in range(count)]) == 7).all()
         assert calls == wanted
 
 
 def test_a_row_in_error_gets_no_token(filler: MaskFiller, calls: list[int]) -> None:
-    assert fill(filler, [Row(Grammar(0)), Row(Grammar(-1))]).tolist() == [7, 0]
+    assert fill(filler, [MaskRequest(Grammar(0)), MaskRequest(Grammar(-1))]).tolist() == [7, 0]
 
 
 def test_dear_rows_fail_and_the_step_stays_short(filler: MaskFiller, calls: list[int]) -> None:
     dear = Grammar(0.02)
-    rows = [Row(dear) if each % 8 else Row(Grammar(0)) for each in range(128)]
+    rows = [MaskRequest(dear) if each % 8 else MaskRequest(Grammar(0)) for each in range(128)]
     started = time.thread_time()
     first = fill(filler, rows)
     # 2.2 s of work, of which the first rows alone were done before anybody looked at the clock.
@@ -99,7 +99,7 @@ def test_dear_rows_fail_and_the_step_stays_short(filler: MaskFiller, calls: list
     cheap = [row for row in left if row.grammar is not dear]
     assert len(cheap) == 16
     assert not any(row.failure for row in cheap)
-    for _ in range(masks.WATCHED_STEPS):
+    for _ in range(masks.TIMED_STEPS):
         assert (fill(filler, cheap) == 7).all()
     calls.clear()
     fill(filler, cheap)
@@ -107,7 +107,7 @@ def test_dear_rows_fail_and_the_step_stays_short(filler: MaskFiller, calls: list
 
 
 def test_the_dearest_go_until_the_rest_fit() -> None:
-    assert _too_dear([0.001] * 500, 0.2) == [], "many that are cheap are nobody's fault"
-    assert _too_dear([0.004, 0.02, 0.009, float("inf")], 0.2) == [3, 1]
-    assert len(_too_dear([1 / 256] * 100, 50 / 256)) == 50
-    assert _too_dear([0.002] * 99 + [0.009, 0.005], 0.2) == [99, 100]
+    assert too_expensive([0.001] * 500, 0.2) == [], "many that are cheap are nobody's fault"
+    assert too_expensive([0.004, 0.02, 0.009, float("inf")], 0.2) == [3, 1]
+    assert len(too_expensive([1 / 256] * 100, 50 / 256)) == 50
+    assert too_expensive([0.002] * 99 + [0.009, 0.005], 0.2) == [99, 100]

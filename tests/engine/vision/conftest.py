@@ -1,1 +1,3 @@
-"""Read before any test here computes: as for the other models on `transformers`' definitions."""
+"""Share the AMX guard and the kernel threads of the model tests."""
+
+from tests.engine.models.conftest import kernel_threads  # noqa: F401

@@ -1,4 +1,4 @@
-"""Image-text models that were not checked are refused by name, before their weights are read."""
+"""Vision-language models that were not tested are refused before their weights are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from syringa.engine.loading.loader import LoadOptions, load_model
 from syringa.errors import ModelError
-from tests.engine.vision.small import FAMILIES, tokenizer
+from tests.engine.vision.tiny_models import FAMILIES, tokenizer
 
 
 def folder(path: Path, name: str, architecture: str, changes: dict[str, Any], processor: Any = True) -> str:
@@ -38,7 +38,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "architecture", "changes", "reason"), REFUSED)
-def test_what_was_not_checked_is_refused(
+def test_loader_refuses_untested_vision_models(
     tmp_path: Path, name: str, architecture: str, changes: dict[str, Any], reason: str
 ) -> None:
     path = folder(tmp_path, name, architecture, changes)
@@ -46,7 +46,7 @@ def test_what_was_not_checked_is_refused(
         load_model(LoadOptions(model=path, dtype="fp32", threads=1))
 
 
-def test_a_folder_without_its_processor_is_refused(tmp_path: Path) -> None:
+def test_loader_refuses_folder_without_image_processor(tmp_path: Path) -> None:
     path = folder(tmp_path, "llava", LLAVA, {}, processor=False)
     with pytest.raises(ModelError, match=r"has no preprocessor_config\.json or processor_config\.json"):
         load_model(LoadOptions(model=path, dtype="fp32", threads=1))
@@ -55,7 +55,7 @@ def test_a_folder_without_its_processor_is_refused(tmp_path: Path) -> None:
         load_model(LoadOptions(model=path, dtype="fp32", threads=1))
 
 
-def test_weights_that_are_missing_are_told(tmp_path: Path) -> None:
+def test_loader_reports_unreadable_weights(tmp_path: Path) -> None:
     path = folder(tmp_path, "llava", LLAVA, {})
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_model(LoadOptions(model=path, dtype="fp32", threads=1))

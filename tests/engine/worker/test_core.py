@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import EngineOverloaded, InvalidRequest
-from syringa.types import Grammar
+from syringa.types import EngineDelta, Grammar
 from tests.engine.conftest import Driver, drive, request
 
 pytestmark = pytest.mark.model
@@ -24,19 +24,19 @@ def encode(tokenizer: Any) -> Callable[[str], list[int]]:
     return lambda text: list(tokenizer.encode(text).ids)
 
 
-def everything_is_free(core: EngineCore) -> bool:
+def all_blocks_are_free(core: EngineCore) -> bool:
     stats = core.stats()
     idle = not core.busy and stats.running == stats.waiting == 0
     return idle and stats.blocks_free + stats.blocks_cached == stats.blocks_total
 
 
-def test_a_greedy_answer_makes_sense(engine: Make, encode: Any, tokenizer: Any) -> None:
+def test_greedy_completion_is_correct(engine: Make, encode: Any, tokenizer: Any) -> None:
     answers = drive(engine(), [request("a", encode("The capital of France is"), temperature=0.0, max_tokens=4)])
     assert "Paris" in tokenizer.decode(answers["a", 0].tokens)
     assert answers["a", 0].finish == "length"
 
 
-def test_choices_share_one_prefill(engine: Make, encode: Any) -> None:
+def test_choices_share_one_prompt_computation(engine: Make, encode: Any) -> None:
     core = engine()
     prompt = encode("Once upon a time, in a country far away, there lived") * 4
     answers = drive(core, [request("a", prompt, choices=5, max_tokens=6)])
@@ -46,10 +46,10 @@ def test_choices_share_one_prefill(engine: Make, encode: Any) -> None:
     stats = core.stats()
     assert stats.steps == 6
     assert (stats.prompt_tokens, stats.output_tokens, stats.cached_tokens) == (len(prompt), 30, 0)
-    assert everything_is_free(core)
+    assert all_blocks_are_free(core)
 
 
-def test_a_prefix_is_reused_and_told(engine: Make, encode: Any) -> None:
+def test_cached_prefix_is_reused_and_reported(engine: Make, encode: Any) -> None:
     core = engine()
     prompt = encode("A long and common beginning, word by word, ") * 5
     first = drive(core, [request("a", prompt, max_tokens=2)])
@@ -64,8 +64,8 @@ def test_a_prefix_is_reused_and_told(engine: Make, encode: Any) -> None:
     assert core.stats().cached_tokens == whole
 
 
-def test_abort_frees_at_once(engine: Make, encode: Any) -> None:
-    core = engine(limits=Limits(max_running=4))
+def test_abort_frees_blocks_at_once(engine: Make, encode: Any) -> None:
+    core = engine(limits=SchedulerLimits(max_running=4))
     driver = Driver(core)
     driver.submit(*(request(name, encode("A story about") * 9, choices=2, max_tokens=50) for name in "abc"))
     driver.step(3)
@@ -73,7 +73,7 @@ def test_abort_frees_at_once(engine: Make, encode: Any) -> None:
     assert core.stats().waiting == 1
     core.abort("a")
     core.abort("c")  # still waiting
-    core.abort("nobody")
+    core.abort("unknown")
     assert (core.stats().running, core.stats().waiting) == (2, 0)
     seen = len(driver.answers["a", 0].deltas)
     core.abort("b", choice=1)
@@ -81,24 +81,24 @@ def test_abort_frees_at_once(engine: Make, encode: Any) -> None:
     assert core.stats().running == 1
     assert len(driver.answers["a", 0].deltas) == seen
     core.abort("b")
-    assert everything_is_free(core)
+    assert all_blocks_are_free(core)
     assert ("c", 0) not in driver.answers
 
 
-def test_clients_do_not_meet(engine: Make, encode: Any) -> None:
+def test_requests_of_clients_are_separate(engine: Make, encode: Any) -> None:
     core = engine()
-    for origin in (1, 2):
-        core.submit(request("same id", encode("Hello"), max_tokens=50), origin)
-    assert sorted(origin for origin, _ in core.step()) == [1, 2]
+    for client_id in (1, 2):
+        core.submit(request("same id", encode("Hello"), max_tokens=50), client_id)
+    assert sorted(client_id for client_id, _ in core.step()) == [1, 2]
     core.abort_all(1)
-    assert [origin for origin, _ in core.step()] == [2]
-    core.abort("same id", origin=1)
-    assert [origin for origin, _ in core.step()] == [2]
+    assert [client_id for client_id, _ in core.step()] == [2]
+    core.abort("same id", client_id=1)
+    assert [client_id for client_id, _ in core.step()] == [2]
     core.abort_all(2)
-    assert everything_is_free(core)
+    assert all_blocks_are_free(core)
 
 
-def test_prompt_logprobs_are_those_of_the_model(engine: Make, encode: Any) -> None:
+def test_prompt_logprobs_are_the_model_logprobs(engine: Make, encode: Any) -> None:
     prompt = encode("The quick brown fox jumps over the lazy dog. " * 20)  # more than one chunk
     core = engine()
     answers = drive(
@@ -117,43 +117,43 @@ def test_prompt_logprobs_are_those_of_the_model(engine: Make, encode: Any) -> No
         assert len(score.top) == 2
         assert score.top[0][1] >= score.top[1][1]
         assert score.logprob <= score.top[0][1]
-    # What stands at a position is what a request that ends there would be told.
+    # A request whose prompt ends at a position reports the same log-probabilities.
     assert scores[40] is not None
     assert scores[40].top == answers["b", 0].logprobs[0].top
-    # By the end the model has seen the sentence nineteen times.
+    # By the end, the model has seen the sentence nineteen times.
     assert sum(score.logprob for score in scores[-10:] if score) > -10.0 > sum(s.logprob for s in scores[1:11] if s)
 
 
-def test_logprobs_add_up(engine: Make, encode: Any) -> None:
+def test_all_logprobs_sum_to_one(engine: Make, encode: Any) -> None:
     answers = drive(engine(), [request("a", encode("It is"), max_tokens=4, logprobs=49152, temperature=1.5)])
     for score in answers["a", 0].logprobs:
         assert sum(math.exp(logprob) for _, logprob in score.top) == pytest.approx(1, abs=1e-4)
         assert dict(score.top)[score.token] == score.logprob
 
 
-def test_no_tokens_at_all(engine: Make, encode: Any) -> None:
+def test_max_tokens_zero_generates_nothing(engine: Make, encode: Any) -> None:
     core = engine()
     answers = drive(core, [request("a", encode("Only count me."), max_tokens=0, choices=2)])
     assert [(a.tokens, a.finish) for a in answers.values()] == [([], "length")] * 2
     assert core.stats().output_tokens == 0
-    assert everything_is_free(core)
+    assert all_blocks_are_free(core)
 
 
-def forced(token: int, **options: Any) -> dict[str, Any]:
-    """Options that make the model say one token over and over."""
+def force_token(token: int, **options: Any) -> dict[str, Any]:
+    """Return options that make the model generate one token over and over."""
     return {"temperature": 0.0, "logit_bias": {token: 100.0}, **options}
 
 
-def test_stopping_rules(engine: Make, encode: Any) -> None:
+def test_stop_conditions(engine: Make, encode: Any) -> None:
     prompt = encode("Hello")
     end = {"end_tokens": frozenset({2})}
     answers = drive(
         engine(),
         [
-            request("end", prompt, **forced(2), stopping=end),
-            request("ignored", prompt, **forced(2), stopping={**end, "ignore_eos": True}),
-            request("stop", prompt, **forced(77), stopping={**end, "stop_tokens": frozenset({77})}),
-            request("least", prompt, **forced(2), stopping={**end, "min_tokens": 3}),
+            request("end", prompt, **force_token(2), stopping=end),
+            request("ignored", prompt, **force_token(2), stopping={**end, "ignore_eos": True}),
+            request("stop", prompt, **force_token(77), stopping={**end, "stop_tokens": frozenset({77})}),
+            request("least", prompt, **force_token(2), stopping={**end, "min_tokens": 3}),
         ],
     )
     found = {id_: (a.tokens, a.finish, a.deltas[-1].stop_token) for (id_, _), a in answers.items()}
@@ -166,51 +166,51 @@ def test_stopping_rules(engine: Make, encode: Any) -> None:
     assert (tokens[3], reason, stop) == (2, "stop", 2)
 
 
-def test_the_context_ends(engine: Make, encode: Any) -> None:
+def test_generation_ends_at_context_length(engine: Make, encode: Any) -> None:
     core = engine(kv_cache_tokens=48)
     prompt = (encode("word ") * 48)[:40]
     answers = drive(core, [request("a", prompt, max_tokens=1000), request("b", (prompt * 2)[:48], max_tokens=5)])
     assert answers["a", 0].finish == answers["b", 0].finish == "length"
     assert len(answers["a", 0].tokens) == 8
-    assert len(answers["b", 0].tokens) == 1  # the cache is full, and yet its last row predicts one more
+    assert len(answers["b", 0].tokens) == 1  # the cache is full, but its last row predicts one more
     with pytest.raises(InvalidRequest, match="48 fit"):
         core.submit(request("c", (prompt * 2)[:49]))
 
 
 @pytest.mark.parametrize(("prompt", "message"), [([], "no tokens"), ([1, 49152], "vocabulary"), ([-1], "vocabulary")])
-def test_impossible_prompts(engine: Make, prompt: list[int], message: str) -> None:
+def test_submit_rejects_invalid_prompts(engine: Make, prompt: list[int], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         engine().submit(request("a", prompt))
 
 
-def test_a_full_queue(engine: Make, encode: Any) -> None:
-    core = engine(limits=Limits(max_queue=2))
+def test_submit_raises_engine_overloaded_when_queue_is_full(engine: Make, encode: Any) -> None:
+    core = engine(limits=SchedulerLimits(max_queue=2))
     for name in "ab":
         core.submit(request(name, encode("Hello")))
     with pytest.raises(EngineOverloaded):
         core.submit(request("c", encode("Hello")))
     answers = Driver(core).finish()
     assert {name for name, _ in answers} == {"a", "b"}
-    assert everything_is_free(core)
+    assert all_blocks_are_free(core)
 
 
-def test_grammars_and_their_failures_are_a_requests_own(engine: Make, encode: Any, tokenizer: Any) -> None:
+def test_grammar_failures_affect_only_their_request(engine: Make, encode: Any, tokenizer: Any) -> None:
     core = engine()
-    colour = Grammar("regex", "(red|green|blue)")
+    color = Grammar("regex", "(red|green|blue)")
     schema = Grammar("json_schema", json.dumps({"type": "array", "items": {"type": "boolean"}, "maxItems": 2}))
     ends = {"end_tokens": core.loaded.description.end_tokens}
     answers = drive(
         core,
         [
-            request("colour", encode("The sky is"), grammar=colour, choices=3, stopping=ends, temperature=1.5),
+            request("color", encode("The sky is"), grammar=color, choices=3, stopping=ends, temperature=1.5),
             request("list", encode("[true,"), grammar=schema, max_tokens=30, stopping=ends),
             request("bad", encode("Hello"), grammar=Grammar("regex", "(unclosed"), choices=2),
-            request("stuck", encode("Hello"), grammar=colour, logit_bias=dict.fromkeys(range(49152), -math.inf)),
+            request("stuck", encode("Hello"), grammar=color, logit_bias=dict.fromkeys(range(49152), -math.inf)),
             request("free", encode("Hello"), max_tokens=5),
         ],
     )
     for choice in range(3):
-        answer = answers["colour", choice]
+        answer = answers["color", choice]
         text = tokenizer.decode([t for t in answer.tokens if t not in ends["end_tokens"]])
         assert (text in ("red", "green", "blue"), answer.finish) == (True, "stop")
     booleans = json.loads(tokenizer.decode([t for t in answers["list", 0].tokens if t not in ends["end_tokens"]]))
@@ -223,33 +223,35 @@ def test_grammars_and_their_failures_are_a_requests_own(engine: Make, encode: An
     assert answers["stuck", 0].finish == "error"
     assert answers["stuck", 0].deltas[-1].error
     assert len(answers["free", 0].tokens) == 5
-    for name in ("list", "free"):  # between the first and the last, a token is all there is to tell
-        assert all(delta.only_token is not None for delta in answers[name, 0].deltas[1:-1])
-    assert everything_is_free(core)
+    for name in ("list", "free"):  # a delta between the first and the last has nothing but its token
+        for delta in answers[name, 0].deltas[1:-1]:
+            assert len(delta.tokens) == 1
+            assert delta == EngineDelta(delta.request, 0, delta.tokens)
+    assert all_blocks_are_free(core)
 
 
-def test_a_costly_grammar_ends_alone_and_stalls_nobody(engine: Make, encode: Any) -> None:
+def test_expensive_grammar_fails_without_stalling_others(engine: Make, encode: Any) -> None:
     core = engine(kv_cache_tokens=32_768)
     driver = Driver(core)
-    costly = Grammar("lark", 'start: e\ne: e e e | e e | /[a-z]/ | " "')
+    expensive = Grammar("lark", 'start: e\ne: e e e | e e | /[a-z]/ | " "')
     ends = {"end_tokens": core.loaded.description.end_tokens}
-    driver.submit(request("steady", encode("Hello"), max_tokens=60, stopping={"ignore_eos": True}))
-    driver.submit(request("costly", encode("Hello"), grammar=costly, choices=64, max_tokens=40, stopping=ends))
+    driver.submit(request("stream", encode("Hello"), max_tokens=60, stopping={"ignore_eos": True}))
+    driver.submit(request("expensive", encode("Hello"), grammar=expensive, choices=64, max_tokens=40, stopping=ends))
     longest = 0.0
     while core.busy or core.stats().waiting:
         started = time.process_time()
         driver.step()
         longest = max(longest, time.process_time() - started)
     answers = driver.answers
-    assert len(answers["steady", 0].tokens) == 60
-    last = [answers["costly", choice].deltas[-1] for choice in range(64)]
+    assert len(answers["stream", 0].tokens) == 60
+    last = [answers["expensive", choice].deltas[-1] for choice in range(64)]
     assert {delta.finish for delta in last} == {"error"}
-    assert all("too" in (delta.error or "") and delta.fault == "grammar" for delta in last)
-    assert longest < 3, "it was 8 s"
-    assert everything_is_free(core)
+    assert all("too" in (delta.error or "") and delta.error_kind == "grammar" for delta in last)
+    assert longest < 3, "without a time budget it takes 8 s"
+    assert all_blocks_are_free(core)
 
 
-def test_a_grammar_can_be_aborted_while_it_compiles(engine: Make, encode: Any) -> None:
+def test_abort_while_grammar_compiles(engine: Make, encode: Any) -> None:
     core = engine()
     core.submit(request("a", encode("Hello"), grammar=Grammar("regex", "[a-z]{3,400}x")))
     assert core.stats().waiting == 1
@@ -258,13 +260,13 @@ def test_a_grammar_can_be_aborted_while_it_compiles(engine: Make, encode: Any) -
     assert Driver(core).finish() == {}
 
 
-def test_an_engine_without_tokenizer_refuses_grammars(engine: Make, encode: Any) -> None:
+def test_engine_without_tokenizer_rejects_grammars(engine: Make, encode: Any) -> None:
     core = engine(tokenizer_json=None)
     with pytest.raises(InvalidRequest, match="tokenizer"):
         core.submit(request("a", encode("Hello"), grammar=Grammar("regex", "a")))
 
 
-def test_numbers_that_are_none_end_one_request_only(engine: Make, encode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_logits_fail_only_their_request(engine: Make, encode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     core = engine()
     forward = core.loaded.model.forward
 
@@ -298,4 +300,4 @@ def test_stats(engine: Make, encode: Any) -> None:
     driver.finish()
     stats = core.stats()
     assert (stats.steps, stats.output_tokens) == (9, 12)
-    assert everything_is_free(core)
+    assert all_blocks_are_free(core)

@@ -1,4 +1,4 @@
-"""Several tenants on the real engine: who is turned away, what is told of waiting, and that answers stay the same."""
+"""Fairness of the engine between tenants: refusals, queue times, and unchanged tokens after preemption."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from syringa.engine.scheduling.pending import Arrivals
-from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.scheduling.limits import SchedulerLimits
+from syringa.engine.scheduling.pending import PendingRequests
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import EngineOverloaded
 from syringa.types import EngineRequest, Grammar, Image
@@ -22,7 +22,7 @@ PROMPT = list(range(100, 140))
 
 
 class Clock:
-    """What the engine takes for the time."""
+    """A replacement for `time` in the engine."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -39,22 +39,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def ask(name: str, tenant: str, **options: Any) -> EngineRequest:
+def make_request(name: str, tenant: str, **options: Any) -> EngineRequest:
     return request(name, options.pop("prompt", PROMPT), tenant=tenant, **options)
 
 
-def test_in_a_full_queue_a_tenant_gets_its_share(engine: Make) -> None:
-    core = engine(limits=Limits(max_queue=4))
+def test_full_queue_gives_each_tenant_its_share(engine: Make) -> None:
+    core = engine(limits=SchedulerLimits(max_queue=4))
     for name in "abcd":
-        core.submit(ask(name, "noisy"), origin=7)
+        core.submit(make_request(name, "noisy"), client_id=7)
     with pytest.raises(EngineOverloaded):
-        core.submit(ask("e", "noisy"), origin=7)
+        core.submit(make_request("e", "noisy"), client_id=7)
     for name in "xy":
-        core.submit(ask(name, "quiet"))
+        core.submit(make_request(name, "quiet"))
     with pytest.raises(EngineOverloaded):
-        core.submit(ask("z", "quiet"))
+        core.submit(make_request("z", "quiet"))
     refused = core.take_refused()
-    assert [(origin, name) for origin, name, _ in refused] == [(7, "d"), (7, "c")]
+    assert [(client_id, name) for client_id, name, _ in refused] == [(7, "d"), (7, "c")]
     assert all(isinstance(error, EngineOverloaded) for _, _, error in refused)
     assert core.take_refused() == []
     stats = core.stats()
@@ -62,19 +62,19 @@ def test_in_a_full_queue_a_tenant_gets_its_share(engine: Make) -> None:
     assert {name for name, _ in Driver(core).finish()} == {"a", "b", "x", "y"}
 
 
-def test_one_that_waits_too_long_is_refused(engine: Make, clock: Clock) -> None:
-    core = engine(limits=Limits(max_running=1, queue_seconds=30))
+def test_request_is_refused_after_queue_seconds(engine: Make, clock: Clock) -> None:
+    core = engine(limits=SchedulerLimits(max_running=1, queue_seconds=30))
     driver = Driver(core)
-    driver.submit(ask("long", "a", max_tokens=200, stopping={"ignore_eos": True}))
+    driver.submit(make_request("long", "a", max_tokens=200, stopping={"ignore_eos": True}))
     driver.step()
-    driver.submit(ask("late", "a", choices=3))
+    driver.submit(make_request("late", "a", choices=3))
     clock.now += 29
     driver.step()
     assert core.take_refused() == []
     clock.now += 2
     driver.step()
-    ((origin, name, error),) = core.take_refused()
-    assert (origin, name) == (0, "late")
+    ((client_id, name, error),) = core.take_refused()
+    assert (client_id, name) == (0, "late")
     assert isinstance(error, EngineOverloaded)
     assert "waited 31.0 s in the queue" in error.message
     assert core.stats().waiting == 0
@@ -82,10 +82,10 @@ def test_one_that_waits_too_long_is_refused(engine: Make, clock: Clock) -> None:
     assert (core.stats().started, core.stats().refused) == (1, 1)
 
 
-def test_one_that_was_preempted_is_not_taken_for_waiting(engine: Make, clock: Clock) -> None:
-    core = engine(limits=Limits(queue_seconds=30), kv_cache_tokens=160, prefix_caching=False)
+def test_preempted_request_is_not_refused_as_overdue(engine: Make, clock: Clock) -> None:
+    core = engine(limits=SchedulerLimits(queue_seconds=30), kv_cache_tokens=160, prefix_caching=False)
     driver = Driver(core)
-    driver.submit(*(ask(name, "a", max_tokens=80, stopping={"ignore_eos": True}) for name in "xy"))
+    driver.submit(*(make_request(name, "a", max_tokens=80, stopping={"ignore_eos": True}) for name in "xy"))
     driver.step()
     while not core.stats().waiting:
         driver.step()
@@ -96,33 +96,33 @@ def test_one_that_was_preempted_is_not_taken_for_waiting(engine: Make, clock: Cl
     assert [len(answers[name, 0].tokens) for name in "xy"] == [80, 80]
 
 
-def test_a_request_whose_grammar_is_never_reached_is_refused_too(
+def test_pending_request_is_refused_after_queue_seconds_unless_started(
     engine: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core = engine(limits=Limits(queue_seconds=0.5))
+    core = engine(limits=SchedulerLimits(queue_seconds=0.5))
     pending: list[Future[Any]] = [Future(), Future()]
-    compiler = core.arrivals._compiler()
-    monkeypatch.setattr(compiler, "compile", lambda *_: pending[len(core.arrivals)])
+    compiler = core.pending._compiler()
+    monkeypatch.setattr(compiler, "compile", lambda *_: pending[len(core.pending)])
     pending[1].set_running_or_notify_cancel()
-    for name in ("waits", "is compiled"):
-        core.submit(ask(name, "a", grammar=Grammar("regex", "a+")))
-    assert core.patience == 0.5
+    for name in ("waiting", "compiling"):
+        core.submit(make_request(name, "a", grammar=Grammar("regex", "a+")))
+    assert core.next_step_delay == 0.5
     assert not core.busy
     assert core.step() == []
     assert core.take_refused() == []
     clock.now += 1
     assert core.step() == []
-    assert [name for _, name, _ in core.take_refused()] == ["waits"]
+    assert [name for _, name, _ in core.take_refused()] == ["waiting"]
     assert pending[0].cancelled()
     assert core.stats().waiting == 1
     assert core.stats().idle_seconds == 0
-    core.abort("is compiled")
-    assert core.patience is None
+    core.abort("compiling")
+    assert core.next_step_delay is None
 
 
-def test_how_long_a_request_waited_is_told_once(engine: Make, clock: Clock) -> None:
+def test_queue_time_is_reported_once(engine: Make, clock: Clock) -> None:
     core = engine()
-    core.submit(ask("a", "", choices=2, max_tokens=3))
+    core.submit(make_request("a", "", choices=2, max_tokens=3))
     clock.now += 0.25
     answers = Driver(core).finish()
     waits = [delta.queued_ms for delta in answers["a", 0].deltas]
@@ -136,7 +136,7 @@ def test_idle_seconds(engine: Make, clock: Clock) -> None:
     core = engine()
     clock.now += 3
     assert core.stats().idle_seconds == 3
-    core.submit(ask("a", ""))
+    core.submit(make_request("a", ""))
     clock.now += 1
     assert core.stats().idle_seconds == 0
     Driver(core).finish()
@@ -144,8 +144,8 @@ def test_idle_seconds(engine: Make, clock: Clock) -> None:
     assert core.stats().idle_seconds == 2
 
 
-class Preparing:
-    """A compiler and a studio that never come to an end."""
+class NeverDone:
+    """A grammar compiler whose futures never complete."""
 
     def __init__(self) -> None:
         self.tenants: list[str] = []
@@ -156,18 +156,18 @@ class Preparing:
 
 
 @pytest.fixture
-def arrivals(engine: Make, monkeypatch: pytest.MonkeyPatch) -> Arrivals:
-    found = Arrivals(engine().loaded, 100, 4, None)
-    monkeypatch.setattr(found, "_compiler", Preparing)
+def pending(engine: Make, monkeypatch: pytest.MonkeyPatch) -> PendingRequests:
+    found = PendingRequests(engine().loaded, 100, 4, None)
+    monkeypatch.setattr(found, "_compiler", NeverDone)
     return found
 
 
-def test_those_that_are_prepared_are_shared_out_too(arrivals: Arrivals) -> None:
+def test_pending_requests_give_each_tenant_its_share(pending: PendingRequests) -> None:
     def add(name: str, tenant: str) -> str | None:
-        displaced = arrivals.add(ask(name, tenant, grammar=Grammar("regex", "a")), 0)
+        displaced = pending.add(make_request(name, tenant, grammar=Grammar("regex", "a")), 0)
         if displaced is None:
             return None
-        arrivals.forget(0, displaced.request.id)
+        pending.cancel(0, displaced.request.id)
         assert displaced.grammar is not None
         assert displaced.grammar.cancelled()
         return displaced.request.id
@@ -178,18 +178,20 @@ def test_those_that_are_prepared_are_shared_out_too(arrivals: Arrivals) -> None:
     assert [add(name, "quiet") for name in "xy"] == ["d", "c"]
     with pytest.raises(EngineOverloaded):
         add("z", "quiet")
-    assert arrivals.tenants == {"noisy", "quiet"}
-    assert len(arrivals) == 4
+    assert pending.tenants == {"noisy", "quiet"}
+    assert len(pending) == 4
 
 
-def test_bytes_of_images_are_shared_out_too(arrivals: Arrivals, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("syringa.engine.scheduling.pending.MOST_IMAGE_BYTES", 100)
+def test_pending_requests_share_image_bytes_between_tenants(
+    pending: PendingRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syringa.engine.scheduling.pending.MAX_IMAGE_BYTES", 100)
 
     def add(name: str, tenant: str, size: int) -> str | None:
         images = (Image(data=b"x" * size, digest=b""),) if size else ()
-        displaced = arrivals.add(ask(name, tenant, grammar=Grammar("regex", "a"), images=images), 0)
+        displaced = pending.add(make_request(name, tenant, grammar=Grammar("regex", "a"), images=images), 0)
         if displaced is not None:
-            arrivals.forget(0, displaced.request.id)
+            pending.cancel(0, displaced.request.id)
         return displaced.request.id if displaced else None
 
     assert add("a", "noisy", 110) is None
@@ -200,45 +202,47 @@ def test_bytes_of_images_are_shared_out_too(arrivals: Arrivals, monkeypatch: pyt
     assert add("e", "third", 0) == "c"
 
 
-def test_grammars_of_tenants_are_compiled_in_turns(engine: Make) -> None:
-    """One tenant's many do not come before another's one."""
+def test_grammar_compilation_is_fair_between_tenants(engine: Make) -> None:
+    """A tenant with many grammars does not delay one with a single grammar."""
     core = engine()
-    drive(core, [ask("warm", "", grammar=Grammar("regex", "a"), max_tokens=1)])
+    drive(core, [make_request("warm", "", grammar=Grammar("regex", "a"), max_tokens=1)])
     for number in range(60):
-        core.submit(ask(f"noisy {number}", "noisy", grammar=Grammar("regex", f"[a-z]{{{number + 1},300}}x{number}")))
-    core.submit(ask("quiet", "quiet", grammar=Grammar("regex", "[0-9]+"), max_tokens=1))
+        core.submit(
+            make_request(f"noisy {number}", "noisy", grammar=Grammar("regex", f"[a-z]{{{number + 1},300}}x{number}"))
+        )
+    core.submit(make_request("quiet", "quiet", grammar=Grammar("regex", "[0-9]+"), max_tokens=1))
     order: list[str] = []
-    told = Event()
+    finished = Event()
 
-    def note(name: str) -> None:
+    def record(name: str) -> None:
         order.append(name)
         if name == "quiet":
-            told.set()
+            finished.set()
 
-    for arrival in core.arrivals._waiting:
-        assert arrival.grammar is not None
-        arrival.grammar.add_done_callback(lambda _, name=arrival.request.id: note(name))  # type: ignore[misc]
-    assert told.wait(60)
+    for pending_request in core.pending._pending:
+        assert pending_request.grammar is not None
+        pending_request.grammar.add_done_callback(lambda _, name=pending_request.request.id: record(name))  # type: ignore[misc]
+    assert finished.wait(60)
     assert order.index("quiet") < 30
     core.abort_all(0)
 
 
-def test_answers_do_not_change_when_a_place_is_given_away(engine: Make) -> None:
-    """Sent back for another tenant's sake, for places and for blocks, and computed again to the bit."""
+def test_preemption_for_another_tenant_does_not_change_tokens(engine: Make) -> None:
+    """Sequences preempted for another tenant, for slots and for blocks, are recomputed bit-equal."""
 
     def noisy(name: str) -> EngineRequest:
-        return ask(name, "noisy", seed=5, max_tokens=24, logprobs=2, stopping={"ignore_eos": True})
+        return make_request(name, "noisy", seed=5, max_tokens=24, logprobs=2, stopping={"ignore_eos": True})
 
     alone = drive(engine(prefix_caching=False), [noisy("alone")])["alone", 0]
-    for limits, tokens in ((Limits(max_running=3), 4096), (Limits(), 192)):
+    for limits, tokens in ((SchedulerLimits(max_running=3), 4096), (SchedulerLimits(), 192)):
         core = engine(limits=limits, kv_cache_tokens=tokens, prefix_caching=False)
         driver = Driver(core)
         driver.submit(*(noisy(name) for name in "abc"))
         driver.step(5)
-        for turn in range(4):
-            driver.submit(ask(f"small {turn}", "small", prompt=PROMPT[:20], max_tokens=2))
+        for number in range(4):
+            driver.submit(make_request(f"small {number}", "small", prompt=PROMPT[:20], max_tokens=2))
             driver.step()
-            assert driver.answers[f"small {turn}", 0].tokens, "it has its first token at once"
+            assert driver.answers[f"small {number}", 0].tokens, "it gets its first token at once"
             driver.step(4)
         answers = driver.finish()
         assert core.stats().preemptions > 0

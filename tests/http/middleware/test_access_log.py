@@ -25,7 +25,7 @@ class Kept(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(logs.JsonFormatter())
-        self.addFilter(logs.name_request)
+        self.addFilter(logs.add_request_id)
         self.lines: list[dict[str, Any]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -48,7 +48,7 @@ def of(log: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [line for line in log if line["logger"] == name]
 
 
-async def test_a_line_for_each_request(log: list[dict[str, Any]]) -> None:
+async def test_access_log_has_one_line_per_request(log: list[dict[str, Any]]) -> None:
     async with client(FakeEngine("hello"), Config(api_key=("the-key",))) as http:
         headers = {"authorization": "Bearer the-key", "x-request-id": "mine", "x-custom": SECRET}
         body = {"prompt": SECRET, "user": SECRET}
@@ -57,10 +57,10 @@ async def test_a_line_for_each_request(log: list[dict[str, Any]]) -> None:
         await http.get("/nowhere/a%0Ab", headers=headers)
         await http.get("/health")
     done, unknown, lost, health = of(log, "syringa.access")
-    assert {**done, "time": "", "seconds": 0, "message": "", "organisation": "", "key": ""} == {
+    assert {**done, "time": "", "seconds": 0, "message": "", "organization": "", "key": ""} == {
         "time": "", "level": "info", "logger": "syringa.access", "message": "", "request_id": "mine", "method": "POST",
         "path": "/v1/completions", "status": 200, "seconds": 0, "model": "fake", "outcome": "ok",
-        "input_tokens": len(SECRET), "output_tokens": 6, "organisation": "", "key": "",
+        "input_tokens": len(SECRET), "output_tokens": 6, "organization": "", "key": "",
     }  # fmt: skip
     assert done["seconds"] > 0
     assert (unknown["status"], lost["status"]) == (401, 404)
@@ -72,7 +72,7 @@ async def test_a_line_for_each_request(log: list[dict[str, Any]]) -> None:
         assert each not in said
 
 
-async def test_a_stream_has_one_when_it_has_ended(log: list[dict[str, Any]]) -> None:
+async def test_access_log_records_a_stream_when_it_has_ended(log: list[dict[str, Any]]) -> None:
     engine = FakeEngine("hello", delay=0.02)
     async with server(engine) as http:
         body = {"prompt": "x", "stream": True, "max_tokens": 1000, "ignore_eos": True}
@@ -87,7 +87,7 @@ async def test_a_stream_has_one_when_it_has_ended(log: list[dict[str, Any]]) -> 
     assert (found[0]["status"], found[0]["outcome"]) == (200, "cancelled")
 
 
-async def test_errors_name_their_request_and_quote_nothing(log: list[dict[str, Any]]) -> None:
+async def test_error_log_names_the_request_and_quotes_no_content(log: list[dict[str, Any]]) -> None:
     engine = FakeEngine("hello")
     engine.fail, engine.fail_first = ValueError(SECRET), True
     async with client(engine) as http:
@@ -104,7 +104,7 @@ async def test_errors_name_their_request_and_quote_nothing(log: list[dict[str, A
     assert SECRET not in json.dumps(log)
 
 
-async def test_prompts_and_answers_only_where_they_are_wanted(log: list[dict[str, Any]]) -> None:
+async def test_prompts_and_outputs_are_logged_only_if_enabled(log: list[dict[str, Any]]) -> None:
     logs.PROMPTS.setLevel(logging.INFO)
     async with client(FakeEngine("hello")) as http:
         for stream in (False, True):
@@ -117,7 +117,7 @@ async def test_prompts_and_answers_only_where_they_are_wanted(log: list[dict[str
     assert "characters" in said[4]
 
 
-async def test_nothing_is_made_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_access_log_formats_nothing_if_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("a line was made")
 

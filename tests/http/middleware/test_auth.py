@@ -13,12 +13,12 @@ import pytest
 
 from syringa.api.models.served_model import FixedModels
 from syringa.config import Config
-from syringa.engine.interface import Sole
+from syringa.engine.interface import SingleEngineProvider
 from syringa.errors import EngineError, EngineOverloaded
 from syringa.http.app import create_app
-from syringa.http.middleware.auth import METERED_PATHS
-from syringa.service.app_state import Work
-from syringa.service.usage.account import Account
+from syringa.http.endpoints import ENDPOINTS
+from syringa.service.app_state import AppState
+from syringa.service.usage.accounting import RequestAccounting
 from tests.chat_models import plain_model
 from tests.client import eventually, server
 from tests.fake_engine import FakeEngine
@@ -39,7 +39,7 @@ def file(tmp_path: Path) -> str:
 
 
 class Seen(httpx.AsyncClient):
-    accounts: list[Account]
+    accounts: list[RequestAccounting]
     engine: FakeEngine
 
 
@@ -47,25 +47,25 @@ class Seen(httpx.AsyncClient):
 async def gate(file: str, engine: FakeEngine | None = None, **settings: Any) -> AsyncIterator[Seen]:
     config = Config(database=file, **settings)
     engine = engine or FakeEngine("hello")
-    work = Work(config)
-    accounts: list[Account] = []
-    work.books.observers.append(accounts.append)
-    app = create_app(config, Sole(engine), FixedModels([plain_model(id="m")]), work)
+    app_state = AppState(config)
+    accounts: list[RequestAccounting] = []
+    app_state.observers.append(accounts.append)
+    app = create_app(config, SingleEngineProvider(engine), FixedModels([plain_model(id="m")]), app_state)
     async with Seen(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test") as http:
         http.accounts, http.engine = accounts, engine
         try:
             yield http
         finally:
-            await work.close()
+            await app_state.close()
 
 
-def test_every_path_that_generates_is_known() -> None:
-    assert BODIES.keys() == METERED_PATHS
+def test_bodies_cover_all_metered_endpoints() -> None:
+    assert BODIES.keys() == {endpoint.path for endpoint in ENDPOINTS if endpoint.metered}
 
 
 @pytest.mark.parametrize("path", sorted(BODIES))
 @pytest.mark.parametrize("stream", [False, True])
-async def test_each_answer_is_in_the_books_once(file: str, path: str, stream: bool) -> None:
+async def test_metered_request_is_accounted_once(file: str, path: str, stream: bool) -> None:
     body = BODIES[path] | ({"stream": True} if stream and "compact" not in path else {})
     async with gate(file) as http:
         answer = await http.post(path, json=body | ({"user": "ann"} if "compact" not in path else {}))
@@ -74,20 +74,20 @@ async def test_each_answer_is_in_the_books_once(file: str, path: str, stream: bo
     assert (account.endpoint, account.outcome, account.status, account.model) == (path, "ok", 200, "m")
     assert account.request_id == answer.headers["x-request-id"]
     assert account.user == (None if "compact" in path else "ann")
-    assert account.trace.prompt_tokens == len(http.engine.requests[0].prompt)
-    assert account.trace.cached_tokens == account.trace.prompt_tokens // 2
-    assert account.trace.completion_tokens > 0
+    assert account.stats.prompt_tokens == len(http.engine.requests[0].prompt)
+    assert account.stats.cached_tokens == account.stats.prompt_tokens // 2
+    assert account.stats.completion_tokens > 0
     assert account.first_token_seconds is not None
     assert 0 < account.first_token_seconds <= account.total_seconds
 
 
-async def test_a_background_response_is_in_the_books_when_it_ends(file: str) -> None:
+async def test_background_response_is_accounted_when_it_ends(file: str) -> None:
     async with gate(file, FakeEngine("hello", delay=0.02)) as http:
         await http.post("/v1/responses", json={"input": "hi", "background": True})
         assert not http.accounts
         assert await eventually(lambda: http.accounts)
     (account,) = http.accounts
-    assert account.trace.completion_tokens == 6
+    assert account.stats.completion_tokens == 6
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,19 @@ async def test_a_background_response_is_in_the_books_when_it_ends(file: str) -> 
         ({"prompt": "hi", "n": 0}, 400, "refused", ""),
     ],
 )
-async def test_what_is_refused(file: str, body: dict[str, Any], status: int, outcome: str, model: str) -> None:
+async def test_rejected_request_is_accounted_as_refused(
+    file: str, body: dict[str, Any], status: int, outcome: str, model: str
+) -> None:
     async with gate(file) as http:
         assert (await http.post("/v1/completions", json=body)).status_code == status
     (account,) = http.accounts
     assert (account.status, account.outcome, account.model) == (status, outcome, model)
-    assert account.trace.prompt_tokens == 0
+    assert account.stats.prompt_tokens == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("error", [EngineError("broken"), EngineOverloaded("full"), ValueError("a bug")])
-async def test_what_fails(file: str, error: Exception, stream: bool) -> None:
+async def test_failed_request_is_accounted_as_failed(file: str, error: Exception, stream: bool) -> None:
     engine = FakeEngine("hello")
     engine.fail = error
     async with gate(file, engine) as http:
@@ -116,12 +118,12 @@ async def test_what_fails(file: str, error: Exception, stream: bool) -> None:
         assert answer.status_code == (200 if stream else getattr(error, "status", 500))
     (account,) = http.accounts
     assert (account.status, account.outcome) == (getattr(error, "status", 500), "failed")
-    assert account.trace.completion_tokens == 1  # came before it failed
+    assert account.stats.completion_tokens == 1  # came before it failed
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_goes_away(file: str, stream: bool) -> None:
-    seen: list[Account] = []
+async def test_disconnected_request_is_accounted_as_cancelled(file: str, stream: bool) -> None:
+    seen: list[RequestAccounting] = []
     engine = FakeEngine("x" * 50, delay=0.02)
     async with server(engine, Config(port=0, database=file), observe=seen.append) as http:
         body = {"prompt": "hi", "max_tokens": 50, "stream": stream}
@@ -132,10 +134,10 @@ async def test_who_goes_away(file: str, stream: bool) -> None:
         assert await eventually(lambda: seen)
     (account,) = seen
     assert (account.outcome, account.status) == ("cancelled", 499)
-    assert 0 < account.trace.completion_tokens < 50
+    assert 0 < account.stats.completion_tokens < 50
 
 
-async def test_limits(file: str) -> None:
+async def test_rate_limits_apply_per_key(file: str) -> None:
     async with gate(file, api_key=("a", "b"), requests_per_minute=2) as http:
         first, second = {"authorization": "Bearer a"}, {"authorization": "Bearer b"}
         answers = [await http.post("/v1/completions", json={"prompt": "hi"}, headers=first) for _ in range(3)]
@@ -148,10 +150,10 @@ async def test_limits(file: str) -> None:
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert [account.outcome for account in http.accounts] == ["ok", "ok", "refused", "ok"]
-    assert len({account.caller.organisation for account in http.accounts}) == 2
+    assert len({account.caller.organization for account in http.accounts}) == 2
 
 
-async def test_tokens_are_charged(file: str) -> None:
+async def test_token_limit_counts_generated_tokens(file: str) -> None:
     async with gate(file, api_key=("a",), requests_per_minute=0, tokens_per_minute=6) as http:
         headers = {"authorization": "Bearer a"}
         answers = [await http.post("/v1/completions", json={"prompt": "hi"}, headers=headers) for _ in range(2)]
@@ -159,7 +161,7 @@ async def test_tokens_are_charged(file: str) -> None:
     assert answers[1].headers["x-ratelimit-limit-tokens"] == "6"
 
 
-async def test_without_keys_nothing_is_limited(file: str) -> None:
+async def test_rate_limits_do_not_apply_without_keys(file: str) -> None:
     async with gate(file, requests_per_minute=1) as http:
         for _ in range(3):
             answer = await http.post("/v1/completions", json={"prompt": "hi"})
@@ -167,7 +169,7 @@ async def test_without_keys_nothing_is_limited(file: str) -> None:
             assert "x-ratelimit-limit-requests" not in answer.headers
 
 
-async def test_places_at_the_same_time(file: str) -> None:
+async def test_concurrency_limit_rejects_excess_requests(file: str) -> None:
     async with gate(file, FakeEngine("hello", delay=0.02), api_key=("a",), concurrent_requests=2) as http:
         headers = {"authorization": "Bearer a"}
         sent = [http.post("/v1/completions", json={"prompt": "hi"}, headers=headers) for _ in range(4)]
@@ -175,7 +177,7 @@ async def test_places_at_the_same_time(file: str) -> None:
         assert (await http.post("/v1/completions", json={"prompt": "hi"}, headers=headers)).status_code == 200
 
 
-async def test_a_deadline_of_the_clients_own(file: str) -> None:
+async def test_timeout_header_sets_a_deadline(file: str) -> None:
     async with gate(file, FakeEngine("hello", delay=0.05)) as http:
         slow = await http.post("/v1/completions", json={"prompt": "hi"}, headers={"x-syringa-timeout": "0.08"})
         wrong = await http.post("/v1/completions", json={"prompt": "hi"}, headers={"x-syringa-timeout": "soon"})
@@ -184,7 +186,7 @@ async def test_a_deadline_of_the_clients_own(file: str) -> None:
     assert [account.outcome for account in http.accounts] == ["failed", "refused"]
 
 
-async def test_who_has_no_key_is_counted_and_has_no_account(file: str) -> None:
+async def test_request_without_key_is_counted_but_not_accounted(file: str) -> None:
     async with gate(file, api_key=("secret",), public_metrics=True) as http:
         wrong = {"authorization": "Bearer guess"}
         for headers in ({}, wrong, {"authorization": "Bearer secret"}):

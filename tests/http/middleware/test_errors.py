@@ -19,7 +19,7 @@ from tests.fake_engine import FakeEngine
         ("Bearer caf\u00e9", 401),
     ],
 )
-async def test_keys(header: str | None, status: int) -> None:
+async def test_api_key_is_required(header: str | None, status: int) -> None:
     headers = {"authorization": header.encode("latin-1")} if header else {}
     async with client(config=Config(api_key=("first", "second"))) as http:
         answer = await http.get("/v1/models", headers=headers)
@@ -30,7 +30,7 @@ async def test_keys(header: str | None, status: int) -> None:
         assert (await http.get("/health")).status_code == 200
 
 
-async def test_request_id() -> None:
+async def test_request_id_is_adopted_or_generated() -> None:
     async with client() as http:
         first = (await http.get("/health")).headers["x-request-id"]
         assert first != (await http.get("/health")).headers["x-request-id"]
@@ -43,7 +43,7 @@ async def test_request_id() -> None:
     ("method", "path", "status"),
     [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405), ("GET", "/v1/models/", 404)],
 )
-async def test_unknown_paths_and_methods(method: str, path: str, status: int) -> None:
+async def test_unknown_path_or_method_is_rejected(method: str, path: str, status: int) -> None:
     async with client() as http:
         answer = await http.request(method, path)
     assert answer.status_code == status
@@ -64,13 +64,13 @@ async def test_body_limit() -> None:
         assert "100 bytes" in answer.json()["error"]["message"]
 
 
-async def test_media_type() -> None:
+async def test_body_must_be_json() -> None:
     async with client() as http:
         answer = await http.post("/v1/completions", data={"prompt": "x"})
     assert answer.status_code == 415
 
 
-async def test_our_own_faults_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_internal_error_is_logged_but_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     engine = FakeEngine("x")
     engine.fail, engine.fail_first = ValueError("a secret detail"), True
     async with client(engine) as http:
@@ -81,7 +81,7 @@ async def test_our_own_faults_say_nothing(caplog: pytest.LogCaptureFixture) -> N
     assert "secret detail" in caplog.text
 
 
-async def test_cors() -> None:
+async def test_cors_headers_follow_the_configuration() -> None:
     headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
     async with client(config=Config(cors_origins=("https://a.example",), api_key=("k",))) as http:
         preflight = await http.options("/v1/completions", headers=headers)

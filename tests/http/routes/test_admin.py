@@ -1,4 +1,4 @@
-"""Keys, organisations and usage over HTTP: made by an administrator, and effective at once."""
+"""Keys, organizations and usage over HTTP: made by an administrator, and effective at once."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from typing import Any
 
 import httpx
 import pytest
+from syringa.service.usage.pricing import Prices
 
 from syringa.api.models.served_model import FixedModels
 from syringa.config import Config
-from syringa.engine.interface import Sole
+from syringa.engine.interface import SingleEngineProvider
 from syringa.http.app import create_app
-from syringa.service.app_state import Work
+from syringa.service.app_state import AppState
 from syringa.service.auth.keys import mint
-from syringa.service.usage.pricing import Prices
 from syringa.store import Store
 from tests.chat_models import plain_model
 from tests.client import until
 from tests.fake_engine import FakeEngine
+from tests.store.helpers import read, write
 
 COMPLETION = {"prompt": "hi"}
 
 
 class Client(httpx.AsyncClient):
-    work: Work
+    app_state: AppState
 
     async def until(self, status: int, key: str) -> None:
         """Another process would have noticed within a second."""
@@ -43,10 +44,10 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-async def made(database: str, organisation: str = "ops", **kwargs: Any) -> str:
-    key, stored = mint(organisation, **kwargs)
+async def made(database: str, organization: str = "ops", **kwargs: Any) -> str:
+    key, stored = mint(organization, **kwargs)
     async with Store(database) as store:
-        assert await store.keys.create(stored)
+        assert await write(store).keys.create(stored)
     return key
 
 
@@ -54,25 +55,25 @@ async def made(database: str, organisation: str = "ops", **kwargs: Any) -> str:
 async def server(database: str, **settings: Any) -> AsyncIterator[Client]:
     """A started server, as far as it can be without sockets."""
     config = Config(database=database, **settings)
-    work = Work(config)
-    work.price = lambda model: Prices(input=1.0, cached_input=0.5, output=2.0)
+    app_state = AppState(config)
+    app_state.price = lambda model: Prices(input=1.0, cached_input=0.5, output=2.0)
     models = FixedModels([plain_model(id="m"), plain_model(id="other")])
-    app = create_app(config, Sole(FakeEngine("hello")), models, work)
-    await work.start()
+    app = create_app(config, SingleEngineProvider(FakeEngine("hello")), models, app_state)
+    await app_state.start()
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with Client(transport=transport, base_url="http://localhost:8000") as http:
-        http.work = work
+        http.app_state = app_state
         try:
             yield http
         finally:
-            await work.close()
+            await app_state.close()
 
 
-async def test_a_key_from_its_making_to_its_end(database: str) -> None:
+async def test_key_lifecycle(database: str) -> None:
     admin = await made(database, admin=True)
     async with server(database) as http:
         assert (await http.get("/v1/models")).status_code == 401
-        body = {"organisation": "acme", "name": "web", "models": ["m"], "requests_per_minute": 1}
+        body = {"organization": "acme", "name": "web", "models": ["m"], "requests_per_minute": 1}
         answer = await http.post("/admin/keys", json=body, headers=bearer(admin))
         assert answer.status_code == 200, answer.text
         assert answer.headers["cache-control"] == "no-store"
@@ -84,36 +85,36 @@ async def test_a_key_from_its_making_to_its_end(database: str) -> None:
         for model, status in {"m": 200, "other": 403}.items():
             answer = await http.post("/v1/completions", json=COMPLETION | {"model": model}, headers=bearer(key))
             assert answer.status_code == (429 if model == "other" else status)  # the first one used its minute up
-        listed = (await http.get("/admin/keys?organisation=acme", headers=bearer(admin))).json()["data"]
+        listed = (await http.get("/admin/keys?organization=acme", headers=bearer(admin))).json()["data"]
         assert [each["id"] for each in listed] == [new["id"]]
         assert key not in str(listed)
         gone = await http.delete(f"/admin/keys/{new['id']}", headers=bearer(admin))
         assert gone.json()["revoked_at"] is not None
         await http.until(401, key)
-        assert (await http.get("/admin/keys?organisation=acme", headers=bearer(admin))).json()["data"] == []
-        kept = await http.get("/admin/keys?organisation=acme&revoked=true", headers=bearer(admin))
+        assert (await http.get("/admin/keys?organization=acme", headers=bearer(admin))).json()["data"] == []
+        kept = await http.get("/admin/keys?organization=acme&revoked=true", headers=bearer(admin))
         assert len(kept.json()["data"]) == 1
 
 
-async def test_a_model_that_the_key_may_not_use(database: str) -> None:
+async def test_key_is_restricted_to_its_models(database: str) -> None:
     key = await made(database, models=["m"])
     async with server(database) as http:
         answer = await http.post("/v1/completions", json=COMPLETION | {"model": "other"}, headers=bearer(key))
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed")
 
 
-@pytest.mark.parametrize("path", ["/admin/keys", "/admin/organisations", "/admin/usage"])
-async def test_others_may_not(database: str, path: str) -> None:
+@pytest.mark.parametrize("path", ["/admin/keys", "/admin/organizations", "/admin/usage"])
+async def test_admin_endpoints_require_an_administrator(database: str, path: str) -> None:
     key = await made(database)
     async with server(database) as http:
         assert (await http.get(path, headers=bearer(key))).status_code == 403
-        assert (await http.post("/admin/keys", json={"organisation": "x"}, headers=bearer(key))).status_code == 403
+        assert (await http.post("/admin/keys", json={"organization": "x"}, headers=bearer(key))).status_code == 403
 
 
-async def test_an_organisations_limits(database: str) -> None:
+async def test_organization_limits_take_effect(database: str) -> None:
     admin, key = await made(database, admin=True), await made(database, "acme")
     async with server(database) as http:
-        answer = await http.put("/admin/organisations/acme", json={"requests_per_minute": 0}, headers=bearer(admin))
+        answer = await http.put("/admin/organizations/acme", json={"requests_per_minute": 0}, headers=bearer(admin))
         assert answer.json()["requests_per_minute"] == 0
 
         async def unlimited() -> bool:
@@ -122,13 +123,13 @@ async def test_an_organisations_limits(database: str) -> None:
 
         await until(unlimited)
         body = {"requests_per_minute": "default", "concurrent": 3}
-        await http.put("/admin/organisations/acme", json=body, headers=bearer(admin))
-        shown = (await http.get("/admin/organisations/acme", headers=bearer(admin))).json()
+        await http.put("/admin/organizations/acme", json=body, headers=bearer(admin))
+        shown = (await http.get("/admin/organizations/acme", headers=bearer(admin))).json()
         assert (shown["requests_per_minute"], shown["concurrent"]) == (None, 3)
-        assert (await http.get("/admin/organisations/nobody", headers=bearer(admin))).status_code == 404
+        assert (await http.get("/admin/organizations/nobody", headers=bearer(admin))).status_code == 404
 
 
-async def test_usage(database: str) -> None:
+async def test_usage_is_reported_by_group_and_organization(database: str) -> None:
     admin, key = await made(database, admin=True), await made(database, "acme")
     async with server(database) as http:
         for model in ("m", "m", "other"):
@@ -136,17 +137,17 @@ async def test_usage(database: str) -> None:
             assert answer.status_code == 200
         await http.post("/v1/completions", json={"prompt": 1}, headers=bearer(key))
         await http.post("/v1/completions", json=COMPLETION, headers=bearer(admin))
-        assert http.work.meter is not None
-        await http.work.meter.flush()
-        rows = (await http.get("/admin/usage?by=organisation,model", headers=bearer(admin))).json()["data"]
-        counts = {(row["organisation"], row["model"]): (row["requests"], row["refused"]) for row in rows}
+        assert http.app_state.meter is not None
+        await http.app_state.meter.flush()
+        rows = (await http.get("/admin/usage?by=organization,model", headers=bearer(admin))).json()["data"]
+        counts = {(row["organization"], row["model"]): (row["requests"], row["refused"]) for row in rows}
         assert counts == {("acme", ""): (1, 1), ("acme", "m"): (2, 0), ("acme", "other"): (1, 0), ("ops", "m"): (1, 0)}
-        (twice,) = (row for row in rows if (row["organisation"], row["model"]) == ("acme", "m"))
+        (twice,) = (row for row in rows if (row["organization"], row["model"]) == ("acme", "m"))
         assert (twice["input_tokens"], twice["cached_tokens"], twice["output_tokens"]) == (4, 2, 12)
         assert twice["cost"] == pytest.approx((2 * 1.0 + 2 * 0.5 + 12 * 2.0) / 1e6)
-        own = (await http.get("/v1/usage?by=organisation", headers=bearer(key))).json()["data"]
-        assert (await http.get("/v1/usage?organisation=ops", headers=bearer(key))).status_code == 400
-        assert [(row["organisation"], row["requests"]) for row in own] == [("acme", 4)]
+        own = (await http.get("/v1/usage?by=organization", headers=bearer(key))).json()["data"]
+        assert (await http.get("/v1/usage?organization=ops", headers=bearer(key))).status_code == 400
+        assert [(row["organization"], row["requests"]) for row in own] == [("acme", 4)]
         table = await http.get("/admin/usage?by=model&since=1d&format=csv", headers=bearer(admin))
         assert table.headers["content-type"].startswith("text/csv")
         read = list(csv.DictReader(io.StringIO(table.text)))
@@ -155,11 +156,11 @@ async def test_usage(database: str) -> None:
         assert later["data"] == []
 
 
-async def test_what_was_used_is_there_after_the_end(database: str) -> None:
+async def test_usage_is_written_at_shutdown(database: str) -> None:
     async with server(database) as http:
         await http.post("/v1/completions", json=COMPLETION)
     async with Store(database) as store:
-        (row,) = await store.usage.rows()
+        (row,) = await read(store).usage.records()
     assert (row.model, row.outcome, row.output_tokens, row.key) == ("m", "ok", 6, "")
 
 
@@ -167,7 +168,7 @@ async def test_what_was_used_is_there_after_the_end(database: str) -> None:
     ("query", "param"),
     [("by=hour", "by"), ("since=soon", "since"), ("until=9999999999999999d", "until"), ("format=xml", "format")],
 )
-async def test_questions_that_make_no_sense(file: str, query: str, param: str) -> None:
+async def test_usage_rejects_invalid_parameters(file: str, query: str, param: str) -> None:
     async with server(file) as http:
         answer = await http.get(f"/admin/usage?{query}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
@@ -177,15 +178,15 @@ async def test_questions_that_make_no_sense(file: str, query: str, param: str) -
     "body",
     [
         {},
-        {"organisation": "a b"},
-        {"organisation": "x" * 65},
-        {"organisation": "a", "expires_at": 1},
-        {"organisation": "a", "name": "a\nb"},
-        {"organisation": "a", "models": [""]},
-        {"organisation": "a", "concurrent": -1},
+        {"organization": "a b"},
+        {"organization": "x" * 65},
+        {"organization": "a", "expires_at": 1},
+        {"organization": "a", "name": "a\nb"},
+        {"organization": "a", "models": [""]},
+        {"organization": "a", "concurrent": -1},
     ],
 )
-async def test_keys_that_cannot_be(file: str, body: dict[str, Any]) -> None:
+async def test_invalid_key_requests_are_rejected(file: str, body: dict[str, Any]) -> None:
     async with server(file) as http:
         assert (await http.post("/admin/keys", json=body)).status_code == 400
         assert (await http.get("/admin/keys")).json()["data"] == []
@@ -202,15 +203,17 @@ async def test_keys_that_cannot_be(file: str, body: dict[str, Any]) -> None:
         ({"sec-fetch-site": "cross-site"}, 403),
     ],
 )
-async def test_pages_may_not_manage_an_open_server(file: str, headers: dict[str, str], status: int) -> None:
+async def test_open_server_is_administered_from_its_own_machine_only(
+    file: str, headers: dict[str, str], status: int
+) -> None:
     async with server(file) as http:
         assert (await http.get("/admin/keys", headers=headers)).status_code == status
 
 
-async def test_the_first_key_closes_an_open_server(file: str) -> None:
+async def test_first_key_makes_keys_required(file: str) -> None:
     async with server(file) as http:
         assert (await http.get("/v1/models")).status_code == 200
-        admin = (await http.post("/admin/keys", json={"organisation": "ops", "admin": True})).json()["key"]
+        admin = (await http.post("/admin/keys", json={"organization": "ops", "admin": True})).json()["key"]
         await http.until(401, "")
         assert (await http.get("/v1/models", headers=bearer(admin))).status_code == 200
 

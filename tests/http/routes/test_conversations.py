@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.http.responding import Client, app
-from tests.schemas import validate
+from tests.http.responses_client import Client, responses_client
+from tests.schemas import validate_openai
 
 PATH = "/v1/conversations"
 SAID = [{"role": "user", "content": "one"}, {"type": "message", "role": "assistant", "content": "two"}]
@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> str:
 async def created(http: Client, **body: Any) -> dict[str, Any]:
     answer = await http.post(PATH, json=body)
     assert answer.status_code == 200, answer.text
-    validate(answer.json(), "ConversationResource")
+    validate_openai(answer.json(), "ConversationResource")
     found: dict[str, Any] = answer.json()
     return found
 
@@ -28,7 +28,7 @@ async def created(http: Client, **body: Any) -> dict[str, Any]:
 async def items(http: Client, id: str, **query: Any) -> dict[str, Any]:
     answer = await http.get(f"{PATH}/{id}/items", params=query)
     assert answer.status_code == 200, answer.text
-    validate(answer.json(), "ConversationItemList")
+    validate_openai(answer.json(), "ConversationItemList")
     found: dict[str, Any] = answer.json()
     return found
 
@@ -37,8 +37,8 @@ def texts(page: dict[str, Any]) -> list[str]:
     return [part["text"] for item in page["data"] for part in item["content"]]
 
 
-async def test_the_life_of_a_conversation(database: str) -> None:
-    async with app(database) as http:
+async def test_conversation_lifecycle(database: str) -> None:
+    async with responses_client(database) as http:
         conversation = await created(http, items=SAID, metadata={"a": "b"})
         id = conversation["id"]
         assert (conversation["object"], conversation["metadata"]) == ("conversation", {"a": "b"})
@@ -46,10 +46,10 @@ async def test_the_life_of_a_conversation(database: str) -> None:
         changed = (await http.post(f"{PATH}/{id}", json={"metadata": {"c": "d"}})).json()
         assert changed == conversation | {"metadata": {"c": "d"}}
         assert texts(await items(http, id)) == ["two", "one"]
-    async with app(database) as http:
+    async with responses_client(database) as http:
         assert (await http.get(f"{PATH}/{id}")).json() == changed
         gone = (await http.delete(f"{PATH}/{id}")).json()
-        validate(gone, "DeletedConversationResource")
+        validate_openai(gone, "DeletedConversationResource")
         for method, path, body in [
             ("GET", "", None),
             ("POST", "", {"metadata": {}}),
@@ -63,19 +63,19 @@ async def test_the_life_of_a_conversation(database: str) -> None:
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "conversation_not_found")
 
 
-async def test_one_without_anything(file: str) -> None:
-    async with app(file) as http:
+async def test_conversation_can_be_empty(file: str) -> None:
+    async with responses_client(file) as http:
         conversation = await created(http)
         assert conversation["metadata"] == {}
         assert (await items(http, conversation["id"]))["data"] == []
 
 
-async def test_items(database: str) -> None:
-    async with app(database) as http:
+async def test_conversation_items_can_be_added_listed_and_deleted(database: str) -> None:
+    async with responses_client(database) as http:
         id = (await created(http, items=SAID))["id"]
         more = [{"role": "user", "content": [{"type": "input_text", "text": str(number)}]} for number in range(20)]
         added = (await http.post(f"{PATH}/{id}/items", json={"items": more})).json()
-        validate(added, "ConversationItemList")
+        validate_openai(added, "ConversationItemList")
         assert len(added["data"]) == 20
         first = await items(http, id, order="asc", limit=3)
         assert (texts(first), first["has_more"]) == (["one", "two", "0"], True)
@@ -83,22 +83,22 @@ async def test_items(database: str) -> None:
         assert (len(rest["data"]), rest["has_more"]) == (19, False)
         path = f"{PATH}/{id}/items/{first['first_id']}"
         one = (await http.get(path)).json()
-        validate(one, "ConversationItem")
+        validate_openai(one, "ConversationItem")
         assert one == first["data"][0]
-        validate((await http.delete(path)).json(), "ConversationResource")
+        validate_openai((await http.delete(path)).json(), "ConversationResource")
         for answer in (await http.get(path), await http.delete(path)):
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "item_not_found")
         assert texts(await items(http, id, order="asc", limit=2)) == ["two", "0"]
 
 
-async def test_calls_and_their_outputs(file: str) -> None:
+async def test_tool_output_requires_its_call(file: str) -> None:
     call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c1", "output": "42"}
-    async with app(file) as http:
+    async with responses_client(file) as http:
         id = (await created(http, items=[call]))["id"]
         answer = await http.post(f"{PATH}/{id}/items", json={"items": [output]})
         assert answer.status_code == 200, answer.text
-        validate(await items(http, id), "ConversationItemList")
+        validate_openai(await items(http, id), "ConversationItemList")
         stray = await http.post(PATH, json={"items": [output]})
         assert (stray.status_code, stray.json()["error"]["param"]) == (400, "items[0].call_id")
 
@@ -117,15 +117,15 @@ async def test_calls_and_their_outputs(file: str) -> None:
         ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
     ],
 )
-async def test_what_is_refused(file: str, body: dict[str, Any], param: str) -> None:
-    async with app(file) as http:
+async def test_invalid_conversation_is_rejected(file: str, body: dict[str, Any], param: str) -> None:
+    async with responses_client(file) as http:
         answer = await http.post(PATH, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-async def test_an_item_that_is_there_already(file: str) -> None:
+async def test_duplicate_item_is_rejected(file: str) -> None:
     mine = [{"id": "mine", "role": "user", "content": "x"}]
-    async with app(file) as http:
+    async with responses_client(file) as http:
         id = (await created(http, items=mine))["id"]
         answer = await http.post(f"{PATH}/{id}/items", json={"items": mine})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "items")
@@ -133,24 +133,24 @@ async def test_an_item_that_is_there_already(file: str) -> None:
         assert (await http.post(f"{PATH}/{id}", json={})).status_code == 200
 
 
-async def test_fields_that_are_not_known(file: str) -> None:
-    async with app(file) as http:
+async def test_unknown_fields_are_named(file: str) -> None:
+    async with responses_client(file) as http:
         item = {"role": "user", "content": "x", "mood": "blue"}
         answer = await http.post(PATH, json={"items": [item], "what": 1})
         assert answer.headers["x-syringa-ignored"] == "what, items[0].mood"
 
 
-async def test_an_item_that_the_conversation_has_already_is_refused(tmp_path: Path) -> None:
-    async with app(str(tmp_path / "syringa.db")) as http:
+async def test_input_item_already_in_the_conversation_is_rejected(tmp_path: Path) -> None:
+    async with responses_client(str(tmp_path / "syringa.db")) as http:
         item = {"type": "message", "role": "user", "content": "one", "id": "msg_mine"}
         conversation = (await http.post("/v1/conversations", json={"items": [item]})).json()["id"]
         again = {**item, "content": "another"}
-        error = await http.refuse(400, conversation=conversation, input=[again])
+        error = await http.expect_error(400, conversation=conversation, input=[again])
         assert error["param"] == "input[0].id"
 
 
-async def test_what_came_after_a_response_is_no_part_of_its_history(tmp_path: Path) -> None:
-    async with app(str(tmp_path / "syringa.db")) as http:
+async def test_history_excludes_items_after_the_response(tmp_path: Path) -> None:
+    async with responses_client(str(tmp_path / "syringa.db")) as http:
         conversation = (await http.post(PATH, json={"items": SAID[:1]})).json()["id"]
         first = await http.respond("first", conversation=conversation)
         await http.respond("LATER", conversation=conversation)

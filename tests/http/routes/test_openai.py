@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from syringa.config import Config
-from tests.chat_models import plain_model, seeing_model, thinking_model
+from tests.chat_models import plain_model, thinking_model, vision_model
 from tests.client import client
 from tests.fake_engine import END, FakeEngine, fake_model
 
 
-async def test_health_is_the_process_and_ready_is_the_engine() -> None:
+async def test_health_ignores_and_ready_follows_the_engine() -> None:
     engine = FakeEngine()
     async with client(engine) as http:
         assert (await http.get("/ready")).json() == {"status": "ready"}
@@ -20,7 +20,7 @@ async def test_health_is_the_process_and_ready_is_the_engine() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/api/v2/models"])
-async def test_models(path: str) -> None:
+async def test_models_are_listed(path: str) -> None:
     async with client() as http:
         answer = (await http.get(path)).json()
     assert answer["object"] == "list"
@@ -29,13 +29,13 @@ async def test_models(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fake", "alias", "default"])
-async def test_one_model(name: str) -> None:
+async def test_model_is_found_by_id_alias_or_default(name: str) -> None:
     async with client() as http:
         assert (await http.get(f"/v1/models/{name}")).json()["id"] == "fake"
 
 
 @pytest.mark.parametrize("name", ["other", "some/other"])
-async def test_an_unknown_model_is_a_404_that_lists_what_there_is(name: str) -> None:
+async def test_unknown_model_is_404_and_lists_known_models(name: str) -> None:
     async with client() as http:
         for answer in (
             await http.get(f"/v1/models/{name}"),
@@ -48,13 +48,13 @@ async def test_an_unknown_model_is_a_404_that_lists_what_there_is(name: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/api/v2/completions"])
-async def test_completions(path: str) -> None:
+async def test_completions_on_both_paths(path: str) -> None:
     async with client() as http:
         answer = (await http.post(path, json={"model": "fake", "prompt": "x"})).json()
     assert answer["choices"] == [{"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop"}]
 
 
-async def test_tokenize_and_back() -> None:
+async def test_tokenize_and_detokenize() -> None:
     async with client() as http:
         given = (await http.post("/tokenize", json={"model": "fake", "prompt": "hé", "return_token_strs": True})).json()
         assert given == {
@@ -71,7 +71,7 @@ async def test_tokenize_and_back() -> None:
         assert bad.status_code == 400
 
 
-async def test_tokenize_messages() -> None:
+async def test_tokenize_accepts_messages() -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"mood": 1}}
     async with client(model=plain_model()) as http:
         answer = await http.post("/tokenize", json=body)
@@ -89,17 +89,17 @@ async def test_tokenize_messages() -> None:
         assert "--chat-template" in (await http.post("/tokenize", json=body)).json()["error"]["message"]
 
 
-async def test_what_a_model_can_do() -> None:
+async def test_model_capabilities_are_listed() -> None:
     for model, able in [
         (fake_model(), []),
         (thinking_model(), ["chat", "reasoning"]),
-        (seeing_model(), ["chat", "vision"]),
+        (vision_model(), ["chat", "vision"]),
     ]:
         async with client(model=model) as http:
             assert (await http.get("/v1/models/fake")).json()["capabilities"] == ["completion", *able]
 
 
-async def test_unknown_fields_are_named_or_refused() -> None:
+async def test_unknown_fields_are_named_or_rejected() -> None:
     body = {"prompt": "x", "frobnicate": 1, "nothing": None, "ü\n": 1, "stream_options": {"zap": 1}, "stream": True}
     async with client() as http:
         answer = await http.post("/v1/completions", json=body)
@@ -109,7 +109,7 @@ async def test_unknown_fields_are_named_or_refused() -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "frobnicate")
 
 
-async def test_the_tenant_is_the_keys_hash() -> None:
+async def test_tenant_is_a_hash_of_the_key() -> None:
     engine = FakeEngine("x")
     async with client(engine, Config(api_key=("secret",))) as http:
         await http.post("/v1/completions", json={}, headers={"authorization": "Bearer secret"})
@@ -117,7 +117,7 @@ async def test_the_tenant_is_the_keys_hash() -> None:
     assert "secret" not in engine.requests[0].tenant
 
 
-async def test_a_compressed_body_is_named_as_such() -> None:
+async def test_compressed_body_is_rejected() -> None:
     async with client(FakeEngine("x")) as http:
         headers = {"content-type": "application/json", "content-encoding": "gzip"}
         answer = await http.post("/v1/completions", content=b"\x1f\x8b", headers=headers)
@@ -125,7 +125,7 @@ async def test_a_compressed_body_is_named_as_such() -> None:
     assert "gzip" in answer.json()["error"]["message"]
 
 
-async def test_a_large_body_is_read_beside_the_event_loop() -> None:
+async def test_large_body_is_decoded_in_a_thread() -> None:
     async with client(FakeEngine("x")) as http:
         answer = await http.post("/v1/completions", json={"prompt": "x", "unknown": ["y"] * 200_000})
     assert answer.headers["x-syringa-ignored"] == "unknown"

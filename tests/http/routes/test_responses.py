@@ -12,8 +12,8 @@ from syringa.store import Store
 from tests.chat_models import plain_model, thinking_model
 from tests.client import eventually, server
 from tests.fake_engine import FakeEngine
-from tests.http.responding import PATH, Client, app, stream_events, text_of
-from tests.schemas import validate
+from tests.http.responses_client import PATH, Client, responses_client, stream_events, text_of
+from tests.schemas import validate_openai
 
 
 @pytest.fixture
@@ -28,21 +28,21 @@ async def stored(http: Client, id: str) -> dict[str, Any]:
     return found
 
 
-async def test_a_response_is_kept(database: str) -> None:
-    async with app(database) as http:
+async def test_response_is_stored(database: str) -> None:
+    async with responses_client(database) as http:
         response = await http.respond(metadata={"a": "b"})
-        validate(response, "Response")
+        validate_openai(response, "Response")
         assert (response["status"], text_of(response)) == ("completed", "hello")
         assert await stored(http, response["id"]) == response
-    async with app(database) as http:  # another process, after a restart
+    async with responses_client(database) as http:  # another process, after a restart
         assert await stored(http, response["id"]) == response
 
 
-async def test_a_stream_ends_with_what_is_kept(database: str) -> None:
-    async with app(database) as http:
+async def test_stream_ends_with_the_stored_response(database: str) -> None:
+    async with responses_client(database) as http:
         seen = await http.stream()
         for number, event in enumerate(seen):
-            validate(event, "ResponseStreamEvent")
+            validate_openai(event, "ResponseStreamEvent")
             assert event["sequence_number"] == number
         assert [event["type"] for event in seen[:2]] == ["response.created", "response.in_progress"]
         assert "".join(e["delta"] for e in seen if e["type"] == "response.output_text.delta") == "hello"
@@ -50,28 +50,28 @@ async def test_a_stream_ends_with_what_is_kept(database: str) -> None:
         assert await stored(http, seen[0]["response"]["id"]) == seen[-1]["response"]
 
 
-async def test_the_end_is_kept_before_it_is_told(file: str) -> None:
+async def test_response_is_stored_before_its_last_event(file: str) -> None:
     """A client that goes on at once from what it was just told finds it there."""
-    async with app(file) as http:
+    async with responses_client(file) as http:
         for _ in range(5):
             seen = await http.stream()
             await http.respond(previous_response_id=seen[-1]["response"]["id"])
 
 
-async def test_what_is_not_to_be_kept_is_not(file: str) -> None:
-    async with app(file) as http:
+async def test_response_is_not_stored_with_store_false(file: str) -> None:
+    async with responses_client(file) as http:
         response = await http.respond(store=False)
         assert not response["store"]
         await http.stream(store=False)
-        assert http.work.state._store._database is None, "nobody needed the store"
+        assert http.app_state.responses._store._database is None, "nobody needed the store"
         assert (await http.get(f"{PATH}/{response['id']}")).status_code == 404
 
 
 @pytest.mark.parametrize(("mode", "setting"), [("open-responses", "openai"), (None, "open-responses")])
-async def test_open_responses(file: str, mode: str | None, setting: Any) -> None:
+async def test_open_responses_mode_changes_event_names(file: str, mode: str | None, setting: Any) -> None:
     engine = FakeEngine(b"<think>hm</think>hello")
     headers = {"x-syringa-responses-mode": mode} if mode else {}
-    async with app(file, engine, model=thinking_model(), responses_mode=setting) as http:
+    async with responses_client(file, engine, model=thinking_model(), responses_mode=setting) as http:
         answer = await http.post(PATH, json={"input": "hi", "stream": True}, headers=headers)
         seen = stream_events(answer.text, done=True)
         assert "response.reasoning.delta" in [event["type"] for event in seen]
@@ -84,24 +84,24 @@ async def test_open_responses(file: str, mode: str | None, setting: Any) -> None
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "x-syringa-responses-mode")
 
 
-async def test_delete(database: str) -> None:
-    async with app(database) as http:
+async def test_deleted_response_is_gone(database: str) -> None:
+    async with responses_client(database) as http:
         id = (await http.respond())["id"]
         assert (await http.delete(f"{PATH}/{id}")).json() == {"id": id, "object": "response", "deleted": True}
         for answer in (await http.get(f"{PATH}/{id}"), await http.delete(f"{PATH}/{id}")):
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "response_not_found")
 
 
-async def test_input_items(database: str) -> None:
+async def test_input_items_are_paginated(database: str) -> None:
     items = [{"role": "user", "content": f"{number}"} for number in range(5)]
-    async with app(database) as http:
+    async with responses_client(database) as http:
         id = (await http.respond(items))["id"]
 
         async def page(**query: Any) -> dict[str, Any]:
             answer = await http.get(f"{PATH}/{id}/input_items", params=query)
             assert answer.status_code == 200, answer.text
             body: dict[str, Any] = answer.json()
-            validate(body, "ResponseItemList")
+            validate_openai(body, "ResponseItemList")
             return body
 
         def texts(body: dict[str, Any]) -> str:
@@ -136,8 +136,8 @@ async def test_input_items(database: str) -> None:
         ({"include": "nonsense"}, "include"),
     ],
 )
-async def test_queries_of_a_stored_response(file: str, query: dict[str, str], param: str) -> None:
-    async with app(file) as http:
+async def test_retrieval_validates_its_query(file: str, query: dict[str, str], param: str) -> None:
+    async with responses_client(file) as http:
         id = (await http.respond())["id"]
         answer = await http.get(f"{PATH}/{id}", params=query)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
@@ -145,37 +145,37 @@ async def test_queries_of_a_stored_response(file: str, query: dict[str, str], pa
         assert (await http.get(f"{PATH}/{id}", params=good)).status_code == 200
 
 
-async def test_tokens_of_an_input(database: str) -> None:
-    async with app(database) as http:
+async def test_input_tokens_are_counted(database: str) -> None:
+    async with responses_client(database) as http:
         answer = await http.post(f"{PATH}/input_tokens", json={"input": "hi", "instructions": "be"})
-        validate(answer.json(), "TokenCountsResource")
+        validate_openai(answer.json(), "TokenCountsResource")
         assert answer.json() == {"object": "response.input_tokens", "input_tokens": len("[s]be[u]hi[a]")}
         before = (await http.respond())["id"]
         more = await http.post(f"{PATH}/input_tokens", json={"input": "x", "previous_response_id": before})
         assert more.json()["input_tokens"] == len("[u]hi[a]hello[u]x[a]")
 
 
-async def test_a_compacted_conversation_goes_on(database: str) -> None:
-    async with app(database) as http:
+async def test_compacted_conversation_can_be_continued(database: str) -> None:
+    async with responses_client(database) as http:
         before = (await http.respond())["id"]
         answer = await http.post(f"{PATH}/compact", json={"model": "fake", "previous_response_id": before})
         assert answer.status_code == 200, answer.text
-        validate(answer.json(), "CompactResource")
-    async with app(database) as http:
+        validate_openai(answer.json(), "CompactResource")
+    async with responses_client(database) as http:
         output = answer.json()["output"]
         await http.respond([*output, {"role": "user", "content": "more"}])
         assert http.prompt() == "[u]hi[a]hello[u]more[a]", "the fake summary is what the fake engine says"
 
 
-async def test_a_sealed_thought_comes_back(database: str) -> None:
+async def test_encrypted_reasoning_is_restored(database: str) -> None:
     engine = FakeEngine(b"<think>a plan</think>hello")
     body: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"]}
-    async with app(database, engine, model=thinking_model()) as http:
+    async with responses_client(database, engine, model=thinking_model()) as http:
         output = (await http.respond(**body))["output"]
         thought = next(item for item in output if item["type"] == "reasoning")
         assert "plan" not in thought["encrypted_content"]
         thought.pop("content")
-    async with app(database, FakeEngine("x"), model=thinking_model()) as http:
+    async with responses_client(database, FakeEngine("x"), model=thinking_model()) as http:
         await http.respond([*output, {"role": "user", "content": "go on"}], **body)
         assert "<think>a plan</think>" in http.prompt()
 
@@ -218,27 +218,27 @@ AGENT: dict[str, Any] = {
 }
 
 
-async def test_two_turns_of_a_coding_agent(file: str) -> None:
+async def test_coding_agent_can_continue_without_storage(file: str) -> None:
     """The way of Codex: nothing is stored, the thought travels sealed, and the whole conversation comes back."""
     call = b'<tool_call>{"name": "exec_command", "arguments": {"cmd": "ls"}}</tool_call>'
     asked = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Read only."}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
     ]
-    async with app(file, FakeEngine(b"<think>a plan</think>" + call), model=thinking_model()) as http:
+    async with responses_client(file, FakeEngine(b"<think>a plan</think>" + call), model=thinking_model()) as http:
         answer = await http.post(PATH, json=AGENT | {"input": asked})
         assert answer.status_code == 200, answer.text
         # It is told what made no difference.
         assert set(answer.headers["x-syringa-ignored"].split(", ")) >= {"client_metadata", "reasoning.summary"}
         events = stream_events(answer.text)
         for event in events:
-            validate(event, "ResponseStreamEvent")
+            validate_openai(event, "ResponseStreamEvent")
         done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
         assert [item["type"] for item in done] == ["reasoning", "function_call"]
         thought, called = ({name: each for name, each in item.items() if name != "content"} for item in done)
         assert thought["encrypted_content"]
     result = {"type": "function_call_output", "call_id": called["call_id"], "output": "a.txt"}
-    async with app(file, FakeEngine(b"</think>done"), model=thinking_model()) as http:
+    async with responses_client(file, FakeEngine(b"</think>done"), model=thinking_model()) as http:
         answer = await http.post(PATH, json=AGENT | {"input": [*asked, thought, called, result]})
         assert stream_events(answer.text)[-1]["type"] == "response.completed"
         assert "encrypted_content" not in answer.headers["x-syringa-ignored"]
@@ -247,35 +247,35 @@ async def test_two_turns_of_a_coding_agent(file: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["web_search", "local_shell", "tool_search", "image_generation"])
-async def test_tools_that_are_not_served_are_named(file: str, kind: str) -> None:
-    async with app(file) as http:
-        error = await http.refuse(400, **(AGENT | {"tools": [*AGENT["tools"], {"type": kind}]}))
+async def test_unsupported_tool_is_named_in_the_error(file: str, kind: str) -> None:
+    async with responses_client(file) as http:
+        error = await http.expect_error(400, **(AGENT | {"tools": [*AGENT["tools"], {"type": kind}]}))
     assert error["param"] == "tools[2].type"
     assert kind in error["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_engine_that_refuses_has_its_status(file: str, stream: bool) -> None:
+async def test_engine_error_before_the_first_event_has_its_status(file: str, stream: bool) -> None:
     engine = FakeEngine("hello")
     engine.fail, engine.fail_first = EngineOverloaded("full"), True
-    async with app(file, engine) as http:
-        error = await http.refuse(503, stream=stream)
+    async with responses_client(file, engine) as http:
+        error = await http.expect_error(503, stream=stream)
         assert error["code"] == "engine_overloaded"
 
 
-async def test_a_stream_that_fails_says_so_and_is_kept(database: str) -> None:
+async def test_failed_stream_is_reported_and_stored(database: str) -> None:
     engine = FakeEngine("hello")
     engine.fail = EngineUnavailable("it died")
-    async with app(database, engine) as http:
+    async with responses_client(database, engine) as http:
         seen = await http.stream()
         for event in seen:
-            validate(event, "ResponseStreamEvent")
+            validate_openai(event, "ResponseStreamEvent")
         assert seen[-1]["type"] == "response.failed"
         failed = await stored(http, seen[0]["response"]["id"])
         assert (failed["status"], failed["error"]) == ("failed", {"code": "server_error", "message": "it died"})
         assert failed["usage"] == seen[-1]["response"]["usage"]
         assert failed["usage"]["output_tokens"] == 1  # which it had said by then
-        error = await http.refuse(400, previous_response_id=failed["id"])
+        error = await http.expect_error(400, previous_response_id=failed["id"])
         assert "has failed" in error["message"]
         open_ = await http.post(
             PATH, json={"input": "x", "stream": True}, headers={"x-syringa-responses-mode": "open-responses"}
@@ -283,32 +283,32 @@ async def test_a_stream_that_fails_says_so_and_is_kept(database: str) -> None:
         assert stream_events(open_.text, done=True)[-1]["type"] == "response.failed"
 
 
-async def test_a_timeout(file: str) -> None:
-    async with app(file, FakeEngine("hello", delay=0.2), request_timeout=0.3) as http:
+async def test_request_timeout_fails_the_response(file: str) -> None:
+    async with responses_client(file, FakeEngine("hello", delay=0.2), request_timeout=0.3) as http:
         seen = await http.stream()
         assert seen[-1]["response"]["error"]["message"] == "The request took longer than 0.3 seconds."
-        assert (await http.refuse(503))["code"] == "timeout"
+        assert (await http.expect_error(503))["code"] == "timeout"
         assert not http.engine.running
 
 
-async def test_without_a_store_nothing_is_generated(tmp_path: Path) -> None:
+async def test_unavailable_store_prevents_generation(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    async with app(str(tmp_path / "file" / "below.db")) as http:
+    async with responses_client(str(tmp_path / "file" / "below.db")) as http:
         for stream in (True, False):
-            error = await http.refuse(503, stream=stream)
+            error = await http.expect_error(503, stream=stream)
             assert error["code"] == "store_unavailable"
             assert "cannot be stored" in error["message"]
         assert not http.engine.requests
         assert text_of(await http.respond(store=False)) == "hello"
 
 
-async def test_a_store_that_fails_at_the_end_costs_no_answer(
+async def test_store_failure_at_the_end_is_retried_after_the_response(
     file: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def away(self: Store, work: Any) -> Any:
+    async def away(self: Store, app_state: Any) -> Any:
         raise StoreUnavailable("away")
 
-    async with app(file, FakeEngine("hello", delay=0.02)) as http:
+    async with responses_client(file, FakeEngine("hello", delay=0.02)) as http:
         await http.respond()
         for stream in (False, True):
             with monkeypatch.context() as patch:
@@ -333,7 +333,7 @@ async def eventually_stored(http: Client, id: str, status: str) -> bool:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_away_cancels_its_response(database: str, stream: bool) -> None:
+async def test_disconnect_cancels_the_response(database: str, stream: bool) -> None:
     engine = FakeEngine("hello", delay=0.01)
     config = Config(port=0, drain_timeout=1.0, database=database)
     body = {"input": "hi", "stream": stream, "ignore_eos": True, "max_output_tokens": 3000}
@@ -357,21 +357,21 @@ async def test_a_client_that_goes_away_cancels_its_response(database: str, strea
             await asyncio.sleep(0.01)
     assert found["status"] == "cancelled"
     assert text_of(found).startswith("h")
-    validate(found, "Response")
+    validate_openai(found, "Response")
 
 
-async def test_comments_come_after_the_opening(file: str) -> None:
-    async with app(file, FakeEngine("ab", delay=0.2), keep_alive=0.05) as http:
+async def test_keep_alive_comments_follow_the_opening_events(file: str) -> None:
+    async with responses_client(file, FakeEngine("ab", delay=0.2), keep_alive=0.05) as http:
         answer = await http.post(PATH, json={"input": "x", "stream": True})
     assert answer.text.startswith("event: response.created\ndata: {")
     assert ": waiting\n\n" in answer.text
     assert stream_events(answer.text)[-1]["type"] == "response.completed"
 
 
-async def test_unknown_fields(file: str) -> None:
-    async with app(file) as http:
+async def test_unknown_fields_are_ignored_or_rejected(file: str) -> None:
+    async with responses_client(file) as http:
         answer = await http.post(PATH, json={"input": "x", "what": 1})
         assert answer.headers["x-syringa-ignored"] == "what"
-    async with app(file, unknown_fields="refuse") as http:
-        assert (await http.refuse(400, what=1))["param"] == "what"
+    async with responses_client(file, unknown_fields="refuse") as http:
+        assert (await http.expect_error(400, what=1))["param"] == "what"
         assert not http.engine.requests

@@ -18,7 +18,8 @@ from syringa.store import Store
 from tests.chat_models import plain_model, thinking_model
 from tests.client import eventually, server, until
 from tests.fake_engine import FakeEngine
-from tests.schemas import validate, validate_open
+from tests.schemas import validate_open_responses, validate_openai
+from tests.store.helpers import read, write
 
 END = ("response.completed", "response.incomplete", "response.failed", "error")
 
@@ -60,21 +61,21 @@ async def socket(
             yield Socket(connection)
 
 
-async def test_responses_one_after_the_other(tmp_path: Path) -> None:
+async def test_websocket_serves_responses_in_sequence(tmp_path: Path) -> None:
     engine = FakeEngine("hello")
     async with socket(tmp_path, engine) as ws:
         for _ in range(3):
             seen = await ws.ask(store=False)
             for number, event in enumerate(seen):
-                validate(event, "ResponseStreamEvent")
+                validate_openai(event, "ResponseStreamEvent")
                 assert event["sequence_number"] == number
             assert [seen[0]["type"], seen[-1]["type"]] == ["response.created", "response.completed"]
     async with Store(str(tmp_path / "syringa.db")) as store:
-        assert await store.get_response("", seen[0]["response"]["id"]) is None
-        assert len(await store.usage.rows()) == 3
+        assert await read(store).responses.get("", seen[0]["response"]["id"]) is None
+        assert len(await read(store).usage.records()) == 3
 
 
-async def test_the_connection_remembers(tmp_path: Path) -> None:
+async def test_websocket_remembers_the_last_response(tmp_path: Path) -> None:
     engine = FakeEngine("hello")
     async with socket(tmp_path, engine) as ws:
         first = (await ws.ask("one", store=False))[-1]["response"]["id"]
@@ -86,7 +87,7 @@ async def test_the_connection_remembers(tmp_path: Path) -> None:
         assert error["error"]["param"] == "previous_response_id"
 
 
-async def test_another_connection_finds_what_was_stored(tmp_path: Path) -> None:
+async def test_stored_response_can_be_continued_on_another_connection(tmp_path: Path) -> None:
     async with socket(tmp_path) as ws:
         kept = (await ws.ask("one"))[-1]["response"]["id"]
         unkept = (await ws.ask("one", store=False))[-1]["response"]["id"]
@@ -116,7 +117,9 @@ async def test_another_connection_finds_what_was_stored(tmp_path: Path) -> None:
         (b"\xff", "invalid_request", None),
     ],
 )
-async def test_bad_messages_are_answered(tmp_path: Path, text: str | bytes, code: str, param: str | None) -> None:
+async def test_invalid_message_gets_an_error_event(
+    tmp_path: Path, text: str | bytes, code: str, param: str | None
+) -> None:
     async with socket(tmp_path) as ws:
         event = await ws.refused(text)
         assert event["status"] in (400, 404)
@@ -128,14 +131,14 @@ async def test_bad_messages_are_answered(tmp_path: Path, text: str | bytes, code
 @pytest.mark.parametrize(
     ("field", "value"), [("stream", True), ("stream_options", {}), ("background", True), ("generate", False)]
 )
-async def test_open_responses_forbids_fields_of_http(tmp_path: Path, field: str, value: Any) -> None:
+async def test_open_responses_mode_rejects_http_fields(tmp_path: Path, field: str, value: Any) -> None:
     async with socket(tmp_path, headers={"x-syringa-responses-mode": "open-responses"}) as ws:
         (error,) = await ws.ask(store=False, **{field: value})
         assert (error["status"], error["error"]["param"]) == (400, field)
-        validate_open(error, "WebSocketErrorEvent")
+        validate_open_responses(error, "WebSocketErrorEvent")
 
 
-async def test_openai_does_not_use_them(tmp_path: Path) -> None:
+async def test_openai_mode_ignores_http_fields(tmp_path: Path) -> None:
     async with socket(tmp_path) as ws:
         seen = await ws.ask(store=False, stream=True, stream_options={"include_obfuscation": False}, generate=True)
         assert seen[-1]["type"] == "response.completed"
@@ -143,7 +146,7 @@ async def test_openai_does_not_use_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("store", [True, False])
 @pytest.mark.parametrize("input", [[], None, "one"])
-async def test_a_response_that_is_only_there_to_be_gone_on_from(tmp_path: Path, store: bool, input: Any) -> None:
+async def test_response_without_generation_can_be_continued(tmp_path: Path, store: bool, input: Any) -> None:
     """As agents do it while their user is still typing: with instructions and tools, and nothing said yet."""
     engine = FakeEngine("hello")
     async with socket(tmp_path, engine) as ws:
@@ -152,7 +155,7 @@ async def test_a_response_that_is_only_there_to_be_gone_on_from(tmp_path: Path, 
             f"response.{name}" for name in ("created", "in_progress", "completed")
         ]
         for event in seen:
-            validate(event, "ResponseStreamEvent")
+            validate_openai(event, "ResponseStreamEvent")
         response = seen[-1]["response"]
         assert (response["output"], response["usage"]["total_tokens"]) == ([], 0)
         assert not engine.requests
@@ -164,7 +167,7 @@ async def test_a_response_that_is_only_there_to_be_gone_on_from(tmp_path: Path, 
         assert (found.status if found else None) == ("completed" if store else None)
 
 
-async def test_one_at_a_time(tmp_path: Path) -> None:
+async def test_websocket_rejects_concurrent_responses(tmp_path: Path) -> None:
     async with socket(tmp_path, FakeEngine("hello", delay=0.05)) as ws:
         await ws.send(store=False)
         assert (await ws.next())["type"] == "response.created"
@@ -177,7 +180,7 @@ async def test_one_at_a_time(tmp_path: Path) -> None:
         await ws.ask(store=False)
 
 
-async def test_a_frame_that_is_too_large(tmp_path: Path) -> None:
+async def test_oversized_frame_closes_the_connection(tmp_path: Path) -> None:
     async with socket(tmp_path, max_body_bytes=1000) as ws:
         with pytest.raises(websockets.ConnectionClosed) as caught:
             await ws.ask("x" * 2000)
@@ -185,7 +188,7 @@ async def test_a_frame_that_is_too_large(tmp_path: Path) -> None:
         assert caught.value.rcvd.code == 1009
 
 
-async def test_keys(tmp_path: Path) -> None:
+async def test_handshake_requires_an_api_key(tmp_path: Path) -> None:
     for headers in ({}, {"authorization": "Bearer wrong"}):
         with pytest.raises(websockets.InvalidStatus) as caught:
             async with socket(tmp_path, headers=headers, api_key=("k",)):
@@ -197,7 +200,7 @@ async def test_keys(tmp_path: Path) -> None:
         assert (await ws.ask())[-1]["type"] == "response.completed"
 
 
-async def test_pages_of_other_sites_are_kept_out(tmp_path: Path) -> None:
+async def test_handshake_rejects_other_origins(tmp_path: Path) -> None:
     with pytest.raises(websockets.InvalidStatus) as caught:
         async with socket(tmp_path, headers={"origin": "https://evil.example"}):
             pass
@@ -207,7 +210,7 @@ async def test_pages_of_other_sites_are_kept_out(tmp_path: Path) -> None:
             await ws.ask(store=False)
 
 
-async def test_a_client_that_leaves(tmp_path: Path) -> None:
+async def test_disconnect_cancels_the_response(tmp_path: Path) -> None:
     engine = FakeEngine("hello", delay=0.01)
     config = Config(port=0, drain_timeout=1.0, database=str(tmp_path / "syringa.db"))
     async with server(engine, config, plain_model()) as http:
@@ -228,7 +231,7 @@ async def test_a_client_that_leaves(tmp_path: Path) -> None:
         assert found["status"] == "cancelled"
 
 
-async def test_failures(tmp_path: Path) -> None:
+async def test_failure_is_reported_and_the_connection_continues(tmp_path: Path) -> None:
     engine = FakeEngine("hello")
     async with socket(tmp_path, engine) as ws:
         engine.fail, engine.fail_first = EngineOverloaded("full"), True
@@ -244,14 +247,14 @@ async def test_failures(tmp_path: Path) -> None:
         await ws.ask(store=False)
 
 
-async def test_the_mode(tmp_path: Path) -> None:
+async def test_open_responses_mode_changes_event_names(tmp_path: Path) -> None:
     engine = FakeEngine(b"<think>hm</think>hello")
     headers = {"x-syringa-responses-mode": "open-responses"}
     async with socket(tmp_path, engine, headers=headers, model=thinking_model()) as ws:
         assert "response.reasoning.delta" in [event["type"] for event in await ws.ask(store=False)]
 
 
-async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
+async def test_idle_connection_is_closed(tmp_path: Path) -> None:
     engine = FakeEngine("hello", delay=0.2)
     async with socket(tmp_path, engine, websocket_idle=0.8) as ws:
         assert (await ws.ask(store=False))[-1]["type"] == "response.completed", "while it answers, it is not idle"
@@ -261,7 +264,7 @@ async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
         assert caught.value.rcvd.code == 1001
 
 
-async def test_there_is_no_other_socket(tmp_path: Path) -> None:
+async def test_handshake_on_another_path_is_rejected(tmp_path: Path) -> None:
     config = Config(port=0, drain_timeout=1.0, database=str(tmp_path / "syringa.db"))
     async with server(FakeEngine("x"), config) as http:
         url = str(http.base_url).replace("http:", "ws:")
@@ -272,14 +275,14 @@ async def test_there_is_no_other_socket(tmp_path: Path) -> None:
         assert (await http.get("/health")).status_code == 200
 
 
-async def test_a_key_that_is_revoked_meanwhile(tmp_path: Path) -> None:
+async def test_revoked_key_is_rejected_on_an_open_connection(tmp_path: Path) -> None:
     key, stored = mint("acme")
     database = str(tmp_path / "syringa.db")
     async with Store(database) as store:
-        await store.keys.create(stored)
+        await write(store).keys.create(stored)
         async with socket(tmp_path, headers={"authorization": f"Bearer {key}"}) as ws:
             assert (await ws.ask(store=False))[-1]["type"] == "response.completed"
-            await store.keys.revoke(stored.id)
+            await write(store).keys.revoke(stored.id)
 
             async def is_refused() -> bool:
                 await ws.send(store=False)

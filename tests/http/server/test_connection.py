@@ -12,23 +12,23 @@ import pytest
 from syringa.http.server import server as serving
 from tests.client import eventually
 from tests.fake_engine import FakeEngine
-from tests.http.raw import ASK, BODY, HEAD, HEALTH, place
+from tests.http.raw_client import BODY, COMPLETION_REQUEST, HEAD, HEALTH_REQUEST, running_server
 
 
 @pytest.mark.parametrize(
     "sent", [b"", b"\r\n", b"GET", b"GET /health HTTP/1.1\r\nhost: a\r\n", HEAD + b"content-length: 9\r\n\r\n{"]
 )
-async def test_what_does_not_arrive_in_time(sent: bytes) -> None:
-    async with place() as here:
-        async with here.client(sent) as client:
-            await client.refused(408, "request_timeout")
-        async with here.client(ASK) as client:
-            assert (await client.answer())[0] == 200
-        assert not here.engine.running
+async def test_connection_times_out_incomplete_requests(sent: bytes) -> None:
+    async with running_server() as server:
+        async with server.client(sent) as client:
+            await client.expect_rejection(408, "request_timeout")
+        async with server.client(COMPLETION_REQUEST) as client:
+            assert (await client.response())[0] == 200
+        assert not server.engine.running
 
 
-async def test_a_request_that_trickles_has_the_same_time() -> None:
-    async with place() as here, here.client(HEAD) as client:
+async def test_read_timeout_covers_the_whole_request() -> None:
+    async with running_server() as server, server.client(HEAD) as client:
 
         async def trickle() -> None:
             with contextlib.suppress(ConnectionError):
@@ -38,56 +38,56 @@ async def test_a_request_that_trickles_has_the_same_time() -> None:
                     await asyncio.sleep(0.02)
 
         trickling = asyncio.create_task(trickle())
-        await client.refused(408, "request_timeout")
+        await client.expect_rejection(408, "request_timeout")
         trickling.cancel()
 
 
-async def test_a_request_that_is_slow_but_in_time_is_answered() -> None:
-    async with place(read_timeout=5) as here, here.client() as client:
-        for each in ASK:
+async def test_connection_accepts_a_slow_request_within_the_timeout() -> None:
+    async with running_server(read_timeout=5) as server, server.client() as client:
+        for each in COMPLETION_REQUEST:
             client.send(bytes([each]))
             await asyncio.sleep(0.0005)
-        assert (await client.answer())[0] == 200
-        client.send(ASK)
-        assert (await client.answer())[0] == 200
+        assert (await client.response())[0] == 200
+        client.send(COMPLETION_REQUEST)
+        assert (await client.response())[0] == 200
 
 
-async def test_without_a_limit_nobody_is_hurried() -> None:
-    async with place(read_timeout=0) as here, here.client(HEAD) as client:
+async def test_read_timeout_can_be_disabled() -> None:
+    async with running_server(read_timeout=0) as server, server.client(HEAD) as client:
         await asyncio.sleep(0.5)
-        client.send(ASK.removeprefix(HEAD))
-        assert (await client.answer())[0] == 200
+        client.send(COMPLETION_REQUEST.removeprefix(HEAD))
+        assert (await client.response())[0] == 200
 
 
-async def test_the_limit_is_for_the_request_and_not_for_its_answer() -> None:
+async def test_read_timeout_does_not_cover_the_response() -> None:
     engine = FakeEngine("hello", delay=0.15)
-    async with place(engine) as here, here.client(ASK) as client:
-        assert (await client.answer())[0] == 200
+    async with running_server(engine) as server, server.client(COMPLETION_REQUEST) as client:
+        assert (await client.response())[0] == 200
         await asyncio.sleep(0.4)  # kept alive, without a word, for longer than a request may take
-        client.send(ASK)
-        assert (await client.answer())[0] == 200
+        client.send(COMPLETION_REQUEST)
+        assert (await client.response())[0] == 200
 
 
-async def test_a_kept_connection_has_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keep_alive_timeout_ends_with_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends when a next request begins, which empty lines do not."""
     monkeypatch.setattr(serving, "_KEEP_ALIVE_SECONDS", 0.3)
     engine = FakeEngine("hello", delay=0.1)
-    async with place(engine, read_timeout=30) as here, here.client(HEALTH) as client:
-        for sent in (b"", ASK, ASK):  # each takes longer than that
+    async with running_server(engine, read_timeout=30) as server, server.client(HEALTH_REQUEST) as client:
+        for sent in (b"", COMPLETION_REQUEST, COMPLETION_REQUEST):  # each takes longer than that
             client.send(sent)
-            assert (await client.answer())[0] == 200
+            assert (await client.response())[0] == 200
         async with asyncio.timeout(30):
-            while not await client.closed(0.1):
+            while not await client.is_closed(0.1):
                 with contextlib.suppress(RuntimeError):  # what uvloop says when it has closed
                     client.send(b"\r\n")
 
 
-async def test_a_body_that_stops_is_in_the_books_as_left() -> None:
-    async with place() as here:
-        async with here.client(HEAD + b"content-length: 9\r\n\r\n{") as client:
-            await client.refused(408, "request_timeout")
-        assert await eventually(lambda: here.accounts)
-        assert here.accounts[0].outcome == "cancelled"
+async def test_incomplete_body_is_accounted_as_cancelled() -> None:
+    async with running_server() as server:
+        async with server.client(HEAD + b"content-length: 9\r\n\r\n{") as client:
+            await client.expect_rejection(408, "request_timeout")
+        assert await eventually(lambda: server.accounting)
+        assert server.accounting[0].outcome == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ async def test_a_body_that_stops_is_in_the_books_as_left() -> None:
         b"CONNECT a.example:443 HTTP/1.1\r\nhost: a\r\n\r\n",
     ],
 )
-async def test_malformed_requests(sent: bytes) -> None:
-    async with place() as here, here.client(sent) as client:
-        await client.refused(400, "malformed_request")
+async def test_connection_rejects_malformed_requests(sent: bytes) -> None:
+    async with running_server() as server, server.client(sent) as client:
+        await client.expect_rejection(400, "malformed_request")
 
 
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
-async def test_a_client_that_sends_all_before_it_listens_hears_why_it_was_refused(connection: str) -> None:
+async def test_early_rejection_reaches_a_client_that_sends_its_whole_body_first(connection: str) -> None:
     def post(port: int) -> int:
         client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         with contextlib.closing(client):
@@ -120,57 +120,57 @@ async def test_a_client_that_sends_all_before_it_listens_hears_why_it_was_refuse
             client.request("POST", "/v1/completions", b"x" * 20_000_000, headers)
             return client.getresponse().status
 
-    async with place(read_timeout=30, max_body_bytes=1000) as here:
-        assert await asyncio.to_thread(post, here.port) == 413
+    async with running_server(read_timeout=30, max_body_bytes=1000) as server:
+        assert await asyncio.to_thread(post, server.port) == 413
 
 
-async def test_absurd_chunks_are_no_way_around_the_limits() -> None:
+async def test_connection_limits_chunk_framing() -> None:
     chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n"
-    async with place(read_timeout=5, max_body_bytes=1000) as here:
-        async with here.client(chunked + b"ffffffffffff\r\n" + b"x" * 2000) as client:
-            assert (await client.answer())[0] == 413
-        async with here.client(chunked + b"1;" + b"x" * (1 << 20)) as client:  # all extension
-            await client.refused(431, "headers_too_large")
-        async with here.client(chunked + b"0\r\nx: " + b"x" * (1 << 20)) as client:  # all trailer
-            await client.refused(431, "headers_too_large")
-        async with here.client(chunked + b"".join(b"1\r\n%c\r\n" % each for each in BODY) + b"0\r\n\r\n") as client:
-            assert (await client.answer())[0] == 200
+    async with running_server(read_timeout=5, max_body_bytes=1000) as server:
+        async with server.client(chunked + b"ffffffffffff\r\n" + b"x" * 2000) as client:
+            assert (await client.response())[0] == 413
+        async with server.client(chunked + b"1;" + b"x" * (1 << 20)) as client:  # all extension
+            await client.expect_rejection(431, "headers_too_large")
+        async with server.client(chunked + b"0\r\nx: " + b"x" * (1 << 20)) as client:  # all trailer
+            await client.expect_rejection(431, "headers_too_large")
+        async with server.client(chunked + b"".join(b"1\r\n%c\r\n" % each for each in BODY) + b"0\r\n\r\n") as client:
+            assert (await client.response())[0] == 200
 
 
-async def test_trailers_are_no_headers() -> None:
+async def test_connection_ignores_trailers() -> None:
     chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
-    async with place(api_key=("secret",)) as here, here.client() as client:
+    async with running_server(api_key=("secret",)) as server, server.client() as client:
         client.send(chunked + b"authorization: Bearer secret\r\nx-request-id: forged\r\n\r\n")
-        status, headers, _ = await client.answer()
+        status, headers, _ = await client.response()
         assert (status, headers["x-request-id"] == "forged") == (401, False)
 
 
-async def test_long_heads() -> None:
-    async with place(read_timeout=5) as here:
-        async with here.client(HEALTH[:-2] + b"x-a: " + b"x" * 60_000 + b"\r\n\r\n") as client:
-            assert (await client.answer())[0] == 200
-            client.send(HEALTH[:-2] + b"x-a: " + b"x" * 70_000 + b"\r\n\r\n")
-            await client.refused(431, "headers_too_large")
-        async with here.client(HEALTH[:-2] + b"x-a: " + b"x" * 700_000) as client:  # without an end
-            await client.refused(431, "headers_too_large")
-        async with here.client(HEALTH[:-2] + b"a: b\r\n" * 200_000) as client:
-            await client.refused(431, "headers_too_large")
-        async with here.client(b"GET /health?" + b"x" * 8000 + b" HTTP/1.1\r\nhost: a\r\n\r\n") as client:
-            assert (await client.answer())[0] == 200
-        async with here.client(b"GET /health?" + b"x" * 9000 + b" HTTP/1.1\r\nhost: a\r\n\r\n") as client:
-            await client.refused(414, "target_too_long")
-        async with here.client(b"GET /" + b"x" * 700_000) as client:
-            await client.refused(431, "headers_too_large")
+async def test_connection_limits_the_head() -> None:
+    async with running_server(read_timeout=5) as server:
+        async with server.client(HEALTH_REQUEST[:-2] + b"x-a: " + b"x" * 60_000 + b"\r\n\r\n") as client:
+            assert (await client.response())[0] == 200
+            client.send(HEALTH_REQUEST[:-2] + b"x-a: " + b"x" * 70_000 + b"\r\n\r\n")
+            await client.expect_rejection(431, "headers_too_large")
+        async with server.client(HEALTH_REQUEST[:-2] + b"x-a: " + b"x" * 700_000) as client:  # without an end
+            await client.expect_rejection(431, "headers_too_large")
+        async with server.client(HEALTH_REQUEST[:-2] + b"a: b\r\n" * 200_000) as client:
+            await client.expect_rejection(431, "headers_too_large")
+        async with server.client(b"GET /health?" + b"x" * 8000 + b" HTTP/1.1\r\nhost: a\r\n\r\n") as client:
+            assert (await client.response())[0] == 200
+        async with server.client(b"GET /health?" + b"x" * 9000 + b" HTTP/1.1\r\nhost: a\r\n\r\n") as client:
+            await client.expect_rejection(414, "target_too_long")
+        async with server.client(b"GET /" + b"x" * 700_000) as client:
+            await client.expect_rejection(431, "headers_too_large")
 
 
-async def test_a_refusal_reaches_a_client_that_first_sends_all_it_has() -> None:
+async def test_rejection_reaches_a_client_that_is_still_sending_its_head() -> None:
     """Closing at once would make its kernel forget what came before."""
-    async with place(read_timeout=5) as here, here.client() as client:
+    async with running_server(read_timeout=5) as server, server.client() as client:
         client.writer.transport.pause_reading()
-        client.send(HEALTH[:-2] + b"a: b\r\n" * 1_000_000)
+        client.send(HEALTH_REQUEST[:-2] + b"a: b\r\n" * 1_000_000)
         await asyncio.sleep(0.3)
         client.writer.transport.resume_reading()
-        await client.refused(431, "headers_too_large")
+        await client.expect_rejection(431, "headers_too_large")
 
 
 UPGRADE = (
@@ -179,16 +179,16 @@ UPGRADE = (
 )
 
 
-async def test_handshakes_that_the_second_parser_would_choke_on() -> None:
-    async with place() as here:
+async def test_connection_rejects_invalid_websocket_handshakes() -> None:
+    async with running_server() as server:
         for more in (b"a: b\r\n" * 130, b"a: " + b"x" * 9000 + b"\r\n"):
-            async with here.client(UPGRADE + more + b"\r\n") as client:
-                await client.refused(431, "headers_too_large")
-        async with here.client(UPGRADE.replace(b"GET", b"POST", 1) + b"\r\n") as client:
+            async with server.client(UPGRADE + more + b"\r\n") as client:
+                await client.expect_rejection(431, "headers_too_large")
+        async with server.client(UPGRADE.replace(b"GET", b"POST", 1) + b"\r\n") as client:
             assert b"405" in await client.reader.readline()
-        async with here.client(UPGRADE.replace(b"sec-websocket-key", b"x-a") + b"\r\n") as client:
+        async with server.client(UPGRADE.replace(b"sec-websocket-key", b"x-a") + b"\r\n") as client:
             assert b"400" in await client.reader.readline()
-        async with here.client(UPGRADE + b"\r\n") as client:
+        async with server.client(UPGRADE + b"\r\n") as client:
             assert b"101" in await client.reader.readline()
             await asyncio.sleep(0.5)  # the time for requests is not for it
             client.send(b"\x89\x80\x00\x00\x00\x00")  # a ping
@@ -196,36 +196,36 @@ async def test_handshakes_that_the_second_parser_would_choke_on() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 20, len(HEAD), -3])
-async def test_an_offer_to_speak_something_else_is_overlooked(cut: int) -> None:
+async def test_connection_ignores_other_upgrades(cut: int) -> None:
     """Java's client offers HTTP/2 with every first request."""
     offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
-    ask = ASK.replace(b"host: a\r\n", b"host: a\r\n" + offer)
-    async with place() as here, here.client(ask[:cut]) as client:
+    ask = COMPLETION_REQUEST.replace(b"host: a\r\n", b"host: a\r\n" + offer)
+    async with running_server() as server, server.client(ask[:cut]) as client:
         await asyncio.sleep(0.02)
-        client.send(ask[cut:] + ASK)
+        client.send(ask[cut:] + COMPLETION_REQUEST)
         for _ in range(2):
-            status, _, body = await client.answer()
+            status, _, body = await client.response()
             assert (status, json.loads(body)["choices"][0]["text"]) == (200, "hello")
-        client.send(HEALTH.replace(b"host: a\r\n", b"host: a\r\n" + offer))
-        assert (await client.answer())[0] == 200
+        client.send(HEALTH_REQUEST.replace(b"host: a\r\n", b"host: a\r\n" + offer))
+        assert (await client.response())[0] == 200
 
 
-async def test_pipelined_requests_are_answered_in_turn() -> None:
+async def test_connection_responds_to_pipelined_requests_in_order() -> None:
     engine = FakeEngine("hello", delay=0.02)
-    async with place(engine) as here, here.client(ASK * 5 + HEALTH) as client:
+    async with running_server(engine) as server, server.client(COMPLETION_REQUEST * 5 + HEALTH_REQUEST) as client:
         for _ in range(5):
-            assert b"hello" in (await client.answer())[2]
-        assert (await client.answer())[2] == b'{"status":"ok"}'
+            assert b"hello" in (await client.response())[2]
+        assert (await client.response())[2] == b'{"status":"ok"}'
 
 
-async def test_a_pipelined_body_that_waits_for_its_turn_is_not_late() -> None:
+async def test_read_timeout_excludes_time_without_reading() -> None:
     """While the first answer takes longer than a request may, most of the second request is not read."""
     engine = FakeEngine("hello", delay=0.1)
     body = BODY + b" " * 900_000
     large = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
-    async with place(engine) as here, here.client(ASK + large) as client:
+    async with running_server(engine) as server, server.client(COMPLETION_REQUEST + large) as client:
         for _ in range(2):
-            assert (await client.answer())[0] == 200
+            assert (await client.response())[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -239,32 +239,34 @@ async def test_a_pipelined_body_that_waits_for_its_turn_is_not_late() -> None:
     ],
 )
 @pytest.mark.parametrize("good", [1, 3])
-async def test_nonsense_behind_requests_is_answered_in_its_turn(bad: bytes, status: int, code: str, good: int) -> None:
+async def test_connection_sends_a_rejection_after_earlier_responses(
+    bad: bytes, status: int, code: str, good: int
+) -> None:
     engine = FakeEngine("hello", delay=0.1)
-    async with place(engine) as here, here.client(ASK * good + bad) as client:
+    async with running_server(engine) as server, server.client(COMPLETION_REQUEST * good + bad) as client:
         for _ in range(good):
-            answer, _, body = await client.answer()
+            answer, _, body = await client.response()
             assert answer == 200
             assert json.loads(body)["choices"][0]["text"] == "hello"
-        await client.refused(status, code)
+        await client.expect_rejection(status, code)
     assert len(engine.requests) == good
 
 
-async def test_one_request_too_many_costs_the_others_nothing() -> None:
+async def test_connection_limits_pipelined_requests() -> None:
     engine = FakeEngine("hello", delay=0.1)
-    async with place(engine) as here, here.client(ASK + HEALTH * 99) as client:
-        assert (await client.answer())[0] == 200
+    async with running_server(engine) as server, server.client(COMPLETION_REQUEST + HEALTH_REQUEST * 99) as client:
+        assert (await client.response())[0] == 200
         for _ in range(32):
-            assert (await client.answer())[2] == b'{"status":"ok"}'
-        await client.refused(400, "too_many_pipelined")
+            assert (await client.response())[2] == b'{"status":"ok"}'
+        await client.expect_rejection(400, "too_many_pipelined")
 
 
-async def test_a_client_that_leaves_with_requests_in_the_queue() -> None:
+async def test_disconnect_discards_pipelined_requests() -> None:
     engine = FakeEngine("hello", delay=0.02)
     body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True}).encode()
     ask = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
-    async with place(engine) as here:
-        async with here.client(ask * 3):
+    async with running_server(engine) as server:
+        async with server.client(ask * 3):
             assert await eventually(lambda: engine.running)
         assert await eventually(lambda: not engine.running)
         await asyncio.sleep(0.1)

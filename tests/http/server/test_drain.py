@@ -21,7 +21,7 @@ from syringa.config import Config
 from syringa.http.server import limits
 from syringa.http.server import server as serving
 from syringa.http.server.server import serve_api
-from syringa.service.app_state import Work
+from syringa.service.app_state import AppState
 from tests.chat_models import plain_model
 from tests.client import events, eventually, server
 from tests.fake_engine import FakeEngine
@@ -43,16 +43,16 @@ def _survive() -> Any:
 
 
 class Ending:
-    def __init__(self, http: httpx.AsyncClient, engine: FakeEngine, works: list[Work]) -> None:
+    def __init__(self, http: httpx.AsyncClient, engine: FakeEngine, works: list[AppState]) -> None:
         self.http, self.engine, self.works = http, engine, works
 
     @property
-    def work(self) -> Work:
+    def app_state(self) -> AppState:
         return self.works[0]
 
     async def drain(self) -> None:
         end()
-        assert await eventually(lambda: self.work.draining)
+        assert await eventually(lambda: self.app_state.draining)
 
     async def is_gone(self, seconds: float = 30.0) -> bool:
         async def gone() -> bool:
@@ -81,11 +81,11 @@ async def place(
     monkeypatch: pytest.MonkeyPatch, path: Path, engine: FakeEngine | None = None, *, drain_timeout: float = 90.0
 ) -> AsyncIterator[Ending]:
     engine = engine or FakeEngine("hello", delay=0.02)
-    works: list[Work] = []
+    works: list[AppState] = []
 
-    async def keeping(config: Any, fleet: Any, models: Any, listener: Any, work: Work) -> None:
-        works.append(work)
-        await serve_api(config, fleet, models, listener, work)
+    async def keeping(config: Any, engines: Any, models: Any, listener: Any, app_state: AppState) -> None:
+        works.append(app_state)
+        await serve_api(config, engines, models, listener, app_state)
 
     monkeypatch.setattr("tests.client.serve_api", keeping)
     config = Config(port=0, drain_timeout=drain_timeout, database=str(path / "syringa.db"))
@@ -93,7 +93,7 @@ async def place(
         yield Ending(http, engine, works)
 
 
-async def test_nobody_new_is_let_in_while_streams_finish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_drain_rejects_new_requests_while_streams_finish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async with place(monkeypatch, tmp_path) as here:
         body = {**LONG, "max_tokens": 150, "stream": True}
         async with here.http.stream("POST", "/v1/completions", json=body) as answer:
@@ -116,13 +116,13 @@ async def test_nobody_new_is_let_in_while_streams_finish(monkeypatch: pytest.Mon
         assert not here.engine.running
 
 
-async def test_a_server_without_requests_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_shutdown_is_immediate_without_requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async with place(monkeypatch, tmp_path, drain_timeout=120) as here:
         end()
         assert await here.is_gone()
 
 
-async def test_what_does_not_finish_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_drain_fails_requests_that_do_not_finish_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async with place(monkeypatch, tmp_path, drain_timeout=0.3) as here:
         whole = asyncio.create_task(here.new("/v1/completions", json=LONG))
         stream = asyncio.create_task(here.new("/v1/completions", json={**LONG, "stream": True}))
@@ -145,7 +145,7 @@ async def test_what_does_not_finish_is_told(monkeypatch: pytest.MonkeyPatch, tmp
         assert not here.engine.running
 
 
-async def test_a_second_signal_ends_it_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_second_signal_skips_the_drain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(serving, "_SAME_SIGNAL_SECONDS", 60)
     async with place(monkeypatch, tmp_path, drain_timeout=120) as here:
         stream = asyncio.create_task(here.new("/v1/completions", json={**LONG, "stream": True}))
@@ -162,7 +162,7 @@ async def test_a_second_signal_ends_it_at_once(monkeypatch: pytest.MonkeyPatch, 
         assert await here.is_gone()
 
 
-async def test_kept_connections_close(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_drain_closes_kept_alive_connections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An idle one at once; one that is in use after its answer, which says so if it still can; one that has yet to ask
     is told."""
     async with place(monkeypatch, tmp_path) as here:
@@ -195,7 +195,7 @@ async def rest(socket: ClientConnection) -> tuple[list[str], int | None]:
     return kinds, socket.close_code
 
 
-async def test_websockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_drain_closes_websockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async with place(monkeypatch, tmp_path) as here:
         url = str(here.http.base_url).replace("http:", "ws:") + "/v1/responses"
         async with connect(url, proxy=None) as idle, connect(url, proxy=None) as busy:
@@ -214,7 +214,9 @@ async def test_websockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         assert await here.is_gone()
 
 
-async def test_a_websocket_that_does_not_finish_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_drain_fails_websocket_responses_that_do_not_finish_in_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     async with place(monkeypatch, tmp_path, drain_timeout=0.3) as here:
         url = str(here.http.base_url).replace("http:", "ws:") + "/v1/responses"
         async with connect(url, proxy=None) as busy:
@@ -229,7 +231,7 @@ async def test_a_websocket_that_does_not_finish_is_told(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("length", [40, 1000])
-async def test_background_responses_have_their_time_too(
+async def test_drain_waits_for_background_responses(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, length: int
 ) -> None:
     async with place(monkeypatch, tmp_path, drain_timeout=20 if length == 40 else 1.5) as here:
@@ -244,7 +246,9 @@ async def test_background_responses_have_their_time_too(
     assert found["status"] == ("incomplete" if length == 40 else "failed")
 
 
-async def test_a_client_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_shutdown_does_not_wait_for_a_client_that_does_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     engine = FakeEngine("x" * 4096, at_once=1)
     async with place(monkeypatch, tmp_path, engine, drain_timeout=0.3) as here:
         reader, writer = await asyncio.open_connection("127.0.0.1", here.http.base_url.port)
@@ -260,12 +264,12 @@ async def test_a_client_that_does_not_read_holds_nobody_up(monkeypatch: pytest.M
         assert reader
 
 
-async def test_what_is_still_being_sent_is_told(
+async def test_shutdown_rejects_requests_that_are_still_being_received(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with place(monkeypatch, tmp_path, drain_timeout=0.2) as here:
         accounts: list[Any] = []
-        here.work.books.observers.append(accounts.append)
+        here.app_state.books.observers.append(accounts.append)
         reader, writer = await asyncio.open_connection("127.0.0.1", here.http.base_url.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
         await asyncio.sleep(0.1)
@@ -279,12 +283,12 @@ async def test_what_is_still_being_sent_is_told(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_what_nobody_reads_is_no_error(
+async def test_shutdown_logs_no_error_for_unread_responses(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = json.dumps({"prompt": ["x"] * 100, "max_tokens": 3000, "ignore_eos": True, "stream": True}).encode()
     behind: list[bool] = []
-    monkeypatch.setattr(limits.Watched, "_watch", lambda self: behind.append(True))
+    monkeypatch.setattr(limits.WriteTimeout, "_watch", lambda self: behind.append(True))
     async with place(monkeypatch, tmp_path, FakeEngine("x" * 4096, delay=0.0001), drain_timeout=0.2) as here:
         _, writer = await asyncio.open_connection("127.0.0.1", here.http.base_url.port)
         writer.transport.pause_reading()

@@ -13,29 +13,29 @@ from syringa.http.server import connection, limits
 from syringa.http.server import server as serving
 from tests.client import eventually
 from tests.fake_engine import FakeEngine
-from tests.http.raw import ASK, HEAD, HEALTH, place
+from tests.http.raw_client import COMPLETION_REQUEST, HEAD, HEALTH_REQUEST, running_server
 
 
-async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "UNREAD_SECONDS", 0.3)
+async def test_write_timeout_aborts_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WRITE_TIMEOUT_SECONDS", 0.3)
     engine = FakeEngine("x" * 4096, at_once=1)
     body = json.dumps({"prompt": ["x"] * 100, "max_tokens": 3000, "ignore_eos": True, "stream": True}).encode()
-    async with place(engine) as here, here.client() as client:
+    async with running_server(engine) as server, server.client() as client:
         client.writer.transport.pause_reading()
         client.send(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         assert await eventually(lambda: engine.running)
         assert await eventually(lambda: not engine.running)
-        assert await eventually(lambda: here.accounts and here.accounts[0].outcome == "cancelled")
+        assert await eventually(lambda: server.accounting and server.accounting[0].outcome == "cancelled")
 
 
-async def test_a_slow_reader_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "UNREAD_SECONDS", 0.2)
+async def test_write_timeout_spares_a_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WRITE_TIMEOUT_SECONDS", 0.2)
     aborted: list[bool] = []
     transport = SimpleNamespace(left=100, abort=lambda: aborted.append(True))
     transport.get_write_buffer_size = lambda: transport.left
-    watched = limits.Watched()
+    watched = limits.WriteTimeout()
     watched.transport, watched.loop = transport, asyncio.get_running_loop()  # type: ignore[assignment]
-    watched._watch()
+    watched._start_write_timer()
     transport.left = 60
     await asyncio.sleep(0.3)
     transport.left = 20
@@ -44,35 +44,35 @@ async def test_a_slow_reader_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> 
     assert await eventually(lambda: aborted)
 
 
-async def test_more_connections_than_there_is_room_for(
+async def test_connection_limit_closes_idle_connections_and_rejects_new_ones(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(serving, "room", lambda: 4)
-    monkeypatch.setattr(connection, "SPARE", 3)
+    monkeypatch.setattr(serving, "max_connections", lambda: 4)
+    monkeypatch.setattr(connection, "OVERFLOW_CONNECTIONS", 3)
     engine = FakeEngine("hello", delay=0.1)
-    async with place(engine, read_timeout=30) as here, contextlib.AsyncExitStack() as stack:
-        busy = [await stack.enter_async_context(here.client(ASK)) for _ in range(2)]
-        idle = await stack.enter_async_context(here.client(HEALTH))
-        assert (await idle.answer())[0] == 200
+    async with running_server(engine, read_timeout=30) as server, contextlib.AsyncExitStack() as stack:
+        busy = [await stack.enter_async_context(server.client(COMPLETION_REQUEST)) for _ in range(2)]
+        idle = await stack.enter_async_context(server.client(HEALTH_REQUEST))
+        assert (await idle.response())[0] == 200
         for _ in range(2):
             assert await eventually(lambda: len(engine.running) == 2)
-        silent = await stack.enter_async_context(here.client())
+        silent = await stack.enter_async_context(server.client())
         await asyncio.sleep(0.05)
         # The fifth finds no room, nor would it get any by closing those that run: the idle one has to go.
-        fifth = await stack.enter_async_context(here.client())
-        assert await idle.closed()
-        fifth.send(HEALTH)
-        assert (await fifth.answer())[0] == 200
-        sixth = await stack.enter_async_context(here.client(HEALTH))
-        headers = await sixth.refused(503, "too_many_connections")
+        fifth = await stack.enter_async_context(server.client())
+        assert await idle.is_closed()
+        fifth.send(HEALTH_REQUEST)
+        assert (await fifth.response())[0] == 200
+        sixth = await stack.enter_async_context(server.client(HEALTH_REQUEST))
+        headers = await sixth.expect_rejection(503, "too_many_connections")
         assert int(headers["retry-after"]) >= 1
-        crowd = [await stack.enter_async_context(here.client()) for _ in range(12)]
-        assert sum([await each.closed(3) for each in crowd]) >= 12 - 3
+        crowd = [await stack.enter_async_context(server.client()) for _ in range(12)]
+        assert sum([await each.is_closed(3) for each in crowd]) >= 12 - 3
         for each in busy:
-            assert (await each.answer())[0] == 200
-        assert caplog.text.count("there is room for 4") == 1
+            assert (await each.response())[0] == 200
+        assert caplog.text.count("limit=4") == 1
         assert silent
 
 
-async def test_room_is_what_may_be_opened() -> None:
-    assert 100 < limits.room() < 1 << 16
+async def test_max_connections_follows_the_open_file_limit() -> None:
+    assert 100 < limits.max_connections() < 1 << 16

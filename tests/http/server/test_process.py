@@ -8,17 +8,17 @@ from syringa.http.server import process
 
 
 @pytest.mark.parametrize(("now", "wanted"), [(0, -5), (10, -5), (-12, -12)])
-def test_the_process_comes_first_where_it_may(monkeypatch: pytest.MonkeyPatch, now: int, wanted: int) -> None:
+def test_process_raises_its_priority(monkeypatch: pytest.MonkeyPatch, now: int, wanted: int) -> None:
     asked: list[int] = []
     monkeypatch.setattr(os, "getpriority", lambda which, who: now)
     monkeypatch.setattr(os, "setpriority", lambda which, who, priority: asked.append(priority))
-    process.come_first()
+    process.raise_priority()
     assert asked == [wanted]
 
 
-def test_without_the_privilege_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_keeps_its_priority_without_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(which: int, who: int, priority: int) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "setpriority", refuse)
-    process.come_first()
+    process.raise_priority()

@@ -7,9 +7,10 @@ from typing import Any
 import httptools
 import pytest
 
-from syringa.http.server.request_cycle import Exchange
+from syringa.http.context import REQUEST_CYCLE
+from syringa.http.server.request_cycle import RequestCycle
 from tests.client import eventually
-from tests.http.transport import connection
+from tests.http.fake_transport import connection
 
 
 def answering(*parts: bytes, status: int = 200, headers: Any = (), pause: float | None = None) -> Any:
@@ -32,7 +33,7 @@ GET = b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n"
 SIZED = [(b"content-length", b"5")]
 
 
-async def test_head_and_body_are_one_write() -> None:
+async def test_cycle_writes_head_and_body_together() -> None:
     made, transport = connection(answering(b"hello", headers=SIZED))
     made.data_received(GET)
     await turns()
@@ -46,7 +47,7 @@ async def test_head_and_body_are_one_write() -> None:
     assert not transport.closed
 
 
-async def test_a_stream_begins_with_one_write_and_goes_straight_from_there() -> None:
+async def test_cycle_writes_each_part_of_a_stream() -> None:
     made, transport = connection(answering(b"a", b"b", b"c"))
     made.data_received(GET)
     await turns()
@@ -56,7 +57,7 @@ async def test_a_stream_begins_with_one_write_and_goes_straight_from_there() -> 
     assert made.cycle.transport is transport
 
 
-async def test_a_head_waits_for_what_follows_it() -> None:
+async def test_cycle_delays_the_head_until_the_body() -> None:
     made, transport = connection(answering(b"hello", headers=SIZED, pause=0.05))
     made.data_received(GET)
     await turns()
@@ -68,7 +69,7 @@ async def test_a_head_waits_for_what_follows_it() -> None:
 
 @pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"GET", 204), (b"GET", 304)])
 @pytest.mark.parametrize("close", [False, True])
-async def test_answers_that_have_no_body(method: bytes, status: int, close: bool) -> None:
+async def test_cycle_sends_responses_without_body(method: bytes, status: int, close: bool) -> None:
     headers = SIZED if method == b"HEAD" else []
     made, transport = connection(answering(b"hello" if headers else b"", status=status, headers=headers))
     more = b"connection: close\r\n" if close else b""
@@ -81,7 +82,7 @@ async def test_answers_that_have_no_body(method: bytes, status: int, close: bool
     assert (b"connection: close" in transport.text) is close
 
 
-async def test_a_large_body_is_not_copied() -> None:
+async def test_cycle_does_not_copy_a_large_body() -> None:
     body = bytes(1 << 20)
     made, transport = connection(answering(body, headers=[(b"content-length", str(len(body)).encode())]))
     made.data_received(GET)
@@ -89,7 +90,7 @@ async def test_a_large_body_is_not_copied() -> None:
     assert [len(each) for each in transport.writes][1:] == [1 << 20]
 
 
-async def test_an_app_that_fails_after_the_head_closes() -> None:
+async def test_cycle_closes_the_connection_if_the_app_fails_after_the_head() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         if scope["path"] == "/later":
@@ -124,7 +125,7 @@ async def test_an_app_that_fails_after_the_head_closes() -> None:
         ],
     ],
 )
-async def test_what_is_no_answer_is_refused(messages: list[Any]) -> None:
+async def test_cycle_rejects_invalid_message_sequences(messages: list[Any]) -> None:
     refused: list[Exception] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -144,43 +145,43 @@ async def test_what_is_no_answer_is_refused(messages: list[Any]) -> None:
     assert b"longer" not in transport.text
 
 
-async def test_parts_that_do_not_wait() -> None:
-    exchanges: list[Exchange] = []
+async def test_cycle_writes_without_waiting() -> None:
+    cycles: list[RequestCycle] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        exchanges.append(scope["state"]["exchange"])
-        assert not exchanges[0].write([b"x"])  # nothing has begun
+        cycles.append(scope["extensions"][REQUEST_CYCLE])
+        assert not cycles[0].write([b"x"])  # nothing has begun
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        assert exchanges[0].write([b"a", b"aa"])
+        assert cycles[0].write([b"a", b"aa"])
         await asyncio.Event().wait()
 
     made, transport = connection(app)
     made.data_received(GET)
     await turns()
-    (exchange,) = exchanges
+    (cycle,) = cycles
     made.pause_writing()
-    assert not exchange.write([b"b"])
-    assert not exchange.finish([b"b"])
+    assert not cycle.write([b"b"])
+    assert not cycle.finish([b"b"])
     assert len(transport.writes) == 1
     assert transport.text.endswith(b"\r\n\r\n1\r\na\r\n2\r\naa\r\n")
     made.resume_writing()
-    assert exchange.write([b"b"])
-    assert exchange.finish([b"c"])
+    assert cycle.write([b"b"])
+    assert cycle.finish([b"c"])
     assert transport.text.endswith(b"2\r\naa\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n")
-    assert exchange.response_complete
+    assert cycle.response_complete
 
 
 @pytest.mark.parametrize("complete", [False, True])
-async def test_who_leaves_before_the_end_is_told_of(complete: bool) -> None:
+async def test_cycle_reports_a_disconnect_before_the_end(complete: bool) -> None:
     left: list[bool] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        exchange = scope["state"]["exchange"]
-        exchange.left = lambda: left.append(exchange.disconnected)
+        cycle = scope["extensions"][REQUEST_CYCLE]
+        cycle.on_disconnect = lambda: left.append(cycle.disconnected)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"a", "more_body": not complete})
         await asyncio.sleep(0.02)
-        assert exchange.write([b"b"])  # to nobody
+        assert cycle.write([b"b"])  # to nobody
 
     made, transport = connection(app)
     made.data_received(GET)
@@ -193,7 +194,7 @@ async def test_who_leaves_before_the_end_is_told_of(complete: bool) -> None:
         assert len(transport.writes) == written
 
 
-async def test_pipelined_answers_come_in_order() -> None:
+async def test_connection_sends_pipelined_responses_in_order() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(0.02 if scope["path"] == "/1" else 0)
         headers = [] if scope["method"] == "HEAD" else SIZED
@@ -209,7 +210,7 @@ async def test_pipelined_answers_come_in_order() -> None:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-async def test_expect_100_continue(reads: bool) -> None:
+async def test_cycle_handles_expect_100_continue(reads: bool) -> None:
     """Who is told to go on may use the connection again; who is answered before may not: is what comes next a body?"""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -231,8 +232,8 @@ async def test_expect_100_continue(reads: bool) -> None:
     assert (b"connection: close" in transport.text) is not reads
 
 
-def test_what_the_parser_promises() -> None:
-    """`Connection` finds the error that one of its callbacks raised as the context of the parser's own."""
+def test_parser_chains_errors_of_its_callbacks() -> None:
+    """`HttpConnection` finds the error that one of its callbacks raised as the context of the parser's own."""
 
     def on_url(url: bytes) -> None:
         raise KeyError("x")
@@ -242,7 +243,7 @@ def test_what_the_parser_promises() -> None:
     assert isinstance(caught.value.__context__, KeyError)
 
 
-async def test_http_1_0_gets_no_chunks() -> None:
+async def test_cycle_sends_no_chunks_to_http_1_0() -> None:
     made, transport = connection(answering(b"a", b"b"))
     made.data_received(b"GET /x HTTP/1.0\r\nhost: a\r\n\r\n")
     await turns()

@@ -9,7 +9,7 @@ from syringa.errors import StartupError
 from syringa.http.server.server import check, listen
 
 
-def test_a_port_in_use_is_one_line() -> None:
+def test_listen_reports_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f"port {port} on 127.0.0.1 is in use") as caught:
@@ -17,18 +17,18 @@ def test_a_port_in_use_is_one_line() -> None:
     assert "\n" not in caught.value.message
 
 
-def test_a_host_that_does_not_exist() -> None:
+def test_listen_reports_an_unknown_host() -> None:
     with pytest.raises(StartupError, match="cannot listen"):
         listen(Config(host="no-such-host.invalid", api_key=("k",)))
 
 
-def test_a_free_port() -> None:
+def test_listen_binds_a_free_port() -> None:
     with listen(Config(port=0)) as listener:
         assert listener.getsockname()[1] > 0
 
 
 @pytest.mark.parametrize("database", ["mysql://a:secret@b/c", "sqlite://", "/"])
-def test_a_database_that_cannot_be_is_one_line(database: str) -> None:
+def test_check_reports_an_invalid_database(database: str) -> None:
     with pytest.raises(StartupError, match="database") as caught:
         check(Config(database=database))
     assert "\n" not in caught.value.message

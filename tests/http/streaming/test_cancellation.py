@@ -6,81 +6,97 @@ from typing import Any
 
 import pytest
 
-from syringa.http.streaming.cancellation import Interruption, Presence
-from syringa.http.streaming.writer import ClientGone
+from syringa.http.streaming.cancellation import CancelScope, DisconnectGuard
+from syringa.http.streaming.writer import ClientDisconnected
 
 
-async def test_the_error_comes_out_where_the_block_ends() -> None:
-    interruption = Interruption()
+async def test_cancel_scope_raises_the_error_after_clean_up() -> None:
+    scope = CancelScope()
     steps: list[str] = []
 
     async def work() -> None:
-        with interruption:
+        with scope:
             try:
                 await asyncio.sleep(5)
             finally:
-                await asyncio.sleep(0)  # cleaning up may take a while
+                await asyncio.sleep(0)  # clean-up may have to wait
                 steps.append("cleaned up")
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
-    interruption.now(ValueError("late"))
-    interruption.now(KeyError("later still"))
+    scope.cancel(ValueError("late"))
+    scope.cancel(KeyError("later still"))
     with pytest.raises(ValueError, match="late"):
         await task
     assert steps == ["cleaned up"]
     assert task.cancelling() == 0
 
 
-async def test_work_goes_on_after_the_block() -> None:
-    interruption = Interruption()
+async def test_task_continues_after_a_cancelled_scope() -> None:
+    scope = CancelScope()
 
     async def work() -> str:
         try:
-            with interruption:
+            with scope:
                 await asyncio.sleep(5)
         except ValueError:
             await asyncio.sleep(0.001)
             return "done"
-        return "not interrupted"
+        return "not cancelled"
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
-    interruption.now(ValueError())
+    scope.cancel(ValueError())
     assert await task == "done"
 
 
-async def test_who_was_never_inside_or_has_left_is_not_interrupted() -> None:
-    interruption = Interruption()
-    interruption.now(ValueError())
-    with interruption:
+async def test_cancel_scope_ignores_cancel_before_and_after_the_block() -> None:
+    scope = CancelScope()
+    scope.cancel(ValueError())
+    with scope:
         pass
-    interruption.now(ValueError())
+    scope.cancel(ValueError())
     await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
-async def test_a_cancellation_by_others_stays_one(interrupted: bool) -> None:
-    interruption = Interruption()
+async def test_cancel_scope_cancels_after_a_deadline() -> None:
+    async def work() -> None:
+        with CancelScope() as scope:
+            scope.cancel_after(0.001, ValueError("late"))
+            await asyncio.sleep(5)
+
+    with pytest.raises(ValueError, match="late"):
+        await work()
+
+
+async def test_cancel_scope_discards_its_deadline_at_the_end_of_the_block() -> None:
+    with CancelScope() as scope:
+        scope.cancel_after(0.01, ValueError("late"))
+    await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_cancellation_of_the_task_remains_a_cancelled_error(cancelled: bool) -> None:
+    scope = CancelScope()
 
     async def work() -> None:
-        with interruption:
+        with scope:
             await asyncio.sleep(5)
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
-    if interrupted:
-        interruption.now(ValueError())
+    if cancelled:
+        scope.cancel(ValueError())
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def test_an_error_of_the_work_itself_comes_first() -> None:
-    interruption = Interruption()
+async def test_error_of_the_block_takes_precedence() -> None:
+    scope = CancelScope()
 
     async def work() -> None:
-        with interruption:
+        with scope:
             try:
                 await asyncio.sleep(5)
             except asyncio.CancelledError:
@@ -88,60 +104,60 @@ async def test_an_error_of_the_work_itself_comes_first() -> None:
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
-    interruption.now(ValueError())
+    scope.cancel(ValueError())
     with pytest.raises(KeyError):
         await task
 
 
-def places(ours: bool) -> tuple[Any, Any, Any]:
-    """A scope, its `receive`, and what makes the client leave."""
-    if ours:
-        exchange = SimpleNamespace(disconnected=False, left=None)
+def guarded_client(with_cycle: bool) -> tuple[Any, Any, Any]:
+    """Return a guard's `receive` and request cycle, and a function that disconnects the client."""
+    if with_cycle:
+        cycle = SimpleNamespace(disconnected=False, on_disconnect=None)
 
-        def leave() -> None:
-            exchange.disconnected = True
-            if exchange.left is not None:
-                exchange.left()
+        def disconnect() -> None:
+            cycle.disconnected = True
+            if cycle.on_disconnect is not None:
+                cycle.on_disconnect()
 
-        return {"state": {"exchange": exchange}}, None, leave
-    gone = asyncio.Event()
+        return None, cycle, disconnect
+    disconnected = asyncio.Event()
 
     async def receive() -> Any:
-        await gone.wait()
+        await disconnected.wait()
         return {"type": "http.disconnect"}
 
-    return {"state": {}}, receive, gone.set
+    return receive, None, disconnected.set
 
 
-@pytest.mark.parametrize("ours", [True, False])
-async def test_a_client_that_leaves_ends_the_work(ours: bool) -> None:
-    scope, receive, leave = places(ours)
+@pytest.mark.parametrize("with_cycle", [True, False])
+async def test_disconnect_guard_cancels_the_block(with_cycle: bool) -> None:
+    receive, cycle, disconnect = guarded_client(with_cycle)
 
     async def work() -> None:
-        with Presence(scope, receive):
+        with DisconnectGuard(receive, cycle):
             await asyncio.sleep(5)
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0.01)
-    leave()
-    with pytest.raises(ClientGone):
+    disconnect()
+    with pytest.raises(ClientDisconnected):
         await task
 
 
-@pytest.mark.parametrize("ours", [True, False])
-async def test_one_that_has_left_already_is_noticed_at_the_first_wait(ours: bool) -> None:
-    scope, receive, leave = places(ours)
-    leave()
-    with pytest.raises(ClientGone), Presence(scope, receive):
+@pytest.mark.parametrize("with_cycle", [True, False])
+async def test_disconnect_guard_cancels_at_the_first_wait_after_an_early_disconnect(with_cycle: bool) -> None:
+    receive, cycle, disconnect = guarded_client(with_cycle)
+    disconnect()
+    with pytest.raises(ClientDisconnected), DisconnectGuard(receive, cycle):
         await asyncio.sleep(5)
 
 
-@pytest.mark.parametrize("ours", [True, False])
-async def test_one_that_leaves_later_changes_nothing(ours: bool) -> None:
-    scope, receive, leave = places(ours)
-    with Presence(scope, receive):
+@pytest.mark.parametrize("with_cycle", [True, False])
+async def test_disconnect_guard_ignores_a_disconnect_after_the_block(with_cycle: bool) -> None:
+    receive, cycle, disconnect = guarded_client(with_cycle)
+    with DisconnectGuard(receive, cycle):
         await asyncio.sleep(0.001)
-    leave()
+    disconnect()
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1

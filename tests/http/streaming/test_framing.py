@@ -13,7 +13,7 @@ from syringa.config import Config
 from tests.chat_models import plain_model
 from tests.client import server
 from tests.fake_engine import FakeEngine
-from tests.http.raw import place
+from tests.http.raw_client import running_server
 
 
 async def chunks(reader: asyncio.StreamReader) -> list[bytes]:
@@ -39,14 +39,14 @@ async def chunks(reader: asyncio.StreamReader) -> list[bytes]:
         ("/v1/responses", {"input": "x", "store": False}, 50),
     ],
 )
-async def test_every_block_is_a_chunk_of_its_own(path: str, asked: dict[str, Any], at_once: int) -> None:
+async def test_every_event_is_one_chunk(path: str, asked: dict[str, Any], at_once: int) -> None:
     body = json.dumps(asked | {"stream": True}).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     engine = FakeEngine("hello", at_once=at_once)
     async with (
         asyncio.timeout(30),
-        place(engine, plain_model()) as here,
-        here.client(head.encode() + body) as client,
+        running_server(engine, plain_model()) as server,
+        server.client(head.encode() + body) as client,
     ):
         found = await chunks(client.reader)
     assert len(found) > 3
@@ -57,7 +57,7 @@ async def test_every_block_is_a_chunk_of_its_own(path: str, asked: dict[str, Any
         assert b"\r" not in each
 
 
-async def test_a_stream_with_nothing_in_it_still_ends(tmp_path: Path) -> None:
+async def test_empty_stream_is_terminated(tmp_path: Path) -> None:
     config = Config(port=0, database=str(tmp_path / "a.db"), drain_timeout=1.0)
     async with asyncio.timeout(60), server(FakeEngine("hello"), config, plain_model()) as http:
         made = (await http.post("/v1/responses", json={"input": "x", "background": True})).json()

@@ -12,7 +12,7 @@ from tests.client import client, events, eventually, server
 from tests.fake_engine import FakeEngine
 
 
-async def test_a_stream_ends_with_done() -> None:
+async def test_stream_ends_with_done() -> None:
     async with client() as http:
         answer = await http.post("/v1/completions", json={"prompt": "x", "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -24,7 +24,7 @@ async def test_a_stream_ends_with_done() -> None:
     assert all("usage" not in chunk for chunk in seen[:-1])
 
 
-async def test_usage_comes_last_where_asked_for() -> None:
+async def test_stream_includes_usage_on_request() -> None:
     body = {"prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
     async with client() as http:
         seen = events((await http.post("/v1/completions", json=body)).text)
@@ -34,7 +34,7 @@ async def test_usage_comes_last_where_asked_for() -> None:
 
 
 @pytest.mark.parametrize("fault", [EngineOverloaded("full"), EngineUnavailable("gone")])
-async def test_an_error_before_the_stream_has_its_status(fault: Exception) -> None:
+async def test_error_before_the_first_event_has_its_status(fault: Exception) -> None:
     engine = FakeEngine("hello")
     engine.fail, engine.fail_first = fault, True
     async with client(engine) as http:
@@ -47,7 +47,7 @@ async def test_an_error_before_the_stream_has_its_status(fault: Exception) -> No
 @pytest.mark.parametrize(
     ("fault", "code"), [(EngineUnavailable("it died"), "engine_unavailable"), (KeyError("x"), "internal_error")]
 )
-async def test_an_error_in_the_stream_is_its_last_event(fault: Exception, code: str) -> None:
+async def test_error_after_the_first_event_is_the_last_event(fault: Exception, code: str) -> None:
     engine = FakeEngine("hello")
     engine.fail = fault
     async with client(engine) as http:
@@ -57,7 +57,7 @@ async def test_an_error_in_the_stream_is_its_last_event(fault: Exception, code: 
     assert [len(seen), seen[-1]["error"]["code"]] == [2, code]
 
 
-async def test_comments_keep_a_waiting_stream_open() -> None:
+async def test_stream_sends_keep_alive_comments() -> None:
     engine = FakeEngine("ab", delay=0.2)
     async with client(engine, Config(keep_alive=0.05)) as http:
         answer = await http.post("/v1/completions", json={"prompt": "x", "stream": True})
@@ -65,7 +65,7 @@ async def test_comments_keep_a_waiting_stream_open() -> None:
     assert events(answer.text)[-1] == "[DONE]"
 
 
-async def test_an_error_after_comments_is_an_event() -> None:
+async def test_error_after_a_keep_alive_comment_is_an_event() -> None:
     engine = FakeEngine("ab", delay=0.2)
     engine._plan = lambda *_: 1 / 0  # type: ignore[method-assign]
     engine.deltas = _late_refusal  # type: ignore[method-assign]
@@ -82,7 +82,7 @@ async def _late_refusal(request: object):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_timeout(stream: bool) -> None:
+async def test_request_timeout_cancels_the_generation(stream: bool) -> None:
     engine = FakeEngine("hello", delay=0.2)
     async with client(engine, Config(request_timeout=0.05)) as http:
         answer = await http.post("/v1/completions", json={"prompt": "x", "stream": stream})
@@ -90,7 +90,7 @@ async def test_timeout(stream: bool) -> None:
     assert not engine.running
 
 
-async def test_a_client_that_leaves_a_stream_frees_its_sequence() -> None:
+async def test_disconnect_during_a_stream_aborts_the_sequence() -> None:
     engine = FakeEngine("hello", delay=0.01)
     body = {"prompt": "x", "stream": True, "max_tokens": 1000, "ignore_eos": True}
     async with server(engine) as http:
@@ -103,7 +103,7 @@ async def test_a_client_that_leaves_a_stream_frees_its_sequence() -> None:
 
 
 @pytest.mark.parametrize("prompts", [["x"], ["x", "y"]])
-async def test_a_client_that_leaves_while_waiting_frees_its_sequences(prompts: list[str]) -> None:
+async def test_disconnect_before_the_body_aborts_the_sequences(prompts: list[str]) -> None:
     engine = FakeEngine("hello", delay=0.01)
     body = {"prompt": prompts, "n": 2, "max_tokens": 1000, "ignore_eos": True}
     async with server(engine) as http:
@@ -114,7 +114,7 @@ async def test_a_client_that_leaves_while_waiting_frees_its_sequences(prompts: l
         assert len(engine.aborted) == len(prompts)
 
 
-async def test_a_slow_start_is_answered_over_a_socket() -> None:
+async def test_stream_with_a_slow_start_is_complete() -> None:
     engine = FakeEngine("hello", delay=0.05)
     async with server(engine, Config(port=0, keep_alive=0.02, drain_timeout=1)) as http:
         async with http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
@@ -125,10 +125,10 @@ async def test_a_slow_start_is_answered_over_a_socket() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.02, 1.0, 15.0])
-async def test_streams_are_looked_after_together(seconds: float) -> None:
+async def test_keep_alive_timers_expire_together(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
-    timers = [sse._about(seconds, lambda: None) for _ in range(50)]
+    timers = [sse._call_later_together(seconds, lambda: None) for _ in range(50)]
     took = loop.time() - began
     grain = min(0.25, seconds / 4)
     assert len({timer.when() for timer in timers}) <= 1 + math.ceil(took / grain)

@@ -5,22 +5,22 @@ from typing import Any, cast
 
 import pytest
 
-from syringa.http.server.request_cycle import Exchange
-from syringa.http.streaming.writer import MOST_WAITING, ClientGone, Outlet
+from syringa.http.server.request_cycle import RequestCycle
+from syringa.http.streaming.writer import MAX_BUFFERED_BYTES, ClientDisconnected, StreamWriter
 
 
-class Connection:
-    """Takes what is sent; waits before each part while it is `full`."""
+class Client:
+    """Receives ASGI messages. While `reads` is not set, `send` waits."""
 
     def __init__(self) -> None:
-        self.got: list[bytes] = []
+        self.received: list[bytes] = []
         self.started = self.ended = self.broken = False
-        self.room = asyncio.Event()
-        self.room.set()
+        self.reads = asyncio.Event()
+        self.reads.set()
 
     async def send(self, message: Any) -> None:
-        if not self.room.is_set():
-            await self.room.wait()
+        if not self.reads.is_set():
+            await self.reads.wait()
         if self.broken:
             raise OSError("broken pipe")
         if message["type"] == "http.response.start":
@@ -28,225 +28,245 @@ class Connection:
         else:
             assert self.started
             assert not self.ended
-            self.got.append(message["body"])
+            self.received.append(message["body"])
             self.ended = not message["more_body"]
 
 
-def outlet(connection: Connection) -> Outlet:
-    return Outlet(connection.send, connection.send, [])
+class Cycle:
+    """A request cycle that writes without waiting while its client reads."""
 
-
-async def turn() -> None:
-    """Lets the event loop come round."""
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-
-
-async def turns() -> None:
-    """As often as anything here takes."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
-async def test_parts_wait_for_the_end_of_the_turn_and_stay_apart() -> None:
-    connection, other = Connection(), Connection()
-    out, beside = outlet(connection), outlet(other)
-    out.put(b"a")
-    out.put(b"b")
-    beside.put(b"x")
-    assert not connection.got
-    await turn()
-    assert connection.got == [b"a", b"b"]
-    assert other.got == [b"x"]
-    out.put(b"c")
-    await turn()
-    out.put(b"d")
-    assert not out.finish([b"e"])  # no exchange: it cannot be known whether it would wait
-    await out.end([b"e", b"f"])
-    assert connection.got == [b"a", b"b", b"c", b"d", b"e", b"f"]
-    assert connection.ended
-    await beside.end([b"y"])
-    assert other.got == [b"x", b"y"]
-
-
-class Straight:
-    """An exchange that takes what it is given, while it has room."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self.writes: list[list[bytes]] = []
+        self.sent: list[bytes] = []
 
     def write(self, parts: list[bytes]) -> bool:
-        if not self._connection.room.is_set():
+        if not self._client.reads.is_set():
             return False
-        if self._connection.broken:
+        if self._client.broken:
             raise OSError("broken pipe")
-        assert self._connection.started
+        assert self._client.started
         self.writes.append(parts[:])
         return True
 
     def finish(self, parts: list[bytes]) -> bool:
         done = self.write(parts)
-        self._connection.ended |= done
+        self._client.ended |= done
         return done
 
-
-async def test_with_an_exchange_the_parts_of_a_turn_are_one_write() -> None:
-    connection = Connection()
-    exchange = Straight(connection)
-    out = Outlet(connection.send, connection.send, [], cast(Exchange, exchange))
-    for part in (b"a", b"b"):
-        out.put(part)
-    await turn()
-    out.put(b"c")
-    await turn()
-    connection.room.clear()
-    out.put(b"d")
-    await turn()
-    assert out.behind
-    out.put(b"e")
-    assert not out.finish([b"f"])
-    connection.room.set()
-    await turns()
-    assert not out.behind
-    out.put(b"f")
-    assert out.finish([b"g", b"h"])
-    assert connection.ended
-    assert exchange.writes[:2] == [[b"a", b"b"], [b"c"]]
-    assert exchange.writes[-1] == [b"f", b"g", b"h"]
-    assert b"".join([*connection.got, *(part for each in exchange.writes[2:] for part in each)]) == b"defgh"
+    async def send(self, message: Any) -> None:
+        self.sent.append(message["body"])
+        await self._client.send(message)
 
 
-async def test_an_exchange_that_breaks_is_told_of() -> None:
-    connection = Connection()
-    out = Outlet(connection.send, connection.send, [], cast(Exchange, Straight(connection)))
-    out.put(b"a")
-    await turn()
-    connection.broken = True
-    with pytest.raises(ClientGone):
-        out.finish([b"z"])
-    out.put(b"b")
-    await turn()
-    with pytest.raises(ClientGone):
-        out.put(b"c")
-
-
-@pytest.mark.parametrize("before", [0, 1, 3])
-async def test_a_slow_client_gets_every_part_in_order(before: int) -> None:
-    connection = Connection()
-    out = outlet(connection)
-    parts = [bytes([97 + each]) for each in range(9)]
-    for part in parts[:before]:
-        out.put(part)
-        await turn()
-    connection.room.clear()
-    for part in parts[before:6]:
-        out.put(part)
-        await turn()
-    assert connection.got == parts[:before]
-    connection.room.set()
-    await turns()
-    assert b"".join(connection.got) == b"".join(parts[:6])
-    for part in parts[6:]:
-        out.put(part)
-    await out.end([b"!"])
-    assert b"".join(connection.got) == b"".join(parts) + b"!"
-
-
-async def test_the_end_waits_for_what_waits() -> None:
-    connection = Connection()
-    out = outlet(connection)
-    connection.room.clear()
-    out.put(b"a")
-    await turn()
-    out.put(b"b")
-    end = asyncio.create_task(out.end([b"c"]))
-    await turns()
-    assert not end.done()
-    connection.room.set()
-    await end
-    assert b"".join(connection.got) == b"abc"
-
-
-async def test_a_broken_connection_is_told() -> None:
-    connection = Connection()
-    out = outlet(connection)
-    out.put(b"a")
-    await turn()
-    connection.broken = True
-    out.put(b"b")
-    await turn()
-    with pytest.raises(ClientGone):
-        out.put(b"c")
-    with pytest.raises(ClientGone):
-        await out.end([b"d"])
-
-
-async def test_a_connection_that_breaks_while_parts_wait() -> None:
-    connection = Connection()
-    out = outlet(connection)
-    connection.room.clear()
-    out.put(b"a")
-    await turn()
-    connection.broken = True
-    connection.room.set()
-    await turns()
-    with pytest.raises(ClientGone):
-        out.put(b"b")
-
-
-async def test_closing_gives_up_what_waits() -> None:
-    connection = Connection()
-    out = outlet(connection)
-    connection.room.clear()
-    out.put(b"a")
-    await turn()
-    out.put(b"b")
-    out.close()
-    await turn()
-    connection.room.set()
-    await turns()
-    assert not connection.got
-
-
-async def test_a_client_that_does_not_read_is_given_up() -> None:
-    connection = Connection()
-    out = outlet(connection)
-    connection.room.clear()
-    out.put(b"a")
-    await turn()
-    assert out.behind
-    for _ in range(4):
-        out.put(bytes(MOST_WAITING // 4))
-    with pytest.raises(ClientGone):
-        out.put(b"b")
-    out.close()
-
-
-class Paused(Straight):
-    """An exchange whose client has to read first, each time."""
+class BlockedCycle(Cycle):
+    """A request cycle whose client always has to read first."""
 
     def write(self, parts: list[bytes]) -> bool:
         return False
 
 
+def stream_writer(client: Client, cycle: Cycle | None = None) -> StreamWriter:
+    return StreamWriter(client.send, [], cast(RequestCycle | None, cycle))
+
+
+async def next_iteration() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def many_iterations() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_writer_sends_parts_separately_at_the_end_of_the_iteration() -> None:
+    client, other = Client(), Client()
+    writer, other_writer = stream_writer(client), stream_writer(other)
+    writer.write(b"a")
+    writer.write(b"b")
+    other_writer.write(b"x")
+    assert not client.received
+    await next_iteration()
+    assert client.received == [b"a", b"b"]
+    assert other.received == [b"x"]
+    writer.write(b"c")
+    await next_iteration()
+    writer.write(b"d")
+    assert not writer.try_finish([b"e"])  # without a cycle, it is unknown whether it would wait
+    await writer.finish([b"e", b"f"])
+    assert client.received == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert client.ended
+    await other_writer.finish([b"y"])
+    assert other.received == [b"x", b"y"]
+
+
+async def test_writer_with_cycle_sends_the_parts_of_an_iteration_in_one_write() -> None:
+    client = Client()
+    cycle = Cycle(client)
+    writer = stream_writer(client, cycle)
+    for part in (b"a", b"b"):
+        writer.write(part)
+    await next_iteration()
+    writer.write(b"c")
+    await next_iteration()
+    client.reads.clear()
+    writer.write(b"d")
+    await next_iteration()
+    assert writer.is_blocked
+    writer.write(b"e")
+    assert not writer.try_finish([b"f"])
+    client.reads.set()
+    await many_iterations()
+    assert not writer.is_blocked
+    writer.write(b"f")
+    assert writer.try_finish([b"g", b"h"])
+    assert client.ended
+    assert cycle.writes[:2] == [[b"a", b"b"], [b"c"]]
+    assert cycle.writes[-1] == [b"f", b"g", b"h"]
+    assert b"".join([*client.received, *(part for each in cycle.writes[2:] for part in each)]) == b"defgh"
+
+
+async def test_writer_with_cycle_sends_only_the_head_through_the_middleware() -> None:
+    client = Client()
+    cycle = BlockedCycle(client)
+    kinds: list[str] = []
+
+    async def send_through_middleware(message: Any) -> None:
+        kinds.append(message["type"])
+        await client.send(message)
+
+    writer = StreamWriter(send_through_middleware, [], cast(RequestCycle, cycle))
+    writer.write(b"a")
+    await next_iteration()
+    await writer.finish([b"b"])
+    assert kinds == ["http.response.start"]
+    assert cycle.sent == client.received == [b"a", b"b"]
+
+
+async def test_writer_reports_a_broken_cycle() -> None:
+    client = Client()
+    writer = stream_writer(client, Cycle(client))
+    writer.write(b"a")
+    await next_iteration()
+    client.broken = True
+    with pytest.raises(ClientDisconnected):
+        writer.try_finish([b"z"])
+    writer.write(b"b")
+    await next_iteration()
+    with pytest.raises(ClientDisconnected):
+        writer.write(b"c")
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+async def test_writer_sends_every_part_in_order_to_a_slow_client(before: int) -> None:
+    client = Client()
+    writer = stream_writer(client)
+    parts = [bytes([97 + each]) for each in range(9)]
+    for part in parts[:before]:
+        writer.write(part)
+        await next_iteration()
+    client.reads.clear()
+    for part in parts[before:6]:
+        writer.write(part)
+        await next_iteration()
+    assert client.received == parts[:before]
+    client.reads.set()
+    await many_iterations()
+    assert b"".join(client.received) == b"".join(parts[:6])
+    for part in parts[6:]:
+        writer.write(part)
+    await writer.finish([b"!"])
+    assert b"".join(client.received) == b"".join(parts) + b"!"
+
+
+async def test_finish_waits_for_pending_parts() -> None:
+    client = Client()
+    writer = stream_writer(client)
+    client.reads.clear()
+    writer.write(b"a")
+    await next_iteration()
+    writer.write(b"b")
+    finish = asyncio.create_task(writer.finish([b"c"]))
+    await many_iterations()
+    assert not finish.done()
+    client.reads.set()
+    await finish
+    assert b"".join(client.received) == b"abc"
+
+
+async def test_writer_raises_after_the_connection_broke() -> None:
+    client = Client()
+    writer = stream_writer(client)
+    writer.write(b"a")
+    await next_iteration()
+    client.broken = True
+    writer.write(b"b")
+    await next_iteration()
+    with pytest.raises(ClientDisconnected):
+        writer.write(b"c")
+    with pytest.raises(ClientDisconnected):
+        await writer.finish([b"d"])
+
+
+async def test_writer_raises_after_the_connection_broke_while_blocked() -> None:
+    client = Client()
+    writer = stream_writer(client)
+    client.reads.clear()
+    writer.write(b"a")
+    await next_iteration()
+    client.broken = True
+    client.reads.set()
+    await many_iterations()
+    with pytest.raises(ClientDisconnected):
+        writer.write(b"b")
+
+
+async def test_close_discards_pending_parts() -> None:
+    client = Client()
+    writer = stream_writer(client)
+    client.reads.clear()
+    writer.write(b"a")
+    await next_iteration()
+    writer.write(b"b")
+    writer.close()
+    await next_iteration()
+    client.reads.set()
+    await many_iterations()
+    assert not client.received
+
+
+async def test_writer_gives_up_a_client_that_does_not_read() -> None:
+    client = Client()
+    writer = stream_writer(client)
+    client.reads.clear()
+    writer.write(b"a")
+    await next_iteration()
+    assert writer.is_blocked
+    for _ in range(4):
+        writer.write(bytes(MAX_BUFFERED_BYTES // 4))
+    with pytest.raises(ClientDisconnected):
+        writer.write(b"b")
+    writer.close()
+
+
 @pytest.mark.parametrize("started", [True, False])
 @pytest.mark.parametrize("last", [[], [b"y"], [b"y", b"z"]])
-async def test_the_end_comes_whole_and_once(started: bool, last: list[bytes]) -> None:
-    """Also where there is nothing left to say, and where a flush is due while the end waits for its client."""
-    connection = Connection()
-    out = Outlet(connection.send, connection.send, [], cast(Exchange, Paused(connection)))
+async def test_finish_sends_everything_once(started: bool, last: list[bytes]) -> None:
+    """Also with no last parts, and with a flush scheduled while `finish` waits for the client."""
+    client = Client()
+    writer = stream_writer(client, BlockedCycle(client))
     if started:
-        out.put(b"a")
-        await turn()
-    connection.room.clear()
+        writer.write(b"a")
+        await next_iteration()
+    client.reads.clear()
     if started:
-        out.put(b"b")
-    assert not out.finish(last)
-    end = asyncio.create_task(out.end(last))
-    await turn()
-    connection.room.set()
-    await asyncio.wait_for(end, 30)
-    await turn()
-    assert connection.ended
-    assert b"".join(connection.got) == (b"ab" if started else b"") + b"".join(last)
+        writer.write(b"b")
+    assert not writer.try_finish(last)
+    finish = asyncio.create_task(writer.finish(last))
+    await next_iteration()
+    client.reads.set()
+    await asyncio.wait_for(finish, 30)
+    await next_iteration()
+    assert client.ended
+    assert b"".join(client.received) == (b"ab" if started else b"") + b"".join(last)

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syringa.output.tools.deepseek import DeepseekCalls, DeepseekV31Calls
-from tests.output.cuts import check, pieces, run, some_cuts, told
+from syringa.output.tools.formats import create_tool_parser
+from syringa.output_formats import ToolCallFormat
+from tests.output.segments import check_stage, fold, run_stage, split_points, split_text
 
-SECTION, BEGIN, SEP, END, SECTION_END = MARKS = (
+SECTION, BEGIN, SEP, END, SECTION_END = MARKERS = (
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁call▁begin｜>",
     "<｜tool▁sep｜>",
@@ -56,7 +57,7 @@ def bare(name: str, arguments: str) -> str:
     ],
 )
 def test_code_blocks(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
-    check(lambda: DeepseekCalls(0), text, ("", answer, calls), MARKS)
+    check_stage(lambda: create_tool_parser("deepseek", 0, {}), text, ("", answer, calls), MARKERS)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +78,11 @@ def test_code_blocks(text: str, answer: str, calls: list[tuple[str, str]]) -> No
     ],
 )
 def test_bare_arguments(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
-    check(lambda: DeepseekV31Calls(0), text, ("", answer, calls), MARKS)
+    check_stage(lambda: create_tool_parser("deepseek-v3.1", 0, {}), text, ("", answer, calls), MARKERS)
 
 
 WORDS = [
-    *MARKS,
+    *MARKERS,
     "function",
     "f",
     "\n",
@@ -98,10 +99,10 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize("new", [DeepseekCalls, DeepseekV31Calls])
+@pytest.mark.parametrize("format", ["deepseek", "deepseek-v3.1"])
 @given(st.data(), st.lists(st.sampled_from(WORDS), max_size=14))
-def test_cuts_do_not_matter(new: type[DeepseekCalls | DeepseekV31Calls], data: st.DataObject, parts: list[str]) -> None:
+def test_cuts_do_not_matter(format: ToolCallFormat, data: st.DataObject, parts: list[str]) -> None:
     text = "".join(parts)
-    whole = told(run(new(0), pieces(text), at_once=True))
-    assert told(run(new(0), pieces(text, data.draw(some_cuts(text))))) == whole
-    assert told(run(new(0), pieces(text, range(len(text)), MARKS))) == whole
+    whole = fold(run_stage(create_tool_parser(format, 0, {}), split_text(text), at_once=True))
+    assert fold(run_stage(create_tool_parser(format, 0, {}), split_text(text, data.draw(split_points(text))))) == whole
+    assert fold(run_stage(create_tool_parser(format, 0, {}), split_text(text, range(len(text)), MARKERS))) == whole

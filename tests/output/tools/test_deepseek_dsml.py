@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from syringa.output.tools import call_parser
-from tests.output.cuts import check, pieces, run, told
+from syringa.output.tools.formats import create_tool_parser
+from tests.output.segments import check_stage, fold, run_stage, split_text
 
 TOKEN = "｜DSML｜"  # a token in DeepSeek's vocabulary, in the middle of every mark
 PARAMETERS: dict[str, dict[str, Any]] = {"search": {"type": "object", "properties": {"topn": {"type": "integer"}}}}
@@ -47,6 +47,8 @@ def one(value: str) -> str:
     ],
 )
 def test_outputs(text: str, answer: str, calls: list[tuple[str, Any]]) -> None:
-    _, said, raw = told(run(call_parser("deepseek-dsml", 0, PARAMETERS), pieces(text, range(len(text)), [TOKEN])))
+    _, said, raw = fold(
+        run_stage(create_tool_parser("deepseek-dsml", 0, PARAMETERS), split_text(text, range(len(text)), [TOKEN]))
+    )
     assert (said, [(name, json.loads(arguments)) for name, arguments in raw]) == (answer, calls)
-    check(lambda: call_parser("deepseek-dsml", 0, PARAMETERS), text, ("", answer, raw), [TOKEN])
+    check_stage(lambda: create_tool_parser("deepseek-dsml", 0, PARAMETERS), text, ("", answer, raw), [TOKEN])

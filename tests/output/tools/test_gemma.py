@@ -1,4 +1,4 @@
-"""Gemma 4's notation and FunctionGemma's, which differ in their marks alone."""
+"""Gemma 4's notation and FunctionGemma's, which differ in their markers alone."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syringa.events import ToolCallDelta, ToolCallStart
-from syringa.output.detokenizer import Piece
-from syringa.output.tools import call_parser
-from syringa.output_formats import GEMMA_MARKS, CallFormat
-from tests.output.cuts import check, pieces, run, some_cuts, told
+from syringa.output.detokenizer import TextSegment
+from syringa.output.tools.formats import create_tool_parser
+from syringa.output_formats import GEMMA_FORMATS, ToolCallFormat
+from tests.output.segments import check_stage, fold, run_stage, split_points, split_text
+from tests.tiers import examples
 
-FORMATS: list[CallFormat] = ["gemma", "function-gemma"]
+FORMATS: list[ToolCallFormat] = ["gemma", "function-gemma"]
 
 
-def marked(format: CallFormat, text: str) -> str:
-    """`«` and `»` stand for the marks around a call, `"` for that of a text."""
-    marks = GEMMA_MARKS[format]
-    return text.replace("«", marks.begin).replace("»", marks.end).replace('"', marks.quote)
+def marked(format: ToolCallFormat, text: str) -> str:
+    """`«` and `»` stand for the markers around a call, `"` for that of a text."""
+    markers = GEMMA_FORMATS[format]
+    return text.replace("«", markers.begin).replace("»", markers.end).replace('"', markers.quote)
 
 
 def notation(value: Any) -> str:
@@ -80,19 +81,19 @@ def notation(value: Any) -> str:
         ("«call:a{} and so on", " and so on", [("a", "{}")]),
     ],
 )
-def test_outputs(format: CallFormat, text: str, answer: str, calls: list[tuple[str, str]]) -> None:
-    marks = GEMMA_MARKS[format]
-    every = (marks.begin, marks.end, marks.quote)
+def test_outputs(format: ToolCallFormat, text: str, answer: str, calls: list[tuple[str, str]]) -> None:
+    markers = GEMMA_FORMATS[format]
+    every = (markers.begin, markers.end, markers.quote)
     expected = ("", marked(format, answer), calls)
-    check(lambda: call_parser(format, 0, {}), marked(format, text), expected, every)
+    check_stage(lambda: create_tool_parser(format, 0, {}), marked(format, text), expected, every)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_texts_are_told_as_they_come(format: CallFormat) -> None:
-    parser = call_parser(format, 0, {})
-    out = parser.feed([Piece(marked(format, "«call:f")), Piece("{"), Piece(marked(format, 'k:"'))])
+def test_texts_are_told_as_they_come(format: ToolCallFormat) -> None:
+    parser = create_tool_parser(format, 0, {})
+    out = parser.feed([TextSegment(marked(format, "«call:f")), TextSegment("{"), TextSegment(marked(format, 'k:"'))])
     assert [part.name for part in out if isinstance(part, ToolCallStart)] == ["f"]
-    seen = [parser.feed([Piece(text)]) for text in ("Hel", "lo <", "b", *marked(format, '",n:1'), "2}")]
+    seen = [parser.feed([TextSegment(text)]) for text in ("Hel", "lo <", "b", *marked(format, '",n:1'), "2}")]
     deltas = [[part.arguments for part in out if isinstance(part, ToolCallDelta)] for out in seen]
     assert deltas[:3] == [['"k": "Hel'], ["lo "], ["<b"]]
     assert "".join(itertools.chain.from_iterable(deltas)) == '"k": "Hello <b", "n": 12}'
@@ -100,8 +101,8 @@ def test_texts_are_told_as_they_come(format: CallFormat) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 @given(data=st.data())
-@settings(deadline=None, max_examples=100)
-def test_any_cutting_gives_the_same(format: CallFormat, data: st.DataObject) -> None:
+@settings(deadline=None, max_examples=examples(100))
+def test_any_cutting_gives_the_same(format: ToolCallFormat, data: st.DataObject) -> None:
     parts = [
         '«call:f{k:"v",n:[1,{a:true}]}»',
         "«call:g{",
@@ -120,8 +121,11 @@ def test_any_cutting_gives_the_same(format: CallFormat, data: st.DataObject) -> 
         "<",
     ]
     text = marked(format, "".join(data.draw(st.lists(st.sampled_from(parts), max_size=14))))
-    cuts = data.draw(some_cuts(text))
-    found = [told(run(call_parser(format, 0, {}), pieces(text, each))) for each in (cuts, [], range(len(text)))]
+    cuts = data.draw(split_points(text))
+    found = [
+        fold(run_stage(create_tool_parser(format, 0, {}), split_text(text, each)))
+        for each in (cuts, [], range(len(text)))
+    ]
     assert found[0] == found[1] == found[2]
 
 
@@ -135,9 +139,9 @@ values = st.recursive(
 
 @pytest.mark.parametrize("format", FORMATS)
 @given(arguments=st.dictionaries(keys, values, max_size=4), data=st.data())
-@settings(deadline=None, max_examples=80)
-def test_arguments_come_back(format: CallFormat, arguments: dict[str, Any], data: st.DataObject) -> None:
+@settings(deadline=None, max_examples=examples(80))
+def test_arguments_come_back(format: ToolCallFormat, arguments: dict[str, Any], data: st.DataObject) -> None:
     text = marked(format, f"«call:f{notation(arguments)}»")
-    cuts = data.draw(some_cuts(text))
-    _, _, [(_, raw)] = told(run(call_parser(format, 0, {}), pieces(text, cuts)))
+    cuts = data.draw(split_points(text))
+    _, _, [(_, raw)] = fold(run_stage(create_tool_parser(format, 0, {}), split_text(text, cuts)))
     assert json.loads(raw) == arguments

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from syringa.output.tools import call_parser
-from tests.output.cuts import check, pieces, run, told
+from syringa.output.tools.formats import create_tool_parser
+from tests.output.segments import check_stage, fold, run_stage, split_text
 
-MARKS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+MARKERS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 PARAMETERS: dict[str, dict[str, Any]] = {
     "book": {
         "type": "object",
@@ -51,6 +51,8 @@ TIGHT = (
     ],
 )
 def test_outputs(text: str, answer: str, calls: list[tuple[str, Any]]) -> None:
-    _, said, raw = told(run(call_parser("glm", 0, PARAMETERS), pieces(text, range(len(text)), MARKS)))
+    _, said, raw = fold(
+        run_stage(create_tool_parser("glm", 0, PARAMETERS), split_text(text, range(len(text)), MARKERS))
+    )
     assert (said, [(name, json.loads(arguments)) for name, arguments in raw]) == (answer, calls)
-    check(lambda: call_parser("glm", 0, PARAMETERS), text, ("", answer, raw), MARKS)
+    check_stage(lambda: create_tool_parser("glm", 0, PARAMETERS), text, ("", answer, raw), MARKERS)

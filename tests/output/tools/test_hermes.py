@@ -7,27 +7,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syringa.events import ToolCallDelta, ToolCallStart
-from syringa.output.detokenizer import Piece
-from syringa.output.stages import Part
-from syringa.output.tools import call_parser
+from syringa.output.detokenizer import TextSegment
+from syringa.output.stages import Segment
+from syringa.output.tools.formats import create_tool_parser
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, "}</tool_call>\\""]}}</tool_call>'
 ARGUMENTS = '{"a": [1, "}</tool_call>\\""]}'
 
 
-def parse(*texts: str, marks: tuple[str, ...] = ()) -> list[Part]:
-    parser = call_parser("hermes", 3, {})
-    out: list[Part] = []
+def parse(*texts: str, markers: tuple[str, ...] = ()) -> list[Segment]:
+    parser = create_tool_parser("hermes", 3, {})
+    out: list[Segment] = []
     for text in texts:
-        out += parser.feed([Piece(text, 1, text in marks, 7 if text in marks else -1)])
+        out += parser.feed([TextSegment(text, 1, text in markers, 7 if text in markers else -1)])
     return out + parser.flush()
 
 
-def fold(out: list[Part]) -> tuple[str, list[tuple[str, str]], int]:
+def fold(out: list[Segment]) -> tuple[str, list[tuple[str, str]], int]:
     """The text, the calls, and the number of tokens."""
     text, calls, tokens = "", [], 0
     for each in out:
-        if isinstance(each, Piece):
+        if isinstance(each, TextSegment):
             tokens += each.tokens
             text += "" if each.special else each.text
         elif isinstance(each, ToolCallStart):
@@ -83,30 +83,30 @@ def test_whole_and_character_by_character(given_text: str, text: str, calls: lis
 
 
 def test_the_name_comes_first_and_arguments_as_they_are_written() -> None:
-    parser = call_parser("hermes", 0, {})
-    assert parser.feed([Piece("<tool_call>"), Piece('{"name": "f')]) == []
-    start, *_ = parser.feed([Piece('", ')])
+    parser = create_tool_parser("hermes", 0, {})
+    assert parser.feed([TextSegment("<tool_call>"), TextSegment('{"name": "f')]) == []
+    start, *_ = parser.feed([TextSegment('", ')])
     assert isinstance(start, ToolCallStart)
     assert parser.calls == 1
-    seen = [parser.feed([Piece(text)]) for text in ['"arguments": {"ci', 'ty": "Par', 'is"}}', "</tool_call>"]]
+    seen = [parser.feed([TextSegment(text)]) for text in ['"arguments": {"ci', 'ty": "Par', 'is"}}', "</tool_call>"]]
     pieces = [[each.arguments for each in out if isinstance(each, ToolCallDelta)] for out in seen]
     assert pieces == [['{"ci'], ['ty": "Par'], ['is"}'], []]
 
 
 def test_text_is_not_held_longer_than_it_must() -> None:
-    parser = call_parser("hermes", 0, {})
-    assert parser.feed([Piece("a"), Piece(" "), Piece("b<"), Piece("c")]) == [
-        Piece("a"),
-        Piece(" "),
-        Piece("b"),
-        Piece("<", 0),
-        Piece("c"),
+    parser = create_tool_parser("hermes", 0, {})
+    assert parser.feed([TextSegment("a"), TextSegment(" "), TextSegment("b<"), TextSegment("c")]) == [
+        TextSegment("a"),
+        TextSegment(" "),
+        TextSegment("b"),
+        TextSegment("<", 0),
+        TextSegment("c"),
     ]
 
 
 def test_marks_that_are_special_tokens() -> None:
-    marks = ("<tool_call>", "</tool_call>", "<eos>")
-    out = parse("hi", "<tool_call>", '{"name": "f", "arguments": {}}', "</tool_call>", "<eos>", "x", marks=marks)
+    markers = ("<tool_call>", "</tool_call>", "<eos>")
+    out = parse("hi", "<tool_call>", '{"name": "f", "arguments": {}}', "</tool_call>", "<eos>", "x", markers=markers)
     assert fold(out) == ("hix", [("f", "{}")], 6)
 
 

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syringa.events import ToolCallDelta, ToolCallStart
-from syringa.output.detokenizer import Piece
-from syringa.output.tools.kimi import KimiCalls
-from tests.output.cuts import check, pieces, run, some_cuts, told
+from syringa.output.detokenizer import TextSegment
+from syringa.output.tools.formats import create_tool_parser
+from tests.output.segments import check_stage, fold, run_stage, split_points, split_text
 
-SECTION, BEGIN, ARGUMENTS, END, SECTION_END = MARKS = (
+SECTION, BEGIN, ARGUMENTS, END, SECTION_END = MARKERS = (
     "<|tool_calls_section_begin|>",
     "<|tool_call_begin|>",
     "<|tool_call_argument_begin|>",
@@ -53,31 +53,37 @@ def call(id: str, arguments: str) -> str:
     ],
 )
 def test_outputs(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
-    check(lambda: KimiCalls(0), text, ("", answer, calls), MARKS)
+    check_stage(lambda: create_tool_parser("kimi", 0, {}), text, ("", answer, calls), MARKERS)
 
 
 def test_the_id_is_the_models_own() -> None:
     text = SECTION + call("functions.f:7", PARIS) + call("g:8", PARIS) + call("functions.h", PARIS)
-    ids = [part.id for part in run(KimiCalls(0), pieces(text)) if isinstance(part, ToolCallStart)]
+    ids = [
+        part.id
+        for part in run_stage(create_tool_parser("kimi", 0, {}), split_text(text))
+        if isinstance(part, ToolCallStart)
+    ]
     assert ids == ["functions.f:7", "functions.g:8", "functions.h:2"]
 
 
 def test_the_name_comes_first_and_arguments_as_they_are_written() -> None:
-    parser = KimiCalls(2)
-    assert not [part for part in parser.feed(pieces(f"{SECTION}{BEGIN}functions.f:0")) if not isinstance(part, Piece)]
-    (start,) = [part for part in parser.feed(pieces(ARGUMENTS, (), MARKS)) if not isinstance(part, Piece)]
+    parser = create_tool_parser("kimi", 2, {})
+    assert not [
+        part for part in parser.feed(split_text(f"{SECTION}{BEGIN}functions.f:0")) if not isinstance(part, TextSegment)
+    ]
+    (start,) = [part for part in parser.feed(split_text(ARGUMENTS, (), MARKERS)) if not isinstance(part, TextSegment)]
     assert start == ToolCallStart(2, 0, "functions.f:0", "f")
-    seen = [parser.feed([Piece(text)]) for text in ['{"ci', 'ty": "Par', 'is"}', END]]
+    seen = [parser.feed([TextSegment(text)]) for text in ['{"ci', 'ty": "Par', 'is"}', END]]
     deltas = [[part.arguments for part in out if isinstance(part, ToolCallDelta)] for out in seen]
     assert deltas == [['{"ci'], ['ty": "Par'], ['is"}'], []]
 
 
-WORDS = [*MARKS, "functions.f:0", "f", "\n", PARIS, TOKYO, '{"x": ', "}", "1", " ", "<|", call("g:1", "{}")]
+WORDS = [*MARKERS, "functions.f:0", "f", "\n", PARIS, TOKYO, '{"x": ', "}", "1", " ", "<|", call("g:1", "{}")]
 
 
 @given(st.data(), st.lists(st.sampled_from(WORDS), max_size=14))
 def test_cuts_do_not_matter(data: st.DataObject, parts: list[str]) -> None:
     text = "".join(parts)
-    whole = told(run(KimiCalls(0), pieces(text), at_once=True))
-    assert told(run(KimiCalls(0), pieces(text, data.draw(some_cuts(text))))) == whole
-    assert told(run(KimiCalls(0), pieces(text, range(len(text)), MARKS))) == whole
+    whole = fold(run_stage(create_tool_parser("kimi", 0, {}), split_text(text), at_once=True))
+    assert fold(run_stage(create_tool_parser("kimi", 0, {}), split_text(text, data.draw(split_points(text))))) == whole
+    assert fold(run_stage(create_tool_parser("kimi", 0, {}), split_text(text, range(len(text)), MARKERS))) == whole

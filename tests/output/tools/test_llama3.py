@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syringa.output.tools.llama3 import Llama3Calls
-from tests.output.cuts import check, pieces, run, some_cuts, told
+from syringa.output.tools.base import ToolCallParser
+from syringa.output.tools.formats import create_tool_parser
+from tests.output.segments import check_stage, fold, run_stage, split_points, split_text
 
-MARKS = ("<|python_tag|>",)
+MARKERS = ("<|python_tag|>",)
 FUNCTIONS = {"get_weather": {}, "f": {}}
 PARIS = '{"name": "get_weather", "parameters": {"city": "Paris", "unit": "celsius"}}'
 TOKYO = '{"type": "function", "name": "get_weather", "parameters": {"city": "東京 \\"都\\"", "at": {"lat": 35.7}}}'
@@ -15,8 +16,8 @@ PARIS_CALL = ("get_weather", '{"city": "Paris", "unit": "celsius"}')
 TOKYO_CALL = ("get_weather", '{"city": "東京 \\"都\\"", "at": {"lat": 35.7}}')
 
 
-def new() -> Llama3Calls:
-    return Llama3Calls(0, FUNCTIONS)
+def new() -> ToolCallParser:
+    return create_tool_parser("llama3", 0, FUNCTIONS)
 
 
 @pytest.mark.parametrize(
@@ -58,17 +59,17 @@ def new() -> Llama3Calls:
     ],
 )
 def test_outputs(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
-    check(new, text, ("", answer, calls), MARKS)
+    check_stage(new, text, ("", answer, calls), MARKERS)
 
 
 def test_any_name_will_do_where_no_functions_are_known() -> None:
-    check(lambda: Llama3Calls(0), '{"name": "g"}', ("", "", [("g", "{}")]))
+    check_stage(lambda: create_tool_parser("llama3", 0, {}), '{"name": "g"}', ("", "", [("g", "{}")]))
 
 
 def test_json_is_not_held_for_long() -> None:
     parser = new()
-    parser.feed(pieces('{"city'))
-    assert told(parser.feed(pieces('": '))) == ("", '{"city": ', [])
+    parser.feed(split_text('{"city'))
+    assert fold(parser.feed(split_text('": '))) == ("", '{"city": ', [])
 
 
 WORDS = [PARIS, TOKYO, PARIS[:50], '{"name": "f"', "}", "; ", "\n", "{", '"', "text", "<|python_tag|>", "<|", ","]
@@ -77,6 +78,6 @@ WORDS = [PARIS, TOKYO, PARIS[:50], '{"name": "f"', "}", "; ", "\n", "{", '"', "t
 @given(st.data(), st.lists(st.sampled_from(WORDS), max_size=8))
 def test_cuts_do_not_matter(data: st.DataObject, parts: list[str]) -> None:
     text = "".join(parts)
-    whole = told(run(new(), pieces(text), at_once=True))
-    assert told(run(new(), pieces(text, data.draw(some_cuts(text))))) == whole
-    assert told(run(new(), pieces(text, range(len(text)), MARKS))) == whole
+    whole = fold(run_stage(new(), split_text(text), at_once=True))
+    assert fold(run_stage(new(), split_text(text, data.draw(split_points(text))))) == whole
+    assert fold(run_stage(new(), split_text(text, range(len(text)), MARKERS))) == whole

@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syringa.events import ToolCallStart
-from syringa.output.tools.mistral import MistralArgsCalls, MistralCalls
-from tests.output.cuts import check, pieces, run, some_cuts, told
+from syringa.output.tools.base import ToolCallParser
+from syringa.output.tools.formats import create_tool_parser
+from syringa.output_formats import ToolCallFormat
+from tests.output.segments import check_stage, fold, run_stage, split_points, split_text
 
-MARKS = ("[TOOL_CALLS]",)
-ARGS_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+MARKERS = ("[TOOL_CALLS]",)
+ARGS_MARKERS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 PARIS = '{"name": "get_weather", "arguments": {"city": "Paris", "days": [1, 2]}}'
 TOKYO = '{"name": "get_weather", "arguments": {"city": "東京 \\"]\\" \\u00e9", "at": {"lat": 35.7}}}'
 PARIS_CALL = ("get_weather", '{"city": "Paris", "days": [1, 2]}')
@@ -42,7 +44,7 @@ TOKYO_CALL = ("get_weather", '{"city": "東京 \\"]\\" \\u00e9", "at": {"lat": 3
     ],
 )
 def test_lists(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
-    check(lambda: MistralCalls(0), text, ("", answer, calls), MARKS)
+    check_stage(lambda: create_tool_parser("mistral", 0, {}), text, ("", answer, calls), MARKERS)
 
 
 @pytest.mark.parametrize(
@@ -66,19 +68,23 @@ def test_lists(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
     ],
 )
 def test_names_before_arguments(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
-    check(lambda: MistralArgsCalls(0), text, ("", answer, calls), ARGS_MARKS)
+    check_stage(lambda: create_tool_parser("mistral-args", 0, {}), text, ("", answer, calls), ARGS_MARKERS)
 
 
-def ids(parser: MistralCalls | MistralArgsCalls, text: str) -> list[str]:
-    return [part.id for part in run(parser, pieces(text)) if isinstance(part, ToolCallStart)]
+def ids(parser: ToolCallParser, text: str) -> list[str]:
+    return [part.id for part in run_stage(parser, split_text(text)) if isinstance(part, ToolCallStart)]
 
 
 def test_ids_are_nine_letters_and_digits() -> None:
-    (own,) = ids(MistralCalls(0), '[TOOL_CALLS][{"id": "aB3456789", "name": "f", "arguments": {}}]')
+    (own,) = ids(
+        create_tool_parser("mistral", 0, {}), '[TOOL_CALLS][{"id": "aB3456789", "name": "f", "arguments": {}}]'
+    )
     assert own == "aB3456789"
-    assert ids(MistralArgsCalls(0), "[TOOL_CALLS]f[CALL_ID]aB3456789[ARGS]{}") == ["aB3456789"]
-    made = ids(MistralCalls(0), '[TOOL_CALLS][{"id": "call_1", "name": "f"}, {"name": "f"}]')
-    made += ids(MistralArgsCalls(0), "[TOOL_CALLS]f[CALL_ID]call_1234[ARGS]{}[TOOL_CALLS]f[ARGS]{}")
+    assert ids(create_tool_parser("mistral-args", 0, {}), "[TOOL_CALLS]f[CALL_ID]aB3456789[ARGS]{}") == ["aB3456789"]
+    made = ids(create_tool_parser("mistral", 0, {}), '[TOOL_CALLS][{"id": "call_1", "name": "f"}, {"name": "f"}]')
+    made += ids(
+        create_tool_parser("mistral-args", 0, {}), "[TOOL_CALLS]f[CALL_ID]call_1234[ARGS]{}[TOOL_CALLS]f[ARGS]{}"
+    )
     assert len(set(made)) == 4
     assert all(re.fullmatch("[a-zA-Z0-9]{9}", each) for each in made)
 
@@ -86,12 +92,12 @@ def test_ids_are_nine_letters_and_digits() -> None:
 WORDS = ["[TOOL_CALLS]", "[", "]", PARIS, TOKYO, '{"name": "f"', "}", ", ", "[ARGS]", "[CALL_ID]", "f", " ", "{", '"']
 
 
-@pytest.mark.parametrize(("new", "marks"), [(MistralCalls, MARKS), (MistralArgsCalls, ARGS_MARKS)])
+@pytest.mark.parametrize(("format", "markers"), [("mistral", MARKERS), ("mistral-args", ARGS_MARKERS)])
 @given(st.data(), st.lists(st.sampled_from(WORDS), max_size=10))
 def test_cuts_do_not_matter(
-    new: type[MistralCalls | MistralArgsCalls], marks: tuple[str, ...], data: st.DataObject, parts: list[str]
+    format: ToolCallFormat, markers: tuple[str, ...], data: st.DataObject, parts: list[str]
 ) -> None:
     text = "".join(parts)
-    whole = told(run(new(0), pieces(text), at_once=True))
-    assert told(run(new(0), pieces(text, data.draw(some_cuts(text))))) == whole
-    assert told(run(new(0), pieces(text, range(len(text)), marks))) == whole
+    whole = fold(run_stage(create_tool_parser(format, 0, {}), split_text(text), at_once=True))
+    assert fold(run_stage(create_tool_parser(format, 0, {}), split_text(text, data.draw(split_points(text))))) == whole
+    assert fold(run_stage(create_tool_parser(format, 0, {}), split_text(text, range(len(text)), markers))) == whole

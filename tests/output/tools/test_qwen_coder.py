@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from syringa.output.tools import call_parser
-from tests.output.cuts import check, pieces, run, told
+from syringa.output.tools.formats import create_tool_parser
+from tests.output.segments import check_stage, fold, run_stage, split_text
 
-MARKS = ("<tool_call>", "</tool_call>")
+MARKERS = ("<tool_call>", "</tool_call>")
 PARAMETERS: dict[str, dict[str, Any]] = {
     "write_file": {
         "type": "object",
@@ -52,8 +52,8 @@ SEARCHED = ("search", {"query": "TODO", "globs": ["*.py", "docs/**"]})
 
 
 def outputs(text: str) -> tuple[str, list[tuple[str, Any]]]:
-    parser = call_parser("qwen-coder", 0, PARAMETERS)
-    _, answer, calls = told(run(parser, pieces(text, range(0, len(text), 4), MARKS)))
+    parser = create_tool_parser("qwen-coder", 0, PARAMETERS)
+    _, answer, calls = fold(run_stage(parser, split_text(text, range(0, len(text), 4), MARKERS)))
     return answer, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
@@ -81,8 +81,8 @@ def outputs(text: str) -> tuple[str, list[tuple[str, Any]]]:
 )
 def test_outputs(text: str, answer: str, calls: list[tuple[str, Any]]) -> None:
     assert outputs(text) == (answer, calls)
-    _, _, raw = told(run(call_parser("qwen-coder", 0, PARAMETERS), pieces(text)))
-    check(lambda: call_parser("qwen-coder", 0, PARAMETERS), text, ("", answer, raw), MARKS)
+    _, _, raw = fold(run_stage(create_tool_parser("qwen-coder", 0, PARAMETERS), split_text(text)))
+    check_stage(lambda: create_tool_parser("qwen-coder", 0, PARAMETERS), text, ("", answer, raw), MARKERS)
 
 
 def test_the_hermes_format_is_none() -> None:

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syringa.events import ToolCallDelta, ToolCallStart
-from syringa.output.detokenizer import Piece
-from syringa.output.tools import call_parser
-from syringa.output_formats import CALL_TAGS, CallFormat
-from tests.output.cuts import pieces, run, some_cuts, told
+from syringa.output.detokenizer import TextSegment
+from syringa.output.tools.formats import create_tool_parser
+from syringa.output_formats import TAGGED_FORMATS, ToolCallFormat
+from tests.output.segments import fold, run_stage, split_points, split_text
+from tests.tiers import examples
 
-FORMATS: list[CallFormat] = ["qwen-coder", "glm", "minimax", "deepseek-dsml"]
+FORMATS: list[ToolCallFormat] = ["qwen-coder", "glm", "minimax", "deepseek-dsml"]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -30,31 +31,31 @@ SCHEMA: dict[str, Any] = {
 PARAMETERS = {"f": SCHEMA}
 
 
-def parameter(format: CallFormat, key: str, value: str, *, string: bool = True) -> str:
-    tags = CALL_TAGS[format]
-    said = f' string="{str(string).lower()}"' if tags.says_type else ""
+def parameter(format: ToolCallFormat, key: str, value: str, *, string: bool = True) -> str:
+    tags = TAGGED_FORMATS[format]
+    said = f' string="{str(string).lower()}"' if tags.type_attribute else ""
     gap = "\n" if format == "glm" else ""
     pad = "\n" if tags.padded else ""
     head = f"{tags.key_begin}{key}{tags.key_end}{said}{gap}{tags.value_begin}"
     return f"{head}{pad}{value}{pad}{tags.value_end}\n"
 
 
-def call(format: CallFormat, name: str, *parameters: str) -> str:
-    tags = CALL_TAGS[format]
+def call(format: ToolCallFormat, name: str, *parameters: str) -> str:
+    tags = TAGGED_FORMATS[format]
     return f"{tags.call_begin}{name}{tags.name_end}\n{''.join(parameters)}{tags.call_end}"
 
 
-def section(format: CallFormat, *calls: str) -> str:
-    tags = CALL_TAGS[format]
-    if tags.several:
+def section(format: ToolCallFormat, *calls: str) -> str:
+    tags = TAGGED_FORMATS[format]
+    if tags.multiple_calls:
         return "\n".join((tags.begin, *calls, tags.end))
     line = "\n" if tags.call_end else ""
     return "\n".join(f"{tags.begin}{line}{each}{line}{tags.end}" for each in calls)
 
 
-def parse(format: CallFormat, text: str, cuts: list[int] | None = None) -> tuple[str, list[tuple[str, str]]]:
-    parser = call_parser(format, 0, PARAMETERS)
-    _, answer, calls = told(run(parser, pieces(text, list(range(len(text))) if cuts is None else cuts)))
+def parse(format: ToolCallFormat, text: str, cuts: list[int] | None = None) -> tuple[str, list[tuple[str, str]]]:
+    parser = create_tool_parser(format, 0, PARAMETERS)
+    _, answer, calls = fold(run_stage(parser, split_text(text, list(range(len(text))) if cuts is None else cuts)))
     assert parser.calls == len(calls)
     return answer, calls
 
@@ -87,8 +88,8 @@ def parse(format: CallFormat, text: str, cuts: list[int] | None = None) -> tuple
         ("unknown", "-", "-"),
     ],
 )
-def test_values_have_the_type_of_the_schema(format: CallFormat, key: str, value: str, expected: Any) -> None:
-    if CALL_TAGS[format].says_type:
+def test_values_have_the_type_of_the_schema(format: ToolCallFormat, key: str, value: str, expected: Any) -> None:
+    if TAGGED_FORMATS[format].type_attribute:
         text = parameter(format, key, value, string=isinstance(expected, str) and key != "n")
     else:
         text = parameter(format, key, value)
@@ -99,8 +100,8 @@ def test_values_have_the_type_of_the_schema(format: CallFormat, key: str, value:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_end_mark_inside_json(format: CallFormat) -> None:
-    end = CALL_TAGS[format].value_end
+def test_the_end_mark_inside_json(format: ToolCallFormat) -> None:
+    end = TAGGED_FORMATS[format].value_end
     value = json.dumps({"html": f"a {end} b {end}"}, ensure_ascii=False)
     more = parameter(format, "text", "x")
     whole = section(format, call(format, "f", parameter(format, "box", value, string=False), more))
@@ -113,7 +114,7 @@ def test_the_end_mark_inside_json(format: CallFormat) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_text_around_calls(format: CallFormat) -> None:
+def test_text_around_calls(format: ToolCallFormat) -> None:
     one, two = call(format, "f", parameter(format, "text", "x")), call(format, "g")
     whole = section(format, one, two)
     expected = [("f", '{"text": "x"}'), ("g", "{}")]
@@ -124,8 +125,8 @@ def test_text_around_calls(format: CallFormat) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_only_looks_like_a_call(format: CallFormat) -> None:
-    tags = CALL_TAGS[format]
+def test_what_only_looks_like_a_call(format: ToolCallFormat) -> None:
+    tags = TAGGED_FORMATS[format]
     for text in (
         f"The mark {tags.begin} begins a call.",
         f"{tags.begin}{tags.end}",
@@ -138,8 +139,8 @@ def test_what_only_looks_like_a_call(format: CallFormat) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_cut_call_keeps_what_came(format: CallFormat) -> None:
-    tags = CALL_TAGS[format]
+def test_a_cut_call_keeps_what_came(format: ToolCallFormat) -> None:
+    tags = TAGGED_FORMATS[format]
     head = section(format, call(format, "f", parameter(format, "n", "5", string=False)))
     head = head[: head.index(tags.value_end) + len(tags.value_end)]
     assert parse(format, head) == ("", [("f", '{"n": 5')])
@@ -156,8 +157,8 @@ def test_a_cut_call_keeps_what_came(format: CallFormat) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_is_broken_is_skipped(format: CallFormat) -> None:
-    tags = CALL_TAGS[format]
+def test_what_is_broken_is_skipped(format: ToolCallFormat) -> None:
+    tags = TAGGED_FORMATS[format]
     good = parameter(format, "text", "x")
     for broken in ("rubbish", f"{good}rubbish", f"{good}{tags.key_begin}text", f"{good}<x>"):
         if not tags.name_end and broken == "rubbish":
@@ -171,32 +172,32 @@ def test_what_is_broken_is_skipped(format: CallFormat) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_strings_are_told_as_they_come(format: CallFormat) -> None:
-    parser = call_parser(format, 0, PARAMETERS)
+def test_strings_are_told_as_they_come(format: ToolCallFormat) -> None:
+    parser = create_tool_parser(format, 0, PARAMETERS)
     whole = section(format, call(format, "f", parameter(format, "text", "Hello there")))
     head, _, tail = whole.partition("Hello there")
-    out = parser.feed([Piece(head)])
-    assert [type(part) for part in out] == [ToolCallStart, Piece]
-    seen = [parser.feed([Piece(text)]) for text in ("Hel", "lo <", "b", *tail)]
+    out = parser.feed([TextSegment(head)])
+    assert [type(part) for part in out] == [ToolCallStart, TextSegment]
+    seen = [parser.feed([TextSegment(text)]) for text in ("Hel", "lo <", "b", *tail)]
     deltas = [[part.arguments for part in out if isinstance(part, ToolCallDelta)] for out in seen]
     assert deltas[:3] == [['{"text": "Hel'], ["lo "], ["<b"]]
     assert "".join(itertools.chain.from_iterable(deltas)) == '{"text": "Hello <b"}'
 
 
-def broken_up(format: CallFormat) -> list[str]:
-    tags = CALL_TAGS[format]
+def broken_up(format: ToolCallFormat) -> list[str]:
+    tags = TAGGED_FORMATS[format]
     good = section(format, call(format, "f", parameter(format, "text", "x\n"), parameter(format, "box", '{"a": "b"}')))
-    marks = [getattr(tags, field) for field in tags.__struct_fields__]
-    marks = [each for each in marks if isinstance(each, str) and each not in ("", "always", "sometimes")]
-    return [good, good[: len(good) // 2], *marks, "f", "text", '"', "{", "\n", " ", "<", "é", "\\", "5"]
+    markers = [getattr(tags, field) for field in tags.__struct_fields__]
+    markers = [each for each in markers if isinstance(each, str) and each not in ("", "always", "sometimes")]
+    return [good, good[: len(good) // 2], *markers, "f", "text", '"', "{", "\n", " ", "<", "é", "\\", "5"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
 @given(data=st.data())
-@settings(deadline=None, max_examples=80)
-def test_any_cutting_gives_the_same(format: CallFormat, data: st.DataObject) -> None:
+@settings(deadline=None, max_examples=examples(80))
+def test_any_cutting_gives_the_same(format: ToolCallFormat, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(broken_up(format)), max_size=14)))
-    cuts = data.draw(some_cuts(text))
+    cuts = data.draw(split_points(text))
     assert parse(format, text, cuts) == parse(format, text, []) == parse(format, text)
 
 
@@ -209,12 +210,12 @@ values = st.recursive(
 
 @pytest.mark.parametrize("format", FORMATS)
 @given(text=st.text(max_size=12), value=values, data=st.data())
-@settings(deadline=None, max_examples=60)
-def test_arguments_come_back(format: CallFormat, text: str, value: Any, data: st.DataObject) -> None:
+@settings(deadline=None, max_examples=examples(60))
+def test_arguments_come_back(format: ToolCallFormat, text: str, value: Any, data: st.DataObject) -> None:
     written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     key = "text" if isinstance(value, str) else "unknown"
     string = isinstance(value, str)
     parameters = (parameter(format, "text", text), parameter(format, key, written, string=string))
     whole = section(format, call(format, "f", *parameters))
-    _, [(_, arguments)] = parse(format, whole, data.draw(some_cuts(whole)))
+    _, [(_, arguments)] = parse(format, whole, data.draw(split_points(whole)))
     assert json.loads(arguments) == {"text": text, key: value}

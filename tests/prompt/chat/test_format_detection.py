@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from syringa.output_formats import CALL_FORMATS, THOUGHTS, CallFormat, Dialect, ThoughtFormat
-from syringa.prompt.chat.format_detection import choose, detect, takes_tools
+from syringa.output_formats import REASONING_MARKERS, TOOL_CALL_FORMATS, ModelFormats, ReasoningFormat, ToolCallFormat
+from syringa.prompt.chat.format_detection import accepts_tools, detect_formats, resolve_formats
 from syringa.prompt.chat.template import ChatTemplate
 
 TOOLS = "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
@@ -127,7 +127,7 @@ LLAMA32 = (
     r"""{{ "Reply with {\"name\": function name, \"parameters\": its arguments}" }}{{ tools | tojson }}{% endif %}"""
 )
 
-FAMILIES: list[tuple[str, CallFormat, ThoughtFormat | None]] = [
+FAMILIES: list[tuple[str, ToolCallFormat, ReasoningFormat | None]] = [
     (HERMES, "hermes", None),
     (QWEN3, "hermes", "think"),
     (QWEN_CODER, "qwen-coder", None),
@@ -151,14 +151,14 @@ FAMILIES: list[tuple[str, CallFormat, ThoughtFormat | None]] = [
 
 
 @pytest.mark.parametrize(("template", "calls", "thought"), FAMILIES)
-def test_families(template: str, calls: CallFormat, thought: ThoughtFormat | None) -> None:
+def test_families(template: str, calls: ToolCallFormat, thought: ReasoningFormat | None) -> None:
     ChatTemplate(template).render([{"role": "user", "content": "Hi"}])  # these are templates
-    assert detect(template, None, ()) == Dialect(calls=calls, thought=thought, knows_tools=True)
+    assert detect_formats(template, None, ()) == ModelFormats(tool_calls=calls, reasoning=thought, supports_tools=True)
 
 
 def test_every_format_is_found() -> None:
-    assert {calls for _, calls, _ in FAMILIES} | {"plain"} == set(CALL_FORMATS)
-    assert {thought for _, _, thought in FAMILIES} | {"kimi-vl"} == {*THOUGHTS, None}
+    assert {calls for _, calls, _ in FAMILIES} | {"plain"} == set(TOOL_CALL_FORMATS)
+    assert {thought for _, _, thought in FAMILIES} | {"kimi-vl"} == {*REASONING_MARKERS, None}
 
 
 @pytest.mark.parametrize(
@@ -173,19 +173,19 @@ def test_every_format_is_found() -> None:
         (["<|think|>", "<seed:think>"], None),
     ],
 )
-def test_thoughts_by_their_tokens(tokens: list[str], thought: ThoughtFormat | None) -> None:
-    assert detect(TURNS, None, tokens).thought == thought
-    assert detect(None, None, tokens) == Dialect(thought=thought)
+def test_thoughts_by_their_tokens(tokens: list[str], thought: ReasoningFormat | None) -> None:
+    assert detect_formats(TURNS, None, tokens).reasoning == thought
+    assert detect_formats(None, None, tokens) == ModelFormats(reasoning=thought)
 
 
 def test_the_template_says_more_than_the_vocabulary() -> None:
     # The first Magistral thinks in <think>, and its vocabulary has tokens for another mark.
-    assert detect(MISTRAL + "<think>", None, ["[THINK]"]).thought == "think"
+    assert detect_formats(MISTRAL + "<think>", None, ["[THINK]"]).reasoning == "think"
 
 
 def test_an_earlier_turn_s_thought_is_taken_away() -> None:
     template = TURNS + "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
-    assert detect(template, None, ()).thought == "think"
+    assert detect_formats(template, None, ()).reasoning == "think"
 
 
 @pytest.mark.parametrize(
@@ -201,27 +201,31 @@ def test_an_earlier_turn_s_thought_is_taken_away() -> None:
     ],
 )
 def test_templates_that_get_our_own_words(template: str | None) -> None:
-    assert detect(template, None, ["<tool_call>"]) == Dialect(calls="plain", knows_tools=False)
+    assert detect_formats(template, None, ["<tool_call>"]) == ModelFormats(tool_calls="plain", supports_tools=False)
 
 
 def test_a_template_of_its_own_for_tools() -> None:
-    assert detect(TURNS, HERMES, ()) == Dialect(calls="hermes", knows_tools=True)
-    assert detect(TURNS, HERMES.replace(TOOLS, ""), ()) == Dialect()
+    assert detect_formats(TURNS, HERMES, ()) == ModelFormats(tool_calls="hermes", supports_tools=True)
+    assert detect_formats(TURNS, HERMES.replace(TOOLS, ""), ()) == ModelFormats()
 
 
 def test_tools_may_be_set_by_the_template_too() -> None:
-    assert takes_tools("{% if custom %}{% set tools = custom %}{% endif %}{{ tools }}", None)
-    assert not takes_tools("{% set tools = [] %}{{ tools }}", None)
+    assert accepts_tools("{% if custom %}{% set tools = custom %}{% endif %}{{ tools }}", None)
+    assert not accepts_tools("{% set tools = [] %}{{ tools }}", None)
 
 
 def test_an_administrator_knows_better() -> None:
-    assert choose(QWEN3, None, ()) == detect(QWEN3, None, ())
-    assert choose(QWEN3, None, (), calls="glm", thought="mistral") == Dialect(
-        calls="glm", thought="mistral", knows_tools=True
+    assert resolve_formats(QWEN3, None, ()) == detect_formats(QWEN3, None, ())
+    assert resolve_formats(QWEN3, None, (), tool_calls="glm", reasoning="mistral") == ModelFormats(
+        tool_calls="glm", reasoning="mistral", supports_tools=True
     )
-    assert choose(QWEN3, None, (), thought="none") == Dialect(calls="hermes", knows_tools=True)
-    assert choose(QWEN3, None, (), calls="plain").knows_tools is False
+    assert resolve_formats(QWEN3, None, (), reasoning="none") == ModelFormats(tool_calls="hermes", supports_tools=True)
+    assert resolve_formats(QWEN3, None, (), tool_calls="plain").supports_tools is False
     # A format that could not be told from the template, which takes tools all the same.
     unknown = TOOLS + "<TOOLCALL>"
-    assert choose(unknown, None, (), calls="hermes") == Dialect(calls="hermes", knows_tools=True)
-    assert choose(TURNS, None, (), calls="hermes") == Dialect(calls="hermes", knows_tools=False)
+    assert resolve_formats(unknown, None, (), tool_calls="hermes") == ModelFormats(
+        tool_calls="hermes", supports_tools=True
+    )
+    assert resolve_formats(TURNS, None, (), tool_calls="hermes") == ModelFormats(
+        tool_calls="hermes", supports_tools=False
+    )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from syringa.prompt.chat.plain_tools import with_tools, without_calls
-from syringa.prompt.chat.tools import Tool, ToolUse, preamble
+from syringa.prompt.chat.tools import Tool, ToolUse, tools_preamble
 
 USE = ToolUse(tools=[Tool(name="f")], mode="auto", callable=frozenset({"f"}))
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": "ü"}}}
@@ -35,7 +35,7 @@ def test_results_and_what_is_said_after_them_are_one_message() -> None:
 
 
 def test_where_the_tools_stand() -> None:
-    told = preamble(USE)
+    told = tools_preamble(USE)
     system = {"role": "system", "content": "Be kind."}
     said = [{"role": "assistant", "content": "Hello."}, user("hi")]
     told_of = with_tools([system, *said], USE, takes_system=True)

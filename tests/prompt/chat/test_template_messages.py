@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from syringa.errors import InvalidRequest
-from syringa.output_formats import THOUGHTS
-from syringa.prompt.chat.template import ChatTemplate, opens_thought
+from syringa.output_formats import REASONING_MARKERS
+from syringa.prompt.chat.template import ChatTemplate, opens_reasoning
 from tests.prompt.chat.test_template import CALL, CHATML, INSTRUCT, SPECIAL, TOOL, TOOLS
 
 # What a vision model's template does with parts, and one that takes nothing else.
@@ -174,4 +174,4 @@ def test_arguments_of_calls_are_objects() -> None:
     ],
 )
 def test_a_prompt_may_open_a_thought(prompt: str, format: Any, opened: bool) -> None:
-    assert opens_thought(prompt, THOUGHTS[format]) is opened
+    assert opens_reasoning(prompt, REASONING_MARKERS[format]) is opened

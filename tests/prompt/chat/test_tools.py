@@ -5,8 +5,17 @@ from typing import Any
 
 import pytest
 
-from syringa.prompt.chat.tools import Tool, closed, describe, preamble
-from tests.prompt.grammar.matching import STRICT, TIME, WEATHER, byte_tokenizer, call_grammar, follows, spelling_of, use
+from syringa.prompt.chat.tools import Tool, close_schema, tool_definition, tools_preamble
+from tests.prompt.grammar.matching import (
+    STRICT,
+    TIME,
+    WEATHER,
+    byte_tokenizer,
+    call_grammar,
+    follows,
+    lark_vocabulary,
+    use,
+)
 
 GOOD = '<tool_call>{"name": "weather", "arguments": {"city": "Paris", "days": 3}}</tool_call>'
 LOOSE = '<tool_call>{"name": "weather", "arguments": {"town": 1}}</tool_call>'
@@ -78,12 +87,12 @@ def test_marks_that_are_tokens(mode: str) -> None:
         grammar = call_grammar(use(mode), "plain", tokenizer)
         assert follows(grammar, f"{GOOD}\n{NOW}", tokenizer)
         assert not follows(grammar, f"{GOOD}\n{NOW[:-3]}", tokenizer)
-    assert spelling_of(byte_tokenizer("<tool_call>")).is_special("<tool_call>")
+    assert lark_vocabulary(byte_tokenizer("<tool_call>")).is_special("<tool_call>")
 
 
 def test_names_and_schemas_cannot_break_out_of_the_grammar() -> None:
     odd = {"type": "object", "properties": {'"\n}| /x/ %json': {"const": '</tool_call>"\n\\'}}, "required": []}
-    grammar = call_grammar(use("required", Tool(name="f-1_", parameters=odd, schema=closed(odd)), names="f-1_"))
+    grammar = call_grammar(use("required", Tool(name="f-1_", parameters=odd, schema=close_schema(odd)), names="f-1_"))
     arguments = json.dumps({'"\n}| /x/ %json': '</tool_call>"\n\\'})
     assert follows(grammar, f'<tool_call>{{"name": "f-1_", "arguments": {arguments}}}</tool_call>')
 
@@ -92,31 +101,31 @@ def test_closed_parts() -> None:
     inner: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
     shut = {**inner, "additionalProperties": False}
     ref = {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": inner}}
-    assert closed(ref)["$defs"] == {"a": shut}
-    assert closed({"anyOf": [inner, {"type": "null"}]}) == {"anyOf": [shut, {"type": "null"}]}
+    assert close_schema(ref)["$defs"] == {"a": shut}
+    assert close_schema({"anyOf": [inner, {"type": "null"}]}) == {"anyOf": [shut, {"type": "null"}]}
     # What is joined with something else stays as it is.
     for joined in ({"oneOf": [inner, inner]}, {"allOf": [inner, inner]}, {"anyOf": [inner], "properties": {}}):
-        assert closed(joined) == joined
+        assert close_schema(joined) == joined
     both = {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": inner, "b": inner}}
-    assert closed(both) == both
+    assert close_schema(both) == both
 
 
 def test_closed() -> None:
     inner = {"type": "object", "properties": {"x": {}}}
-    assert closed(inner) == {**inner, "additionalProperties": False}
-    assert closed({"type": "object"}) == {"type": "object"}
-    assert closed({**inner, "additionalProperties": True})["additionalProperties"] is True
-    assert closed({**inner, "allOf": [inner]}) == {**inner, "allOf": [inner]}
-    assert closed({**inner, "required": ["y"]}) == {**inner, "required": ["y"]}
-    nested = closed({"properties": {"a": {"type": "array", "items": inner}}})
+    assert close_schema(inner) == {**inner, "additionalProperties": False}
+    assert close_schema({"type": "object"}) == {"type": "object"}
+    assert close_schema({**inner, "additionalProperties": True})["additionalProperties"] is True
+    assert close_schema({**inner, "allOf": [inner]}) == {**inner, "allOf": [inner]}
+    assert close_schema({**inner, "required": ["y"]}) == {**inner, "required": ["y"]}
+    nested = close_schema({"properties": {"a": {"type": "array", "items": inner}}})
     assert nested["properties"]["a"]["items"]["additionalProperties"] is False
 
 
 def test_the_preamble_names_what_there_is_and_depends_on_the_tools_alone() -> None:
-    text = preamble(use())
+    text = tools_preamble(use())
     for tool in (WEATHER, TIME):
-        assert json.dumps(describe(tool)["function"]) in text
+        assert json.dumps(tool_definition(tool)["function"]) in text
     assert "<tool_call>" in text
     assert text.endswith("\n\n")
-    assert preamble(use("auto", names="time")) == text
-    assert describe(TIME)["function"]["parameters"]["type"] == "object"
+    assert tools_preamble(use("auto", names="time")) == text
+    assert tool_definition(TIME)["function"]["parameters"]["type"] == "object"

@@ -10,12 +10,12 @@ import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from syringa.grammar import lower
-from syringa.output_formats import CallFormat
-from syringa.prompt.chat.tools import Tool, ToolUse, closed
-from syringa.prompt.grammar.answer import answer_grammar
-from syringa.prompt.grammar.lark import Spelling
-from syringa.prompt.grammar.validation import validate
+from syringa.grammar import to_llguidance
+from syringa.output_formats import ToolCallFormat
+from syringa.prompt.chat.tools import Tool, ToolUse, close_schema
+from syringa.prompt.grammar.lark import LarkVocabulary
+from syringa.prompt.grammar.output_grammar import build_output_grammar
+from syringa.prompt.grammar.validation import validate_grammar
 from syringa.types import Grammar
 
 SCHEMA: dict[str, Any] = {
@@ -24,8 +24,8 @@ SCHEMA: dict[str, Any] = {
     "required": ["city"],
     "$defs": {"city": {"type": "string", "maxLength": 12}},
 }
-WEATHER = Tool(name="weather", description="Tells it.", parameters=SCHEMA, schema=closed(SCHEMA))
-STRICT = Tool(name="weather", parameters=SCHEMA, schema=closed(SCHEMA), strict=True)
+WEATHER = Tool(name="weather", description="Tells it.", parameters=SCHEMA, schema=close_schema(SCHEMA))
+STRICT = Tool(name="weather", parameters=SCHEMA, schema=close_schema(SCHEMA), strict=True)
 TIME = Tool(name="time")
 
 
@@ -45,19 +45,21 @@ def byte_tokenizer(*special: str, plain: tuple[str, ...] = ()) -> tokenizers.Tok
     return tokenizer
 
 
-def spelling_of(tokenizer: tokenizers.Tokenizer) -> Spelling:
+def lark_vocabulary(tokenizer: tokenizers.Tokenizer) -> LarkVocabulary:
     """As `prompt.tokenizer.Tokenizer` has it."""
     added = tokenizer.get_added_tokens_decoder().items()
-    return Spelling({each.content: id_ for id_, each in added if each.special or re.fullmatch("<.*>", each.content)})
+    return LarkVocabulary(
+        {each.content: id_ for id_, each in added if each.special or re.fullmatch("<.*>", each.content)}
+    )
 
 
 def call_grammar(
-    tools: ToolUse, format: CallFormat = "plain", tokenizer: tokenizers.Tokenizer | None = None
+    tools: ToolUse, format: ToolCallFormat = "plain", tokenizer: tokenizers.Tokenizer | None = None
 ) -> Grammar:
     """What a model that does not think may write; a grammar that compiles."""
-    grammar = answer_grammar(spelling_of(tokenizer or byte_tokenizer()), tools=tools, format=format)
+    grammar = build_output_grammar(lark_vocabulary(tokenizer or byte_tokenizer()), tools=tools, tool_call_format=format)
     assert grammar is not None
-    validate(grammar)
+    validate_grammar(grammar)
     return grammar
 
 
@@ -65,7 +67,7 @@ def follows(grammar: Grammar, text: str, tokenizer: tokenizers.Tokenizer | None 
     """Whether a text can be written under the grammar, and end there."""
     tokenizer = tokenizer or byte_tokenizer()
     matcher = LLMatcher(
-        LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id("<eos>")), lower(grammar), log_level=0
+        LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id("<eos>")), to_llguidance(grammar), log_level=0
     )
     assert not matcher.is_error(), matcher.get_error()
     tokens = tokenizer.encode(text).ids

@@ -9,19 +9,19 @@ import pytest
 
 from syringa.errors import EngineOverloaded, InvalidRequest
 from syringa.prompt.grammar import compile_pool
-from syringa.prompt.grammar.compile_pool import Workshop, in_workshop
+from syringa.prompt.grammar.compile_pool import CompilePool, run_in_compile_pool
 
 
 async def test_results_and_errors_come_back() -> None:
     def refuse() -> None:
         raise InvalidRequest("no", param="x")
 
-    assert await in_workshop(lambda: threading.current_thread().name) in ("compiling-0", "compiling-1")
+    assert await run_in_compile_pool(lambda: threading.current_thread().name) in ("compiling-0", "compiling-1")
     with pytest.raises(InvalidRequest) as caught:
-        await in_workshop(refuse, "field")
+        await run_in_compile_pool(refuse, "field")
     assert caught.value.param == "x"
     with pytest.raises(RecursionError):
-        await in_workshop(_endless)
+        await run_in_compile_pool(_endless)
 
 
 def _endless() -> None:
@@ -29,11 +29,11 @@ def _endless() -> None:
 
 
 async def test_a_slow_one_is_answered_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_pool, "_workshop", Workshop(threads=2, seconds=1))
+    monkeypatch.setattr(compile_pool, "_workshop", CompilePool(threads=2, seconds=1))
     release = threading.Event()
-    slow = asyncio.create_task(in_workshop(lambda: release.wait(60), "tools"))
+    slow = asyncio.create_task(run_in_compile_pool(lambda: release.wait(60), "tools"))
     await asyncio.sleep(0)
-    assert await in_workshop(lambda: 1) == 1
+    assert await run_in_compile_pool(lambda: 1) == 1
     assert await asyncio.to_thread(lambda: 2) == 2
     with pytest.raises(InvalidRequest, match="takes too long to compile") as caught:
         await slow
@@ -42,7 +42,7 @@ async def test_a_slow_one_is_answered_and_others_go_on(monkeypatch: pytest.Monke
 
 
 async def test_what_has_no_room_or_no_turn_is_told_to_come_again() -> None:
-    workshop = Workshop(threads=1, waiting=2, seconds=0.3)
+    workshop = CompilePool(threads=1, waiting=2, seconds=0.3)
     release = threading.Event()
     began = threading.Event()
 

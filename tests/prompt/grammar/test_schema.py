@@ -9,9 +9,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from syringa.errors import InvalidRequest
-from syringa.grammar import lower, parser_limits
-from syringa.prompt.grammar.schema import FORMATS, KNOWN, UNENFORCED, enforceable
-from syringa.prompt.grammar.validation import validate
+from syringa.grammar import parser_limits, to_llguidance
+from syringa.prompt.grammar.schema import FORMATS, KNOWN, UNENFORCED, enforceable_schema
+from syringa.prompt.grammar.validation import validate_grammar
 from syringa.types import Grammar
 
 VALUES: dict[str, Any] = {
@@ -36,7 +36,7 @@ OTHER_FORMATS = (
 
 def compiles(schema: Any) -> bool:
     try:
-        validate(Grammar("json_schema", json.dumps(schema)))
+        validate_grammar(Grammar("json_schema", json.dumps(schema)))
     except InvalidRequest:
         return False
     return True
@@ -44,7 +44,7 @@ def compiles(schema: Any) -> bool:
 
 def allows(schema: Any, value: Any) -> bool:
     """Whether the grammar of the schema takes the value as text."""
-    text = lower(Grammar("json_schema", json.dumps(schema)))
+    text = to_llguidance(Grammar("json_schema", json.dumps(schema)))
     matcher = LLMatcher(LLTokenizer("byte"), text, limits=parser_limits())
     assert not matcher.get_error()
     tokens = list(json.dumps(value, separators=(",", ":")).encode())
@@ -65,7 +65,7 @@ def test_known_formats_compile(name: str) -> None:
 def test_other_formats_do_not(name: str) -> None:
     schema = {"type": "string", "format": name}
     assert not compiles(schema)
-    assert enforceable(schema) == ({"type": "string"}, [".format"], [])
+    assert enforceable_schema(schema) == ({"type": "string"}, [".format"], [])
 
 
 ENFORCED: list[tuple[dict[str, Any], Any, Any]] = [
@@ -102,7 +102,7 @@ ENFORCED: list[tuple[dict[str, Any], Any, Any]] = [
 
 @pytest.mark.parametrize(("schema", "good", "bad"), ENFORCED, ids=lambda value: str(value)[:50])
 def test_the_rest_is_kept_and_enforced(schema: dict[str, Any], good: Any, bad: Any) -> None:
-    kept, left_out, unknown = enforceable(schema)
+    kept, left_out, unknown = enforceable_schema(schema)
     assert (kept, left_out, unknown) == (schema, [], [])
     assert allows(kept, good)
     assert not allows(kept, bad)
@@ -148,7 +148,7 @@ LEFT_OUT: list[tuple[Any, list[str]]] = [
 def test_what_cannot_be_enforced_is_left_out_and_named(schema: Any, paths: list[str]) -> None:
     before = json.dumps(schema)
     assert not compiles(schema)
-    kept, left_out, unknown = enforceable(schema)
+    kept, left_out, unknown = enforceable_schema(schema)
     assert (left_out, unknown) == (paths, [])
     assert compiles(kept)
     assert json.dumps(schema) == before
@@ -174,7 +174,7 @@ def test_what_cannot_be_enforced_is_left_out_and_named(schema: Any, paths: list[
     ids=str,
 )
 def test_what_binds_nothing_is_not_named(schema: Any) -> None:
-    kept, left_out, unknown = enforceable(schema)
+    kept, left_out, unknown = enforceable_schema(schema)
     assert (left_out, unknown) == ([], [])
     assert compiles(kept)
 
@@ -182,7 +182,7 @@ def test_what_binds_nothing_is_not_named(schema: Any) -> None:
 def test_only_the_one_of_that_overlaps_is_loosened() -> None:
     apart = {"oneOf": [{"type": "integer"}, {"type": "string"}]}
     over = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
-    kept, left_out, _ = enforceable({"properties": {"a": apart, "b": over, "c": apart}})
+    kept, left_out, _ = enforceable_schema({"properties": {"a": apart, "b": over, "c": apart}})
     assert left_out == [".properties.b.oneOf"]
     assert kept["properties"]["a"] == apart
     assert kept["properties"]["b"] == {"anyOf": over["oneOf"]}
@@ -190,13 +190,13 @@ def test_only_the_one_of_that_overlaps_is_loosened() -> None:
 
 def test_options_of_llguidance_are_left_out_and_named() -> None:
     inner = {"type": "object", "x-guidance": {"lenient": True}, "x-order": 1}
-    kept, left_out, unknown = enforceable({"properties": {"a": inner}, "x-guidance": {"lenient": True}})
+    kept, left_out, unknown = enforceable_schema({"properties": {"a": inner}, "x-guidance": {"lenient": True}})
     assert kept == {"properties": {"a": {"type": "object", "x-order": 1}}}
     assert (left_out, unknown) == ([".x-guidance", ".properties.a.x-guidance"], [])
 
 
 def test_unknown_words_are_named() -> None:
-    assert enforceable({"type": "object", "properties": {"a": {"nullable": True}}, "requried": []})[2] == [
+    assert enforceable_schema({"type": "object", "properties": {"a": {"nullable": True}}, "requried": []})[2] == [
         ".requried",
         ".properties.a.nullable",
     ]
@@ -204,7 +204,7 @@ def test_unknown_words_are_named() -> None:
 
 @pytest.mark.parametrize("schema", [True, False, {}, {"type": 5}, {"properties": 5, "items": 5, "anyOf": 5, "$ref": 5}])
 def test_odd_schemas_pass_unchanged(schema: Any) -> None:
-    assert enforceable(schema) == (schema, [], [])
+    assert enforceable_schema(schema) == (schema, [], [])
 
 
 def test_a_deep_schema_is_refused() -> None:
@@ -212,12 +212,12 @@ def test_a_deep_schema_is_refused() -> None:
     for _ in range(100_000):
         schema = {"items": schema}
     with pytest.raises(InvalidRequest):
-        enforceable(schema)
+        enforceable_schema(schema)
 
 
 def test_many_suspects_cost_little() -> None:
     names = [str(each) for each in range(4000)]
     schema = {"properties": {each: {"type": "string", "pattern": f"^(?!{each})"} for each in names}, "required": names}
-    assert len(enforceable(schema)[1]) == 4000
+    assert len(enforceable_schema(schema)[1]) == 4000
     many = {"properties": {str(each): {"oneOf": [{"type": "integer"}, {"type": "number"}]} for each in range(400)}}
-    assert len(enforceable(many)[1]) == 400
+    assert len(enforceable_schema(many)[1]) == 400

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from syringa.errors import InvalidRequest
-from syringa.prompt.grammar.schema import MOST_NODES, MOST_OPTIONAL, enforceable
+from syringa.prompt.grammar.schema import MOST_NODES, MOST_OPTIONAL, enforceable_schema
 from syringa.prompt.grammar.schema_overlap import MOST_PATTERNS
 
 MANY = range(20)
@@ -78,7 +78,7 @@ def test_patterns_that_hold_at_once_are_few(name: str) -> None:
     schema, path = TOO_MUCH[name]
     started = time.process_time()
     with pytest.raises(InvalidRequest, match=r"at most|more than") as caught:
-        enforceable(schema)
+        enforceable_schema(schema)
     assert caught.value.param == path
     assert time.process_time() - started < 0.5
 
@@ -117,7 +117,7 @@ FINE: dict[str, Any] = {
 @pytest.mark.parametrize("name", FINE)
 def test_ordinary_schemas_pass(name: str) -> None:
     before = json.dumps(FINE[name])
-    assert json.dumps(enforceable(FINE[name])[0]) == before
+    assert json.dumps(enforceable_schema(FINE[name])[0]) == before
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_ordinary_schemas_pass(name: str) -> None:
 )
 def test_what_only_leads_back_to_itself_is_refused(schema: Any, path: str) -> None:
     with pytest.raises(InvalidRequest, match="refers to itself") as caught:
-        enforceable(schema)
+        enforceable_schema(schema)
     assert caught.value.param == path
 
 
@@ -145,19 +145,19 @@ def test_large_schemas_are_counted_first() -> None:
     nodes = {"properties": {each: {"type": "string"} for each in names}, "required": names}
     started = time.process_time()
     with pytest.raises(InvalidRequest, match="400 properties can be optional, got 10000") as caught:
-        enforceable(optional)
+        enforceable_schema(optional)
     assert caught.value.param == ".items.properties"
     with pytest.raises(InvalidRequest, match="more than 5000 parts"):
-        enforceable(nodes)
+        enforceable_schema(nodes)
     assert time.process_time() - started < 5
 
 
-def test_paths_are_spelt_only_for_those_who_read_them() -> None:
+def test_paths_are_spelled_only_for_those_who_read_them() -> None:
     name = "n" * 1000
     schema: dict[str, Any] = {"not": {}}
     for _ in range(30):
         schema = record(**{name: schema})
-    path = enforceable(schema)[1][0]
+    path = enforceable_schema(schema)[1][0]
     assert path.startswith(f".properties.{name[:63]}…")
     assert len(path) < 3000
 
@@ -174,5 +174,5 @@ def test_paths_are_spelt_only_for_those_who_read_them() -> None:
 def test_other_excesses_end_soon(schema: Any) -> None:
     started = time.process_time()
     with contextlib.suppress(InvalidRequest):
-        enforceable(schema)
+        enforceable_schema(schema)
     assert time.process_time() - started < 3

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
 from syringa.modelfiles import ModelDescription
-from syringa.prompt.tokens.fim import find_fill_in
+from syringa.prompt.tokens.fim import find_fim_format
 from syringa.prompt.tokens.tokenizer import Tokenizer
 from tests.prompt.chat.test_tools import byte_tokenizer
 
@@ -46,7 +46,7 @@ def sentencepiece(names: tuple[str, ...]) -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "spelt", "ends"),
+    ("tokenizer", "spelled", "ends"),
     [
         (byte_level(STARCODER, special=True), "<fim_prefix>ab<fim_suffix>cd<fim_middle>", STARCODER),
         (byte_level(QWEN, special=False), "<|fim_prefix|>ab<|fim_suffix|>cd<|fim_middle|>", QWEN),
@@ -60,11 +60,11 @@ def sentencepiece(names: tuple[str, ...]) -> Tokenizer:
     ],
     ids=["starcoder", "qwen", "deepseek", "codellama", "codestral"],
 )
-def test_families(tokenizer: Tokenizer, spelt: str, ends: tuple[str, ...]) -> None:
-    fill = find_fill_in(tokenizer)
+def test_families(tokenizer: Tokenizer, spelled: str, ends: tuple[str, ...]) -> None:
+    fill = find_fim_format(tokenizer)
     assert fill is not None
     built = fill.build(tokenizer.encode("ab"), fill.encode_suffix("cd"))
-    assert b"".join(map(tokenizer.token_bytes, built.tokens)).decode() == spelt
+    assert b"".join(map(tokenizer.token_bytes, built.tokens)).decode() == spelled
     own = built.tokens[built.before : len(built.tokens) - built.after]
     assert own == tokenizer.encode("ab", add_special=False)
     assert fill.ends == {tokenizer.token_id(name) for name in ends}
@@ -75,7 +75,7 @@ def test_families(tokenizer: Tokenizer, spelt: str, ends: tuple[str, ...]) -> No
 @pytest.mark.parametrize("tokenizer", [byte_level(STARCODER, special=True), sentencepiece(CODELLAMA)])
 @pytest.mark.parametrize("suffix", ["", " c", "c", "\n  d", "é"])
 def test_a_suffix_is_kept_to_the_byte(tokenizer: Tokenizer, suffix: str) -> None:
-    fill = find_fill_in(tokenizer)
+    fill = find_fim_format(tokenizer)
     assert fill is not None
     built = fill.build([], fill.encode_suffix(suffix))
     tokens = built.tokens[len(built.tokens) - built.after + 1 : -1]
@@ -84,7 +84,7 @@ def test_a_suffix_is_kept_to_the_byte(tokenizer: Tokenizer, suffix: str) -> None
 
 def test_ids_without_the_start_token_get_it() -> None:
     tokenizer = sentencepiece(CODESTRAL)
-    fill = find_fill_in(tokenizer)
+    fill = find_fim_format(tokenizer)
     assert fill is not None
     with_start, bare = tokenizer.encode("ab"), tokenizer.encode("ab", add_special=False)
     assert fill.build(with_start, [7]) == fill.build(bare, [7])
@@ -92,4 +92,4 @@ def test_ids_without_the_start_token_get_it() -> None:
 
 @pytest.mark.parametrize("names", [(), STARCODER[:2], QWEN[1:], CODELLAMA[1:], ("[SUFFIX]",)])
 def test_models_that_cannot(names: tuple[str, ...]) -> None:
-    assert find_fill_in(byte_level(names, special=True)) is None
+    assert find_fim_format(byte_level(names, special=True)) is None

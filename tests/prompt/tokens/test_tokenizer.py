@@ -14,6 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from syringa.modelfiles import ModelDescription, ModelFiles, locate
 from syringa.modelfiles.tokenizer import tokenizer_from_gguf
 from syringa.prompt.tokens.tokenizer import Tokenizer
+from tests.tiers import examples
 
 DATA = Path(__file__).parents[2] / "data"
 TEXTS: list[str] = json.loads((DATA / "tokenizer_smollm2.json").read_text())["texts"]
@@ -41,7 +42,7 @@ def spm() -> Tokenizer:
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="▁")))  # which SentencePiece writes for a space
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_decode_undoes_encode(smollm2: Tokenizer, spm: Tokenizer, text: str) -> None:
     for tokenizer in (smollm2, spm):
         if all(bytes([byte]) in tokenizer.bytes_table for byte in text.encode()):  # SmolLM2 lacks some rare bytes

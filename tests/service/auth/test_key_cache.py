@@ -12,14 +12,13 @@ import pytest
 
 from syringa.errors import StartupError, StoreUnavailable, SyringaError, Unauthorized
 from syringa.service.auth import key_cache as module
-from syringa.service.auth.caller import ANYONE, Caller, Rates
-from syringa.service.auth.key_cache import Keyring, usable
-from syringa.service.auth.keys import digest, mint
+from syringa.service.auth.key_cache import ApiKeyCache, usable
+from syringa.service.auth.keys import ANONYMOUS, Caller, RateLimits, digest, mint
 from syringa.store import ApiKey, Store, migrations
+from tests.store.helpers import START, Clock, read, write
 from tests.store.postgres import Postgres
-from tests.store.things import START, Clock
 
-DEFAULTS = Rates(requests_per_minute=200, tokens_per_minute=1000, concurrent=8)
+DEFAULTS = RateLimits(requests_per_minute=200, tokens_per_minute=1000, concurrent=8)
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +38,8 @@ async def store(database: str, clock: Clock) -> AsyncIterator[Store]:
 
 
 @asynccontextmanager
-async def running(store: Store, *static: str, **changes: Any) -> AsyncIterator[Keyring]:
-    ring = Keyring(store, static, DEFAULTS, **changes)
+async def running(store: Store, *static: str, **changes: Any) -> AsyncIterator[ApiKeyCache]:
+    ring = ApiKeyCache(store, static, DEFAULTS, **changes)
     await ring.start()
     try:
         yield ring
@@ -48,9 +47,9 @@ async def running(store: Store, *static: str, **changes: Any) -> AsyncIterator[K
         await ring.close()
 
 
-async def add(store: Store, organisation: str = "acme", **changes: Any) -> tuple[str, ApiKey]:
-    key, kept = mint(organisation, **({"now": START} | changes))
-    assert await store.keys.create(kept)
+async def add(store: Store, organization: str = "acme", **changes: Any) -> tuple[str, ApiKey]:
+    key, kept = mint(organization, **({"now": START} | changes))
+    assert await write(store).keys.create(kept)
     return f"Bearer {key}", kept
 
 
@@ -62,7 +61,7 @@ async def until(condition: Callable[[], Any]) -> None:
     raise AssertionError("it did not come about")
 
 
-def failure(ring: Keyring, header: str | bytes | None) -> SyringaError | None:
+def failure(ring: ApiKeyCache, header: str | bytes | None) -> SyringaError | None:
     try:
         ring.find(header)
     except SyringaError as error:
@@ -70,7 +69,7 @@ def failure(ring: Keyring, header: str | bytes | None) -> SyringaError | None:
     return None
 
 
-def refused(ring: Keyring, header: str | bytes | None) -> str:
+def refused(ring: ApiKeyCache, header: str | bytes | None) -> str:
     """The reason, or nothing."""
     error = failure(ring, header)
     if error is None:
@@ -80,39 +79,39 @@ def refused(ring: Keyring, header: str | bytes | None) -> str:
     return error.message
 
 
-def unavailable(ring: Keyring, header: str | None = "Bearer x") -> bool:
+def unavailable(ring: ApiKeyCache, header: str | None = "Bearer x") -> bool:
     error = failure(ring, header)
     return isinstance(error, StoreUnavailable) and error.status == 503 and bool(error.retry_after)
 
 
 async def test_a_stored_key(store: Store) -> None:
-    header, kept = await add(store, models=["m"], rates=Rates(concurrent=2), admin=True)
+    header, kept = await add(store, models=["m"], rates=RateLimits(concurrent=2), admin=True)
     other, theirs = await add(store, "other")
-    await store.organisations.set("acme", requests_per_minute=0, tokens_per_minute=7)
+    await write(store).organizations.set_limits("acme", requests_per_minute=0, tokens_per_minute=7)
     async with running(store) as ring:
         assert ring.required
         expected = Caller(
-            organisation="acme",
+            organization="acme",
             key=kept.id,
             admin=True,
             models=frozenset({"m"}),
-            rates=Rates(requests_per_minute=0, tokens_per_minute=7, concurrent=8),
-            key_rates=Rates(concurrent=2),
+            rates=RateLimits(requests_per_minute=0, tokens_per_minute=7, concurrent=8),
+            key_rates=RateLimits(concurrent=2),
         )
         assert ring.find(header) == expected
         assert ring.find(header.encode()) == expected
         assert ring.find("bearer  " + header.removeprefix("Bearer ") + " ") == expected
-        assert ring.find(other) == Caller(organisation="other", key=theirs.id, rates=DEFAULTS)
+        assert ring.find(other) == Caller(organization="other", key=theirs.id, rates=DEFAULTS)
 
 
 async def test_a_key_of_the_settings(store: Store) -> None:
     header, _ = await add(store)
     async with running(store, "open sesame", "x" * 600) as ring:
         hashed = digest("open sesame")
-        expected = Caller(organisation=hashed[:16], key=f"config-{hashed[:8]}", rates=DEFAULTS)
+        expected = Caller(organization=hashed[:16], key=f"config-{hashed[:8]}", rates=DEFAULTS)
         assert ring.find("Bearer open sesame") == expected
-        assert ring.find("Bearer " + "x" * 600).organisation == digest("x" * 600)[:16]
-        assert ring.find(header).organisation == "acme"
+        assert ring.find("Bearer " + "x" * 600).organization == digest("x" * 600)[:16]
+        assert ring.find(header).organization == "acme"
         assert refused(ring, "Bearer open sesam")
 
 
@@ -148,7 +147,7 @@ async def test_an_expired_key_is_refused_from_its_second_on(store: Store, clock:
     header, _ = await add(store, expires_at=START + 10)
     async with running(store, clock=clock) as ring:
         clock.now = START + 9.9
-        assert ring.find(header).organisation == "acme"
+        assert ring.find(header).organization == "acme"
         clock.now = START + 10.0
         assert "expired" in refused(ring, header)
 
@@ -156,14 +155,14 @@ async def test_an_expired_key_is_refused_from_its_second_on(store: Store, clock:
 async def test_keys_come_and_go_while_it_runs(store: Store, database: str) -> None:
     async with running(store) as ring, Store(database) as elsewhere:
         assert not ring.required
-        assert ring.find("Bearer anything") is ring.find(None) is ANYONE
+        assert ring.find("Bearer anything") is ring.find(None) is ANONYMOUS
         header, kept = await add(elsewhere)
         await until(lambda: ring.required)
         assert ring.find(header).key == kept.id
         assert "is needed" in refused(ring, None)
-        await elsewhere.organisations.set("acme", concurrent=1)
+        await write(elsewhere).organizations.set_limits("acme", concurrent=1)
         await until(lambda: ring.find(header).rates.concurrent == 1)
-        await elsewhere.keys.revoke(kept.id)
+        await write(elsewhere).keys.revoke(kept.id)
         await until(lambda: refused(ring, header))
         assert "revoked" in refused(ring, header)
         assert ring.required  # a revoked last key does not open the server
@@ -171,7 +170,7 @@ async def test_keys_come_and_go_while_it_runs(store: Store, database: str) -> No
 
 async def test_a_server_whose_keys_are_all_revoked_starts_closed(store: Store) -> None:
     _, kept = await add(store)
-    await store.keys.revoke(kept.id)
+    await write(store).keys.revoke(kept.id)
     async with running(store) as ring:
         assert ring.required
         assert refused(ring, None)
@@ -211,7 +210,7 @@ async def test_nothing_is_opened_for_a_file_that_is_not_there(tmp_path: Path, ca
             async with Store(store.location.place) as elsewhere:
                 header, _ = await add(elsewhere)
                 await until(lambda: ring.required)
-                assert ring.find(header).organisation == "acme"
+                assert ring.find(header).organization == "acme"
     assert not caplog.records
 
 
@@ -220,7 +219,7 @@ async def test_a_file_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCapt
     async with Store(str(tmp_path / "taken" / "syringa.db")) as store, running(store) as ring:
         await asyncio.sleep(0.1)
         assert not ring.required
-        assert ring.find(None) is ANYONE
+        assert ring.find(None) is ANONYMOUS
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "cannot be made" in caplog.text
 
@@ -274,7 +273,7 @@ async def test_the_last_copy_stays_in_use(
             assert ring.find(header).key == kept.id
             assert refused(ring, "Bearer unknown")
         assert len(caplog.records) == 1
-        await store.keys.revoke(kept.id)
+        await write(store).keys.revoke(kept.id)
         await until(lambda: refused(ring, header))
 
 
@@ -309,7 +308,7 @@ async def test_a_server_that_is_away_at_first(postgres: Postgres) -> None:
         url = store.location.place.replace("+psycopg", "")
     async with Store(url) as store:
         postgres.stop()
-        ring = Keyring(store)
+        ring = ApiKeyCache(store)
         try:
             await ring.start()
             assert ring.required
@@ -327,7 +326,7 @@ async def test_a_newer_database_ends_the_start(store: Store, database: str, monk
     monkeypatch.setattr(migrations, "MIGRATIONS", ())
     async with Store(database) as older:
         with pytest.raises(StartupError, match="newer Syringa"):
-            await Keyring(older).start()
+            await ApiKeyCache(older).start()
 
 
 async def test_last_use_is_written_now_and_then(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,13 +340,13 @@ async def test_last_use_is_written_now_and_then(store: Store, clock: Clock, monk
         refused(ring, expired)
 
         for _ in range(3000):
-            found = await store.keys.get(kept.id)
+            found = await read(store).keys.get(kept.id)
             assert found is not None
             if found.last_used_at:
                 break
             await asyncio.sleep(0.01)
         assert found.last_used_at == START + 5
-    unused = await store.keys.get(old.id)
+    unused = await read(store).keys.get(old.id)
     assert unused is not None
     assert unused.last_used_at is None
 
@@ -361,7 +360,7 @@ async def test_last_use_is_written_at_the_end(store: Store, clock: Clock, monkey
             broken.setattr(type(store.keys), "touch", away)
             with pytest.raises(StoreUnavailable):
                 await ring._touch()  # what could not be written is not forgotten
-    found = await store.keys.get(kept.id)
+    found = await read(store).keys.get(kept.id)
     assert found is not None
     assert found.last_used_at == START + 5
 
@@ -369,17 +368,17 @@ async def test_last_use_is_written_at_the_end(store: Store, clock: Clock, monkey
 async def test_a_store_that_is_closed_first_does_no_harm(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "syringa.db"))
     header, _ = await add(store)
-    ring = Keyring(store)
+    ring = ApiKeyCache(store)
     await ring.start()
     ring.find(header)
     await store.close()
     await ring.close()
-    await Keyring(store).close()  # and one that was never started
+    await ApiKeyCache(store).close()  # and one that was never started
 
 
 async def test_whether_a_store_lets_anybody_in(store: Store, clock: Clock) -> None:
     assert not await usable(store)
     _, kept = await add(store)
     assert await usable(store)
-    await store.keys.revoke(kept.id)
+    await write(store).keys.revoke(kept.id)
     assert not await usable(store)

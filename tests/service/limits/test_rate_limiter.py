@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syringa.errors import RateLimited
-from syringa.service.auth.caller import ANYONE, Caller, Rates
-from syringa.service.limits.rate_limiter import Limiter, duration
-from syringa.service.limits.shared_table import Windows
-from tests.service.limits.test_slot import Clock
+from syringa.service.auth.keys import ANONYMOUS, Caller, RateLimits
+from syringa.service.limits.rate_limiter import RateLimiter, duration
+from syringa.service.limits.shared_table import SharedRateTable
+from tests.service.limits.test_rate_slot import Clock
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def limiter(clock: Clock) -> Limiter:
-    return Limiter(clock=clock)
+def limiter(clock: Clock) -> RateLimiter:
+    return RateLimiter(clock=clock)
 
 
 def caller(
@@ -31,15 +31,15 @@ def caller(
     tokens: int = 0,
     concurrent: int = 0,
     *,
-    of_key: Rates = Rates(),
-    organisation: str = "acme",
+    of_key: RateLimits = RateLimits(),
+    organization: str = "acme",
     key: str = "k_1",
 ) -> Caller:
-    rates = Rates(requests_per_minute=requests, tokens_per_minute=tokens, concurrent=concurrent)
-    return Caller(organisation=organisation, key=key, rates=rates, key_rates=of_key)
+    rates = RateLimits(requests_per_minute=requests, tokens_per_minute=tokens, concurrent=concurrent)
+    return Caller(organization=organization, key=key, rates=rates, key_rates=of_key)
 
 
-def attempt(limiter: Limiter, who: Caller) -> float:
+def attempt(limiter: RateLimiter, who: Caller) -> float:
     """How long it is told to wait. 0: it is admitted."""
     try:
         limiter.enter(who)
@@ -48,11 +48,11 @@ def attempt(limiter: Limiter, who: Caller) -> float:
     return 0.0
 
 
-def admitted(limiter: Limiter, who: Caller, tries: int = 1) -> int:
+def admitted(limiter: RateLimiter, who: Caller, tries: int = 1) -> int:
     return sum(not attempt(limiter, who) for _ in range(tries))
 
 
-def refusal(limiter: Limiter, who: Caller) -> RateLimited:
+def refusal(limiter: RateLimiter, who: Caller) -> RateLimited:
     with pytest.raises(RateLimited) as caught:
         limiter.enter(who)
     return caught.value
@@ -63,12 +63,12 @@ def named(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return {name.decode().removeprefix("x-ratelimit-"): value.decode() for name, value in headers}
 
 
-def test_as_many_as_the_limit_and_not_one_more(limiter: Limiter, clock: Clock) -> None:
+def test_as_many_as_the_limit_and_not_one_more(limiter: RateLimiter, clock: Clock) -> None:
     clock.now = 1000.5
     assert admitted(limiter, caller(3), 5) == 3
     error = refusal(limiter, caller(3))
     assert (error.status, error.type, error.code) == (429, "rate_limit_error", "rate_limit_exceeded")
-    assert error.message == "The organisation's limit of 3 requests per minute is reached. Try again in 60 s."
+    assert error.message == "The organization's limit of 3 requests per minute is reached. Try again in 60 s."
     assert error.retry_after == 60.0
     clock.now = 1060.4999995
     assert refusal(limiter, caller(3)).retry_after == 0.000001
@@ -76,7 +76,7 @@ def test_as_many_as_the_limit_and_not_one_more(limiter: Limiter, clock: Clock) -
     assert admitted(limiter, caller(3), 5) == 3
 
 
-def test_the_window_slides(limiter: Limiter, clock: Clock) -> None:
+def test_the_window_slides(limiter: RateLimiter, clock: Clock) -> None:
     for second in range(4):
         clock.now = 1000.25 + 10 * second
         assert admitted(limiter, caller(4)) == 1
@@ -86,7 +86,7 @@ def test_the_window_slides(limiter: Limiter, clock: Clock) -> None:
         assert admitted(limiter, caller(4), 2) == 1
 
 
-def test_who_waits_as_long_as_told_is_admitted(limiter: Limiter, clock: Clock) -> None:
+def test_who_waits_as_long_as_told_is_admitted(limiter: RateLimiter, clock: Clock) -> None:
     for clock.now in (1000.1, 1003.7, 1003.9, 1029.0):
         limiter.enter(caller(4))
         limiter.charge(caller(4, 100), 30)
@@ -97,7 +97,7 @@ def test_who_waits_as_long_as_told_is_admitted(limiter: Limiter, clock: Clock) -
     limiter.enter(caller(4, 100))
 
 
-def test_what_is_refused_does_not_count(limiter: Limiter, clock: Clock) -> None:
+def test_what_is_refused_does_not_count(limiter: RateLimiter, clock: Clock) -> None:
     limiter.enter(caller(1))
     for _ in range(50):
         clock.now += 1
@@ -106,32 +106,32 @@ def test_what_is_refused_does_not_count(limiter: Limiter, clock: Clock) -> None:
     limiter.enter(caller(1))
 
 
-def test_a_key_is_counted_apart_and_in_its_organisation(limiter: Limiter) -> None:
-    one = caller(5, of_key=Rates(requests_per_minute=3), key="one")
-    two = caller(5, of_key=Rates(requests_per_minute=3), key="two")
+def test_a_key_is_counted_apart_and_in_its_organization(limiter: RateLimiter) -> None:
+    one = caller(5, of_key=RateLimits(requests_per_minute=3), key="one")
+    two = caller(5, of_key=RateLimits(requests_per_minute=3), key="two")
     assert admitted(limiter, one, 9) == 3
     assert "The key's limit of 3 requests per minute" in refusal(limiter, one).message
     assert admitted(limiter, two, 9) == 2
-    assert "The organisation's limit of 5 requests per minute" in refusal(limiter, two).message
+    assert "The organization's limit of 5 requests per minute" in refusal(limiter, two).message
 
 
-def test_what_one_scope_refuses_does_not_count_in_the_other(limiter: Limiter) -> None:
-    narrow = caller(5, of_key=Rates(requests_per_minute=1), key="narrow")
+def test_what_one_scope_refuses_does_not_count_in_the_other(limiter: RateLimiter) -> None:
+    narrow = caller(5, of_key=RateLimits(requests_per_minute=1), key="narrow")
     assert admitted(limiter, narrow, 50) == 1
     assert admitted(limiter, caller(5), 50) == 4
-    fresh = caller(5, of_key=Rates(requests_per_minute=1, concurrent=1), key="fresh")
+    fresh = caller(5, of_key=RateLimits(requests_per_minute=1, concurrent=1), key="fresh")
     refusal(limiter, fresh)
-    free = caller(100, of_key=Rates(requests_per_minute=1, concurrent=1), organisation="other", key="fresh")
+    free = caller(100, of_key=RateLimits(requests_per_minute=1, concurrent=1), organization="other", key="fresh")
     limiter.enter(free)
 
 
-def test_organisations_and_keys_of_one_name_are_not_the_same(limiter: Limiter) -> None:
-    assert admitted(limiter, caller(2, organisation="x", key="y"), 3) == 2
-    assert admitted(limiter, caller(2, organisation="y", key="x"), 3) == 2
-    assert admitted(limiter, caller(of_key=Rates(requests_per_minute=2), key="x"), 3) == 2
+def test_organizations_and_keys_of_one_name_are_not_the_same(limiter: RateLimiter) -> None:
+    assert admitted(limiter, caller(2, organization="x", key="y"), 3) == 2
+    assert admitted(limiter, caller(2, organization="y", key="x"), 3) == 2
+    assert admitted(limiter, caller(of_key=RateLimits(requests_per_minute=2), key="x"), 3) == 2
 
 
-def test_tokens_count_when_they_are_known(limiter: Limiter, clock: Clock) -> None:
+def test_tokens_count_when_they_are_known(limiter: RateLimiter, clock: Clock) -> None:
     who = caller(tokens=100)
     limiter.enter(who)
     limiter.enter(who)
@@ -140,7 +140,7 @@ def test_tokens_count_when_they_are_known(limiter: Limiter, clock: Clock) -> Non
     clock.now += 7
     limiter.charge(who, 1)
     error = refusal(limiter, who)
-    assert "The organisation's limit of 100 tokens per minute" in error.message
+    assert "The organization's limit of 100 tokens per minute" in error.message
     assert error.retry_after == 53.0
     clock.now += 1
     limiter.charge(who, 5000)
@@ -149,26 +149,26 @@ def test_tokens_count_when_they_are_known(limiter: Limiter, clock: Clock) -> Non
     limiter.enter(who)
 
 
-def test_tokens_are_charged_to_both(limiter: Limiter) -> None:
-    who = caller(tokens=100, of_key=Rates(tokens_per_minute=10))
+def test_tokens_are_charged_to_both(limiter: RateLimiter) -> None:
+    who = caller(tokens=100, of_key=RateLimits(tokens_per_minute=10))
     limiter.charge(who, 10)
     assert "key's limit of 10 tokens" in refusal(limiter, who).message
     limiter.charge(who, 90)
-    assert "organisation's limit of 100 tokens" in refusal(limiter, caller(tokens=100)).message
+    assert "organization's limit of 100 tokens" in refusal(limiter, caller(tokens=100)).message
 
 
 @pytest.mark.parametrize("tokens", [0, -5])
-def test_no_tokens_cost_nothing(limiter: Limiter, tokens: int) -> None:
+def test_no_tokens_cost_nothing(limiter: RateLimiter, tokens: int) -> None:
     limiter.charge(caller(tokens=1), tokens)
     limiter.enter(caller(tokens=1))
 
 
-def test_at_the_same_time(limiter: Limiter, clock: Clock) -> None:
+def test_at_the_same_time(limiter: RateLimiter, clock: Clock) -> None:
     who = caller(concurrent=2)
     first = limiter.enter(who)
     limiter.enter(who)
     error = refusal(limiter, who)
-    assert error.message == "The organisation's limit of 2 requests at the same time is reached. Try again in 1 s."
+    assert error.message == "The organization's limit of 2 requests at the same time is reached. Try again in 1 s."
     assert error.retry_after == 1.0
     clock.now += 3600  # it is no matter of time
     refusal(limiter, who)
@@ -180,7 +180,7 @@ def test_at_the_same_time(limiter: Limiter, clock: Clock) -> None:
     limiter.enter(who)
 
 
-def test_the_longest_wait_is_the_one_that_is_told(limiter: Limiter, clock: Clock) -> None:
+def test_the_longest_wait_is_the_one_that_is_told(limiter: RateLimiter, clock: Clock) -> None:
     who = caller(1, 10, 1)
     limiter.enter(who)
     clock.now += 20
@@ -191,8 +191,8 @@ def test_the_longest_wait_is_the_one_that_is_told(limiter: Limiter, clock: Clock
     assert "10 tokens per minute" in error.message
 
 
-def test_the_headers_of_what_is_left(limiter: Limiter, clock: Clock) -> None:
-    who = caller(100, 1000, of_key=Rates(requests_per_minute=3, tokens_per_minute=5000))
+def test_the_headers_of_what_is_left(limiter: RateLimiter, clock: Clock) -> None:
+    who = caller(100, 1000, of_key=RateLimits(requests_per_minute=3, tokens_per_minute=5000))
     limiter.charge(who, 400)
     clock.now += 15.5
     assert named(limiter.enter(who).headers) == {
@@ -205,7 +205,7 @@ def test_the_headers_of_what_is_left(limiter: Limiter, clock: Clock) -> None:
     }
 
 
-def test_a_refusal_has_the_same_headers(limiter: Limiter, clock: Clock) -> None:
+def test_a_refusal_has_the_same_headers(limiter: RateLimiter, clock: Clock) -> None:
     who = caller(2, 10)
     limiter.enter(who)
     clock.now += 1
@@ -223,7 +223,7 @@ def test_a_refusal_has_the_same_headers(limiter: Limiter, clock: Clock) -> None:
     }
 
 
-def test_only_limits_that_exist_have_headers(limiter: Limiter) -> None:
+def test_only_limits_that_exist_have_headers(limiter: RateLimiter) -> None:
     assert limiter.enter(caller(concurrent=1)).headers == []
     assert set(named(limiter.enter(caller(tokens=5, key="2")).headers)) == {
         "limit-tokens",
@@ -251,12 +251,12 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_who_has_no_limits_costs_nothing(limiter: Limiter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_no_limits_costs_nothing(limiter: RateLimiter, monkeypatch: pytest.MonkeyPatch) -> None:
     def touched(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(Windows, "__enter__", touched)
-    for who in (ANYONE, caller()):
+    monkeypatch.setattr(SharedRateTable, "__enter__", touched)
+    for who in (ANONYMOUS, caller()):
         admission = limiter.enter(who)
         assert admission.headers == []
         limiter.charge(who, 1000)
@@ -266,10 +266,10 @@ def test_who_has_no_limits_costs_nothing(limiter: Limiter, monkeypatch: pytest.M
 
 
 def test_a_full_table_lets_everybody_in(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    limiter = Limiter(clock=clock)
-    limiter._windows = Windows(None, index=0, clock=clock, slots=1)
+    limiter = RateLimiter(clock=clock)
+    limiter._windows = SharedRateTable(None, index=0, clock=clock, slots=1)
     limiter.enter(caller(1, 1, 1))
-    other = caller(1, 1, 1, organisation="globex", of_key=Rates(requests_per_minute=1))
+    other = caller(1, 1, 1, organization="globex", of_key=RateLimits(requests_per_minute=1))
     for _ in range(3):
         admission = limiter.enter(other)
         limiter.charge(other, 5)
@@ -278,7 +278,7 @@ def test_a_full_table_lets_everybody_in(clock: Clock, monkeypatch: pytest.Monkey
     refusal(limiter, caller(1, 1, 1))
 
 
-def test_what_ends_after_the_end(limiter: Limiter) -> None:
+def test_what_ends_after_the_end(limiter: RateLimiter) -> None:
     admission = limiter.enter(caller(5, 5, 5))
     limiter.close()
     limiter.close()
@@ -295,16 +295,16 @@ def test_what_ends_after_the_end(limiter: Limiter) -> None:
     ),
 )
 def test_no_minute_has_more_than_the_limit(limit: int, key_limit: int, steps: list[tuple[int, int]]) -> None:
-    """Two keys of one organisation, any times; and whoever is refused is told when to come, neither late nor early."""
+    """Two keys of one organization, any times; and whoever is refused is told when to come, neither late nor early."""
     micros = 5_000_000_000
     clock = Clock()
-    limiter = Limiter(clock=clock)
-    limiter._windows = Windows(None, index=0, clock=clock, slots=4)
+    limiter = RateLimiter(clock=clock)
+    limiter._windows = SharedRateTable(None, index=0, clock=clock, slots=4)
     passed: list[tuple[int, int]] = []
     for key, pause in steps:
         micros += pause
         clock.now = (micros + 0.5) / 1_000_000  # in the middle of a microsecond, where rounding does not reach
-        who = caller(limit, of_key=Rates(requests_per_minute=key_limit), key=str(key))
+        who = caller(limit, of_key=RateLimits(requests_per_minute=key_limit), key=str(key))
         recent = [(when, whose) for when, whose in passed if when > micros - 60_000_000]
         wait = attempt(limiter, who)
         if not wait:
@@ -328,11 +328,11 @@ def test_no_minute_has_more_than_the_limit(limit: int, key_limit: int, steps: li
 HAMMER = """
 import sys, time
 from syringa.errors import RateLimited
-from syringa.service.auth.caller import Caller, Rates
+from syringa.service.auth.keys import Caller, Rates
 from syringa.service.limits.rate_limiter import Limiter
 limiter = Limiter(sys.argv[1], index=int(sys.argv[2]))
 key = Rates(requests_per_minute=400, tokens_per_minute=10**6, concurrent=50)
-who = Caller(organisation="acme", key=sys.argv[2], rates=Rates(requests_per_minute=500, concurrent=100), key_rates=key)
+who = Caller(organization="acme", key=sys.argv[2], rates=Rates(requests_per_minute=500, concurrent=100), key_rates=key)
 print("ready", flush=True)
 sys.stdin.readline()
 admitted, end = 0, time.monotonic() + 2
@@ -350,7 +350,7 @@ print(admitted, flush=True)
 
 def test_processes_share_one_limit(tmp_path: Path) -> None:
     path = str(tmp_path / "limits")
-    Limiter.create(path)
+    RateLimiter.create(path)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", HAMMER, path, str(index)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -372,12 +372,12 @@ def test_processes_share_one_limit(tmp_path: Path) -> None:
             process.communicate()
     assert sum(passed) == 500
     assert max(passed) <= 400
-    limiter = Limiter(path, index=3)
+    limiter = RateLimiter(path, index=3)
     error = refusal(limiter, caller(500))
     assert error.retry_after is not None
     assert 30 < error.retry_after <= 60
     with limiter._windows:
-        slot = limiter._windows.find("organisation:acme")
+        slot = limiter._windows.find("organization:acme")
         assert slot is not None
         assert (slot.requests.used, slot.running()) == (500, 0)
     limiter.close()
@@ -385,10 +385,10 @@ def test_processes_share_one_limit(tmp_path: Path) -> None:
 
 KILLED = """
 import sys, time
-from syringa.service.auth.caller import Caller, Rates
+from syringa.service.auth.keys import Caller, Rates
 from syringa.service.limits.rate_limiter import Limiter
 limiter = Limiter(sys.argv[1], index=1)
-who = Caller(organisation="acme", rates=Rates(concurrent=3))
+who = Caller(organization="acme", rates=Rates(concurrent=3))
 limiter.enter(who), limiter.enter(who)
 print("entered", flush=True)
 time.sleep(60)
@@ -397,23 +397,23 @@ time.sleep(60)
 
 def test_the_places_of_a_killed_process_are_free_when_it_is_back(tmp_path: Path) -> None:
     path = str(tmp_path / "limits")
-    Limiter.create(path)
-    limiter = Limiter(path, index=0)
+    RateLimiter.create(path)
+    limiter = RateLimiter(path, index=0)
     with subprocess.Popen([sys.executable, "-c", KILLED, path], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "entered\n"
         limiter.enter(caller(concurrent=3))
         refusal(limiter, caller(concurrent=3))
         process.kill()
-    again = Limiter(path, index=1)
+    again = RateLimiter(path, index=1)
     assert admitted(limiter, caller(concurrent=3), 5) == 2
     refusal(again, caller(concurrent=3))
 
 
 def test_one_clock_for_all_processes() -> None:
     """What the table relies on."""
-    assert Limiter.__init__.__kwdefaults__ is not None
-    assert Limiter.__init__.__kwdefaults__["clock"] is time.monotonic
+    assert RateLimiter.__init__.__kwdefaults__ is not None
+    assert RateLimiter.__init__.__kwdefaults__["clock"] is time.monotonic
     said = subprocess.run(
         [sys.executable, "-c", "import time; print(time.monotonic())"], capture_output=True, check=True, text=True
     )

@@ -13,8 +13,8 @@ import pytest
 
 from syringa.errors import StartupError
 from syringa.service.limits import shared_table as module
-from syringa.service.limits.shared_table import Windows
-from tests.service.limits.test_slot import Clock
+from syringa.service.limits.shared_table import SharedRateTable
+from tests.service.limits.test_rate_slot import Clock
 
 
 @pytest.fixture
@@ -25,15 +25,15 @@ def clock() -> Clock:
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     path = str(tmp_path / "limits")
-    Windows.create(path, slots=16)
+    SharedRateTable.create(path, slots=16)
     return path
 
 
-def table(clock: Clock, slots: int = 16, path: str | None = None, index: int = 0) -> Windows:
-    return Windows(path, index=index, clock=clock, slots=slots)
+def table(clock: Clock, slots: int = 16, path: str | None = None, index: int = 0) -> SharedRateTable:
+    return SharedRateTable(path, index=index, clock=clock, slots=slots)
 
 
-def add(windows: Windows, name: str, number: int = 1) -> bool:
+def add(windows: SharedRateTable, name: str, number: int = 1) -> bool:
     """Whether there was a slot for it."""
     with windows:
         slot = windows.find(name)
@@ -42,20 +42,20 @@ def add(windows: Windows, name: str, number: int = 1) -> bool:
         return slot is not None
 
 
-def used(windows: Windows, name: str) -> int | None:
+def used(windows: SharedRateTable, name: str) -> int | None:
     with windows:
         slot = windows.find(name, take=False)
         return None if slot is None else slot.requests.used
 
 
-def begin(windows: Windows, name: str) -> None:
+def begin(windows: SharedRateTable, name: str) -> None:
     with windows:
         slot = windows.find(name)
         assert slot is not None
         slot.begin()
 
 
-def running(windows: Windows, name: str) -> int:
+def running(windows: SharedRateTable, name: str) -> int:
     with windows:
         slot = windows.find(name)
         assert slot is not None
@@ -205,7 +205,7 @@ def test_a_file_that_is_not_there(clock: Clock, tmp_path: Path) -> None:
 def test_nobody_else_can_read_the_file_and_none_is_overwritten(path: str) -> None:
     assert os.stat(path).st_mode & 0o077 == 0
     with pytest.raises(FileExistsError):
-        Windows.create(path)
+        SharedRateTable.create(path)
 
 
 def test_nothing_is_left_open(clock: Clock, path: str) -> None:
@@ -217,8 +217,8 @@ def test_nothing_is_left_open(clock: Clock, path: str) -> None:
 
 HOLDER = """
 import sys, time
-from syringa.service.limits.shared_table import Windows
-windows = Windows(sys.argv[1], index=1, clock=time.monotonic)
+from syringa.service.limits.shared_table import SharedRateTable
+windows = SharedRateTable(sys.argv[1], index=1, clock=time.monotonic)
 with windows:
     slot = windows.find("acme")
     slot.begin()
@@ -245,12 +245,12 @@ def test_a_lock_dies_with_the_process_that_held_it(
 ) -> None:
     holder.kill()
     holder.wait()
-    windows = Windows(path, index=0, clock=time.monotonic)
+    windows = SharedRateTable(path, index=0, clock=time.monotonic)
     assert add(windows, "acme")
     assert used(windows, "acme") == 2
     assert not caplog.records
     assert running(windows, "acme") == 1  # until another process takes its place
-    Windows(path, index=1, clock=time.monotonic).close()
+    SharedRateTable(path, index=1, clock=time.monotonic).close()
     assert running(windows, "acme") == 0
 
 
@@ -259,7 +259,7 @@ def test_a_stopped_process_does_not_stop_the_others(
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.05)
     holder.send_signal(signal.SIGSTOP)
-    windows = Windows(path, index=0, clock=time.monotonic)
+    windows = SharedRateTable(path, index=0, clock=time.monotonic)
     assert add(windows, "acme")
     assert add(windows, "acme")
     assert len(caplog.records) == 1

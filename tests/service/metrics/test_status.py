@@ -6,15 +6,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from syringa.api.openapi.operations import OPERATIONS, WINDOWS
+from syringa.api.openapi.operations import STATUS, STATUS_WINDOWS
 from syringa.errors import InvalidRequest, StoreUnavailable
 from syringa.service.metrics import status
-from syringa.service.metrics.status import Status
+from syringa.service.metrics.status import ModelStatus
 from syringa.store import Store
-from syringa.store.records import ModelUsage, UsageRow
+from syringa.store.records import ModelUsage, UsageRecord
+from tests.store.helpers import read, write
 
 NOON = 1_769_860_800.0  # 2026-01-31T12:00:00Z
-SCHEMA: Any = next(each.answer for each in OPERATIONS if each.path == "/status")
+SCHEMA: Any = STATUS.response
 
 
 def usage(model: str = "m", **given: Any) -> ModelUsage:
@@ -33,7 +34,7 @@ class Book:
         self.open = asyncio.Event()
         self.open.set()
         self.models = [("m", "The model")]
-        self.status = Status(self.read, lambda: self.models, lambda: self.now, patience=30)
+        self.status = ModelStatus(self.read, lambda: self.models, lambda: self.now, patience=30)
 
     async def read(self, since: float) -> list[ModelUsage]:
         self.asked.append(since)
@@ -80,7 +81,7 @@ async def test_a_window_is_asked_for_by_its_length(window: str | None, seconds: 
 
 
 def test_the_windows_are_the_published_ones() -> None:
-    assert list(status.WINDOWS) == WINDOWS
+    assert list(status.WINDOWS) == STATUS_WINDOWS
 
 
 @pytest.mark.parametrize("window", ["1m", "5M", "300", "5m ", "x" * 10_000])
@@ -154,12 +155,12 @@ async def test_many_who_ask_at_once_are_one_query() -> None:
 async def test_windows_do_not_take_all_readers() -> None:
     book = Book(usage())
     book.open.clear()
-    asking = [asyncio.create_task(book.report(window)) for window in WINDOWS]
+    asking = [asyncio.create_task(book.report(window)) for window in STATUS_WINDOWS]
     await turns()
-    assert len(book.asked) == status.AT_ONCE < len(WINDOWS)
+    assert len(book.asked) == status.AT_ONCE < len(STATUS_WINDOWS)
     book.open.set()
     await asyncio.gather(*asking)
-    assert len(book.asked) == len(WINDOWS)
+    assert len(book.asked) == len(STATUS_WINDOWS)
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), ValueError("a defect")])
@@ -213,16 +214,16 @@ async def test_the_figures_of_real_records(database: str) -> None:
     quick = common | {"output_tokens": 11, "first_token_seconds": 0.1, "total_seconds": 0.6}
     slow = common | {"output_tokens": 11, "first_token_seconds": 0.3, "total_seconds": 1.8}
     rows = [
-        UsageRow(at=NOON - 10, **quick),
-        UsageRow(at=NOON - 20, **slow),
-        UsageRow(at=NOON - 30, **common | {"outcome": "failed", "status": 500}),
-        UsageRow(at=NOON - 40, **common | {"outcome": "refused", "status": 400, "requests": 7}),
-        UsageRow(at=NOON - 50, **quick | {"outcome": "cancelled", "status": 499, "first_token_seconds": 9.0}),
-        UsageRow(at=NOON - 1000, **common | {"outcome": "failed", "status": 503, "requests": 2}),
+        UsageRecord(at=NOON - 10, **quick),
+        UsageRecord(at=NOON - 20, **slow),
+        UsageRecord(at=NOON - 30, **common | {"outcome": "failed", "status": 500}),
+        UsageRecord(at=NOON - 40, **common | {"outcome": "refused", "status": 400, "requests": 7}),
+        UsageRecord(at=NOON - 50, **quick | {"outcome": "cancelled", "status": 499, "first_token_seconds": 9.0}),
+        UsageRecord(at=NOON - 1000, **common | {"outcome": "failed", "status": 503, "requests": 2}),
     ]
     async with Store(database) as store:
-        await store.usage.add(rows)
-        status = Status(store.usage.by_model, lambda: [("m", "M"), ("idle", "Idle")], lambda: NOON)
+        await write(store).usage.add(rows)
+        status = ModelStatus(read(store).usage.by_model, lambda: [("m", "M"), ("idle", "Idle")], lambda: NOON)
         short, long = await asyncio.gather(status.report("5m"), status.report("1h"))
     assert short["models"] == [
         {"id": "m", "name": "M", "tps": 10.0, "ttfb_seconds": 0.2, "uptime_pct": 66.666},

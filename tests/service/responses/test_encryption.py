@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syringa.service.responses.encryption import Seal, Seals
+from syringa.service.responses.encryption import ContentCipher, ContentCiphers
 from syringa.store import Store
 
 KEY = bytes(range(32))
@@ -14,27 +14,27 @@ KEY = bytes(range(32))
 
 @given(st.text())
 def test_what_is_sealed_opens(text: str) -> None:
-    seal = Seal(KEY, "acme")
+    seal = ContentCipher(KEY, "acme")
     assert seal.open(seal.seal(text)) == text
 
 
 def test_it_says_nothing_and_is_never_the_same() -> None:
-    seal = Seal(KEY, "acme")
+    seal = ContentCipher(KEY, "acme")
     one, two = seal.seal("a secret thought"), seal.seal("a secret thought")
     assert one != two
     assert "secret" not in one
     assert one.isascii()
 
 
-def test_another_organisation_does_not_open_it() -> None:
-    sealed = Seal(KEY, "acme").seal("thought")
-    assert Seal(KEY, "globex").open(sealed) is None
-    assert Seal(KEY, "").open(sealed) is None
-    assert Seal(bytes(32), "acme").open(sealed) is None
+def test_another_organization_does_not_open_it() -> None:
+    sealed = ContentCipher(KEY, "acme").seal("thought")
+    assert ContentCipher(KEY, "globex").open(sealed) is None
+    assert ContentCipher(KEY, "").open(sealed) is None
+    assert ContentCipher(bytes(32), "acme").open(sealed) is None
 
 
 def test_what_was_changed_does_not_open() -> None:
-    seal = Seal(KEY, "acme")
+    seal = ContentCipher(KEY, "acme")
     sealed = seal.seal("thought")
     for place in range(len(sealed)):
         other = "A" if sealed[place] != "A" else "B"
@@ -46,13 +46,13 @@ def test_what_was_changed_does_not_open() -> None:
     "text", ["", "s1.", "s1.AAAA", "s1.!!!!", "s1." + "A" * 15, "gAAAAABo", "s1.é", "\0", "s1.AA=="]
 )
 def test_what_is_no_seal_does_not_open(text: str) -> None:
-    assert Seal(KEY, "acme").open(text) is None
+    assert ContentCipher(KEY, "acme").open(text) is None
 
 
 async def test_every_process_opens_what_one_sealed(tmp_path: Path) -> None:
     database = str(tmp_path / "s.db")
     async with Store(database) as one, Store(database) as two:
-        first, second = Seals(), Seals()
+        first, second = ContentCiphers(), ContentCiphers()
         sealed = (await first.of("acme", one)).seal("thought")
         assert (await second.of("acme", two)).open(sealed) == "thought"
         assert (await second.of("globex", two)).open(sealed) is None
@@ -60,7 +60,7 @@ async def test_every_process_opens_what_one_sealed(tmp_path: Path) -> None:
 
 def test_no_bit_of_it_can_be_changed() -> None:
     """The last character of base64 may have bits that say nothing: they are not the client's to set either."""
-    seal = Seal(b"k" * 32, "acme")
+    seal = ContentCipher(b"k" * 32, "acme")
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     for text in ("a", "ab", "abc"):
         sealed = seal.seal(text)

@@ -1,4 +1,4 @@
-"""The tensors that hold keys and values. Which block belongs to whom is `kv_cache`'s business."""
+"""The KV cache tensors on a CPU. Block ownership is managed by `scheduling.kv_cache`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 
 class LayerCache(NamedTuple):
-    """In pairs, because that is what bfloat16 products take. See native/attention.h."""
+    """Keys and values of one layer, in pairs for bfloat16 dot products. See native/attention.h."""
 
     keys: torch.Tensor  # [blocks, kv_heads, size / 2, BLOCK_SIZE, 2]
     values: torch.Tensor  # [blocks, kv_heads, BLOCK_SIZE / 2, size, 2]
 
 
 def write_cache(cache: LayerCache, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-    """`k`, `v`: `[tokens, kv_heads, size]`."""
+    """Write keys and values, `[tokens, kv_heads, size]`, to cache slots."""
     blocks, offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE
     cache.keys[blocks, :, :, offsets] = k.to(cache.keys.dtype).unflatten(-1, (-1, 2))
     cache.values[blocks, :, offsets // 2, :, offsets % 2] = v.to(cache.values.dtype)
-    # The other half of a pair is read with it, so it must be a number even where no token has come yet.
+    # Values are read in pairs: clear the other half of a pair that no token follows, because it may hold NaN.
     followed = torch.zeros_like(slots, dtype=torch.bool)
     followed[:-1] = slots[1:] == slots[:-1] + 1
     alone = (offsets % 2 == 0) & ~followed
@@ -32,7 +32,7 @@ def write_cache(cache: LayerCache, k: torch.Tensor, v: torch.Tensor, slots: torc
 
 
 def read_cache(cache: LayerCache, table: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first `count` keys, `[kv_heads, size, count]`, and values, `[kv_heads, count, size]`, in fp32."""
+    """Return the first `count` keys, `[kv_heads, size, count]`, and values, `[kv_heads, count, size]`, in fp32."""
     keys, values = cache.keys[table], cache.values[table]
     k = keys.permute(1, 2, 4, 0, 3).flatten(3).flatten(1, 2)
     v = values.permute(1, 0, 2, 4, 3).flatten(1, 3)
@@ -40,15 +40,15 @@ def read_cache(cache: LayerCache, table: torch.Tensor, count: int) -> tuple[torc
 
 
 class CacheTensors:
-    """Keys and values of every layer. Memory is touched only as blocks come into use."""
+    """Keys and values of every layer. Memory is allocated by the system when blocks are first written."""
 
     def __init__(self, layers: int, blocks: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
-        self.keys = _untouched((layers, blocks, kv_heads, size // 2, BLOCK_SIZE, 2), dtype)
-        self.values = _untouched((layers, blocks, kv_heads, BLOCK_SIZE // 2, size, 2), dtype)
+        self.keys = _lazy_zeros((layers, blocks, kv_heads, size // 2, BLOCK_SIZE, 2), dtype)
+        self.values = _lazy_zeros((layers, blocks, kv_heads, BLOCK_SIZE // 2, size, 2), dtype)
         self.layers = [LayerCache(self.keys[i], self.values[i]) for i in range(layers)]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copies (source, target) blocks in every layer."""
+        """Copy (source, target) blocks in every layer."""
         if not pairs:
             return
         sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
@@ -60,10 +60,10 @@ class CacheTensors:
         return 2 * layers * kv_heads * size * BLOCK_SIZE * dtype.itemsize
 
 
-def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that take no memory until they are written, then in large pages where the system has them.
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros that use no memory until they are written, then huge pages if available.
 
-    `torch.zeros` would write them all. Small pages cost a fault for every few tokens, and a third of the bandwidth.
+    `torch.zeros` would write all of them. Small pages cost a page fault every few tokens and a third of the bandwidth.
     """
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     if hasattr(mmap, "MADV_HUGEPAGE"):

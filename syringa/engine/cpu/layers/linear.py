@@ -1,4 +1,4 @@
-"""Linear layers by precision. All take and give fp32 rows; `add_to` accumulates in place, for residuals."""
+"""Linear layers by precision. Input and output are fp32 rows; `add_to` accumulates in place, for residuals."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch.nn.functional as F
 
 from syringa.engine.cpu.native import DenseWeights, Kernels
 
-DENSE_PANEL = 32  # WIDTH in native/dense.h
+DENSE_PANEL = 32  # the same constant as in native/dense_linear.h
 
 
 class LinearLayer(Protocol):
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
-class Linear:
-    """fp32 or bf16 weights where no kernel was built. bf16 multiplies bf16 rows, and hands back fp32 for residuals."""
+class TorchLinear:
+    """fp32 or bf16 weights on PyTorch, without the compiled kernels. bf16 weights multiply bf16 rows."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         self.weight = weight.to(dtype)
@@ -30,7 +30,7 @@ class Linear:
 
 
 class DenseLinear:
-    """fp32 or bf16 weights, fp32 rows. See native/dense.h: a row's result never depends on the batch."""
+    """fp32 or bf16 weights on the compiled kernels, batch-invariant. See native/dense_linear.h."""
 
     def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         self.kernels = kernels
@@ -43,16 +43,16 @@ class DenseLinear:
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         y = torch.empty(x.shape[0], self.outputs) if add_to is None else add_to
-        self.kernels.dense(
+        self.kernels.dense_linear(
             addressof(self._weights), x.data_ptr(), x.shape[0], y.data_ptr(), self._bias, add_to is not None
         )
         return y
 
 
 class Int8Linear:
-    """int8 weights with a scale per channel, int8 rows with a scale per group of inputs. See native/gemm.h.
+    """Weights quantized to int8 with a scale per output channel, batch-invariant. See native/int8_linear.h.
 
-    `gated` weights are a gate and an up projection, one after the other, and give silu(gate) · up.
+    `gated` weights are a gate projection followed by an up projection; the output is silu(gate) · up.
     """
 
     def __init__(
@@ -64,14 +64,16 @@ class Int8Linear:
         self.outputs = rows // 2 if gated else rows
         self.bias = bias.float().contiguous() if bias is not None else None
         self.bias_address = self.bias.data_ptr() if self.bias is not None else None
-        self.address = kernels.pack(weight.data_ptr(), rows, self.inputs, gated)
+        self.address = kernels.quantize_weights(weight.data_ptr(), rows, self.inputs, gated)
 
     def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
         y = torch.empty(x.shape[0], self.outputs) if add_to is None else add_to
-        self.kernels.linear(self.address, x.data_ptr(), x.shape[0], y.data_ptr(), self.bias_address, add_to is not None)
+        self.kernels.int8_linear(
+            self.address, x.data_ptr(), x.shape[0], y.data_ptr(), self.bias_address, add_to is not None
+        )
         return y
 
     def __del__(self) -> None:
         if address := getattr(self, "address", None):
-            self.kernels.release(address)
+            self.kernels.free_weights(address)
             self.address = None

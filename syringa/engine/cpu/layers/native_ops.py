@@ -1,4 +1,4 @@
-"""The operations between the linear layers, on the compiled kernels."""
+"""Operations between the linear layers, and sampling, on the compiled kernels."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import torch
 from syringa.engine.cpu.layers.cache import LayerCache
 from syringa.engine.cpu.native import AttentionBatch, AttentionShape, Kernels, RotaryShape
 from syringa.engine.execution.batch import StepTensors
-from syringa.engine.loading.precision import HEAD_PARTS
+from syringa.engine.loading.precision import HEAD_SIZE_MULTIPLE
 from syringa.engine.models.config import DecoderConfig
 
 
-def runs_natively(head_size: int) -> bool:
-    return head_size % HEAD_PARTS == 0
+def supports_head_size(head_size: int) -> bool:
+    """Return whether the attention kernels support a head size."""
+    return head_size % HEAD_SIZE_MULTIPLE == 0
 
 
 class NativeOps:
+    """`CpuOps` on the compiled kernels."""
+
     def __init__(
         self,
         kernels: Kernels,
@@ -28,13 +31,13 @@ class NativeOps:
     ) -> None:
         self.kernels = kernels
         self.config = config
-        self.rotary = rotary  # also keeps the memory alive that the pointers below name
+        self.rotary = rotary  # keeps the memory of the pointers below alive
         self.norms = norms
         c = config
         scale = c.head_size**-0.5
         self.attention_shapes = [AttentionShape(c.heads, c.kv_heads, c.head_size, w, scale) for w in c.windows]
         self.rotary_shapes = [
-            RotaryShape(c.heads, c.kv_heads, c.head_size, c.rotary if turned else 0, c.eps) for turned in c.rotated
+            RotaryShape(c.heads, c.kv_heads, c.head_size, c.rotary if rotated else 0, c.eps) for rotated in c.rotated
         ]
         self.norm_addresses = [(n[0].data_ptr(), n[1].data_ptr()) if n else (None, None) for n in norms]
 
@@ -59,7 +62,7 @@ class NativeOps:
             stride,
             rows,
             step.positions.data_ptr(),
-            step.slots.data_ptr(),
+            step.slot_mapping.data_ptr(),
             self.rotary[0].data_ptr(),
             self.rotary[1].data_ptr(),
             *self.norm_addresses[layer],
@@ -73,8 +76,8 @@ class NativeOps:
         return out
 
 
-class NativeDraw:
-    """Plain-temperature draws; has `draw_plain`'s contract."""
+class NativeSampler:
+    """Sampling by temperature alone, with the signature of `sampling.draw.draw_plain`."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
@@ -85,7 +88,7 @@ class NativeDraw:
             logits = logits.contiguous()
         temperatures, uniforms = temperatures.contiguous(), uniforms.contiguous()
         tokens = torch.empty(rows, dtype=torch.int64)
-        self.kernels.draw(
+        self.kernels.sample(
             logits.data_ptr(),
             logits.stride(0),
             rows,
@@ -108,19 +111,19 @@ def attend(
     out: torch.Tensor,
     half: bool,
 ) -> None:
-    """Attention of `q`'s rows over the cache at `keys` and `values`."""
+    """Write the attention of the rows of `q` over the cache at `keys` and `values` to `out`."""
     kernels.attention(
         byref(shape), native_batch(step), keys, values, q.data_ptr(), stride, out.data_ptr(), out.shape[1], half
     )
 
 
 def native_batch(step: StepTensors) -> int:
-    """The step's layout as the kernels want it, made once a step."""
+    """Return the address of the step's batch layout for the kernels. It is built once per step."""
     if step.native is None:
         pointer = ctypes.POINTER(ctypes.c_int32)
         step.native = AttentionBatch(
-            len(step.first),
-            *(ctypes.cast(t.data_ptr(), pointer) for t in (step.starts, step.first, step.tables)),
-            step.tables.shape[1],
+            len(step.first_positions),
+            *(ctypes.cast(t.data_ptr(), pointer) for t in (step.row_starts, step.first_positions, step.block_tables)),
+            step.block_tables.shape[1],
         )
     return addressof(step.native)

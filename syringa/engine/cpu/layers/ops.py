@@ -1,6 +1,6 @@
-"""The operations between the linear layers, in plain PyTorch: the reference, and what runs where no kernel was built.
+"""Operations between the linear layers, in PyTorch: the reference, and the fallback without compiled kernels.
 
-`NativeOps` in `native_ops.py` does the same with the compiled kernels. Activations are fp32 on both.
+`NativeOps` in `native_ops.py` implements the same interface on the compiled kernels. Activations are fp32 in both.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ from syringa.engine.models.config import DecoderConfig
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 
-class Ops(Protocol):
+class CpuOps(Protocol):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
 
     def attention(self, layer: int, qkv: torch.Tensor, step: StepTensors, cache: LayerCache) -> torch.Tensor:
-        """Norms and turns q and k of `[q | k | v]` rows, writes the cache, attends: `[tokens, heads · size]`."""
+        """Normalize and rotate q and k of rows `[q | k | v]`, write the cache, and return the attention output.
+
+        The result is `[tokens, heads · size]`.
+        """
         ...
 
 
 class TorchOps:
+    """`CpuOps` in PyTorch."""
+
     def __init__(
         self,
         config: DecoderConfig,
@@ -50,11 +55,11 @@ class TorchOps:
         if (norms := self.norms[layer]) is not None:
             q, k = self.rms_norm(q, norms[0], c.eps), self.rms_norm(k, norms[1], c.eps)
         if c.rotated[layer]:
-            q, k = self._turn(q, step.positions), self._turn(k, step.positions)
-        write_cache(cache, k, v, step.slots)
+            q, k = self._rotate(q, step.positions), self._rotate(k, step.positions)
+        write_cache(cache, k, v, step.slot_mapping)
         return paged_attention(q, cache, step, window=c.windows[layer]).flatten(1)
 
-    def _turn(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         cosine, sine = self.cosine[positions.long()][:, None], self.sine[positions.long()][:, None]
         half = self.config.rotary // 2
         a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -68,22 +73,22 @@ def paged_attention(
     *,
     window: int = 0,
     scale: float | None = None,
-    cap: float = 0.0,
+    softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`q`: `[tokens, heads, size]`, fp32. One sequence after the other.
+    """Return the attention of `q`, `[tokens, heads, size]`, fp32, one sequence after the other.
 
-    `cap` squashes scores as Gemma 2 does; `sinks` holds a score per head that takes weight and gives no value.
+    `softcap` limits scores by tanh (Gemma 2); `sinks` holds one extra score per head without a value (gpt-oss).
     """
     out = torch.empty(q.shape[0], q.shape[1], cache.values.shape[3])
-    for s in range(len(step.first)):
-        begin, end, first = int(step.starts[s]), int(step.starts[s + 1]), int(step.first[s])
+    for s in range(len(step.first_positions)):
+        begin, end, first = int(step.row_starts[s]), int(step.row_starts[s + 1]), int(step.first_positions[s])
         known = first + end - begin
-        k, v = read_cache(cache, step.tables[s, : -(-known // BLOCK_SIZE)].long(), known)
+        k, v = read_cache(cache, step.block_tables[s, : -(-known // BLOCK_SIZE)].long(), known)
         at = torch.arange(first, known)[:, None]
         key = torch.arange(known)[None, :]
         visible = (key <= at) & (key > at - window) if window else key <= at
-        out[begin:end] = attend_rows(q[begin:end], k, v, visible, scale=scale, cap=cap, sinks=sinks)
+        out[begin:end] = attend_rows(q[begin:end], k, v, visible, scale=scale, softcap=softcap, sinks=sinks)
     return out
 
 
@@ -94,15 +99,18 @@ def attend_rows(
     visible: torch.Tensor | None,
     *,
     scale: float | None = None,
-    cap: float = 0.0,
+    softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One sequence's rows over what `read_cache` gave. `visible`: `[rows, keys]`; None: all of them."""
+    """Return the attention of one sequence's rows over `read_cache`'s keys and values.
+
+    `visible`: mask `[rows, keys]`; None: all keys.
+    """
     (count, heads, size), kv_heads = q.shape, k.shape[0]
     rows = q.view(count, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
     scores = rows @ k[:, None] * (size**-0.5 if scale is None else scale)
-    if cap:
-        scores = cap * torch.tanh(scores / cap)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     if visible is not None:
         scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:

@@ -1,4 +1,4 @@
-"""Cosine and sine tables for rotary position embedding, with the scaling rules that long-context models use."""
+"""Cosine and sine tables of rotary position embeddings, with the scaling types of long-context models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from syringa.errors import ModelError
 
 
 def rotary_tables(rope: dict[str, Any], rotary: int, length: int, trained: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[length, rotary / 2]` each, fp32. `trained` is the model's own max_position_embeddings."""
+    """Return cosine and sine tables, `[length, rotary / 2]` each, fp32. `trained`: max_position_embeddings."""
     frequencies, attention = _frequencies(rope, rotary, length, trained)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies[None, :].float()
     return (angles.cos() * attention).contiguous(), (angles.sin() * attention).contiguous()
@@ -62,10 +62,10 @@ def _yarn(rope: dict[str, Any], rotary: int, plain: torch.Tensor, trained: int) 
         else:
             attention = magnitude(factor)
 
-    def turns_at(rotations: float) -> float:
+    def dimension_at(rotations: float) -> float:
         return rotary * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
 
-    low, high = turns_at(rope.get("beta_fast") or 32), turns_at(rope.get("beta_slow") or 1)
+    low, high = dimension_at(rope.get("beta_fast") or 32), dimension_at(rope.get("beta_slow") or 1)
     if rope.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary - 1)

@@ -1,4 +1,4 @@
-"""The CPU kernels, in the variant that this processor can run. The headers beside this file have the maths."""
+"""ctypes bindings of the compiled CPU kernels, in the best variant that this processor supports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from syringa.engine.cpu.features import cpu_flags
 
 FOLDER = Path(__file__).parent
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
-NEEDS = {
+REQUIRED_FLAGS = {
     "avx512bf16": AVX512 | {"avx512_bf16"},
     "avx512": AVX512,
     "avx2": {"avx2", "fma"},
@@ -41,8 +41,8 @@ class RotaryShape(ctypes.Structure):
     _fields_ = [("heads", c_int), ("kv_heads", c_int), ("size", c_int), ("rotary", c_int), ("eps", c_float)]
 
 
-class Layer(ctypes.Structure):
-    """One decoder layer, by the addresses of what it consists of. See decoder.h."""
+class DecoderLayerPointers(ctypes.Structure):
+    """One decoder layer as pointers to its weights. `DecoderLayer` in decoder.h."""
 
     _fields_ = [
         *[(name, c_void_p) for name in ("input_norm", "post_norm", "qkv", "out", "gate_up", "down")],
@@ -52,9 +52,9 @@ class Layer(ctypes.Structure):
     ]
 
 
-class Stack(ctypes.Structure):
+class DecoderStack(ctypes.Structure):
     _fields_ = [
-        ("layers", POINTER(Layer)),
+        ("layers", POINTER(DecoderLayerPointers)),
         ("count", c_int),
         ("hidden", c_int),
         ("eps", c_float),
@@ -68,25 +68,25 @@ class StepRows(ctypes.Structure):
 
 
 class Kernels:
-    """The loaded library. Pointers are plain integers (`tensor.data_ptr()`)."""
+    """The loaded library. Pointers are passed as integers (`tensor.data_ptr()`)."""
 
     def __init__(self, variant: str, library: ctypes.CDLL, threads: int) -> None:
         self.variant = variant
         self.threads = threads
         library.syringa_start(threads)
         pointer, number = c_void_p, c_int
-        self.pack = library.syringa_pack
-        self.pack.argtypes, self.pack.restype = [pointer, number, number, number], pointer
-        self.release = self._bind(library.syringa_release, pointer)
-        self.linear = self._bind(library.syringa_linear, pointer, pointer, number, pointer, pointer, number)
-        self.dense = self._bind(library.syringa_dense, pointer, pointer, number, pointer, pointer, number)
+        self.quantize_weights = library.syringa_quantize_weights
+        self.quantize_weights.argtypes, self.quantize_weights.restype = [pointer, number, number, number], pointer
+        self.free_weights = self._bind(library.syringa_free_weights, pointer)
+        self.int8_linear = self._bind(library.syringa_int8_linear, pointer, pointer, number, pointer, pointer, number)
+        self.dense_linear = self._bind(library.syringa_dense_linear, pointer, pointer, number, pointer, pointer, number)
         self.rms_norm = self._bind(library.syringa_rms_norm, pointer, pointer, number, number, c_float, pointer)
         self.silu_mul = self._bind(library.syringa_silu_mul, pointer, number, number, pointer)
         self.rotary_and_cache = self._bind(
             library.syringa_rotary_and_cache, pointer, pointer, number, number, *[pointer] * 8, number
         )
-        self.draw = self._bind(library.syringa_draw, pointer, c_int64, number, number, pointer, pointer, pointer)
-        self.layers = self._bind(library.syringa_layers, *[pointer] * 5, c_int64, number)
+        self.sample = self._bind(library.syringa_sample, pointer, c_int64, number, number, pointer, pointer, pointer)
+        self.run_layers = self._bind(library.syringa_run_layers, *[pointer] * 5, c_int64, number)
         self.attention = self._bind(library.syringa_attention, *[pointer] * 5, number, pointer, number, number)
 
     @staticmethod
@@ -97,10 +97,10 @@ class Kernels:
 
 @functools.cache
 def load_kernels(threads: int) -> Kernels | None:
-    """The best variant that is built and that this processor runs; None where none was built."""
-    flags = cpu_flags()
-    for variant, needs in NEEDS.items():
+    """Return the best variant that was built and this processor supports, or None if none was built."""
+    available = cpu_flags()
+    for variant, flags in REQUIRED_FLAGS.items():
         path = FOLDER / f"kernels_{variant}.so"
-        if path.exists() and needs <= flags:
+        if path.exists() and flags <= available:
             return Kernels(variant, ctypes.CDLL(str(path)), threads)
     return None

@@ -1,9 +1,9 @@
 // Attention over a paged cache, one code path for decode, prefill and recompute.
 //
-// Keys are reduced in spans of SPAN positions that start at multiples of SPAN, in order, whatever was computed when: a
-// query row therefore gets the same bits alone, in a batch, in one chunk or in many.
+// Keys are reduced in spans of SPAN positions that start at multiples of SPAN, in order. A query row therefore gets the
+// same bits alone, in a batch, in one chunk or in many.
 //
-// Layout, per block of BLOCK positions and key-value head, in pairs because that is what bfloat16 products take: keys
+// Layout, per block of BLOCK positions and key-value head, in pairs for bfloat16 dot products: keys
 // [size / 2][BLOCK][2], so that a vector holds two components of several keys; values [BLOCK / 2][size][2], so that it
 // holds several components of two values.
 #pragma once
@@ -12,14 +12,14 @@
 #include <limits>
 #include <vector>
 
-#include "pool.h"
-#include "vec.h"
+#include "thread_pool.h"
+#include "simd.h"
 
 namespace syringa {
 
 constexpr int BLOCK = 16, SPAN = 64, SPAN_BLOCKS = SPAN / BLOCK;
-constexpr int WIDE = 4;  // vectors that a tile works on at a time
-constexpr float LOWEST = -1e30f;  // finite, so that a span with no visible key changes nothing and gives no NaN
+constexpr int TILE_WIDTH = 4;  // vectors that a tile processes at a time
+constexpr float LOWEST = -1e30f;  // finite, so that a span without visible keys changes nothing and gives no NaN
 #if defined(__AVX512F__)
 constexpr int TILE = 6;
 #else
@@ -31,7 +31,7 @@ struct AttentionShape {
     float scale;
 };
 
-// What a step's batch looks like: sequence s owns query rows [starts[s], starts[s+1]), the first at position first[s].
+// Layout of a step's batch: sequence s has query rows [starts[s], starts[s+1]), the first at position first[s].
 struct AttentionBatch {
     int sequences;
     const int32_t* starts;
@@ -43,26 +43,28 @@ struct AttentionBatch {
 // scores[m][SPAN] = q[m] · the span's keys
 template <int M, class T>
 void score_rows(const Pair<T>* q, int size, const T* const keys[SPAN_BLOCKS], float* scores) {
-    for (int from = 0; from < SPAN; from += WIDE * LANES) {
-        const T* part[WIDE];
-        for (int v = 0; v < WIDE; v++) part[v] = keys[(from + v * LANES) / BLOCK] + (from + v * LANES) % BLOCK * 2;
-        floats acc[M][WIDE] = {};
+    for (int from = 0; from < SPAN; from += TILE_WIDTH * LANES) {
+        const T* part[TILE_WIDTH];
+        for (int v = 0; v < TILE_WIDTH; v++)
+            part[v] = keys[(from + v * LANES) / BLOCK] + (from + v * LANES) % BLOCK * 2;
+        floats acc[M][TILE_WIDTH] = {};
         for (int d = 0; d < size / 2; d++) {
-            Pairs<T> key[WIDE];
-            for (int v = 0; v < WIDE; v++) key[v] = load_pairs(part[v] + d * BLOCK * 2);
+            Pairs<T> key[TILE_WIDTH];
+            for (int v = 0; v < TILE_WIDTH; v++) key[v] = load_pairs(part[v] + d * BLOCK * 2);
 #pragma GCC unroll 8
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-                for (int v = 0; v < WIDE; v++) acc[m][v] = dot2(acc[m][v], key[v], q[m * (size / 2) + d]);
+                for (int v = 0; v < TILE_WIDTH; v++) acc[m][v] = dot2(acc[m][v], key[v], q[m * (size / 2) + d]);
         }
         for (int m = 0; m < M; m++)
-            for (int v = 0; v < WIDE; v++) store(scores + m * SPAN + from + v * LANES, acc[m][v]);
+            for (int v = 0; v < TILE_WIDTH; v++) store(scores + m * SPAN + from + v * LANES, acc[m][v]);
     }
 }
 
 // out[m][from .. from + V · LANES) += weights[m] · the span's values
 template <int M, int V, class T>
-void mix_rows(const Pair<T>* weights, int size, int from, int count, const T* const values[SPAN_BLOCKS], float* out) {
+void accumulate_values(const Pair<T>* weights, int size, int from, int count, const T* const values[SPAN_BLOCKS],
+                       float* out) {
     floats acc[M][V];
     for (int m = 0; m < M; m++)
         for (int v = 0; v < V; v++) acc[m][v] = load(out + m * size + from + v * LANES);
@@ -80,11 +82,12 @@ void mix_rows(const Pair<T>* weights, int size, int from, int count, const T* co
 }
 
 template <int M, class T>
-void mix_all(const Pair<T>* weights, int size, int count, const T* const values[SPAN_BLOCKS], float* out) {
+void accumulate_all_values(const Pair<T>* weights, int size, int count, const T* const values[SPAN_BLOCKS],
+                           float* out) {
     int from = 0;
-    for (; from + WIDE * LANES <= size; from += WIDE * LANES)
-        mix_rows<M, WIDE>(weights, size, from, count, values, out);
-    for (; from + LANES <= size; from += LANES) mix_rows<M, 1>(weights, size, from, count, values, out);
+    for (; from + TILE_WIDTH * LANES <= size; from += TILE_WIDTH * LANES)
+        accumulate_values<M, TILE_WIDTH>(weights, size, from, count, values, out);
+    for (; from + LANES <= size; from += LANES) accumulate_values<M, 1>(weights, size, from, count, values, out);
 }
 
 // Rows in tiles of TILE, the rest in one smaller tile.
@@ -120,15 +123,15 @@ class HeadTile {
         const int last = position + queries - 1;
         int begin = 0;
         if (shape_.window) begin = std::max(0, position - shape_.window + 1) / SPAN * SPAN;
-        for (; begin <= last; begin += SPAN) span(begin, std::min(SPAN, last + 1 - begin));
-        finish(out, out_stride, queries);
+        for (; begin <= last; begin += SPAN) process_span(begin, std::min(SPAN, last + 1 - begin));
+        write_output(out, out_stride, queries);
     }
 
   private:
     void prepare(const float* q, size_t stride, int queries) {
         const int size = shape_.size;
-        const float scale = shape_.scale * 1.44269504f;  // powers of two are cheaper than of e
-        // Kept between calls: a step makes thousands of tiles. Looked up once: thread-local names are not free.
+        const float scale = shape_.scale * 1.44269504f;  // log2(e): exp2 is cheaper than exp
+        // Reused between calls, because a step has thousands of tiles. Thread-local lookups are not free.
         thread_local std::vector<Pair<T>> pairs;
         thread_local std::vector<float> numbers;
         const size_t area = (size_t)rows_ * size;
@@ -152,12 +155,12 @@ class HeadTile {
             }
     }
 
-    void span(int begin, int count) {
+    void process_span(int begin, int count) {
         const int size = shape_.size;
         const size_t area = (size_t)BLOCK * size;
         const T *keys[SPAN_BLOCKS], *values[SPAN_BLOCKS];
         for (int b = 0; b < SPAN_BLOCKS; b++) {
-            // Past the last block any block will do: what it gives is masked.
+            // Past the last block, read any block: the result is masked.
             const int index = begin / BLOCK + (b * BLOCK < count ? b : 0);
             const size_t at = ((size_t)table_[index] * shape_.kv_heads + kv_head_) * area;
             keys[b] = keys_ + at;
@@ -166,15 +169,15 @@ class HeadTile {
         in_tiles(rows_, [&](int row, auto m) {
             score_rows<m.value>(query_ + (size_t)row * size / 2, size, keys, scores_);
             for (int r = 0; r < m.value; r++) {
-                soften(row + r, begin, scores_ + r * SPAN);
+                softmax_row(row + r, begin, scores_ + r * SPAN);
                 to_pairs(scores_ + r * SPAN, SPAN, weights_ + r * SPAN / 2);
             }
-            mix_all<m.value>(weights_, size, count, values, out_ + (size_t)row * size);
+            accumulate_all_values<m.value>(weights_, size, count, values, out_ + (size_t)row * size);
         });
     }
 
-    // Turns a row's scores into weights against the running maximum, rescaling what was summed before.
-    void soften(int row, int begin, float* scores) {
+    // Online softmax: replace a row's scores by weights relative to the running maximum, and rescale earlier sums.
+    void softmax_row(int row, int begin, float* scores) {
         const int position = position_ + row / group_;
         const int last = position - begin;  // the last visible key of the span
         const int from = shape_.window ? position - shape_.window + 1 - begin : 0;
@@ -207,7 +210,7 @@ class HeadTile {
         store(total_ + (size_t)row * LANES, total);
     }
 
-    void finish(float* out, size_t stride, int queries) {
+    void write_output(float* out, size_t stride, int queries) {
         const int size = shape_.size;
         for (int i = 0; i < queries; i++)
             for (int g = 0; g < group_; g++) {
@@ -233,12 +236,12 @@ void attention(const AttentionShape& shape, const AttentionBatch& batch, const T
     struct Task {
         int sequence, query, queries, kv_head;
     };
-    static std::vector<Task> tasks;  // one caller at a time: the engine has one step loop
+    static std::vector<Task> tasks;  // not reentrant: the engine has one step loop
     tasks.clear();
     const int group = shape.heads / shape.kv_heads, tile = std::max(1, 48 / group);
     for (int s = 0; s < batch.sequences; s++) {
         const int queries = batch.starts[s + 1] - batch.starts[s];
-        // Latest first: those see the most keys, and a long task last would leave the other threads idle.
+        // Last queries first: they have the most keys, and a long task at the end would leave other threads idle.
         for (int end = queries; end > 0; end -= tile)
             for (int h = 0; h < shape.kv_heads; h++)
                 tasks.push_back({s, std::max(0, end - tile), std::min(tile, end), h});

@@ -1,44 +1,46 @@
-// The C interface that Python calls. Every pointer is borrowed for the call; only packed weights are owned here.
+// The C interface for Python. Pointers are borrowed for the call; only quantized weights are owned here.
 
 #include "attention.h"
 #include "decoder.h"
-#include "dense.h"
-#include "draw.h"
-#include "gemm.h"
-#include "rows.h"
+#include "dense_linear.h"
+#include "sampling.h"
+#include "int8_linear.h"
+#include "rowwise.h"
 
 using namespace syringa;
 
 namespace syringa {
 
-// Never destroyed: its threads sleep inside it until the process ends.
-static Pool* shared_pool = nullptr;
+// Never destroyed: its threads run until the process exits.
+static ThreadPool* shared_pool = nullptr;
 
-Pool& pool() { return *shared_pool; }
+ThreadPool& pool() { return *shared_pool; }
 
 }  // namespace syringa
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void syringa_start(int threads) {
-    if (!shared_pool) shared_pool = new Pool(std::max(1, threads));
+    if (!shared_pool) shared_pool = new ThreadPool(std::max(1, threads));
 }
 
-EXPORT Int8Weights* syringa_pack(const float* weights, int rows, int inputs, int gated) {
-    return pack(weights, rows, inputs, gated != 0);
+EXPORT Int8Weights* syringa_quantize_weights(const float* weights, int rows, int inputs, int gated) {
+    return quantize_weights(weights, rows, inputs, gated != 0);
 }
 
-EXPORT void syringa_release(Int8Weights* weights) { delete weights; }
+EXPORT void syringa_free_weights(Int8Weights* weights) { delete weights; }
 
-EXPORT void syringa_linear(const Int8Weights* weights, const float* x, int rows, float* y, const float* bias, int add) {
-    linear(*weights, x, rows, y, weights->outputs, bias, add != 0);
+EXPORT void syringa_int8_linear(const Int8Weights* weights, const float* x, int rows, float* y, const float* bias,
+                                int add) {
+    int8_linear(*weights, x, rows, y, weights->outputs, bias, add != 0);
 }
 
-EXPORT void syringa_dense(const DenseWeights* weights, const float* x, int rows, float* y, const float* bias, int add) {
+EXPORT void syringa_dense_linear(const DenseWeights* weights, const float* x, int rows, float* y, const float* bias,
+                                 int add) {
     if (weights->half)
-        dense<uint16_t>(*weights, x, rows, y, bias, add != 0);
+        dense_linear<uint16_t>(*weights, x, rows, y, bias, add != 0);
     else
-        dense<float>(*weights, x, rows, y, bias, add != 0);
+        dense_linear<float>(*weights, x, rows, y, bias, add != 0);
 }
 
 EXPORT void syringa_rms_norm(const float* x, const float* weight, int rows, int size, float eps, float* y) {
@@ -47,9 +49,10 @@ EXPORT void syringa_rms_norm(const float* x, const float* weight, int rows, int 
 
 EXPORT void syringa_silu_mul(const float* x, int rows, int size, float* y) { silu_mul(x, rows, size, y); }
 
-EXPORT void syringa_rotary_and_cache(const RotaryShape* shape, float* qkv, int stride, int rows, const int32_t* positions,
-                                     const int64_t* slots, const float* cosine, const float* sine, const float* q_norm,
-                                     const float* k_norm, void* keys, void* values, int half_cache) {
+EXPORT void syringa_rotary_and_cache(const RotaryShape* shape, float* qkv, int stride, int rows,
+                                     const int32_t* positions, const int64_t* slots, const float* cosine,
+                                     const float* sine, const float* q_norm, const float* k_norm, void* keys,
+                                     void* values, int half_cache) {
     if (half_cache)
         rotary_and_cache(*shape, qkv, stride, rows, positions, slots, cosine, sine, q_norm, k_norm, (uint16_t*)keys,
                          (uint16_t*)values);
@@ -67,13 +70,13 @@ EXPORT void syringa_attention(const AttentionShape* shape, const AttentionBatch*
         attention(*shape, *batch, (const float*)keys, (const float*)values, q, q_stride, out, out_stride);
 }
 
-EXPORT void syringa_draw(const float* logits, int64_t stride, int rows, int size, const float* temperatures,
+EXPORT void syringa_sample(const float* logits, int64_t stride, int rows, int size, const float* temperatures,
                          const double* uniforms, int64_t* tokens) {
-    draw(logits, stride, rows, size, temperatures, uniforms, tokens);
+    sample(logits, stride, rows, size, temperatures, uniforms, tokens);
 }
 
-EXPORT void syringa_layers(const Stack* stack, const StepRows* step, const AttentionBatch* batch, void* keys, void* values,
-                           int64_t stride, int half_cache) {
+EXPORT void syringa_run_layers(const DecoderStack* stack, const StepRows* step, const AttentionBatch* batch, void* keys,
+                               void* values, int64_t stride, int half_cache) {
     if (half_cache)
         run_layers(*stack, *step, *batch, (uint16_t*)keys, (uint16_t*)values, stride);
     else

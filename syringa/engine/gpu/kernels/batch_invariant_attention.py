@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""Attention of one new token per sequence, to the bits that it would have as one row of a prompt.
+"""Batch-invariant decode attention: the same bits as the token would get as a row of a prefill.
 
-It walks over the keys as `prefill` does, from the first on and as many at a time; no stretches side by side, whose
-number would depend on the batch. The query heads that share a key-value head are rows of one tile.
+Iterates over the keys in the same order and steps as `prefill_attention`, without splits, whose number would depend on
+the batch. The query heads that share a key-value head are the rows of one tile.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.kernels.launch import overlap, release, wait
-from syringa.engine.gpu.kernels.prefill_attention import choose, walk
+from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
+from syringa.engine.gpu.kernels.prefill_attention import attend_keys, choose_config
 
-LEAST_ROWS = 64  # fewer are other instructions, for whose sums nobody vouches
+MIN_TILE_ROWS = 64  # smaller tiles use other instructions, which may sum in another order
 
 
 @triton.jit
-def _row_kernel(
+def _batch_invariant_decode_kernel(
     q_ptr,
     keys_ptr,
     values_ptr,
@@ -34,49 +34,49 @@ def _row_kernel(
     scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
-    SPAN: tl.constexpr,
+    PADDED_HEAD_DIM: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     group: tl.constexpr = HEADS // KV_HEADS
     sequence, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    release(PDL)
-    wait(PDL)
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
     length = tl.load(lengths_ptr + sequence)
     m = tl.arange(0, ROWS)
-    d = tl.arange(0, SPAN)[None, :]
-    inside = (m < group)[:, None] & (d < SIZE)
-    at = (kv_head * group + m)[:, None] * SIZE + d
-    best = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    gathered = tl.zeros([ROWS, SPAN], tl.float32)
+    dim = tl.arange(0, PADDED_HEAD_DIM)[None, :]
+    mask = (m < group)[:, None] & (dim < HEAD_DIM)
+    offset = (kv_head * group + m)[:, None] * HEAD_DIM + dim
+    running_max = tl.full([ROWS], float("-inf"), tl.float32)
+    running_sum = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PADDED_HEAD_DIM], tl.float32)
     if length > 0:
-        q = tl.load(q_ptr + sequence * q_stride + at, inside, 0.0)
+        q = tl.load(q_ptr + sequence * q_stride + offset, mask, 0.0)
         position = length - 1 + tl.zeros([ROWS], tl.int32)
         table = tables_ptr + sequence * table_stride
         keys = keys_ptr + kv_head * head_stride
         values = values_ptr + kv_head * head_stride
-        rate = scale * 1.44269504  # exp2 is what the hardware has
+        qk_scale = scale * 1.44269504  # log2(e): the hardware computes exp2
         low = tl.maximum(length - WINDOW, 0) // KEYS * KEYS if WINDOW else 0
         middle = length // KEYS * KEYS
-        best, total, gathered = walk(
-            q, best, total, gathered, keys, values, table, low, middle, position, d, rate, block_stride, slot_stride,
-            SIZE, BLOCK_SIZE, WINDOW, False, KEYS, STAGES,
+        running_max, running_sum, acc = attend_keys(
+            q, running_max, running_sum, acc, keys, values, table, low, middle, position, dim, qk_scale, block_stride,
+            slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, False, KEYS, STAGES,
         )  # fmt: skip
-        best, total, gathered = walk(
-            q, best, total, gathered, keys, values, table, tl.maximum(low, middle), length, position, d, rate,
-            block_stride, slot_stride, SIZE, BLOCK_SIZE, WINDOW, True, KEYS, STAGES,
+        running_max, running_sum, acc = attend_keys(
+            q, running_max, running_sum, acc, keys, values, table, tl.maximum(low, middle), length, position, dim,
+            qk_scale, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, True, KEYS, STAGES,
         )  # fmt: skip
-    result = gathered / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out_ptr + sequence * out_stride + at, result.to(out_ptr.dtype.element_ty), inside)
+    result = acc / tl.where(running_sum > 0, running_sum, 1.0)[:, None]
+    tl.store(out_ptr + sequence * out_stride + offset, result.to(out_ptr.dtype.element_ty), mask)
 
 
-def row_attention(
+def batch_invariant_decode_attention(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -89,11 +89,11 @@ def row_attention(
     out: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """`decode_attention`'s contract, for tokens that are in the cache."""
+    """`decode_attention` for tokens whose keys and values are already in the cache."""
     _, kv_heads, block, size = keys.shape
-    config = choose(size)
+    config = choose_config(size)
     out = q.new_empty(len(lengths), heads * size) if out is None else out
-    _row_kernel[(len(lengths), kv_heads)](
+    _batch_invariant_decode_kernel[(len(lengths), kv_heads)](
         q,
         keys,
         values,
@@ -109,14 +109,14 @@ def row_attention(
         size**-0.5 if scale is None else scale,
         HEADS=heads,
         KV_HEADS=kv_heads,
-        SIZE=size,
+        HEAD_DIM=size,
         BLOCK_SIZE=block,
         WINDOW=window,
-        ROWS=max(LEAST_ROWS, triton.next_power_of_2(heads // kv_heads)),
-        SPAN=triton.next_power_of_2(size),
+        ROWS=max(MIN_TILE_ROWS, triton.next_power_of_2(heads // kv_heads)),
+        PADDED_HEAD_DIM=triton.next_power_of_2(size),
         KEYS=config.keys,
         STAGES=config.stages,
         num_warps=4,
-        **overlap(pdl),
+        **pdl_options(pdl),
     )
     return out

@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""Attention of one new token per sequence over the paged cache: nothing but reading keys and values.
+"""Decode attention over the paged cache: one new token per sequence. Bound by reading keys and values.
 
-A program takes the query heads that share a key-value head, for one stretch of one sequence, so that every key is read
-once. The stretches of a long sequence run side by side; the last to finish joins them, in their order. Whoever holds
-the sequence's end can also norm, turn and store the new token's key and value: then nothing runs before attention but
-the QKV product.
+A program handles the query heads that share a key-value head, for one split of a sequence, so that every key is read
+once. The splits of a long sequence run in parallel; the last one to finish combines them, in a fixed order. The program
+of the last split can also normalize, rotate and store the new token's key and value, so that no other kernel is needed
+between the QKV projection and attention.
 
-The grid depends on the batch's size alone and lengths are read on the device, so a captured graph serves all of them.
+The grid depends on the batch size alone and lengths are read on the device, so one CUDA graph serves all lengths.
 """
 
 from __future__ import annotations
@@ -17,64 +17,64 @@ import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.kernels.launch import overlap, prefetch, release, scratch, wait
+from syringa.engine.gpu.kernels.launch import get_workspace, pdl_launch_dependents, pdl_options, pdl_wait, prefetch_l2
 
 
 class DecodeConfig(NamedTuple):
     splits: int  # programs that may share a sequence
-    shortest: int = 1  # keys below which none of them goes alone
-    keys: int = 64  # per round
+    min_keys_per_split: int = 1
+    keys: int = 64  # per iteration
     warps: int = 4
-    stages: int = 4  # rounds under way
-    registers: int = 128  # per thread at most: four programs of four warps then share a multiprocessor
+    stages: int = 4  # iterations in flight
+    registers: int = 128  # maximum per thread: four programs of four warps then share a multiprocessor
 
 
 @triton.jit
-def _stretch(length, split, splits, shortest, WINDOW: tl.constexpr, KEYS: tl.constexpr):
-    """The keys of a split, and how many splits have any: whole rounds, as even as that allows, by the length alone."""
+def _split_range(length, split, splits, min_keys_per_split, WINDOW: tl.constexpr, KEYS: tl.constexpr):
+    """Return the key range of a split and the number of non-empty splits. Depends on the length alone."""
     begin = tl.maximum(length - WINDOW, 0) // KEYS * KEYS if WINDOW else 0
-    stretch = tl.maximum(tl.cdiv(tl.cdiv(length - begin, KEYS), splits), tl.cdiv(shortest, KEYS)) * KEYS
-    low = begin + split * stretch
-    return low, tl.minimum(low + stretch, length), tl.cdiv(length - begin, tl.maximum(stretch, 1))
+    split_length = tl.maximum(tl.cdiv(tl.cdiv(length - begin, KEYS), splits), tl.cdiv(min_keys_per_split, KEYS)) * KEYS
+    low = begin + split * split_length
+    return low, tl.minimum(low + split_length, length), tl.cdiv(length - begin, tl.maximum(split_length, 1))
 
 
 @triton.jit
-def _fetch_ahead(keys_ptr, values_ptr, table, low, high, block_stride, slot_stride, SIZE: tl.constexpr,
-                 BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """The first two rounds on their way into the cache, whoever wrote length and table: wrong ones do no harm."""
-    at = low + tl.arange(0, 2 * KEYS)
-    block = tl.load(table + at // BLOCK_SIZE, at < high, 0).to(tl.int64)
-    cell = block * block_stride + (at % BLOCK_SIZE) * slot_stride
-    for line in tl.static_range(0, SIZE, 64):
-        prefetch(keys_ptr + cell + line, at < high, PDL)
-        prefetch(values_ptr + cell + line, at < high, PDL)
+def _prefetch_keys(keys_ptr, values_ptr, table, low, high, block_stride, slot_stride, HEAD_DIM: tl.constexpr,
+                   BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Prefetch the keys and values of two iterations. Runs before `pdl_wait`: a stale length or table is harmless."""
+    key_position = low + tl.arange(0, 2 * KEYS)
+    block = tl.load(table + key_position // BLOCK_SIZE, key_position < high, 0).to(tl.int64)
+    kv_offset = block * block_stride + (key_position % BLOCK_SIZE) * slot_stride
+    for line in tl.static_range(0, HEAD_DIM, 64):
+        prefetch_l2(keys_ptr + kv_offset + line, key_position < high, PDL)
+        prefetch_l2(values_ptr + kv_offset + line, key_position < high, PDL)
 
 
 @triton.jit
-def _turned(head_ptr, weight_ptr, cosine_ptr, sine_ptr, d, known, eps, SIZE: tl.constexpr, HALF: tl.constexpr,
-            NORM: tl.constexpr, TURN: tl.constexpr):  # fmt: skip
-    """Heads, `[rows, size]`, normed and turned. The partner of a component that turns is read a second time."""
-    x = tl.load(head_ptr + d, known, 0.0).to(tl.float32)
-    partner = tl.where(d < HALF, d + HALF, d - HALF)
-    turns = known & (d < 2 * HALF)
-    if TURN:
-        y = tl.load(head_ptr + partner, turns, 0.0).to(tl.float32)
+def _norm_and_rotate(head_ptr, weight_ptr, cosine_ptr, sine_ptr, dim, mask, eps, HEAD_DIM: tl.constexpr,
+                     ROTARY_HALF: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr):  # fmt: skip
+    """Return normalized and rotated heads, `[rows, head size]`. The other half of a rotated pair is loaded again."""
+    x = tl.load(head_ptr + dim, mask, 0.0).to(tl.float32)
+    partner = tl.where(dim < ROTARY_HALF, dim + ROTARY_HALF, dim - ROTARY_HALF)
+    rotary_mask = mask & (dim < 2 * ROTARY_HALF)
+    if ROTATE:
+        y = tl.load(head_ptr + partner, rotary_mask, 0.0).to(tl.float32)
     if NORM:
-        rate = tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)[:, None]
-        x = x * rate * tl.load(weight_ptr + d, known, 0.0).to(tl.float32)
-        if TURN:
-            y = y * rate * tl.load(weight_ptr + partner, turns, 0.0).to(tl.float32)
-    if TURN:
-        angle = tl.where(d < HALF, d, d - HALF)
-        cosine = tl.load(cosine_ptr + angle, d < 2 * HALF, 1.0)
-        sine = tl.load(sine_ptr + angle, d < 2 * HALF, 0.0)
-        x = x * cosine + tl.where(d < HALF, -y, y) * sine
+        inv_rms = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+        x = x * inv_rms * tl.load(weight_ptr + dim, mask, 0.0).to(tl.float32)
+        if ROTATE:
+            y = y * inv_rms * tl.load(weight_ptr + partner, rotary_mask, 0.0).to(tl.float32)
+    if ROTATE:
+        angle = tl.where(dim < ROTARY_HALF, dim, dim - ROTARY_HALF)
+        cosine = tl.load(cosine_ptr + angle, dim < 2 * ROTARY_HALF, 1.0)
+        sine = tl.load(sine_ptr + angle, dim < 2 * ROTARY_HALF, 0.0)
+        x = x * cosine + tl.where(dim < ROTARY_HALF, -y, y) * sine
     return x
 
 
-@triton.jit(do_not_specialize=["splits", "shortest"])
+@triton.jit(do_not_specialize=["splits", "min_keys_per_split"])
 def _decode_kernel(
-    q_ptr,  # rows of [q], or of [q | k | v] when the new token is stored here
+    q_ptr,  # rows of [q], or of [q | k | v] with STORE
     keys_ptr,
     values_ptr,
     tables_ptr,
@@ -85,8 +85,8 @@ def _decode_kernel(
     q_weight_ptr,
     k_weight_ptr,
     out_ptr,
-    parts_ptr,
-    arrivals_ptr,
+    partials_ptr,
+    counters_ptr,
     q_stride,
     out_stride,
     table_stride,
@@ -96,18 +96,18 @@ def _decode_kernel(
     scale,
     eps,
     splits,
-    shortest,
+    min_keys_per_split,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
-    HALF: tl.constexpr,
+    ROTARY_HALF: tl.constexpr,
     STORE: tl.constexpr,
     NORM: tl.constexpr,
-    TURN: tl.constexpr,
+    ROTATE: tl.constexpr,
     ROWS: tl.constexpr,
-    SPAN: tl.constexpr,
+    PADDED_HEAD_DIM: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -117,104 +117,124 @@ def _decode_kernel(
     keys_ptr += kv_head * head_stride
     values_ptr += kv_head * head_stride
     table = tables_ptr + sequence.to(tl.int64) * table_stride
-    release(PDL)
+    pdl_launch_dependents(PDL)
     if PDL:
-        low, high, live = _stretch(tl.load(lengths_ptr + sequence), split, splits, shortest, WINDOW, KEYS)
-        _fetch_ahead(keys_ptr, values_ptr, table, low, high, block_stride, slot_stride, SIZE, BLOCK_SIZE, KEYS, PDL)
-    wait(PDL)
+        low, high, active_splits = _split_range(
+            tl.load(lengths_ptr + sequence), split, splits, min_keys_per_split, WINDOW, KEYS
+        )
+        _prefetch_keys(
+            keys_ptr, values_ptr, table, low, high, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, KEYS, PDL
+        )
+    pdl_wait(PDL)
     length = tl.load(lengths_ptr + sequence)
-    low, high, live = _stretch(length, split, splits, shortest, WINDOW, KEYS)
+    low, high, active_splits = _split_range(length, split, splits, min_keys_per_split, WINDOW, KEYS)
     head = tl.arange(0, ROWS)[:, None]
-    d = tl.arange(0, SPAN)[None, :]
-    heads = (head < group) & (d < SIZE)
-    out = out_ptr + sequence.to(tl.int64) * out_stride + (kv_head * group + head) * SIZE + d
-    kind = out_ptr.dtype.element_ty
+    dim = tl.arange(0, PADDED_HEAD_DIM)[None, :]
+    heads = (head < group) & (dim < HEAD_DIM)
+    out = out_ptr + sequence.to(tl.int64) * out_stride + (kv_head * group + head) * HEAD_DIM + dim
+    out_dtype = out_ptr.dtype.element_ty
     if length <= 0:
         if split == 0:
-            tl.store(out, tl.zeros([ROWS, SPAN], kind), heads)
-    elif split < live:
+            tl.store(out, tl.zeros([ROWS, PADDED_HEAD_DIM], out_dtype), heads)
+    elif split < active_splits:
         row = q_ptr + sequence.to(tl.int64) * q_stride
-        rate = scale * 1.44269504  # exp2 is what the hardware has
-        best = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        gathered = tl.zeros([ROWS, SPAN], tl.float32)
+        qk_scale = scale * 1.44269504  # log2(e): the hardware computes exp2
+        running_max = tl.full([ROWS], float("-inf"), tl.float32)
+        running_sum = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, PADDED_HEAD_DIM], tl.float32)
         if STORE:
-            # The row behind the queries is the new key: one pass norms and turns them all.
-            ends = split == live - 1
+            # The row after the queries is the new key, so that one pass normalizes and rotates all of them.
+            is_last_split = split == active_splits - 1
             slot = tl.load(slots_ptr + sequence).to(tl.int64)
-            new_v = tl.load(row + (HEADS + KV_HEADS + kv_head) * SIZE + d, d < SIZE, 0.0)
-            own = row + tl.where(head < group, kv_head * group + head, HEADS + kv_head) * SIZE
+            new_v = tl.load(row + (HEADS + KV_HEADS + kv_head) * HEAD_DIM + dim, dim < HEAD_DIM, 0.0)
+            head_ptrs = row + tl.where(head < group, kv_head * group + head, HEADS + kv_head) * HEAD_DIM
             weight = tl.where(head < group, q_weight_ptr, k_weight_ptr)
-            turn = (length - 1).to(tl.int64) * HALF
-            known = (head <= group) & (d < SIZE)
-            x = _turned(own, weight, cosine_ptr + turn, sine_ptr + turn, d, known, eps, SIZE, HALF, NORM, TURN)
-            q = tl.where(head < group, x, 0.0).to(kind)
-            new_k = tl.sum(tl.where(head == group, x, 0.0), 0)[None, :].to(kind)
+            table_offset = (length - 1).to(tl.int64) * ROTARY_HALF
+            mask = (head <= group) & (dim < HEAD_DIM)
+            x = _norm_and_rotate(
+                head_ptrs,
+                weight,
+                cosine_ptr + table_offset,
+                sine_ptr + table_offset,
+                dim,
+                mask,
+                eps,
+                HEAD_DIM,
+                ROTARY_HALF,
+                NORM,
+                ROTATE,
+            )
+            q = tl.where(head < group, x, 0.0).to(out_dtype)
+            new_k = tl.sum(tl.where(head == group, x, 0.0), 0)[None, :].to(out_dtype)
             target = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride
-            stored = (d < SIZE) & ends & (slot >= 0)
-            tl.store(keys_ptr + target + d, new_k, stored)
-            tl.store(values_ptr + target + d, new_v, stored)
-            # It is not read back from the cache: the walk begins with it, and ends before it.
-            score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * rate
-            best = tl.where(ends, score, best)
-            total = tl.where(ends, total + 1.0, total)
-            gathered = tl.where(ends, gathered + new_v.to(tl.float32), gathered)
-            high = tl.where(ends, high - 1, high)
+            stored = (dim < HEAD_DIM) & is_last_split & (slot >= 0)
+            tl.store(keys_ptr + target + dim, new_k, stored)
+            tl.store(values_ptr + target + dim, new_v, stored)
+            # The new token initializes the running softmax and is excluded from the loop: it is not read back.
+            score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * qk_scale
+            running_max = tl.where(is_last_split, score, running_max)
+            running_sum = tl.where(is_last_split, running_sum + 1.0, running_sum)
+            acc = tl.where(is_last_split, acc + new_v.to(tl.float32), acc)
+            high = tl.where(is_last_split, high - 1, high)
         else:
-            q = tl.load(row + (kv_head * group + head) * SIZE + d, heads, 0.0)
+            q = tl.load(row + (kv_head * group + head) * HEAD_DIM + dim, heads, 0.0)
         n = tl.arange(0, KEYS)
         for start in tl.range(low, high, KEYS, num_stages=STAGES):
-            at = start + n
-            seen = at < high
+            key_position = start + n
+            visible = key_position < high
             if WINDOW:
-                seen = seen & (at >= length - WINDOW)
-            block = tl.load(table + at // BLOCK_SIZE, at < high, 0).to(tl.int64)
-            cell = block * block_stride + (at % BLOCK_SIZE) * slot_stride
-            within = (at < high)[:, None] & (d < SIZE)
-            k = tl.load(keys_ptr + cell[:, None] + d, within, 0.0)
-            scores = tl.where(seen[None, :], tl.dot(q, tl.trans(k)) * rate, float("-inf"))
-            better = tl.maximum(best, tl.max(scores, 1))
-            # The window may hide a whole round: then nothing was seen, and minus infinity must not meet itself.
-            floor = tl.where(better == float("-inf"), 0.0, better)
-            weights = tl.exp2(scores - floor[:, None])
-            fade = tl.exp2(best - floor)
-            total = total * fade + tl.sum(weights, 1)
-            v = tl.load(values_ptr + cell[:, None] + d, within, 0.0)
-            gathered = tl.dot(weights.to(v.dtype), v, gathered * fade[:, None])
-            best = better
+                visible = visible & (key_position >= length - WINDOW)
+            block = tl.load(table + key_position // BLOCK_SIZE, key_position < high, 0).to(tl.int64)
+            kv_offset = block * block_stride + (key_position % BLOCK_SIZE) * slot_stride
+            within = (key_position < high)[:, None] & (dim < HEAD_DIM)
+            k = tl.load(keys_ptr + kv_offset[:, None] + dim, within, 0.0)
+            scores = tl.where(visible[None, :], tl.dot(q, tl.trans(k)) * qk_scale, float("-inf"))
+            new_max = tl.maximum(running_max, tl.max(scores, 1))
+            # The window may mask a whole iteration: avoid -inf minus -inf.
+            safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+            weights = tl.exp2(scores - safe_max[:, None])
+            rescale = tl.exp2(running_max - safe_max)
+            running_sum = running_sum * rescale + tl.sum(weights, 1)
+            v = tl.load(values_ptr + kv_offset[:, None] + dim, within, 0.0)
+            acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None])
+            running_max = new_max
 
-        if live == 1:
-            tl.store(out, (gathered / total[:, None]).to(kind), heads)
+        if active_splits == 1:
+            tl.store(out, (acc / running_sum[:, None]).to(out_dtype), heads)
         else:
             pair = sequence * KV_HEADS + kv_head
-            cells: tl.constexpr = group * (SIZE + 2)
-            part = parts_ptr + pair.to(tl.int64) * splits * cells
-            mine = part + split * cells
-            ones = tl.arange(0, ROWS)
-            tl.store(mine + head * SIZE + d, gathered, heads)
-            tl.store(mine + group * SIZE + ones, best, ones < group)
-            tl.store(mine + group * SIZE + group + ones, total, ones < group)
-            tl.debug_barrier()  # every thread's part is written before the arrival is counted
-            if tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel") == live - 1:
-                tl.store(arrivals_ptr + pair, 0)  # ready for the next launch
-                best = tl.full([ROWS], float("-inf"), tl.float32)
-                total = tl.zeros([ROWS], tl.float32)
-                gathered = tl.zeros([ROWS, SPAN], tl.float32)
-                for i in range(live):
-                    mine = part + i * cells
-                    its = tl.load(mine + group * SIZE + ones, ones < group, 0.0, cache_modifier=".cg")
-                    mass = tl.load(mine + group * SIZE + group + ones, ones < group, 1.0, cache_modifier=".cg")
-                    value = tl.load(mine + head * SIZE + d, heads, 0.0, cache_modifier=".cg")
-                    better = tl.maximum(best, its)
-                    old, new = tl.exp2(best - better), tl.exp2(its - better)
-                    total = total * old + mass * new
-                    gathered = gathered * old[:, None] + value * new[:, None]
-                    best = better
-                tl.store(out, (gathered / total[:, None]).to(kind), heads)
+            cells: tl.constexpr = group * (HEAD_DIM + 2)
+            part = partials_ptr + pair.to(tl.int64) * splits * cells
+            part_ptr = part + split * cells
+            head_index = tl.arange(0, ROWS)
+            tl.store(part_ptr + head * HEAD_DIM + dim, acc, heads)
+            tl.store(part_ptr + group * HEAD_DIM + head_index, running_max, head_index < group)
+            tl.store(part_ptr + group * HEAD_DIM + group + head_index, running_sum, head_index < group)
+            tl.debug_barrier()  # all threads have written their part before the counter is incremented
+            if tl.atomic_add(counters_ptr + pair, 1, sem="acq_rel") == active_splits - 1:
+                tl.store(counters_ptr + pair, 0)  # ready for the next launch
+                running_max = tl.full([ROWS], float("-inf"), tl.float32)
+                running_sum = tl.zeros([ROWS], tl.float32)
+                acc = tl.zeros([ROWS, PADDED_HEAD_DIM], tl.float32)
+                for i in range(active_splits):
+                    part_ptr = part + i * cells
+                    part_max = tl.load(
+                        part_ptr + group * HEAD_DIM + head_index, head_index < group, 0.0, cache_modifier=".cg"
+                    )
+                    part_sum = tl.load(
+                        part_ptr + group * HEAD_DIM + group + head_index, head_index < group, 1.0, cache_modifier=".cg"
+                    )
+                    part_acc = tl.load(part_ptr + head * HEAD_DIM + dim, heads, 0.0, cache_modifier=".cg")
+                    new_max = tl.maximum(running_max, part_max)
+                    old, new = tl.exp2(running_max - new_max), tl.exp2(part_max - new_max)
+                    running_sum = running_sum * old + part_sum * new
+                    acc = acc * old[:, None] + part_acc * new[:, None]
+                    running_max = new_max
+                tl.store(out, (acc / running_sum[:, None]).to(out_dtype), heads)
 
 
 class NewTokens(NamedTuple):
-    """What it takes to store the new tokens' keys and values on the way. The tensors are `rotate_and_store`'s."""
+    """What is needed to store the new tokens' keys and values. Tensors as for `rotate_and_store`."""
 
     slots: torch.Tensor
     rotary: tuple[torch.Tensor, torch.Tensor] | None
@@ -237,17 +257,17 @@ def decode_attention(
     config: DecodeConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """One row per sequence, its last token's: `[q …]` normed, turned and stored, or with `new` `[q | k | v]` as it came
-    from the product. `[sequences, heads · size]`.
+    """Return the attention of the last token of each sequence, `[sequences, heads · size]`.
 
-    `keys`, `values`: `[blocks, kv_heads, block, size]`, alike in strides; `tables`: int32, any width; `lengths`: int32,
-    the new token included. A row of length 0 is padding and gives zeros.
+    `q` has one row per sequence: normalized and rotated queries, or with `new` the raw `[q | k | v]` projection.
+    `keys`, `values`: `[blocks, kv_heads, block, size]`, equal strides; `tables`: int32, any width; `lengths`: int32,
+    the new token included. A row of length 0 is padding and yields zeros.
     """
     _, kv_heads, block, size = keys.shape
     rows = len(lengths)
     out = q.new_empty(rows, heads * size) if out is None else out
-    config = choose(rows, kv_heads, size) if config is None else config
-    parts, arrivals = scratch(q.device, rows * config.splits * heads * (size + 2), rows * kv_heads)
+    config = choose_config(rows, kv_heads, size) if config is None else config
+    partials, counters = get_workspace(q.device, rows * config.splits * heads * (size + 2), rows * kv_heads)
     rotary, norms = (new.rotary, new.norms) if new else (None, None)
     _decode_kernel[(rows, kv_heads, config.splits)](
         q,
@@ -259,8 +279,8 @@ def decode_attention(
         *(rotary or (q, q)),
         *(norms or (q, q)),
         out,
-        parts,
-        arrivals,
+        partials,
+        counters,
         q.stride(0),
         out.stride(0),
         tables.stride(0),
@@ -270,34 +290,37 @@ def decode_attention(
         size**-0.5 if scale is None else scale,
         new.eps if new else 0.0,
         config.splits,
-        config.shortest,
+        config.min_keys_per_split,
         HEADS=heads,
         KV_HEADS=kv_heads,
-        SIZE=size,
+        HEAD_DIM=size,
         BLOCK_SIZE=block,
         WINDOW=window,
-        HALF=rotary[0].shape[1] if rotary else 0,
+        ROTARY_HALF=rotary[0].shape[1] if rotary else 0,
         STORE=new is not None,
         NORM=norms is not None,
-        TURN=rotary is not None,
+        ROTATE=rotary is not None,
         ROWS=max(16, triton.next_power_of_2(heads // kv_heads + (new is not None))),
-        SPAN=triton.next_power_of_2(size),
+        PADDED_HEAD_DIM=triton.next_power_of_2(size),
         KEYS=config.keys,
         STAGES=config.stages,
         num_warps=config.warps,
         maxnreg=config.registers,
-        **overlap(pdl),
+        **pdl_options(pdl),
     )
     return out
 
 
-def choose(rows: int, kv_heads: int, size: int) -> DecodeConfig:
-    """By what was measured on an H200, whose 132 multiprocessors take four programs each.
+def choose_config(rows: int, kv_heads: int, size: int) -> DecodeConfig:
+    """Return the configuration measured best on an H200 (132 multiprocessors, four programs each).
 
-    Joining splits costs some microseconds. A small batch gains them back at once, a larger one only in long sequences;
-    from two programs for each place on, there is nothing to gain.
+    Combining splits costs a few microseconds: worth it for small batches, for larger ones only with long sequences.
     """
     programs = rows * kv_heads
     splits = min(16, max(2 if programs <= 1024 else 1, 512 // programs))
-    shortest = 64 if programs <= 32 else 128
-    return DecodeConfig(splits, shortest) if size <= 128 else DecodeConfig(splits, shortest, keys=32, warps=8)
+    min_keys_per_split = 64 if programs <= 32 else 128
+    return (
+        DecodeConfig(splits, min_keys_per_split)
+        if size <= 128
+        else DecodeConfig(splits, min_keys_per_split, keys=32, warps=8)
+    )

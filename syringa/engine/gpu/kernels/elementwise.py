@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""Norms and the gate of the MLP, a row or a piece of one per program: bytes in, bytes out, nothing else costs."""
+"""RMS norms and the MLP gate, a row or a piece of one per program. Bound by memory bandwidth."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.kernels.launch import overlap, release, wait
+from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
 
 
 @triton.jit
@@ -27,17 +27,17 @@ def _norm_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    inside = at < WIDTH
-    release(PDL)
-    weight = tl.load(weight_ptr + at, inside, 0.0).to(tl.float32)
-    wait(PDL)
-    x = tl.load(x_ptr + row * x_stride + at, inside, 0.0).to(tl.float32)
+    mask = at < WIDTH
+    pdl_launch_dependents(PDL)
+    weight = tl.load(weight_ptr + at, mask, 0.0).to(tl.float32)
+    pdl_wait(PDL)
+    x = tl.load(x_ptr + row * x_stride + at, mask, 0.0).to(tl.float32)
     if ADD:
         residual = residual_ptr + row * residual_stride + at
-        x += tl.load(residual, inside, 0.0).to(tl.float32)
-        tl.store(residual, x.to(residual_ptr.dtype.element_ty), inside)
-    rate = tl.rsqrt(tl.sum(x * x) / WIDTH + eps)
-    tl.store(out_ptr + row * out_stride + at, (x * rate * weight).to(out_ptr.dtype.element_ty), inside)
+        x += tl.load(residual, mask, 0.0).to(tl.float32)
+        tl.store(residual, x.to(residual_ptr.dtype.element_ty), mask)
+    inv_rms = tl.rsqrt(tl.sum(x * x) / WIDTH + eps)
+    tl.store(out_ptr + row * out_stride + at, (x * inv_rms * weight).to(out_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -46,18 +46,18 @@ def _silu_mul_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < WIDTH
-    release(PDL)
-    wait(PDL)
-    gate = tl.load(gate_ptr + row * gate_stride + at, inside, 0.0).to(tl.float32)
-    up = tl.load(gate_ptr + row * gate_stride + WIDTH + at, inside, 0.0).to(tl.float32)
-    tl.store(out_ptr + row * out_stride + at, (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty), inside)
+    mask = at < WIDTH
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
+    gate = tl.load(gate_ptr + row * gate_stride + at, mask, 0.0).to(tl.float32)
+    up = tl.load(gate_ptr + row * gate_stride + WIDTH + at, mask, 0.0).to(tl.float32)
+    tl.store(out_ptr + row * out_stride + at, (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty), mask)
 
 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, pdl: bool = False
 ) -> torch.Tensor:
-    """`x`: `[rows, width]`, its rows contiguous."""
+    """Return the RMS norm of each row. `x`: `[rows, width]`, rows contiguous."""
     return _norm(x, None, weight, eps, out, pdl)
 
 
@@ -70,7 +70,7 @@ def add_rms_norm(
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Adds `x` to `residual` in place, and gives the norm of the sum."""
+    """Add `x` to `residual` in place and return the RMS norm of the sum."""
     return _norm(x, residual, weight, eps, out, pdl)
 
 
@@ -99,13 +99,13 @@ def _norm(
         ADD=residual is not None,
         BLOCK=block,
         num_warps=min(max(block // 512, 1), 16),
-        **overlap(pdl),
+        **pdl_options(pdl),
     )
     return out
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: bool = False) -> torch.Tensor:
-    """silu(first half) · second half, of each row."""
+    """Return silu(first half) · second half of each row."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width) if out is None else out
     block = min(triton.next_power_of_2(width), 1024)
@@ -117,6 +117,6 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: boo
         WIDTH=width,
         BLOCK=block,
         num_warps=4,
-        **overlap(pdl),
+        **pdl_options(pdl),
     )
     return out

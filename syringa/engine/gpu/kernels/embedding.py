@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""The way into the decoder: rows of the embedding, of tokens that the host knows or that were only just drawn."""
+"""Embedding lookup for tokens that the host knows, or that the previous step sampled and only the device knows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.kernels.launch import overlap, release, wait
+from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
 
 
 @triton.jit
@@ -15,7 +15,7 @@ def _embed_kernel(
     table_ptr,
     tokens_ptr,
     sources_ptr,
-    drawn_ptr,
+    sampled_ptr,
     out_ptr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -23,25 +23,25 @@ def _embed_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    release(PDL)
-    wait(PDL)
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
     source = tl.load(sources_ptr + row)
     token = tl.load(tokens_ptr + row).to(tl.int64)
     if source >= 0:
-        token = tl.load(drawn_ptr + source)
-    token = tl.maximum(token, 0)  # what could not be drawn is computed as any other, and thrown away
+        token = tl.load(sampled_ptr + source)
+    token = tl.maximum(token, 0)  # a row without a sampled token is computed like any other and discarded later
     x = tl.load(table_ptr + token * WIDTH + at, at < WIDTH, 0.0)
     tl.store(out_ptr + row * WIDTH + at, x, at < WIDTH)
 
 
 def embed(
-    table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor, *, pdl: bool = False
+    table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, sampled: torch.Tensor, *, pdl: bool = False
 ) -> torch.Tensor:
-    """`[rows, width]`. `tokens`, `sources`: int32; where a source is not negative, the token is `drawn[source]`."""
+    """Return `[rows, width]`. `tokens`, `sources`: int32; for a non-negative source the token is `sampled[source]`."""
     width = table.shape[1]
     out = table.new_empty(len(tokens), width)
     block = min(triton.next_power_of_2(width), 1024)
     _embed_kernel[(len(tokens), triton.cdiv(width, block))](
-        table, tokens, sources, drawn, out, WIDTH=width, BLOCK=block, num_warps=4, **overlap(pdl)
+        table, tokens, sources, sampled, out, WIDTH=width, BLOCK=block, num_warps=4, **pdl_options(pdl)
     )
     return out

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""One or two rows times a weight matrix: nothing but reading the weights, so every byte is asked for early.
+"""Linear layer of one or two rows. Bound by reading the weights, so loads are issued as early as possible.
 
-A program takes a few outputs and their whole rows of weights. What stands beside the product in a decoder costs a
-launch of its own otherwise, and is nearly free here: the norm of the input (its rate is a factor of the result, so it
-is summed along the way), the gate of the MLP, the bias and the residual.
+A program computes a few outputs from their whole weight rows. Operations that would otherwise need their own launch are
+fused: the RMS norm of the input (its scale factors out of the sum, so the squares are summed along the way), the MLP
+gate, the bias and the residual.
 """
 
 from __future__ import annotations
@@ -14,86 +14,86 @@ import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.kernels.launch import overlap, release, wait
+from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
 
 
 class GemvConfig(NamedTuple):
     outputs: int  # per program
-    inputs: int  # per round
+    inputs: int  # per iteration
     warps: int
-    stages: int = 1  # rounds under way; 1: all at once, unrolled
+    stages: int = 1  # iterations in flight; 1: fully unrolled
 
 
 @triton.jit
-def _round(
+def _load_inputs(
     x_ptr,
     w_ptr,
     gain_ptr,
     k,
-    inside,
+    mask,
     x_stride,
     K: tl.constexpr,
     M: tl.constexpr,
     NORM: tl.constexpr,
-    EVEN: tl.constexpr,
+    EVEN_K: tl.constexpr,
 ):
-    """The inputs `k` of both rows, times the norm's gain, and their squares."""
-    if EVEN:
+    """Return the inputs `k` of both rows, times the norm weight, and their squares."""
+    if EVEN_K:
         a = tl.load(x_ptr + k).to(tl.float32)
     else:
         a = tl.load(x_ptr + k, k < K, 0.0).to(tl.float32)
     b = a
     if M == 2:
-        if EVEN:
+        if EVEN_K:
             b = tl.load(x_ptr + x_stride + k).to(tl.float32)
         else:
             b = tl.load(x_ptr + x_stride + k, k < K, 0.0).to(tl.float32)
     aa = a * a
     bb = b * b
     if NORM:
-        if EVEN:
-            gain = tl.load(gain_ptr + k).to(tl.float32)
+        if EVEN_K:
+            norm_weight = tl.load(gain_ptr + k).to(tl.float32)
         else:
-            gain = tl.load(gain_ptr + k, k < K, 0.0).to(tl.float32)
-        a = a * gain
-        b = b * gain
+            norm_weight = tl.load(gain_ptr + k, k < K, 0.0).to(tl.float32)
+        a = a * norm_weight
+        b = b * norm_weight
     return a, b, aa, bb
 
 
 @triton.jit
-def _weights(w_ptr, k, inside, K: tl.constexpr, EVEN: tl.constexpr):
+def _load_weights(w_ptr, k, mask, K: tl.constexpr, EVEN_K: tl.constexpr):
     at = w_ptr + k[None, :]
-    if EVEN:
-        w = tl.load(at, inside, 0.0, eviction_policy="evict_first")
+    if EVEN_K:
+        w = tl.load(at, mask, 0.0, eviction_policy="evict_first")
     else:
-        w = tl.load(at, inside & (k[None, :] < K), 0.0, eviction_policy="evict_first")
+        w = tl.load(at, mask & (k[None, :] < K), 0.0, eviction_policy="evict_first")
     return w.to(tl.float32)
 
 
 @triton.jit
-def _finish(
+def _epilogue_and_store(
     out_ptr,
     bias_ptr,
     residual_ptr,
-    first,
-    second,
+    out_value,
+    up_value,
     n,
     N,
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """Bias, gate and residual of one row's outputs `n`, and their store."""
-    inside = n < N
+    """Apply bias, gate and residual to one row's outputs `n` and store them."""
+    mask = n < N
     if BIAS:
-        first += tl.load(bias_ptr + n, inside, 0.0).to(tl.float32)
+        out_value += tl.load(bias_ptr + n, mask, 0.0).to(tl.float32)
         if GATED:
-            second += tl.load(bias_ptr + N + n, inside, 0.0).to(tl.float32)
+            up_value += tl.load(bias_ptr + N + n, mask, 0.0).to(tl.float32)
     if GATED:
-        first = first * tl.sigmoid(first) * second
+        out_value = out_value * tl.sigmoid(out_value) * up_value
     if RESIDUAL:
-        first += tl.load(residual_ptr + n, inside, 0.0).to(tl.float32)
-    tl.store(out_ptr + n, first.to(out_ptr.dtype.element_ty), inside)
+        out_value += tl.load(residual_ptr + n, mask, 0.0).to(tl.float32)
+    tl.store(out_ptr + n, out_value.to(out_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -121,77 +121,77 @@ def _gemv_kernel(
     PDL: tl.constexpr,
 ):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = (n < N)[:, None]
-    step = tl.arange(0, BLOCK_K)
-    even: tl.constexpr = K % BLOCK_K == 0
+    mask = (n < N)[:, None]
+    k_offsets = tl.arange(0, BLOCK_K)
+    even_k: tl.constexpr = K % BLOCK_K == 0
     rows = w_ptr + n.to(tl.int64)[:, None] * K
-    others = rows + N.to(tl.int64) * K
+    up_rows = rows + N.to(tl.int64) * K
     a0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     b0 = a0
     a1 = a0
     b1 = a0
     aa = tl.zeros([BLOCK_K], tl.float32)
     bb = aa
-    release(PDL)
+    pdl_launch_dependents(PDL)
     if STAGES == 1:
-        # The first weights are on their way before the rows are known that they will be multiplied by.
-        w = _weights(rows, step, inside, K, even)
+        # Load the first weights before `pdl_wait`: they do not depend on the previous kernel.
+        w = _load_weights(rows, k_offsets, mask, K, even_k)
         if GATED:
-            u = _weights(others, step, inside, K, even)
-        wait(PDL)
+            w_up = _load_weights(up_rows, k_offsets, mask, K, even_k)
+        pdl_wait(PDL)
         for i in tl.static_range(0, K, BLOCK_K):
             if i > 0:
-                w = _weights(rows, i + step, inside, K, even)
+                w = _load_weights(rows, i + k_offsets, mask, K, even_k)
                 if GATED:
-                    u = _weights(others, i + step, inside, K, even)
-            a, b, ss, tt = _round(x_ptr, w_ptr, gain_ptr, i + step, inside, x_stride, K, M, NORM, even)
+                    w_up = _load_weights(up_rows, i + k_offsets, mask, K, even_k)
+            a, b, ss, tt = _load_inputs(x_ptr, w_ptr, gain_ptr, i + k_offsets, mask, x_stride, K, M, NORM, even_k)
             aa += ss
             a0 += w * a[None, :]
             if GATED:
-                a1 += u * a[None, :]
+                a1 += w_up * a[None, :]
             if M == 2:
                 bb += tt
                 b0 += w * b[None, :]
                 if GATED:
-                    b1 += u * b[None, :]
+                    b1 += w_up * b[None, :]
     else:
-        wait(PDL)
+        pdl_wait(PDL)
         for i in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            w = _weights(rows, i + step, inside, K, even)
-            a, b, ss, tt = _round(x_ptr, w_ptr, gain_ptr, i + step, inside, x_stride, K, M, NORM, even)
+            w = _load_weights(rows, i + k_offsets, mask, K, even_k)
+            a, b, ss, tt = _load_inputs(x_ptr, w_ptr, gain_ptr, i + k_offsets, mask, x_stride, K, M, NORM, even_k)
             aa += ss
             a0 += w * a[None, :]
             if M == 2:
                 bb += tt
                 b0 += w * b[None, :]
             if GATED:
-                u = _weights(others, i + step, inside, K, even)
-                a1 += u * a[None, :]
+                w_up = _load_weights(up_rows, i + k_offsets, mask, K, even_k)
+                a1 += w_up * a[None, :]
                 if M == 2:
-                    b1 += u * b[None, :]
-    first = tl.sum(a0, 1)
-    second = tl.sum(a1, 1) if GATED else first
+                    b1 += w_up * b[None, :]
+    out_value = tl.sum(a0, 1)
+    up_value = tl.sum(a1, 1) if GATED else out_value
     if NORM:
-        rate = tl.rsqrt(tl.sum(aa) / K + eps)
-        first *= rate
-        second *= rate
-    _finish(out_ptr, bias_ptr, residual_ptr, first, second, n, N, BIAS, GATED, RESIDUAL)
+        inv_rms = tl.rsqrt(tl.sum(aa) / K + eps)
+        out_value *= inv_rms
+        up_value *= inv_rms
+    _epilogue_and_store(out_ptr, bias_ptr, residual_ptr, out_value, up_value, n, N, BIAS, GATED, RESIDUAL)
     if M == 2:
-        first = tl.sum(b0, 1)
-        second = tl.sum(b1, 1) if GATED else first
+        out_value = tl.sum(b0, 1)
+        up_value = tl.sum(b1, 1) if GATED else out_value
         if NORM:
-            rate = tl.rsqrt(tl.sum(bb) / K + eps)
-            first *= rate
-            second *= rate
+            inv_rms = tl.rsqrt(tl.sum(bb) / K + eps)
+            out_value *= inv_rms
+            up_value *= inv_rms
         out, residual = out_ptr + out_stride, residual_ptr + residual_stride
-        _finish(out, bias_ptr, residual, first, second, n, N, BIAS, GATED, RESIDUAL)
+        _epilogue_and_store(out, bias_ptr, residual, out_value, up_value, n, N, BIAS, GATED, RESIDUAL)
 
 
 def gemv(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    gain: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
     eps: float,
     gated: bool,
     residual: torch.Tensor | None,
@@ -199,13 +199,13 @@ def gemv(
     config: GemvConfig,
     pdl: bool,
 ) -> None:
-    """`linear`'s contract for one or two rows."""
+    """`linear` for one or two rows."""
     outputs = out.shape[1]
     _gemv_kernel[(triton.cdiv(outputs, config.outputs),)](
         x,
         weight,
         x if bias is None else bias,
-        x if gain is None else gain,
+        x if norm_weight is None else norm_weight,
         x if residual is None else residual,
         out,
         outputs,
@@ -215,7 +215,7 @@ def gemv(
         out.stride(0),
         K=weight.shape[1],
         M=len(x),
-        NORM=gain is not None,
+        NORM=norm_weight is not None,
         BIAS=bias is not None,
         GATED=gated,
         RESIDUAL=residual is not None,
@@ -223,5 +223,5 @@ def gemv(
         BLOCK_K=config.inputs,
         STAGES=config.stages,
         num_warps=config.warps,
-        **overlap(pdl),
+        **pdl_options(pdl),
     )

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""Attention of many new tokens per sequence over the paged cache, which already holds them: bound by arithmetic.
+"""Prefill attention over the paged cache, which already holds the new tokens. Bound by arithmetic.
 
-A program takes a tile of one sequence's rows for one query head and walks over the keys that they see. Which tiles
-there are is decided on the host, which knows the lengths; the longest walks come first, so that none starts last.
+A program handles a tile of one sequence's rows for one query head and iterates over the keys that they see. The host,
+which knows the lengths, lists the tiles, the longest first, so that none of those starts last.
 """
 
 from __future__ import annotations
@@ -16,62 +16,62 @@ import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.kernels.launch import overlap, release, wait
+from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
 
 ROWS = 128
 
 
 class PrefillConfig(NamedTuple):
     rows: int = ROWS  # queries per program
-    keys: int = 32  # per round
+    keys: int = 32  # per iteration
     warps: int = 4
-    stages: int = 5  # rounds under way
+    stages: int = 5  # iterations in flight
 
 
 @triton.jit
-def walk(
-    q, best, total, gathered, keys_ptr, values_ptr, table, low, high, position, d, rate, block_stride, slot_stride,
-    SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr, KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
+def attend_keys(
+    q, running_max, running_sum, acc, keys_ptr, values_ptr, table, low, high, position, dim, qk_scale, block_stride,
+    slot_stride, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr,
+    KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Rounds from `low` up to `high`. Not `CAUSAL`: all of these keys precede all of the rows."""
+    """Accumulate the keys from `low` up to `high`. Without `CAUSAL` all of them precede all rows."""
     n = tl.arange(0, KEYS)
     for start in tl.range(low, high, KEYS, num_stages=STAGES):
-        at = start + n
+        key_position = start + n
         if CAUSAL:
-            block = tl.load(table + at // BLOCK_SIZE, at < high, 0).to(tl.int64)
+            block = tl.load(table + key_position // BLOCK_SIZE, key_position < high, 0).to(tl.int64)
         else:
-            block = tl.load(table + at // BLOCK_SIZE).to(tl.int64)
-        cell = (block * block_stride + (at % BLOCK_SIZE) * slot_stride)[:, None] + d
+            block = tl.load(table + key_position // BLOCK_SIZE).to(tl.int64)
+        kv_offset = (block * block_stride + (key_position % BLOCK_SIZE) * slot_stride)[:, None] + dim
         if CAUSAL:
-            k = tl.load(keys_ptr + cell, (at < high)[:, None] & (d < SIZE), 0.0)
-        elif d.shape[1] == SIZE:
-            k = tl.load(keys_ptr + cell)
+            k = tl.load(keys_ptr + kv_offset, (key_position < high)[:, None] & (dim < HEAD_DIM), 0.0)
+        elif dim.shape[1] == HEAD_DIM:
+            k = tl.load(keys_ptr + kv_offset)
         else:
-            k = tl.load(keys_ptr + cell, d < SIZE, 0.0)
+            k = tl.load(keys_ptr + kv_offset, dim < HEAD_DIM, 0.0)
         scores = tl.dot(q, tl.trans(k))
         if CAUSAL:
-            scores = tl.where(at[None, :] <= position[:, None], scores, float("-inf"))
+            scores = tl.where(key_position[None, :] <= position[:, None], scores, float("-inf"))
         if WINDOW:
-            scores = tl.where(at[None, :] > position[:, None] - WINDOW, scores, float("-inf"))
-        better = tl.maximum(best, tl.max(scores, 1) * rate)
-        if WINDOW:  # a row may not have seen anything yet
-            floor = tl.where(better == float("-inf"), 0.0, better)
+            scores = tl.where(key_position[None, :] > position[:, None] - WINDOW, scores, float("-inf"))
+        new_max = tl.maximum(running_max, tl.max(scores, 1) * qk_scale)
+        if WINDOW:  # a row may have no visible key yet
+            safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
         else:
-            floor = better
-        weights = tl.exp2(scores * rate - floor[:, None])
-        fade = tl.exp2(best - floor)
-        total = total * fade + tl.sum(weights, 1)
-        gathered = gathered * fade[:, None]
+            safe_max = new_max
+        weights = tl.exp2(scores * qk_scale - safe_max[:, None])
+        rescale = tl.exp2(running_max - safe_max)
+        running_sum = running_sum * rescale + tl.sum(weights, 1)
+        acc = acc * rescale[:, None]
         if CAUSAL:
-            v = tl.load(values_ptr + cell, (at < high)[:, None] & (d < SIZE), 0.0)
-        elif d.shape[1] == SIZE:
-            v = tl.load(values_ptr + cell)
+            v = tl.load(values_ptr + kv_offset, (key_position < high)[:, None] & (dim < HEAD_DIM), 0.0)
+        elif dim.shape[1] == HEAD_DIM:
+            v = tl.load(values_ptr + kv_offset)
         else:
-            v = tl.load(values_ptr + cell, d < SIZE, 0.0)
-        gathered = tl.dot(weights.to(v.dtype), v, gathered)
-        best = better
-    return best, total, gathered
+            v = tl.load(values_ptr + kv_offset, dim < HEAD_DIM, 0.0)
+        acc = tl.dot(weights.to(v.dtype), v, acc)
+        running_max = new_max
+    return running_max, running_sum, acc
 
 
 @triton.jit
@@ -93,56 +93,56 @@ def _prefill_kernel(
     scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
-    SPAN: tl.constexpr,
+    PADDED_HEAD_DIM: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head, tile = tl.program_id(0), tl.program_id(1)
-    release(PDL)
-    wait(PDL)
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
     sequence = tl.load(tiles_ptr + 2 * tile)
     offset = tl.load(tiles_ptr + 2 * tile + 1)
     begin = tl.load(starts_ptr + sequence)
     count = tl.load(starts_ptr + sequence + 1) - begin
     first = tl.load(first_ptr + sequence)
     m = offset + tl.arange(0, ROWS)
-    d = tl.arange(0, SPAN)[None, :]
-    inside = (m < count)[:, None] & (d < SIZE)
+    dim = tl.arange(0, PADDED_HEAD_DIM)[None, :]
+    mask = (m < count)[:, None] & (dim < HEAD_DIM)
     row = (begin + m).to(tl.int64)[:, None]
-    q = tl.load(q_ptr + row * q_stride + head * SIZE + d, inside, 0.0)
+    q = tl.load(q_ptr + row * q_stride + head * HEAD_DIM + dim, mask, 0.0)
     position = first + m
     table = tables_ptr + sequence.to(tl.int64) * table_stride
     kv_head = head // (HEADS // KV_HEADS)
     keys = keys_ptr + kv_head * head_stride
     values = values_ptr + kv_head * head_stride
-    rate = scale * 1.44269504  # exp2 is what the hardware has
-    best = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    gathered = tl.zeros([ROWS, SPAN], tl.float32)
+    qk_scale = scale * 1.44269504  # log2(e): the hardware computes exp2
+    running_max = tl.full([ROWS], float("-inf"), tl.float32)
+    running_sum = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, PADDED_HEAD_DIM], tl.float32)
     earliest = first + offset
     low = tl.maximum(earliest - WINDOW + 1, 0) // KEYS * KEYS if WINDOW else 0
     middle = (earliest + 1) // KEYS * KEYS
     high = first + tl.minimum(offset + ROWS, count)
-    best, total, gathered = walk(
-        q, best, total, gathered, keys, values, table, low, middle, position, d, rate, block_stride, slot_stride,
-        SIZE, BLOCK_SIZE, WINDOW, False, KEYS, STAGES,
+    running_max, running_sum, acc = attend_keys(
+        q, running_max, running_sum, acc, keys, values, table, low, middle, position, dim, qk_scale, block_stride,
+        slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, False, KEYS, STAGES,
     )  # fmt: skip
-    best, total, gathered = walk(
-        q, best, total, gathered, keys, values, table, tl.maximum(low, middle), high, position, d, rate, block_stride,
-        slot_stride, SIZE, BLOCK_SIZE, WINDOW, True, KEYS, STAGES,
+    running_max, running_sum, acc = attend_keys(
+        q, running_max, running_sum, acc, keys, values, table, tl.maximum(low, middle), high, position, dim, qk_scale,
+        block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, True, KEYS, STAGES,
     )  # fmt: skip
-    # Rows past the sequence's end saw nothing in a window: they are divided by one, and not stored.
-    result = gathered / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out_ptr + row * out_stride + head * SIZE + d, result.to(out_ptr.dtype.element_ty), inside)
+    # Rows past the end of the sequence may have no visible key: avoid a division by zero, they are not stored.
+    result = acc / tl.where(running_sum > 0, running_sum, 1.0)[:, None]
+    tl.store(out_ptr + row * out_stride + head * HEAD_DIM + dim, result.to(out_ptr.dtype.element_ty), mask)
 
 
 def query_tiles(starts: Sequence[int], first: Sequence[int], rows: int = ROWS) -> torch.Tensor:
-    """`[tiles, 2]` int32, on the host: a sequence and an offset into its rows each, the longest walks first."""
+    """Return the tiles as `[tiles, 2]` int32 on the host: sequence and offset into its rows, most keys first."""
     tiles = [(s, offset) for s, (begin, end) in enumerate(pairwise(starts)) for offset in range(0, end - begin, rows)]
     tiles.sort(key=lambda tile: -(first[tile[0]] + tile[1]))
     return torch.from_numpy(np.array(tiles, dtype=np.int32).reshape(-1, 2))
@@ -164,14 +164,14 @@ def prefill_attention(
     config: PrefillConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Rows that begin with `[q …]`, normed and turned: those of sequence s are `starts[s]` up to `starts[s + 1]`, from
-    position `first[s]` on. `[tokens, heads · size]`.
+    """Return the attention of all rows, `[tokens, heads · size]`.
 
-    `tiles` is `query_tiles` of the config's rows, on the device; `starts`, `first`, `tables`: int32. `keys`, `values`:
-    `[blocks, kv_heads, block, size]`, alike in strides.
+    `q`: rows that begin with normalized and rotated queries. Sequence s has the rows `starts[s]` up to `starts[s + 1]`,
+    at positions from `first[s]` on. `tiles`: `query_tiles` for the configured rows, on the device; `starts`, `first`,
+    `tables`: int32. `keys`, `values`: `[blocks, kv_heads, block, size]`, equal strides.
     """
     _, kv_heads, block, size = keys.shape
-    config = choose(size) if config is None else config
+    config = choose_config(size) if config is None else config
     out = q.new_empty(len(q), heads * size) if out is None else out
     _prefill_kernel[(heads, len(tiles))](
         q,
@@ -191,19 +191,19 @@ def prefill_attention(
         size**-0.5 if scale is None else scale,
         HEADS=heads,
         KV_HEADS=kv_heads,
-        SIZE=size,
+        HEAD_DIM=size,
         BLOCK_SIZE=block,
         WINDOW=window,
         ROWS=config.rows,
-        SPAN=triton.next_power_of_2(size),
+        PADDED_HEAD_DIM=triton.next_power_of_2(size),
         KEYS=config.keys,
         STAGES=config.stages,
         num_warps=config.warps,
-        **overlap(pdl),
+        **pdl_options(pdl),
     )
     return out
 
 
-def choose(size: int) -> PrefillConfig:
-    """By what was measured on an H200; larger heads need more threads to hold them. The rows are always the same."""
+def choose_config(size: int) -> PrefillConfig:
+    """Return the configuration measured best on an H200. The rows per tile do not depend on the head size."""
     return PrefillConfig() if size <= 128 else PrefillConfig(warps=8, stages=3)

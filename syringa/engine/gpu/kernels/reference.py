@@ -1,6 +1,6 @@
-"""What each kernel computes, in plain PyTorch: for tests, and for machines without Triton.
+"""Reference implementations of the kernels in plain PyTorch: for tests, and for machines without Triton.
 
-Sums and products are made in `dtype` (float32; tests also ask for float64) and rounded once, to the inputs' type.
+Computes in `dtype` (float32; tests also use float64) and rounds once, to the dtype of the inputs.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import torch
 import torch.nn.functional as F
 
 NO_TOKEN = -1
-GREEDY_BELOW = 1e-5  # _GREEDY_BELOW in sampling_rows.py
+GREEDY_BELOW = 1e-5  # _GREEDY_BELOW in sampling/rows.py
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return _normed(x.to(dtype), weight, eps).to(x.dtype)
+    return _rms_normalize(x.to(dtype), weight, eps).to(x.dtype)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Adds `x` to `residual` in place, and gives the norm of the sum before it was rounded."""
+    """Add `x` to `residual` in place and return the RMS norm of the unrounded sum."""
     total = x.to(dtype) + residual.to(dtype)
     residual.copy_(total)
-    return _normed(total, weight, eps).to(x.dtype)
+    return _rms_normalize(total, weight, eps).to(x.dtype)
 
 
 def silu_mul(gate_up: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -42,7 +42,7 @@ def rotate_and_store(
     heads: int,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Norms and turns q and k of `[q | k | v]` rows; q stays in its place, k and v go to their slots of the cache.
+    """Normalize and rotate q and k of `[q | k | v]` rows: q in place, k and v into their cache slots.
 
     `keys`, `values`: `[blocks, kv_heads, block, size]`. A row with a negative slot is padding: nothing is stored.
     """
@@ -50,9 +50,9 @@ def rotate_and_store(
     rows = qkv.view(len(qkv), heads + 2 * kv_heads, size)
     q, k, v = rows.to(dtype).split([heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
-        q, k = _normed(q, norms[0], eps), _normed(k, norms[1], eps)
+        q, k = _rms_normalize(q, norms[0], eps), _rms_normalize(k, norms[1], eps)
     if rotary is not None:
-        q, k = _turned(q, positions, rotary), _turned(k, positions, rotary)
+        q, k = _rotate(q, positions, rotary), _rotate(k, positions, rotary)
     rows[:, :heads] = q.to(qkv.dtype)
     real = slots >= 0
     at = slots[real].long()
@@ -72,19 +72,22 @@ def paged_attention(
     scale: float | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """`q`: `[tokens, heads, size]`; the rows of sequence s are `starts[s]` up to `starts[s + 1]`, from position
-    `first[s]` on. The cache already holds their keys and values. Rows of no sequence give zeros."""
+    """Return the attention of all rows, `[tokens, heads, size]`.
+
+    `q`: `[tokens, heads, size]`; sequence s has the rows `starts[s]` up to `starts[s + 1]`, at positions from
+    `first[s]` on. The cache already holds their keys and values. Rows of no sequence yield zeros.
+    """
     _, kv_heads, _, size = keys.shape
     out = torch.zeros_like(q)
     scale = size**-0.5 if scale is None else scale
     for s in range(len(first)):
-        begin, end, place = int(starts[s]), int(starts[s + 1]), int(first[s])
+        begin, end, first_position = int(starts[s]), int(starts[s + 1]), int(first[s])
         if begin == end:
             continue
-        known = place + end - begin
-        k, v = (_gathered(cache, tables[s], known).to(dtype) for cache in (keys, values))
+        known = first_position + end - begin
+        k, v = (_gather_blocks(cache, tables[s], known).to(dtype) for cache in (keys, values))
         rows = q[begin:end].to(dtype).view(end - begin, kv_heads, -1, size).permute(1, 2, 0, 3)
-        at = torch.arange(place, known, device=q.device)[:, None]
+        at = torch.arange(first_position, known, device=q.device)[:, None]
         key = torch.arange(known, device=q.device)[None, :]
         visible = (key <= at) & (key > at - window) if window else key <= at
         scores = (rows @ k[:, None].transpose(-1, -2) * scale).masked_fill(~visible, float("-inf"))
@@ -104,7 +107,7 @@ def decode_attention(
     scale: float | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """One row of `q` per sequence: that of its last token. `lengths` counts it; a row of length 0 is padding."""
+    """Return the attention of the last token of each sequence. `lengths` includes it; 0 is padding."""
     starts = F.pad((lengths > 0).cumsum(0), (1, 0))
     real = lengths > 0
     out = torch.zeros_like(q)
@@ -127,17 +130,21 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    gain: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
     residual: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """`gain` norms the rows first; `gated` gives silu(first half) · second half; `residual` is added at the end."""
+    """Return `x @ weight.T + bias`.
+
+    `norm_weight` applies RMS norm to the rows first; `gated` returns silu(first half) · second half; `residual` is
+    added at the end.
+    """
     rows = x.to(dtype)
-    if gain is not None:
-        rows = _normed(rows, gain, eps)
+    if norm_weight is not None:
+        rows = _rms_normalize(rows, norm_weight, eps)
     y = rows @ weight.to(dtype).T
     if bias is not None:
         y = y + bias.to(dtype)
@@ -150,11 +157,11 @@ def linear(
 
 
 def uniforms(seeds: torch.Tensor, choices: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The numbers of `draw.uniforms`, from int64 tensors that hold the words' bits."""
+    """`draw.uniforms` for int64 tensors that hold the bits of the unsigned words."""
     state = seeds.clone()
     for counters, increment in ((choices, 0x9E3779B97F4A7C15), (positions, 0xD1B54A32D192ED03)):
         state = _mix(_mix(state) + (counters.long() + 1) * _signed(increment))
-    return _shifted(_mix(state), 11).double() * 2.0**-53
+    return _logical_shift_right(_mix(state), 11).double() * 2.0**-53
 
 
 def sample(
@@ -167,43 +174,43 @@ def sample(
     top_p: torch.Tensor | None = None,
     min_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A token per row: the best one below `GREEDY_BELOW`, else where the row's noise falls in what the rules leave."""
+    """Sample a token per row, greedily for temperatures below `GREEDY_BELOW`, otherwise by inverse transform."""
     best, greedy = logits.max(-1)
     off = logits.new_zeros(len(logits))
-    rules = (off if top_k is None else top_k, off + 1 if top_p is None else top_p, off if min_p is None else min_p)
-    steady = torch.where(temperatures < GREEDY_BELOW, 1.0, temperatures)
-    weights = ((logits - best[:, None]) / steady[:, None]).softmax(-1)
-    kept = torch.where(weights >= _cutoffs(weights, *rules)[:, None], weights, 0.0)
+    filters = (off if top_k is None else top_k, off + 1 if top_p is None else top_p, off if min_p is None else min_p)
+    temperature_or_one = torch.where(temperatures < GREEDY_BELOW, 1.0, temperatures)
+    weights = ((logits - best[:, None]) / temperature_or_one[:, None]).softmax(-1)
+    kept = torch.where(weights >= _cutoffs(weights, *filters)[:, None], weights, 0.0)
     mass = kept.double().cumsum(-1)
     target = uniforms(seeds, choices, positions)[:, None] * mass[:, -1:]
-    hit = (kept > 0) & (mass > target)
+    reached = (kept > 0) & (mass > target)
     last = (kept > 0).long().mul(torch.arange(logits.shape[-1], device=logits.device)).argmax(-1)
-    drawn = torch.where(hit.any(-1), hit.byte().argmax(-1), last)
+    drawn = torch.where(reached.any(-1), reached.byte().argmax(-1), last)
     tokens = torch.where(temperatures < GREEDY_BELOW, greedy, drawn)
     return torch.where(best.isfinite(), tokens, NO_TOKEN)
 
 
 def _cutoffs(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """The least weight that each row keeps; what equals it is kept too."""
+    """Return the smallest weight that each row keeps; equal weights are kept too."""
     size = weights.shape[-1]
     ordered = weights.double().sort(dim=-1, descending=True).values
     by_k = (top_k > 0) & (top_k < size)
     kth = torch.where(by_k, ordered.gather(-1, torch.where(by_k, top_k - 1, 0).long()[:, None])[:, 0], 0.0)
     mass = torch.where(ordered >= kth[:, None], ordered, 0.0).cumsum(-1)
-    short = (mass < top_p.double()[:, None] * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=size - 1)
-    by_p = torch.where(top_p < 1, ordered.gather(-1, short)[:, 0], 0.0)
+    num_below = (mass < top_p.double()[:, None] * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=size - 1)
+    by_p = torch.where(top_p < 1, ordered.gather(-1, num_below)[:, 0], 0.0)
     cutoff = torch.maximum(torch.maximum(kth, by_p), min_p.float() * ordered[:, 0])
     return torch.minimum(cutoff, ordered[:, 0]).float()
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        x = (x ^ _shifted(x, shift)) * _signed(factor)
+        x = (x ^ _logical_shift_right(x, shift)) * _signed(factor)
     return x
 
 
-def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
-    """To the right without the sign, which int64 would drag along."""
+def _logical_shift_right(x: torch.Tensor, by: int) -> torch.Tensor:
+    """Shift right without sign extension."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
@@ -211,18 +218,46 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _rms_normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
 
 
-def _turned(x: torch.Tensor, positions: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def _rotate(x: torch.Tensor, positions: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     cosine, sine = (table[positions.long()][:, None].to(x.dtype) for table in rotary)
     half = cosine.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine, rest], dim=-1)
 
 
-def _gathered(cache: torch.Tensor, table: torch.Tensor, count: int) -> torch.Tensor:
-    """`[kv_heads, count, size]`."""
+def _gather_blocks(cache: torch.Tensor, table: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the first `count` tokens of a sequence as `[kv_heads, count, size]`."""
     blocks = table[: -(-count // cache.shape[2])].long()
     return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :count]
+
+
+def route(logits: torch.Tensor, top_k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights and the ids of the `top_k` experts of each row of router logits, best first."""
+    weights, ids = logits.float().softmax(-1).topk(top_k, dim=-1)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, ids
+
+
+def moe_mlp(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top_k: int,
+    *,
+    normalize: bool = True,
+) -> torch.Tensor:
+    """Return the weighted sum of each row's experts. Shapes are those of `kernels.moe.moe_mlp`."""
+    weights, ids = route(router_logits, top_k, normalize=normalize)
+    out = torch.zeros_like(x)
+    for expert in ids.unique().tolist():
+        token, choice = (ids == expert).nonzero(as_tuple=True)
+        gate, up = (x[token] @ gate_up[expert].T).chunk(2, -1)
+        hidden = torch.nn.functional.silu(gate) * up
+        out.index_add_(0, token, (hidden @ down[expert].T) * weights[token, choice, None].to(x.dtype))
+    return out

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""Between the QKV product and attention, in one launch: norms of q and k, rotation, and the way into the cache."""
+"""Q and k norms, rotary embedding and the write to the KV cache, in one launch after the QKV projection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.kernels.launch import overlap, release, wait
+from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
 
 
 @triton.jit
@@ -28,65 +28,65 @@ def _rotary_kernel(
     eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HALF: tl.constexpr,  # components that turn, halved
+    ROTARY_HALF: tl.constexpr,  # half of the rotary dimension
     NORM: tl.constexpr,
-    TURN: tl.constexpr,
-    ROWS: tl.constexpr,  # heads a program takes
-    SPAN: tl.constexpr,  # a power of two that HALF fits in
-    REST: tl.constexpr,  # a power of two that the components fit in that do not turn
+    ROTATE: tl.constexpr,
+    ROWS: tl.constexpr,  # heads per program
+    PADDED_HALF: tl.constexpr,  # power of two ≥ ROTARY_HALF
+    PADDED_REST: tl.constexpr,  # power of two ≥ the components that are not rotated
     PDL: tl.constexpr,
 ):
-    # A head is read as the two halves that turn and what is left: each component then stays with its thread, so
-    # writing q to where it was read from cannot overtake a neighbour's read.
+    # A head is loaded as its two rotary halves and the rest: each component stays in one thread, so that writing q in
+    # place cannot race with another thread's load.
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
-    known = head < HEADS + 2 * KV_HEADS
+    head_mask = head < HEADS + 2 * KV_HEADS
     is_q = head < HEADS
     is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
-    at = tl.arange(0, SPAN)[None, :]
-    release(PDL)
-    wait(PDL)
+    at = tl.arange(0, PADDED_HALF)[None, :]
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
     slot = tl.load(slots_ptr + token).to(tl.int64)
-    first = known & (at < HALF)
-    source = qkv_ptr + token * qkv_stride + head * SIZE
-    a = tl.load(source + at, first, 0.0).to(tl.float32)
-    b = tl.load(source + HALF + at, first, 0.0).to(tl.float32)
-    more = tl.arange(0, REST)[None, :] + 2 * HALF
-    behind = known & (more < SIZE)
-    if 2 * HALF < SIZE:
-        c = tl.load(source + more, behind, 0.0).to(tl.float32)
+    half_mask = head_mask & (at < ROTARY_HALF)
+    source = qkv_ptr + token * qkv_stride + head * HEAD_DIM
+    a = tl.load(source + at, half_mask, 0.0).to(tl.float32)
+    b = tl.load(source + ROTARY_HALF + at, half_mask, 0.0).to(tl.float32)
+    rest_at = tl.arange(0, PADDED_REST)[None, :] + 2 * ROTARY_HALF
+    rest_mask = head_mask & (rest_at < HEAD_DIM)
+    if 2 * ROTARY_HALF < HEAD_DIM:
+        c = tl.load(source + rest_at, rest_mask, 0.0).to(tl.float32)
     if NORM:
         normed = is_q | is_k
         total = tl.sum(a * a, 1) + tl.sum(b * b, 1)
-        if 2 * HALF < SIZE:
+        if 2 * ROTARY_HALF < HEAD_DIM:
             total += tl.sum(c * c, 1)
-        rate = tl.rsqrt(total / SIZE + eps)[:, None]
+        inv_rms = tl.rsqrt(total / HEAD_DIM + eps)[:, None]
         weight = tl.where(is_q, q_weight_ptr, k_weight_ptr)
-        a = tl.where(normed, a * rate * tl.load(weight + at, first, 0.0), a)
-        b = tl.where(normed, b * rate * tl.load(weight + HALF + at, first, 0.0), b)
-        if 2 * HALF < SIZE:
-            c = tl.where(normed, c * rate * tl.load(weight + more, behind, 0.0), c)
-    if TURN:
+        a = tl.where(normed, a * inv_rms * tl.load(weight + at, half_mask, 0.0), a)
+        b = tl.where(normed, b * inv_rms * tl.load(weight + ROTARY_HALF + at, half_mask, 0.0), b)
+        if 2 * ROTARY_HALF < HEAD_DIM:
+            c = tl.where(normed, c * inv_rms * tl.load(weight + rest_at, rest_mask, 0.0), c)
+    if ROTATE:
         position = tl.load(positions_ptr + token).to(tl.int64)
-        cosine = tl.load(cosine_ptr + position * HALF + at, at < HALF, 0.0)
-        sine = tl.load(sine_ptr + position * HALF + at, at < HALF, 0.0)
-        turned = is_q | is_k
-        x = tl.where(turned, a * cosine - b * sine, a)
-        b = tl.where(turned, b * cosine + a * sine, b)
+        cosine = tl.load(cosine_ptr + position * ROTARY_HALF + at, at < ROTARY_HALF, 0.0)
+        sine = tl.load(sine_ptr + position * ROTARY_HALF + at, at < ROTARY_HALF, 0.0)
+        rotated = is_q | is_k
+        x = tl.where(rotated, a * cosine - b * sine, a)
+        b = tl.where(rotated, b * cosine + a * sine, b)
         a = x
-    cell = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride
-    key = keys_ptr + cell + (head - HEADS) * head_stride
-    value = values_ptr + cell + (head - HEADS - KV_HEADS) * head_stride
+    kv_offset = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride
+    key = keys_ptr + kv_offset + (head - HEADS) * head_stride
+    value = values_ptr + kv_offset + (head - HEADS - KV_HEADS) * head_stride
     target = tl.where(is_q, source, tl.where(is_k, key, value))
-    # A negative slot is padding, which must not be stored anywhere.
+    # A negative slot is padding: neither its key nor its value is stored.
     stored = is_q | (slot >= 0)
     kind = qkv_ptr.dtype.element_ty
-    tl.store(target + at, a.to(kind), first & stored)
-    tl.store(target + HALF + at, b.to(kind), first & stored)
-    if 2 * HALF < SIZE:
-        tl.store(target + more, c.to(kind), behind & stored)
+    tl.store(target + at, a.to(kind), half_mask & stored)
+    tl.store(target + ROTARY_HALF + at, b.to(kind), half_mask & stored)
+    if 2 * ROTARY_HALF < HEAD_DIM:
+        tl.store(target + rest_at, c.to(kind), rest_mask & stored)
 
 
 def rotate_and_store(
@@ -102,10 +102,10 @@ def rotate_and_store(
     *,
     pdl: bool = False,
 ) -> None:
-    """Norms and turns q and k of `[q | k | v]` rows; q stays in its place, k and v go to their slots of the cache.
+    """Normalize and rotate q and k of `[q | k | v]` rows: q in place, k and v into their cache slots.
 
-    `keys`, `values`: `[blocks, kv_heads, block, size]`, alike in type and strides; `rotary`: cosines and sines,
-    `[positions, turned / 2]`, fp32; `norms`: the weights for q and k, fp32. A negative slot is padding.
+    `keys`, `values`: `[blocks, kv_heads, block, size]`, equal dtype and strides; `rotary`: cosines and sines,
+    `[positions, rotary dimension / 2]`, fp32; `norms`: the weights for q and k, fp32. A negative slot is padding.
     """
     _, kv_heads, block, size = keys.shape
     half = rotary[0].shape[1] if rotary else size // 2
@@ -129,14 +129,14 @@ def rotate_and_store(
         eps,
         HEADS=heads,
         KV_HEADS=kv_heads,
-        SIZE=size,
+        HEAD_DIM=size,
         BLOCK_SIZE=block,
-        HALF=half,
+        ROTARY_HALF=half,
         NORM=norms is not None,
-        TURN=rotary is not None,
+        ROTATE=rotary is not None,
         ROWS=rows,
-        SPAN=triton.next_power_of_2(half),
-        REST=triton.next_power_of_2(max(size - 2 * half, 1)),
+        PADDED_HALF=triton.next_power_of_2(half),
+        PADDED_REST=triton.next_power_of_2(max(size - 2 * half, 1)),
         num_warps=4,
-        **overlap(pdl),
+        **pdl_options(pdl),
     )

@@ -1,13 +1,13 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""From logits to tokens for a whole batch, steps 6 to 10 of `sampler`, without a look from the host.
+"""Sampling for a whole batch on the device: steps 6 to 10 of `sampling.sampler`, without host synchronization.
 
-The draws are `draw.py`'s: one number in [0, 1) per row, from the same generator to the bit, falls into the cumulative
-distribution in the order of the vocabulary. A token differs from the CPU's only where that number lies within a
-rounding of the border between two tokens.
+Uses the random numbers of `sampling.draw`, bit for bit: one uniform number per row is looked up in the cumulative
+distribution in vocabulary order. A token differs from the CPU's only if that number lies within a rounding error of the
+boundary between two tokens.
 
-Two launches. The first reads the logits once, many programs a row, and keeps the best logit and the mass of every block
-of 128. The second has a program per row: it finds the block in which the noise falls, and reads that block alone. A
-filtered row looks for its least logit first, among the few that can be kept; where they are not few, in the whole row.
+Two launches. The first reads the logits once, with many programs per row, and stores the maximum and the probability
+mass of every block of 128 logits. The second has one program per row: it finds the block that contains the random
+number and reads only that block. Filtered rows first find their threshold logit among candidates (`top_k_top_p`).
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.kernels.cutoff import key_of, least_key, list_blocks
-from syringa.engine.gpu.kernels.launch import overlap, release, scratch, wait
+from syringa.engine.gpu.kernels.launch import get_workspace, pdl_launch_dependents, pdl_options, pdl_wait
 from syringa.engine.gpu.kernels.reference import GREEDY_BELOW, NO_TOKEN
+from syringa.engine.gpu.kernels.top_k_top_p import find_threshold_key, list_candidate_blocks, sortable_key
 
-BLOCK = 128  # _BLOCK in draw.py
-_CHUNK = 16  # blocks that a program of the first launch reads
-_TILE = 32  # blocks that the second reads together
-_FEW = 8192  # candidates that are copied together
+BLOCK = 128  # _BLOCK in sampling/draw.py
+_CHUNK = 16  # blocks per program of the first launch
+_TILE = 32  # blocks per iteration of the second launch
+_MAX_CANDIDATES = 8192  # candidates gathered per row; with more, the whole row is searched
 
 _GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
 _NO_TOKEN = tl.constexpr(NO_TOKEN)
 
 
 @triton.jit
-def _blocks_kernel(
+def _block_stats_kernel(
     logits_ptr,
     temperatures_ptr,
     maxima_ptr,
     masses_ptr,
     stride,
-    SIZE: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr,
     BLOCKS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -45,14 +45,14 @@ def _blocks_kernel(
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    release(PDL)
-    wait(PDL)
-    x = tl.load(logits_ptr + row * stride + at, at < SIZE, float("-inf"))
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
+    x = tl.load(logits_ptr + row * stride + at, at < VOCAB_SIZE, float("-inf"))
     temperature = tl.maximum(tl.load(temperatures_ptr + row), _GREEDY_BELOW)
-    broken = tl.max((x != x).to(tl.int32), 1) > 0
-    best = tl.max(x, 1)
-    mass = tl.sum(tl.exp((x - tl.where(best == float("-inf"), 0.0, best)[:, None]) / temperature), 1)
-    tl.store(maxima_ptr + row * BLOCKS + block, tl.where(broken, float("inf"), best), block < BLOCKS)
+    has_nan = tl.max((x != x).to(tl.int32), 1) > 0
+    max_logit = tl.max(x, 1)
+    mass = tl.sum(tl.exp((x - tl.where(max_logit == float("-inf"), 0.0, max_logit)[:, None]) / temperature), 1)
+    tl.store(maxima_ptr + row * BLOCKS + block, tl.where(has_nan, float("inf"), max_logit), block < BLOCKS)
     tl.store(masses_ptr + row * BLOCKS + block, mass, block < BLOCKS)
 
 
@@ -65,7 +65,7 @@ def _mix(x):
 
 @triton.jit
 def _uniform(seed, choice, position):
-    """`draw.uniforms`, of int64 words that hold the same bits."""
+    """`draw.uniforms` for int64 words that hold the bits of the unsigned ones."""
     state = seed.to(tl.uint64, bitcast=True)
     state = _mix(_mix(state) + (choice.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15)
     state = _mix(_mix(state) + (position.to(tl.uint64) + 1) * 0xD1B54A32D192ED03)
@@ -73,7 +73,7 @@ def _uniform(seed, choice, position):
 
 
 @triton.jit
-def _draw_kernel(
+def _sample_kernel(
     logits_ptr,
     temperatures_ptr,
     seeds_ptr,
@@ -84,85 +84,89 @@ def _draw_kernel(
     min_p_ptr,
     maxima_ptr,
     masses_ptr,
-    few_ptr,
+    candidates_ptr,
     tokens_ptr,
     stride,
-    SIZE: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr,
     BLOCKS: tl.constexpr,
     FILTERED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
-    FEW: tl.constexpr,
-    SPAN: tl.constexpr,
+    MAX_CANDIDATES: tl.constexpr,
+    PADDED_BLOCKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    release(PDL)
-    wait(PDL)
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
     logits = logits_ptr + row * stride
     maxima_row, masses_row = maxima_ptr + row * BLOCKS, masses_ptr + row * BLOCKS
-    index = tl.arange(0, SPAN)
+    index = tl.arange(0, PADDED_BLOCKS)
     within = tl.arange(0, BLOCK)
     maxima = tl.load(maxima_row + index, index < BLOCKS, float("-inf"))
-    best = tl.max(maxima)
+    max_logit = tl.max(maxima)
     temperature = tl.load(temperatures_ptr + row)
     token = tl.full([], _NO_TOKEN, tl.int64)
-    if best == float("-inf") or best == float("inf"):
+    if max_logit == float("-inf") or max_logit == float("inf"):
         token = tl.full([], _NO_TOKEN, tl.int64)
     elif temperature < _GREEDY_BELOW:
-        block = tl.min(tl.where(maxima == best, index, SPAN))
+        block = tl.min(tl.where(maxima == max_logit, index, PADDED_BLOCKS))
         at = block * BLOCK + within
-        x = tl.load(logits + at, at < SIZE, float("-inf"))
-        token = tl.min(tl.where(x == best, at, SIZE)).to(tl.int64)
+        x = tl.load(logits + at, at < VOCAB_SIZE, float("-inf"))
+        token = tl.min(tl.where(x == max_logit, at, VOCAB_SIZE)).to(tl.int64)
     else:
-        masses = tl.load(masses_row + index, index < BLOCKS, 0.0) * tl.exp((maxima - best) / temperature)
-        least = tl.full([], 0, tl.uint32)
-        share = tl.zeros([], tl.float32)
+        masses = tl.load(masses_row + index, index < BLOCKS, 0.0) * tl.exp((maxima - max_logit) / temperature)
+        threshold = tl.full([], 0, tl.uint32)
+        min_p_ratio = tl.zeros([], tl.float32)
         if FILTERED:
             top_k = tl.load(top_k_ptr + row).to(tl.int32)
             top_p = tl.load(top_p_ptr + row).to(tl.float64)
-            share = tl.load(min_p_ptr + row).to(tl.float32)
-            searched = ((top_k > 0) & (top_k < SIZE)) | (top_p < 1)
-            if searched or share > 0:
-                listed = few_ptr + row * (FEW + SPAN)
-                if searched:
+            min_p_ratio = tl.load(min_p_ptr + row).to(tl.float32)
+            has_threshold = ((top_k > 0) & (top_k < VOCAB_SIZE)) | (top_p < 1)
+            if has_threshold or min_p_ratio > 0:
+                listed = candidates_ptr + row * (MAX_CANDIDATES + PADDED_BLOCKS)
+                if has_threshold:
                     total = tl.sum(masses.to(tl.float64))
-                    least, count = least_key(logits, listed, listed + SPAN, maxima, index, best, temperature, total,
-                                             top_k, top_p, SIZE, BLOCKS, BLOCK, FEW, CHUNK * BLOCK)  # fmt: skip
+                    threshold, count = find_threshold_key(
+                        logits, listed, listed + PADDED_BLOCKS, maxima, index, max_logit, temperature, total, top_k,
+                        top_p, VOCAB_SIZE, BLOCKS, BLOCK, MAX_CANDIDATES, CHUNK * BLOCK,
+                    )  # fmt: skip
                 else:
-                    count = list_blocks(maxima, index, best + temperature * (tl.log(share) - 0.01), listed)
-                tl.store(masses_row + index, tl.zeros([SPAN], tl.float32), index < BLOCKS)
-                tl.debug_barrier()  # before others of these are written
+                    count = list_candidate_blocks(
+                        maxima, index, max_logit + temperature * (tl.log(min_p_ratio) - 0.01), listed
+                    )
+                tl.store(masses_row + index, tl.zeros([PADDED_BLOCKS], tl.float32), index < BLOCKS)
+                tl.debug_barrier()  # the zeros are written before the kept masses
                 for first in range(0, count, CHUNK):
                     each = first + tl.arange(0, CHUNK)
                     block = tl.load(listed + each, each < count, 0.0).to(tl.int32)
                     at = block[:, None] * BLOCK + within[None, :]
-                    x = tl.load(logits + at, at < SIZE, float("-inf"))
-                    weights = tl.exp((x - best) / temperature)
-                    kept = tl.sum(tl.where((key_of(x) >= least) & (weights >= share), weights, 0.0), 1)
+                    x = tl.load(logits + at, at < VOCAB_SIZE, float("-inf"))
+                    weights = tl.exp((x - max_logit) / temperature)
+                    kept = tl.sum(tl.where((sortable_key(x) >= threshold) & (weights >= min_p_ratio), weights, 0.0), 1)
                     tl.store(masses_row + block, kept, each < count)
                 tl.debug_barrier()  # other threads read them next
                 masses = tl.load(masses_row + index, index < BLOCKS, 0.0)
-        number = _uniform(
+        uniform = _uniform(
             tl.load(seeds_ptr + row), tl.load(choices_ptr + row).to(tl.int64), tl.load(positions_ptr + row).to(tl.int64)
         )
-        # Only where there is mass can the noise fall, though a parallel sum may rise by a rounding elsewhere.
-        exact = masses.to(tl.float64)
-        reached = tl.cumsum(exact)
-        held = masses > 0
-        target = number * tl.max(tl.where(held, reached, 0.0))
-        block = tl.min(tl.where(held & (reached > target), index, SPAN))
-        target -= tl.sum(tl.where(index == block, reached - exact, 0.0))
+        # Only blocks with mass may be chosen: rounding in the parallel prefix sum can also increase it elsewhere.
+        masses64 = masses.to(tl.float64)
+        cumulative = tl.cumsum(masses64)
+        nonzero = masses > 0
+        target = uniform * tl.max(tl.where(nonzero, cumulative, 0.0))
+        block = tl.min(tl.where(nonzero & (cumulative > target), index, PADDED_BLOCKS))
+        target -= tl.sum(tl.where(index == block, cumulative - masses64, 0.0))
         at = block * BLOCK + within
-        x = tl.load(logits + at, at < SIZE, float("-inf"))
-        weights = tl.exp((x - best) / temperature)
+        x = tl.load(logits + at, at < VOCAB_SIZE, float("-inf"))
+        weights = tl.exp((x - max_logit) / temperature)
         if FILTERED:
-            weights = tl.where((key_of(x) >= least) & (weights >= share), weights, 0.0)
-        reached = tl.cumsum(weights.to(tl.float64))
-        held = weights > 0
-        place = tl.min(tl.where(held & (reached > target), within, BLOCK))
-        place = tl.minimum(place, tl.max(tl.where(held, within, 0)))
-        token = (block * BLOCK + place).to(tl.int64)
+            weights = tl.where((sortable_key(x) >= threshold) & (weights >= min_p_ratio), weights, 0.0)
+        cumulative = tl.cumsum(weights.to(tl.float64))
+        nonzero = weights > 0
+        index_in_block = tl.min(tl.where(nonzero & (cumulative > target), within, BLOCK))
+        index_in_block = tl.minimum(index_in_block, tl.max(tl.where(nonzero, within, 0)))
+        token = (block * BLOCK + index_in_block).to(tl.int64)
     tl.store(tokens_ptr + row, token)
 
 
@@ -179,54 +183,58 @@ def sample(
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """A token per row, int64: `NO_TOKEN` where there is nothing to draw from.
+    """Return a token per row, int64; `NO_TOKEN` for rows without a finite logit or with NaN.
 
-    `logits`: fp32 `[rows, vocabulary]`, its rows contiguous; `temperatures`: fp32, below `GREEDY_BELOW` the best token;
-    `seeds`: int64, the bits of `draw.uniforms`' words; `choices`, `positions`, `top_k`: integers; `top_p`: float64;
-    `min_p`: floats. A rule is off at 0, 1 and 0. All three or none are given; none saves registers, not reads.
+    `logits`: fp32 `[rows, vocabulary]`, rows contiguous; `temperatures`: fp32, greedy below `GREEDY_BELOW`; `seeds`:
+    int64, the bits of the words of `draw.uniforms`; `choices`, `positions`, `top_k`: integers; `top_p`: float64;
+    `min_p`: floats. Top-k 0, top-p 1 and min-p 0 disable a filter. Pass all three filters or none.
     """
     rows, size = logits.shape
     blocks = triton.cdiv(size, BLOCK)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     filtered = top_k is not None
     span = triton.next_power_of_2(blocks)
-    cells, few = rows * blocks, rows * (_FEW + span) if filtered else 0
-    room, _ = scratch(logits.device, 2 * cells + few, 0)
-    maxima, masses, gathered = room[:cells], room[cells : 2 * cells], room[2 * cells :]
-    _blocks_kernel[(rows, triton.cdiv(blocks, _CHUNK))](
+    num_cells, candidates = rows * blocks, rows * (_MAX_CANDIDATES + span) if filtered else 0
+    workspace, _ = get_workspace(logits.device, 2 * num_cells + candidates, 0)
+    maxima, masses, candidates_buffer = (
+        workspace[:num_cells],
+        workspace[num_cells : 2 * num_cells],
+        workspace[2 * num_cells :],
+    )
+    _block_stats_kernel[(rows, triton.cdiv(blocks, _CHUNK))](
         logits,
         temperatures,
         maxima,
         masses,
         logits.stride(0),
-        SIZE=size,
+        VOCAB_SIZE=size,
         BLOCKS=blocks,
         CHUNK=_CHUNK,
         BLOCK=BLOCK,
         num_warps=4,
-        **overlap(pdl),
+        **pdl_options(pdl),
     )
-    rules = (top_k, top_p, min_p) if filtered else (temperatures,) * 3
-    _draw_kernel[(rows,)](
+    filters = (top_k, top_p, min_p) if filtered else (temperatures,) * 3
+    _sample_kernel[(rows,)](
         logits,
         temperatures,
         seeds,
         choices,
         positions,
-        *rules,
+        *filters,
         maxima,
         masses,
-        gathered,
+        candidates_buffer,
         out,
         logits.stride(0),
-        SIZE=size,
+        VOCAB_SIZE=size,
         BLOCKS=blocks,
         FILTERED=filtered,
         CHUNK=_TILE,
         BLOCK=BLOCK,
-        FEW=_FEW,
-        SPAN=span,
+        MAX_CANDIDATES=_MAX_CANDIDATES,
+        PADDED_BLOCKS=span,
         num_warps=8,
-        **overlap(pdl),
+        **pdl_options(pdl),
     )
     return out

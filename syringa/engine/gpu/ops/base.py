@@ -1,7 +1,8 @@
-"""The operations of a decoder: by the kernels where there is a GPU, by their references elsewhere.
+"""The operations of a decoder: the interface, a PyTorch reference, and the choice of an implementation.
 
-Both have the same contract, so everything above can be tested without a GPU. Rows are `[rows, width]`; caches are
-`[blocks, kv_heads, block, size]`; `out` and `pdl` are for the kernels' sake, and a reference without a GPU copies.
+The kernels and the reference have the same contract, so that everything above can be tested without a GPU. Activations
+are `[rows, width]`, caches `[blocks, kv_heads, block, head size]`. `out` lets a kernel write in place; the reference
+copies.
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ from syringa.errors import ConfigError
 logger = logging.getLogger("syringa.worker")
 
 
-class Turning(NamedTuple):
-    """How a layer's queries and keys are made ready for attention."""
+class QKNormRope(NamedTuple):
+    """How a layer normalizes and rotates queries and keys before attention."""
 
-    rotary: tuple[torch.Tensor, torch.Tensor] | None
-    norms: tuple[torch.Tensor, torch.Tensor] | None
+    rotary: tuple[torch.Tensor, torch.Tensor] | None  # cosine and sine tables
+    norms: tuple[torch.Tensor, torch.Tensor] | None  # norm weights of q and k
     eps: float
 
 
-class Ops(Protocol):
-    narrow_rows: int  # up to so many, `linear` is at its best with all that it fuses
+class GpuOps(Protocol):
+    """Operations of one step. `begin_step` is called before the first one."""
 
-    def begin(self, rows: int, alike: bool) -> None:
-        """A step of so many rows follows; `alike`: each adds one token to its sequence."""
+    max_fused_rows: int  # up to this many rows, `linear` with fused norm, gate and residual is fastest
+
+    def begin_step(self, rows: int, decode_only: bool) -> None:
+        """Announce a step. `decode_only`: every row is a sequence that adds one token."""
         ...
 
     def embed(
-        self, table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor
+        self, table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, sampled: torch.Tensor
     ) -> torch.Tensor:
-        """The rows of `tokens`; where a source is not negative, of the token that was `drawn` there."""
+        """Return the embeddings of `tokens`, or of `sampled[source]` for rows whose source is not negative."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
@@ -54,19 +57,19 @@ class Ops(Protocol):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         *,
-        gain: torch.Tensor | None = None,
+        norm_weight: torch.Tensor | None = None,
         eps: float = 0.0,
         gated: bool = False,
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
-    def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Of any number of rows, and nothing beside."""
+    def matmul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """A linear layer for any number of rows, without fusion."""
         ...
 
-    def head(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Logits, fp32."""
+    def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Write the fp32 logits to `out` and return it."""
         ...
 
     def rotate_and_store(
@@ -74,7 +77,7 @@ class Ops(Protocol):
         qkv: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
-        turning: Turning,
+        qk_norm_rope: QKNormRope,
         keys: torch.Tensor,
         values: torch.Tensor,
         heads: int,
@@ -89,16 +92,23 @@ class Ops(Protocol):
         lengths: torch.Tensor,
         heads: int,
         window: int,
-        store: tuple[torch.Tensor, Turning] | None,
+        store: tuple[torch.Tensor, QKNormRope] | None,
         out: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """With `store` (slots, and how to turn) q, k and v are as the product gave them; else they were stored."""
+        """Attention of one token per sequence.
+
+        With `store` (slots and normalization), `qkv` is the raw projection, and its keys and values are stored first.
+        Without, they are in the cache already and the queries are ready.
+        """
         ...
 
-    def tiles(self, starts: Sequence[int], first: Sequence[int]) -> Any:
-        """What `prefill_attention` wants to know of the rows' layout, as an int32 array on the host. Asked for once,
-        shortly before each step that has such rows."""
+    def plan_prefill(self, starts: Sequence[int], first: Sequence[int]) -> Any:
+        """Plan the prefill attention of the next step and return its tiles, an int32 array on the host.
+
+        Called once before each step that has prefill rows. `starts`: first row of each sequence and the end of the
+        last; `first`: position of each sequence's first row.
+        """
         ...
 
     def prefill_attention(
@@ -117,25 +127,28 @@ class Ops(Protocol):
     ) -> torch.Tensor: ...
 
     def sample(
-        self, logits: torch.Tensor, fields: Sequence[torch.Tensor], rules: Sequence[torch.Tensor], out: torch.Tensor
+        self, logits: torch.Tensor, params: Sequence[torch.Tensor], filters: Sequence[torch.Tensor], out: torch.Tensor
     ) -> None:
-        """`fields`: temperatures, seeds, choices, positions; `rules`: top-k, top-p, min-p, or none."""
+        """Write a sampled token per row to `out`.
+
+        `params`: temperatures, seeds, choices, positions; `filters`: top-k, top-p and min-p, or empty.
+        """
         ...
 
 
 class ReferenceOps:
     """Plain PyTorch on any device."""
 
-    narrow_rows = 4  # small, so that tests take both ways
+    max_fused_rows = 4  # small, so that tests cover the fused and the unfused path
 
-    def begin(self, rows: int, alike: bool) -> None:
+    def begin_step(self, rows: int, decode_only: bool) -> None:
         pass
 
     def embed(
-        self, table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor
+        self, table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, sampled: torch.Tensor
     ) -> torch.Tensor:
-        # What could not be drawn (a negative token) is computed as any other, and thrown away.
-        known = torch.where(sources >= 0, drawn[sources.clamp(min=0).long()], tokens.long())
+        # A row without a sampled token (negative) is computed like any other and discarded later.
+        known = torch.where(sources >= 0, sampled[sources.clamp(min=0).long()], tokens.long())
         return F.embedding(known.clamp(min=0), table)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -153,19 +166,19 @@ class ReferenceOps:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         *,
-        gain: torch.Tensor | None = None,
+        norm_weight: torch.Tensor | None = None,
         eps: float = 0.0,
         gated: bool = False,
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        y = reference.linear(x, weight, bias, gain=gain, eps=eps, gated=gated, residual=residual)
+        y = reference.linear(x, weight, bias, norm_weight=norm_weight, eps=eps, gated=gated, residual=residual)
         return y if out is None else out.copy_(y)
 
-    def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def matmul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, weight, bias)
 
-    def head(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(reference.linear(x, weight, out_dtype=torch.float32))
 
     def rotate_and_store(
@@ -173,12 +186,12 @@ class ReferenceOps:
         qkv: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
-        turning: Turning,
+        qk_norm_rope: QKNormRope,
         keys: torch.Tensor,
         values: torch.Tensor,
         heads: int,
     ) -> None:
-        reference.rotate_and_store(qkv, positions, slots, *turning, keys, values, heads)
+        reference.rotate_and_store(qkv, positions, slots, *qk_norm_rope, keys, values, heads)
 
     def decode_attention(
         self,
@@ -189,18 +202,18 @@ class ReferenceOps:
         lengths: torch.Tensor,
         heads: int,
         window: int,
-        store: tuple[torch.Tensor, Turning] | None,
+        store: tuple[torch.Tensor, QKNormRope] | None,
         out: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> torch.Tensor:
         if store is not None:
-            slots, turning = store
-            reference.rotate_and_store(qkv, (lengths - 1).clamp(min=0), slots, *turning, keys, values, heads)
+            slots, qk_norm_rope = store
+            reference.rotate_and_store(qkv, (lengths - 1).clamp(min=0), slots, *qk_norm_rope, keys, values, heads)
         q = _queries(qkv, heads, keys.shape[3])
         y = reference.decode_attention(q, keys, values, tables, lengths, window=window, scale=scale).flatten(1)
         return y if out is None else out.copy_(y)
 
-    def tiles(self, starts: Sequence[int], first: Sequence[int]) -> Any:
+    def plan_prefill(self, starts: Sequence[int], first: Sequence[int]) -> Any:
         import numpy as np
 
         return np.zeros((0, 2), dtype=np.int32)
@@ -224,41 +237,41 @@ class ReferenceOps:
         return out.copy_(y.flatten(1))
 
     def sample(
-        self, logits: torch.Tensor, fields: Sequence[torch.Tensor], rules: Sequence[torch.Tensor], out: torch.Tensor
+        self, logits: torch.Tensor, params: Sequence[torch.Tensor], filters: Sequence[torch.Tensor], out: torch.Tensor
     ) -> None:
-        out.copy_(reference.sample(logits, *fields, *rules))
+        out.copy_(reference.sample(logits, *params, *filters))
 
 
 def _queries(qkv: torch.Tensor, heads: int, size: int) -> torch.Tensor:
     return qkv[:, : heads * size].view(len(qkv), heads, size)
 
 
-def choose_ops(device: torch.device, attention: str = "auto", *, deterministic: bool = False) -> Ops:
-    """The kernels on a GPU, the references elsewhere.
+def choose_ops(device: torch.device, attention: str = "auto", *, deterministic: bool = False) -> GpuOps:
+    """Return the kernels on a GPU, the reference elsewhere.
 
-    `attention`: whose kernel prompts get. `deterministic`: a row's bits never depend on the rows beside it. Raises
-    `ConfigError` where "flashinfer" is wanted and cannot be had.
+    `attention`: auto, triton or flashinfer, for prefill. `deterministic`: use batch-invariant kernels only. Raises
+    `ConfigError` if "flashinfer" is required and not usable.
     """
     if device.type != "cuda":
         return ReferenceOps()
     from syringa.engine.gpu.ops.triton_ops import TritonOps
 
     if deterministic:
-        from syringa.engine.gpu.ops.batch_invariant_ops import SteadyOps
+        from syringa.engine.gpu.ops.batch_invariant_ops import BatchInvariantOps
 
-        return SteadyOps()
+        return BatchInvariantOps()
     if attention == "triton":
         return TritonOps()
     from syringa.engine.gpu.ops import flashinfer_ops
 
-    wanted = attention == "flashinfer"
-    reason = flashinfer_ops.missing(torch.cuda.get_device_capability(device))
+    required = attention == "flashinfer"
+    reason = flashinfer_ops.missing_flashinfer(torch.cuda.get_device_capability(device))
     if reason is None:
         try:
-            return flashinfer_ops.FlashInferOps(required=wanted)
-        except Exception as error:  # an installation that is broken in whatever way
+            return flashinfer_ops.FlashInferOps(required=required)
+        except Exception as error:  # a broken installation can fail in any way
             reason = f"FlashInfer is installed and cannot be imported ({str(error).strip().split(chr(10), 1)[0]})"
-            logger.log(logging.DEBUG if wanted else logging.WARNING, "%s: ours is used", reason)
-    if wanted:
+            logger.log(logging.DEBUG if required else logging.WARNING, "%s; using the Triton attention kernel", reason)
+    if required:
         raise ConfigError(f"--attention flashinfer: {reason}")
     return TritonOps()

@@ -1,32 +1,34 @@
-"""The operations of a decoder whose results for a row do not depend on the rows beside it: `ops.Ops` for a GPU.
+"""`GpuOps` whose results for a row do not depend on the other rows of the step (`--deterministic`).
 
-Norms, rotation, the gate and drawing take a row at a time anyway, and prompts' attention a row of a tile. The rest is
-here: products and the attention of single tokens, which otherwise are divided up by how many there are.
+Norms, rotation, the MLP gate, sampling and prefill attention compute row by row anyway. Matmuls and decode attention,
+which are otherwise split by batch size, are replaced here.
 """
 
 from __future__ import annotations
 
 import torch
 
-from syringa.engine.gpu.kernels.batch_invariant_attention import row_attention
-from syringa.engine.gpu.kernels.batch_invariant_matmul import product
-from syringa.engine.gpu.ops.base import Turning
+from syringa.engine.gpu.kernels.batch_invariant_attention import batch_invariant_decode_attention
+from syringa.engine.gpu.kernels.batch_invariant_matmul import batch_invariant_matmul
+from syringa.engine.gpu.ops.base import QKNormRope
 from syringa.engine.gpu.ops.triton_ops import TritonOps
 
 
-class SteadyOps(TritonOps):
-    narrow_rows = 0  # one way for all: the narrow one rounds elsewhere
-    positions: torch.Tensor | None = None  # of the step's single tokens, once they are known
+class BatchInvariantOps(TritonOps):
+    """Triton kernels with a fixed summation order for every row."""
 
-    def begin(self, rows: int, alike: bool) -> None:
-        super().begin(rows, alike)
+    max_fused_rows = 0  # never the fused path, which rounds at other places
+    positions: torch.Tensor | None = None  # of the step's decode rows, computed by its first layer
+
+    def begin_step(self, rows: int, decode_only: bool) -> None:
+        super().begin_step(rows, decode_only)
         self.positions = None
 
-    def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return product(x, weight, bias, pdl=self.pdl)
+    def matmul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return batch_invariant_matmul(x, weight, bias, pdl=self.pdl)
 
-    def head(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return product(x, weight, out=out, pdl=self.pdl)
+    def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return batch_invariant_matmul(x, weight, out=out, pdl=self.pdl)
 
     def decode_attention(
         self,
@@ -37,15 +39,15 @@ class SteadyOps(TritonOps):
         lengths: torch.Tensor,
         heads: int,
         window: int,
-        store: tuple[torch.Tensor, Turning] | None,
+        store: tuple[torch.Tensor, QKNormRope] | None,
         out: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> torch.Tensor:
         if store is not None:
             if self.positions is None:
                 self.positions = (lengths - 1).clamp(min=0)
-            slots, turning = store
-            self.rotate_and_store(qkv, self.positions, slots, turning, keys, values, heads)
-        return row_attention(
+            slots, qk_norm_rope = store
+            self.rotate_and_store(qkv, self.positions, slots, qk_norm_rope, keys, values, heads)
+        return batch_invariant_decode_attention(
             qkv, keys, values, tables, lengths, heads, window=window, scale=scale, out=out, pdl=self.pdl
         )

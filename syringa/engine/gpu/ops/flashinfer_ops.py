@@ -1,8 +1,8 @@
-"""Prompts' attention by FlashInfer, on a Hopper GPU where it is installed; the rest as `triton_ops` has it.
+"""Prefill attention by FlashInfer on Hopper GPUs; everything else as in `triton_ops`.
 
-Of its kernels this takes the one that was made for Hopper ("fa3"). There a tile of rows walks over its keys in rounds
-of a fixed size, alone, so a row's bits do not depend on what else is in the step. The others choose tiles by the batch
-or split the keys. Its decode attention is not used: ours stores the new token along the way.
+Only the "fa3" backend is used. There a tile of rows iterates over its keys in steps of a fixed size, without splitting
+them, so a row's bits do not depend on the rest of the step; the other backends choose tiles by batch or split the keys.
+FlashInfer's decode attention is not used: the Triton kernel also stores the new token.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from syringa.errors import ConfigError
 
 logger = logging.getLogger("syringa.worker")
 
-HOPPER = 9  # compute capability; the kernel uses instructions that only these have
-SIZES = (64, 128, 256)  # of heads
-KINDS = (torch.bfloat16, torch.float16)
-ROWS = 128  # of a tile, at the least
-PLAN_BYTES = 8 << 20  # that FlashInfer keeps for a plan
-TILE_BYTES = 32  # that a tile takes of them, rounded up
-SCRATCH = 1 << 20  # it asks for some; this kernel uses none of it
-NO_BUILDING = "FLASHINFER_DISABLE_JIT"  # looked for whenever it has not got a kernel
+HOPPER = 9  # major compute capability; fa3 uses instructions that only Hopper has
+HEAD_DIMS = (64, 128, 256)
+DTYPES = (torch.bfloat16, torch.float16)
+TILE_ROWS = 128  # at least
+PLAN_BYTES = 8 << 20  # FlashInfer's buffer for a plan
+TILE_BYTES = 32  # of that buffer per tile, rounded up
+WORKSPACE_BYTES = 1 << 20  # required by the constructor; fa3 uses none of it
+DISABLE_JIT_VARIABLE = "FLASHINFER_DISABLE_JIT"  # read by FlashInfer when a kernel is not prebuilt
 
 
-def missing(capability: tuple[int, int]) -> str | None:
-    """Why FlashInfer's attention cannot be used; None: it can."""
+def missing_flashinfer(capability: tuple[int, int]) -> str | None:
+    """Return why FlashInfer's attention cannot be used, or None if it can."""
     if capability[0] != HOPPER:
         return f"it needs a Hopper GPU (9.0), and this one has compute capability {capability[0]}.{capability[1]}"
     if find_spec("flashinfer") is None:
@@ -45,8 +45,8 @@ def missing(capability: tuple[int, int]) -> str | None:
     return None
 
 
-class Shape(NamedTuple):
-    """Of a layer's attention: layers that are alike share a plan."""
+class FlashInferShape(NamedTuple):
+    """The attention parameters of a layer. Layers with equal parameters share a plan."""
 
     heads: int
     kv_heads: int
@@ -57,11 +57,11 @@ class Shape(NamedTuple):
 
     @property
     def supported(self) -> bool:
-        return self.size in SIZES and self.dtype in KINDS
+        return self.size in HEAD_DIMS and self.dtype in DTYPES
 
 
-class Step:
-    """The rows of a step, on the host, by FlashInfer's names."""
+class FlashInferMetadata:
+    """The layout of a step's prefill rows on the host, in FlashInfer's terms."""
 
     def __init__(self, starts: Sequence[int], first: Sequence[int]) -> None:
         self.qo_indptr = np.array(starts, dtype=np.int32)
@@ -70,36 +70,36 @@ class Step:
         self.pages = -(-self.seq_lens // BLOCK_SIZE)
         self.kv_indptr = np.concatenate([[0], self.pages.cumsum()]).astype(np.int32)
         self.last_page_len = self.seq_lens - (self.pages - 1) * BLOCK_SIZE
-        self.tiles = int((-(-counts // ROWS)).sum())
+        self.tiles = int((-(-counts // TILE_ROWS)).sum())
         self._indices: torch.Tensor | None = None
 
     def indices(self, tables: torch.Tensor) -> torch.Tensor:
-        """The sequences' blocks one after the other, on the device. The host does not have `tables`."""
+        """Return the blocks of all sequences, concatenated, on the device."""
         if self._indices is None:
-            shifts = np.arange(len(self.pages)) * tables.shape[1] - self.kv_indptr[:-1]
-            places = np.repeat(shifts, self.pages) + np.arange(self.kv_indptr[-1])
-            (index,) = upload([places.astype(np.int32)], tables.device)
+            offsets = np.arange(len(self.pages)) * tables.shape[1] - self.kv_indptr[:-1]
+            flat_indices = np.repeat(offsets, self.pages) + np.arange(self.kv_indptr[-1])
+            (index,) = upload([flat_indices.astype(np.int32)], tables.device)
             self._indices = tables.reshape(-1).index_select(0, index)
         return self._indices
 
 
-class Plan:
-    """FlashInfer's wrapper for layers of one shape."""
+class FlashInferPlan:
+    """A FlashInfer wrapper for layers of one shape."""
 
-    def __init__(self, library: ModuleType, shape: Shape, device: torch.device) -> None:
+    def __init__(self, library: ModuleType, shape: FlashInferShape, device: torch.device) -> None:
         self.shape = shape
         self.device = device
-        scratch = torch.empty(SCRATCH, dtype=torch.uint8, device=device)
-        self.wrapper: Any = library.BatchPrefillWithPagedKVCacheWrapper(scratch, kv_layout="HND", backend="fa3")
-        self._step: Step | None = None
-        self._sent: torch.cuda.Event | None = None
+        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self.wrapper: Any = library.BatchPrefillWithPagedKVCacheWrapper(workspace, kv_layout="HND", backend="fa3")
+        self._step: FlashInferMetadata | None = None
+        self._copied: torch.cuda.Event | None = None
 
-    def follow(self, step: Step, tables: torch.Tensor) -> None:
-        """Plans the step, once for all layers. Nothing waits for the device but for the last plan to have left."""
+    def plan_step(self, step: FlashInferMetadata, tables: torch.Tensor) -> None:
+        """Plan a step, once for all layers of the shape. Waits only until the previous plan has been copied."""
         if step is self._step:
             return
-        if self._sent is not None:
-            self._sent.synchronize()  # it goes by a buffer on the host, which is about to be written again
+        if self._copied is not None:
+            self._copied.synchronize()  # FlashInfer copies from a host buffer that this call overwrites
         shape = self.shape
         self.wrapper.plan(
             self._host(step.qo_indptr),
@@ -112,14 +112,14 @@ class Plan:
             BLOCK_SIZE,
             causal=True,
             sm_scale=shape.scale,
-            window_left=shape.window - 1,  # those before the row; -1: all
+            window_left=shape.window - 1,  # keys before the row; -1: all
             q_data_type=shape.dtype,
             kv_data_type=shape.dtype,
             seq_lens=self._host(step.seq_lens),
         )
         if self.device.type == "cuda":
-            self._sent = torch.cuda.Event()
-            self._sent.record()
+            self._copied = torch.cuda.Event()
+            self._copied.record()
         self._step = step
 
     def _host(self, array: np.ndarray) -> torch.Tensor:
@@ -128,19 +128,22 @@ class Plan:
 
 
 class FlashInferOps(TritonOps):
-    """`required`: kernels that FlashInfer does not bring along are compiled, which takes minutes, and it is an error if
-    they cannot be. Else they are a reason to use ours."""
+    """Triton kernels, with FlashInfer for prefill attention.
+
+    With `required`, kernels that are not prebuilt are compiled, which takes minutes, and a failure is an error.
+    Otherwise the Triton kernel is used where FlashInfer has no kernel ready.
+    """
 
     def __init__(self, *, required: bool = False) -> None:
         super().__init__()
         self.required = required
         self.library = import_module("flashinfer")
-        self.plans: dict[Shape, Plan | None] = {}  # None: ours
-        self._step: Step | None = None
+        self.plans: dict[FlashInferShape, FlashInferPlan | None] = {}  # None: use the Triton kernel
+        self._step: FlashInferMetadata | None = None
 
-    def tiles(self, starts: Sequence[int], first: Sequence[int]) -> Any:
-        self._step = Step(starts, first) if len(first) else None
-        return super().tiles(starts, first)
+    def plan_prefill(self, starts: Sequence[int], first: Sequence[int]) -> Any:
+        self._step = FlashInferMetadata(starts, first) if len(first) else None
+        return super().plan_prefill(starts, first)
 
     def prefill_attention(
         self,
@@ -157,7 +160,7 @@ class FlashInferOps(TritonOps):
         scale: float | None = None,
     ) -> torch.Tensor:
         _, kv_heads, _, size = keys.shape
-        shape = Shape(heads, kv_heads, size, window, size**-0.5 if scale is None else scale, keys.dtype)
+        shape = FlashInferShape(heads, kv_heads, size, window, size**-0.5 if scale is None else scale, keys.dtype)
         plan = self._plan(shape, tables)
         if plan is None:
             return super().prefill_attention(qkv, keys, values, tables, tiles, starts, first, heads, window, out, scale)
@@ -165,8 +168,8 @@ class FlashInferOps(TritonOps):
         plan.wrapper.run(q, (keys, values), out=result, enable_pdl=False)
         return out
 
-    def _plan(self, shape: Shape, tables: torch.Tensor) -> Plan | None:
-        """That of this step; None where our kernel has to do."""
+    def _plan(self, shape: FlashInferShape, tables: torch.Tensor) -> FlashInferPlan | None:
+        """Return the plan of this step, or None if the Triton kernel has to be used."""
         step = self._step
         if step is None or step.tiles * shape.heads * TILE_BYTES > PLAN_BYTES:
             return None
@@ -174,30 +177,30 @@ class FlashInferOps(TritonOps):
             self.plans[shape] = self._prepare(shape, step, tables)
         plan = self.plans[shape]
         if plan is not None:
-            plan.follow(step, tables)
+            plan.plan_step(step, tables)
         return plan
 
-    def _prepare(self, shape: Shape, step: Step, tables: torch.Tensor) -> Plan | None:
-        """When a model is loaded."""
+    def _prepare(self, shape: FlashInferShape, step: FlashInferMetadata, tables: torch.Tensor) -> FlashInferPlan | None:
+        """Create the plan of a new shape, which happens while a model is loaded."""
         if not shape.supported:
             kind = str(shape.dtype).removeprefix("torch.")
-            logger.info("FlashInfer has no attention for heads of %d in %s: ours is used", shape.size, kind)
+            logger.info("FlashInfer has no attention kernel for head_dim=%d dtype=%s; using Triton", shape.size, kind)
             return None
         if self.required:
-            logger.info("preparing FlashInfer's attention for heads of %d: the first time, it is compiled", shape.size)
+            logger.info("preparing FlashInfer attention head_dim=%d (compiled on first use)", shape.size)
         try:
-            with contextlib.nullcontext() if self.required else _as_it_is():
-                plan = Plan(self.library, shape, tables.device)
-                plan.follow(step, tables)
-        except Exception as error:  # what a build can fail of has no end
+            with contextlib.nullcontext() if self.required else _jit_disabled():
+                plan = FlashInferPlan(self.library, shape, tables.device)
+                plan.plan_step(step, tables)
+        except Exception as error:  # a build can fail in any way
             reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0].rstrip(".:")
             if self.required:
                 raise ConfigError(
                     f"--attention flashinfer: its kernel could not be built, which needs CUDA's nvcc and ninja "
-                    f"({reason}): see to that, or use --attention triton"
+                    f"({reason}): install them, or use --attention triton"
                 ) from error
             logger.warning(
-                "FlashInfer's attention is not ready for use (%s): ours is used. --attention flashinfer compiles it",
+                "FlashInfer attention is not prebuilt (%s); using Triton. --attention flashinfer compiles it",
                 reason,
             )
             return None
@@ -205,14 +208,14 @@ class FlashInferOps(TritonOps):
 
 
 @contextlib.contextmanager
-def _as_it_is() -> Iterator[None]:
-    """Inside, FlashInfer compiles nothing, and fails instead."""
-    before = os.environ.get(NO_BUILDING)
-    os.environ[NO_BUILDING] = "1"
+def _jit_disabled() -> Iterator[None]:
+    """Make FlashInfer fail instead of compiling a kernel."""
+    before = os.environ.get(DISABLE_JIT_VARIABLE)
+    os.environ[DISABLE_JIT_VARIABLE] = "1"
     try:
         yield
     finally:
         if before is None:
-            del os.environ[NO_BUILDING]
+            del os.environ[DISABLE_JIT_VARIABLE]
         else:
-            os.environ[NO_BUILDING] = before
+            os.environ[DISABLE_JIT_VARIABLE] = before

@@ -1,8 +1,8 @@
-"""Weights in 8-bit floats: e4m3, a scale for each output; rows get a scale each when they come.
+"""Linear layers with fp8 (e4m3) weights: one scale per output, and one per row of activations, computed on the fly.
 
-Half the bytes of bf16 to read, and twice the arithmetic. One row alone is multiplied as it is, by a kernel that only
-reads the weights as 8 bits, so a lone request loses nothing to the rounding of activations. Away from a GPU the same
-rounding is done in plain PyTorch, for tests.
+Half the bytes of bf16 to read and twice the arithmetic throughput. A single row stays in bf16 and is multiplied by a
+GEMV kernel, so that a lone request does not lose precision in its activations. On a CPU the same rounding is done in
+plain PyTorch, for tests.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-LARGEST = 448.0  # of e4m3
-KIND = torch.float8_e4m3fn
+FP8_MAX = 448.0  # largest e4m3 number
+FP8_DTYPE = torch.float8_e4m3fn
 
 
-class Fp8Product:
-    """A linear layer in 8 bits."""
+class Fp8Linear:
+    """A linear layer with fp8 weights."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight, scale = quantized(weight)
+        self.weight, scale = quantize_fp8(weight)
         self.scale = scale.reshape(1, -1)
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type != "cuda":
-            rows, scale = (x, 1.0) if len(x) == 1 else quantized(x)
+            rows, scale = (x, 1.0) if len(x) == 1 else quantize_fp8(x)
             y = (F.linear(rows.float(), self.weight.float()) * scale * self.scale).to(x.dtype)
         elif len(x) == 1:
             from syringa.engine.gpu.kernels.fp8 import gemv
@@ -38,7 +38,7 @@ class Fp8Product:
         return y if self.bias is None else y.add_(self.bias)
 
 
-def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows in e4m3 and the scale of each, `[rows, 1]`."""
-    scale = (x.abs().amax(-1, keepdim=True).float() / LARGEST).clamp(min=1e-12)
-    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(KIND), scale
+def quantize_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows in e4m3 and their scales, `[rows, 1]`."""
+    scale = (x.abs().amax(-1, keepdim=True).float() / FP8_MAX).clamp(min=1e-12)
+    return (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8_DTYPE), scale

@@ -1,7 +1,7 @@
-"""Rows times a weight matrix, by whatever reads the weights fastest for that many rows.
+"""Linear layers with optional fused norm, gate and residual, by the kernel that is fastest for the number of rows.
 
-One or two rows go to `gemv`, up to 64 to `skinny`, more to cuBLAS. The choices are what bench/gpu_kernels.py found best
-on an H200 for the shapes of Qwen3-0.6B and 8B, and a guess between and beyond them.
+One or two rows go to `gemv`, up to 64 to `skinny`, more to cuBLAS. The configurations are what bench/gpu_kernels.py
+found best on an H200 for the shapes of Qwen3-0.6B and 8B, interpolated for other shapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from syringa.engine.gpu.kernels.skinny_gemm import SkinnyConfig, skinny
 GEMV_ROWS = 2
 SKINNY_ROWS = 64
 
-Config = GemvConfig | SkinnyConfig
+LinearConfig = GemvConfig | SkinnyConfig
 
 
 def linear(
@@ -25,30 +25,30 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    gain: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    config: Config | None = None,
+    config: LinearConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """`x`: `[rows, inputs]`, bf16, its rows contiguous; `weight`: `[outputs, inputs]`, contiguous.
+    """Return `x @ weight.T + bias`. `x`: `[rows, inputs]`, rows contiguous; `weight`: `[outputs, inputs]`, contiguous.
 
-    `gain` norms the rows first; `gated` gives silu(first half) · second half; `residual` is added at the end, and may
-    be `out`. `config` chooses the kernel; without one, rows and shape do.
+    `norm_weight` applies RMS norm to the rows first; `gated` returns silu(first half) · second half; `residual` is
+    added at the end, and may be `out`. `config` selects the kernel; by default the shape does.
     """
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     out = x.new_empty(len(x), outputs, dtype=out_dtype or x.dtype) if out is None else out
     if not len(x):
         return out
-    config = choose(len(x), outputs, weight.shape[1], gated) if config is None else config
+    config = choose_config(len(x), outputs, weight.shape[1], gated) if config is None else config
     if isinstance(config, GemvConfig):
-        gemv(x, weight, bias, gain, eps, gated, residual, out, config, pdl)
+        gemv(x, weight, bias, norm_weight, eps, gated, residual, out, config, pdl)
         return out
-    if gain is not None:
-        x = rms_norm(x, gain, eps, pdl=pdl)
+    if norm_weight is not None:
+        x = rms_norm(x, norm_weight, eps, pdl=pdl)
     if config is not None:
         skinny(x, weight, bias, gated, residual, out, config, pdl)
         return out
@@ -58,12 +58,12 @@ def linear(
     return out.copy_(y) if residual is None else torch.add(y, residual, out=out)
 
 
-def choose(rows: int, outputs: int, inputs: int, gated: bool) -> Config | None:
-    """The kernel for a product, and its tiles. None: cuBLAS."""
+def choose_config(rows: int, outputs: int, inputs: int, gated: bool) -> LinearConfig | None:
+    """Return the kernel configuration for a shape, or None for cuBLAS."""
     if rows <= GEMV_ROWS:
         return _gemv_config(outputs, inputs, gated)
     if rows <= SKINNY_ROWS:
-        return _skinny_config(rows, outputs, inputs, gated)
+        return _skinny_gemm_config(rows, outputs, inputs, gated)
     return None
 
 
@@ -78,7 +78,7 @@ def _gemv_config(outputs: int, inputs: int, gated: bool) -> GemvConfig:
     return GemvConfig(4, min(256, width), 4) if gated else GemvConfig(4, width, 4)
 
 
-def _skinny_config(rows: int, outputs: int, inputs: int, gated: bool) -> SkinnyConfig:
+def _skinny_gemm_config(rows: int, outputs: int, inputs: int, gated: bool) -> SkinnyConfig:
     tall = SkinnyConfig(64, 128, 4, 4)
     if gated:
         return tall

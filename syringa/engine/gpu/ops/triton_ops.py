@@ -1,4 +1,4 @@
-"""The operations of a decoder on the kernels: `ops.Ops` for a GPU."""
+"""`GpuOps` on the Triton kernels."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from syringa.engine.gpu.kernels.decode_attention import DecodeConfig, NewTokens,
 from syringa.engine.gpu.kernels.embedding import embed
 from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, query_tiles
 from syringa.engine.gpu.kernels.sampling import sample
-from syringa.engine.gpu.ops.base import Turning
+from syringa.engine.gpu.ops.base import QKNormRope
 from syringa.engine.gpu.ops.linear import SKINNY_ROWS, linear
 
-# Up to so many rows, the launches' own time is worth hiding; with more, kernels that wait only stand in the way.
+# Programmatic dependent launch hides launch latency; with more rows, waiting programs occupy the device instead.
 OVERLAP_ROWS = 64
 
 
 class TritonOps:
-    narrow_rows = SKINNY_ROWS
+    """Triton kernels, with cuBLAS for matmuls of many rows."""
+
+    max_fused_rows = SKINNY_ROWS
 
     def __init__(self) -> None:
-        # Kernels that begin while the one before still runs: the hardware has that from Hopper on.
+        # Programmatic dependent launch exists from Hopper on.
         overlaps = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
         self.overlap_rows = OVERLAP_ROWS if overlaps else 0
         self.pdl = False
 
-    def begin(self, rows: int, alike: bool) -> None:
-        # Never for other steps: every kernel would have to be compiled both ways.
-        self.pdl = alike and rows <= self.overlap_rows
+    def begin_step(self, rows: int, decode_only: bool) -> None:
+        # Never for other steps: every kernel would have to be compiled twice.
+        self.pdl = decode_only and rows <= self.overlap_rows
 
     def embed(
-        self, table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor
+        self, table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, sampled: torch.Tensor
     ) -> torch.Tensor:
-        return embed(table, tokens, sources, drawn, pdl=self.pdl)
+        return embed(table, tokens, sources, sampled, pdl=self.pdl)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return elementwise.rms_norm(x, weight, eps, pdl=self.pdl)
@@ -53,19 +55,21 @@ class TritonOps:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         *,
-        gain: torch.Tensor | None = None,
+        norm_weight: torch.Tensor | None = None,
         eps: float = 0.0,
         gated: bool = False,
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return linear(x, weight, bias, gain=gain, eps=eps, gated=gated, residual=residual, out=out, pdl=self.pdl)
+        return linear(
+            x, weight, bias, norm_weight=norm_weight, eps=eps, gated=gated, residual=residual, out=out, pdl=self.pdl
+        )
 
-    def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def matmul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, weight, bias)
 
-    def head(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        if len(x) <= self.narrow_rows:
+    def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if len(x) <= self.max_fused_rows:
             return linear(x, weight, out=out, pdl=self.pdl)
         return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
 
@@ -74,12 +78,12 @@ class TritonOps:
         qkv: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
-        turning: Turning,
+        qk_norm_rope: QKNormRope,
         keys: torch.Tensor,
         values: torch.Tensor,
         heads: int,
     ) -> None:
-        rotary.rotate_and_store(qkv, positions, slots, *turning, keys, values, heads, pdl=self.pdl)
+        rotary.rotate_and_store(qkv, positions, slots, *qk_norm_rope, keys, values, heads, pdl=self.pdl)
 
     def decode_attention(
         self,
@@ -90,7 +94,7 @@ class TritonOps:
         lengths: torch.Tensor,
         heads: int,
         window: int,
-        store: tuple[torch.Tensor, Turning] | None,
+        store: tuple[torch.Tensor, QKNormRope] | None,
         out: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> torch.Tensor:
@@ -111,10 +115,10 @@ class TritonOps:
         )
 
     def decode_config(self, rows: int, kv_heads: int) -> DecodeConfig | None:
-        """None: the kernel's own choice."""
+        """Return the attention tiles, or None for the kernel's default. Benchmarks override this."""
         return None
 
-    def tiles(self, starts: Sequence[int], first: Sequence[int]) -> Any:
+    def plan_prefill(self, starts: Sequence[int], first: Sequence[int]) -> Any:
         return query_tiles(starts, first).numpy()
 
     def prefill_attention(
@@ -136,8 +140,8 @@ class TritonOps:
         )
 
     def sample(
-        self, logits: torch.Tensor, fields: Sequence[torch.Tensor], rules: Sequence[torch.Tensor], out: torch.Tensor
+        self, logits: torch.Tensor, params: Sequence[torch.Tensor], filters: Sequence[torch.Tensor], out: torch.Tensor
     ) -> None:
-        top_k, top_p, min_p = rules or (None, None, None)
-        temperatures, seeds, choices, positions = fields
+        top_k, top_p, min_p = filters or (None, None, None)
+        temperatures, seeds, choices, positions = params
         sample(logits, temperatures, seeds, choices, positions, top_k, top_p, min_p, out, pdl=self.pdl)

@@ -1,9 +1,8 @@
-"""Models beyond the native decoder: `transformers`' definitions, on our batch, cache and scheduler.
+"""Models outside the native decoder's families: `transformers`' definitions on this engine's batches and cache.
 
-A step's sequences lie one after the other in a single row of tokens, `[1, T]`. All that mixes tokens is attention, and
-that is ours (`breadth_attention.py`); models that mix them in another way are refused. Nothing is trusted here: a model
-without weights is walked through once to learn its layers and find what it cannot do, and one with weights must give
-the same logits in pieces and in company as whole and alone.
+The sequences of a step are concatenated to one row of tokens, `[1, T]`. Only attention may mix tokens, and it is
+replaced (`attention.py`); models that mix tokens in another way are refused. A forward pass without weights finds the
+shapes of the layers, and a check of the loaded model (`batch_check.py`) compares batched with unbatched logits.
 """
 
 from __future__ import annotations
@@ -17,72 +16,80 @@ from torch import nn
 from syringa.engine.cpu.layers.cache import CacheTensors
 from syringa.engine.cpu.native import Kernels
 from syringa.engine.execution.batch import StepTensors
-from syringa.engine.gpu import device as machine
+from syringa.engine.gpu import device as gpu_device
 from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.model import GpuModel
-from syringa.engine.gpu.ops.base import Ops
+from syringa.engine.gpu.ops.base import GpuOps
 from syringa.engine.loading.loader import CacheShape
 from syringa.engine.loading.precision import check_memory
 from syringa.engine.models.decoder import Model
-from syringa.engine.models.hf import attention as breadth_attention
-from syringa.engine.models.hf import gpu as breadth_gpu
-from syringa.engine.models.hf import int8 as breadth_int8
-from syringa.engine.models.hf import vision as breadth_vision
-from syringa.engine.models.hf.attention import LayerShape, PagedPass, Probe, Unsupported, cache_heads, running
+from syringa.engine.models.hf import attention as hf_attention
+from syringa.engine.models.hf import gpu as hf_gpu
+from syringa.engine.models.hf import int8 as hf_int8
+from syringa.engine.models.hf import vision as hf_vision
+from syringa.engine.models.hf.attention import (
+    LayerShape,
+    PagedAttention,
+    ShapeProbe,
+    UnsupportedModel,
+    attention_context,
+    cache_heads,
+)
 from syringa.engine.models.hf.batch_check import check_batching
-from syringa.engine.models.hf.definition import Definition, define, first_line, layer_kinds
-from syringa.engine.models.hf.rotary import fix_rotary
-from syringa.engine.models.hf.vision import SeeingModel
-from syringa.engine.vision.preprocessor import Vision
-from syringa.engine.vision.reader import Reader
+from syringa.engine.models.hf.definition import HFDefinition, find_definition, first_line, layer_types
+from syringa.engine.models.hf.vision import HFVisionLanguageModel
+from syringa.engine.vision.image_reader import ImageReader
+from syringa.engine.vision.preprocessor import VisionComponents
 from syringa.errors import ModelError
 from syringa.modelfiles import ModelDescription, ModelFiles
 
-# What code that was not written for this may raise.
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
-# On a GPU, products of other sizes round elsewhere; what mixes tokens differs by far more.
+# What model definitions may raise when they are used in a way they were not written for.
+FOREIGN_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
+# Products of other sizes round differently on a GPU; mixing tokens makes a far larger difference.
 GPU_TOLERANCE = 0.1
 
 
-class Breadth(NamedTuple):
-    """A loaded model. `vision` prepares images for one that sees."""
+class LoadedHFModel(NamedTuple):
+    """A loaded model and its properties."""
 
     model: Model
     cache: CacheShape | GpuCacheShape
     parameters: int
     vocabulary: int
-    vision: Vision | None = None
-    gpu: GpuModel | None = None  # the model, where it is on one
+    vision: VisionComponents | None = None  # of a vision-language model
+    gpu: GpuModel | None = None  # `model`, if it is on a GPU
 
 
-class NeedsWeights(Unsupported):
-    """What the model does depends on more than shapes, so that it cannot be walked through without weights."""
+class ProbeNeedsWeights(UnsupportedModel):
+    """The forward pass depends on values, so the layers cannot be probed without weights."""
 
 
-class BreadthModel:
+class HFModel:
+    """A causal language model of `transformers` on a CPU."""
+
     def __init__(self, model: Any, layers: list[LayerShape], kernels: Kernels | None) -> None:
         self.model = model
         self.layers = layers
         self.kernels = kernels
-        self.narrows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
     def forward(self, step: StepTensors, cache: CacheTensors) -> torch.Tensor:
         tokens = step.tokens[None]
-        narrowing = {"logits_to_keep": step.wanted} if self.narrows else {}
-        with running(PagedPass(self.layers, step, cache, self.kernels)):
+        keep_logits = {"logits_to_keep": step.logit_rows} if self.takes_logits_to_keep else {}
+        with attention_context(PagedAttention(self.layers, step, cache, self.kernels)):
             logits = self.model(
                 input_ids=tokens,
                 position_ids=step.positions.long()[None],
                 attention_mask=torch.ones_like(tokens),
                 use_cache=False,
-                **narrowing,
+                **keep_logits,
             ).logits[0]
-        wanted: torch.Tensor = logits if self.narrows else logits[step.wanted]
-        return wanted.float()
+        kept: torch.Tensor = logits if self.takes_logits_to_keep else logits[step.logit_rows]
+        return kept.float()
 
 
-def load_breadth(
+def load_hf_model(
     files: ModelFiles,
     description: ModelDescription,
     dtype: str,
@@ -90,11 +97,11 @@ def load_breadth(
     length: int,
     threads: int,
     device: torch.device | None = None,
-    ops: Ops | None = None,
-) -> Breadth:
-    """Raises `ModelError` naming what the model does that cannot be run; nearly always before its weights are read.
+    ops: GpuOps | None = None,
+) -> LoadedHFModel:
+    """Load a model on the CPU, or on `device` with the GPU kernels (on a CPU device, their references).
 
-    With a `device` it goes there, on the GPU's kernels or their references.
+    Raise `ModelError` with the reason if the model cannot be run, nearly always before its weights are read.
     """
     name = description.architecture
     try:
@@ -107,15 +114,15 @@ def load_breadth(
         raise ModelError(f"{name} cannot be read from a GGUF file: give its Hugging Face folder")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    breadth_attention.register()
-    breadth_int8.register()
+    hf_attention.register()
+    hf_int8.register()
     try:
-        return _load_breadth(files, description, dtype, kernels, length, threads, device, ops)
-    except Unsupported as reason:
+        return _load_hf_model(files, description, dtype, kernels, length, threads, device, ops)
+    except UnsupportedModel as reason:
         raise ModelError(f"{name} cannot be run: {reason}") from None
 
 
-def _load_breadth(
+def _load_hf_model(
     files: ModelFiles,
     description: ModelDescription,
     dtype: str,
@@ -123,103 +130,109 @@ def _load_breadth(
     length: int,
     threads: int,
     device: torch.device | None,
-    ops: Ops | None,
-) -> Breadth:
-    definition = define(files, description)
+    ops: GpuOps | None,
+) -> LoadedHFModel:
+    definition = find_definition(files, description)
     family, vocabulary = definition.family, definition.config.get_text_config().vocab_size
-    reader = Reader(files, family, definition.config) if family else None
-    empty = _empty(definition, length)
+    reader = ImageReader(files, family, definition.config) if family else None
+    unloaded = _build_without_weights(definition, length)
     try:
-        layers = _probe(empty)
-    except NeedsWeights:
+        layers = probe_layers(unloaded)
+    except ProbeNeedsWeights:
         layers = []
-    parameters = sum(parameter.numel() for parameter in empty.parameters())
+    parameters = sum(parameter.numel() for parameter in unloaded.parameters())
     if device is not None and device.type == "cuda":
-        gpu, free = torch.cuda.get_device_name(device), machine.free_memory(device)
-        machine.check_weights(parameters, dtype, description.name, free, gpu, halvable=False)
-    # int8 is packed from bf16 weights, which therefore have to fit first; and those of a GPU pass through here.
+        gpu, free = torch.cuda.get_device_name(device), gpu_device.free_memory(device)
+        gpu_device.check_weights_fit(parameters, dtype, description.name, free, gpu, supports_fp8=False)
+    # int8 weights are quantized from bf16 ones, and GPU weights pass through host memory: both must fit there first.
     check_memory(parameters, "bf16" if dtype == "int8" else dtype, description.name)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
-    model = _load(definition, files, half, length)
-    layers = layers or _probe(model)
+    model = _load_weights(definition, files, half, length)
+    layers = layers or probe_layers(model)
     if device is not None:
-        return _place((model, layers, vocabulary, length, device, ops), parameters, reader, threads)
+        return _move_to_gpu((model, layers, vocabulary, length, device, ops), parameters, reader, threads)
     if dtype == "int8":
-        assert kernels is not None  # choose_dtype saw to it
-        breadth_int8.swap_linears(model, kernels, breadth_vision.settled_towers(model, family) if family else ())
-    breadth: Model = BreadthModel(model, layers, kernels)
+        assert kernels is not None  # checked by choose_dtype
+        hf_int8.quantize_linears(model, kernels, hf_vision.towers_for_int8(model, family) if family else ())
+    hf_model: Model = HFModel(model, layers, kernels)
     vision = None
     if family and reader:
-        breadth = seeing = SeeingModel(model, family, layers, kernels)
-        vision = Vision(reader, seeing.encode, threads)
+        hf_model = vision_model = HFVisionLanguageModel(model, family, layers, kernels)
+        vision = VisionComponents(reader, vision_model.encode, threads)
     cache = CacheShape(len(layers), *cache_heads(layers), half)
-    _check(breadth, cache, vocabulary, dtype)
-    return Breadth(breadth, cache, parameters, vocabulary, vision)
+    _check(hf_model, cache, vocabulary, dtype)
+    return LoadedHFModel(hf_model, cache, parameters, vocabulary, vision)
 
 
-def _place(
-    parts: tuple[Any, list[LayerShape], int, int, torch.device, Ops | None],
+def _move_to_gpu(
+    parts: tuple[Any, list[LayerShape], int, int, torch.device, GpuOps | None],
     parameters: int,
-    reader: Reader | None,
+    reader: ImageReader | None,
     threads: int,
-) -> Breadth:
-    """`parts`: model, layers, vocabulary, length, device and its kernels."""
+) -> LoadedHFModel:
+    """`parts`: the arguments of `hf_gpu.move_to_gpu`."""
     try:
         if reader is None:
-            gpu, vision = breadth_gpu.on_device(*parts), None
+            gpu, vision = hf_gpu.move_to_gpu(*parts), None
         else:
-            gpu, vision = breadth_vision.on_device(*parts, reader, threads)
-    except FAILURES as error:
-        raise Unsupported(f"it cannot be moved to the GPU: {first_line(error)}") from None
+            gpu, vision = hf_vision.move_to_gpu(*parts, reader, threads)
+    except FOREIGN_ERRORS as error:
+        raise UnsupportedModel(f"it cannot be moved to the GPU: {first_line(error)}") from None
     vocabulary, kind = gpu.decoder.vocabulary, str(gpu.shape.dtype).removeprefix("torch.")
     _check(gpu, gpu.shape, vocabulary, f"{kind} on the GPU", GPU_TOLERANCE)
-    return Breadth(gpu, gpu.shape, parameters, vocabulary, vision, gpu)
+    return LoadedHFModel(gpu, gpu.shape, parameters, vocabulary, vision, gpu)
 
 
 def _check(model: Model, cache: CacheShape | GpuCacheShape, vocabulary: int, how: str, tolerance: float = 0.01) -> None:
     try:
         check_batching(model, cache, vocabulary, tolerance)
-    except FAILURES as error:
-        raise Unsupported(f"its definition in transformers fails in {how}: {first_line(error)}") from None
+    except FOREIGN_ERRORS as error:
+        raise UnsupportedModel(f"its definition in transformers fails in {how}: {first_line(error)}") from None
 
 
-def _empty(definition: Definition, length: int) -> Any:
-    """The model without weights."""
+def _build_without_weights(definition: HFDefinition, length: int) -> Any:
+    """Build a model on the meta device. Raise `UnsupportedModel` if its definition cannot run on this engine."""
     model_class, config, family = definition
-    # A hybrid's kinds of layer have been checked one by one.
-    if model_class._is_stateful and not layer_kinds(config.get_text_config()):
-        raise Unsupported("it is a recurrent or state-space model, and only attention is supported")
+    # The layer types of hybrid models were checked by find_definition.
+    if model_class._is_stateful and not layer_types(config.get_text_config()):
+        raise UnsupportedModel("it is a recurrent or state-space model, and only attention is supported")
     if not model_class._can_set_attn_implementation():
-        raise Unsupported("its definition in transformers does not use the attention interface")
+        raise UnsupportedModel("its definition in transformers does not use the attention interface")
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
-        raise Unsupported("its definition in transformers takes no positions")
+        raise UnsupportedModel("its definition in transformers takes no positions")
     with torch.device("meta"):
         model = model_class._from_config(config, attn_implementation=definition.attention).eval()
-    apart = {module for tower in (breadth_vision.towers(model, family) if family else ()) for module in tower.modules()}
-    if any(isinstance(module, (nn.Conv1d, nn.Conv2d, nn.RNNBase)) for module in model.modules() if module not in apart):
-        raise Unsupported("it has convolutions or recurrence over tokens, and only attention is supported")
-    fix_rotary(model, length)
-    if breadth_int8.has_experts(model):
-        model.set_experts_implementation("batched_mm")  # what the others do depends on data
+    tower_modules = {
+        module for tower in (hf_vision.towers(model, family) if family else ()) for module in tower.modules()
+    }
+    if any(
+        isinstance(module, (nn.Conv1d, nn.Conv2d, nn.RNNBase))
+        for module in model.modules()
+        if module not in tower_modules
+    ):
+        raise UnsupportedModel("it has convolutions or recurrence over tokens, and only attention is supported")
+    freeze_dynamic_rope(model, length)
+    if hf_int8.has_experts(model):
+        model.set_experts_implementation("batched_mm")  # the other implementations depend on data
     return model
 
 
-def _probe(model: Any) -> list[LayerShape]:
-    """What each attention call of a forward pass needs."""
-    probe, device = Probe(), model.device
+def probe_layers(model: Any) -> list[LayerShape]:
+    """Return the shape of each attention call of a forward pass."""
+    probe, device = ShapeProbe(), model.device
     tokens = torch.zeros(1, 4, dtype=torch.int64, device=device)
     positions = torch.arange(4, device=device)[None]
     try:
-        with running(probe), torch.no_grad():
+        with attention_context(probe), torch.no_grad():
             model(input_ids=tokens, position_ids=positions, attention_mask=torch.ones_like(tokens), use_cache=False)
-    except FAILURES as error:
-        raise NeedsWeights(f"its definition in transformers fails: {first_line(error)}") from None
+    except FOREIGN_ERRORS as error:
+        raise ProbeNeedsWeights(f"its definition in transformers fails: {first_line(error)}") from None
     if (rest := model.config.get_text_config().num_hidden_layers - len(probe.layers)) > 0:
-        raise Unsupported(f"{rest} of its layers do not use the attention interface")
+        raise UnsupportedModel(f"{rest} of its layers do not use the attention interface")
     return probe.layers
 
 
-def _load(definition: Definition, files: ModelFiles, dtype: torch.dtype, length: int) -> Any:
+def _load_weights(definition: HFDefinition, files: ModelFiles, dtype: torch.dtype, length: int) -> Any:
     from safetensors import SafetensorError
 
     try:
@@ -232,13 +245,39 @@ def _load(definition: Definition, files: ModelFiles, dtype: torch.dtype, length:
             local_files_only=True,
             output_loading_info=True,
         )
-    except (*FAILURES, OSError, SafetensorError) as error:
+    except (*FOREIGN_ERRORS, OSError, SafetensorError) as error:
         raise ModelError(f"{files.path} cannot be loaded: {first_line(error)}") from None
-    # Transformers fills what is missing with random numbers.
+    # transformers initializes missing tensors randomly.
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"{files.path} has no tensor for {missing[0]!r}: the model is incomplete")
     model.eval().requires_grad_(False)
-    if breadth_int8.has_experts(model):
+    if hf_int8.has_experts(model):
         model.set_experts_implementation("eager")
-    fix_rotary(model, length)
+    freeze_dynamic_rope(model, length)
     return model
+
+
+def freeze_dynamic_rope(model: nn.Module, length: int) -> None:
+    """Replace rotary scaling that follows the longest sequence of a batch by that of a sequence of `length` tokens.
+
+    The cached keys of a sequence must depend neither on the rest of the batch nor on how long the sequence becomes.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    for module in model.modules():
+        rope_type: Any = getattr(module, "rope_type", None)
+        if not isinstance(rope_type, (str, dict)):
+            continue
+        by_layer_type: dict[str | None, str] = rope_type if isinstance(rope_type, dict) else {None: rope_type}
+        for layer_type, kind in by_layer_type.items():
+            if "dynamic" not in kind and kind != "longrope":
+                continue
+            prefix = f"{layer_type}_" if layer_type else ""
+            old = getattr(module, f"{prefix}inv_freq")
+            arguments = {"layer_type": layer_type} if layer_type else {}
+            frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](module.config, old.device, seq_len=length, **arguments)
+            setattr(module, f"{prefix}inv_freq", frequencies)
+            setattr(module, f"{prefix}attention_scaling", scaling)
+            by_layer_type[layer_type] = "default"
+        if isinstance(rope_type, str):
+            module.rope_type = by_layer_type[None]  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Image-text models: `transformers`' language model on our batch, with rows of its vision tower among the tokens'."""
+"""`transformers`' vision-language models: image embeddings are written over the embeddings of placeholder tokens."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from syringa.engine.cpu.features import cpu_flags
 from syringa.engine.cpu.layers.cache import CacheTensors
 from syringa.engine.cpu.native import Kernels
 from syringa.engine.execution.batch import StepTensors
-from syringa.engine.gpu.decoder import Rows
+from syringa.engine.gpu.decoder import ModelInput
 from syringa.engine.gpu.device import NO_GPU_MEMORY
 from syringa.engine.gpu.model import GpuModel
-from syringa.engine.gpu.ops.base import Ops, choose_ops
-from syringa.engine.models.hf.attention import LayerShape, PagedPass, Unsupported, running
-from syringa.engine.models.hf.gpu import BreadthDecoder, records
-from syringa.engine.vision.family import FAMILIES, Family, Inputs
-from syringa.engine.vision.layout import StepPictures
-from syringa.engine.vision.preprocessor import Vision
-from syringa.engine.vision.reader import MOST_PIXELS, Reader
+from syringa.engine.gpu.ops.base import GpuOps, choose_ops
+from syringa.engine.models.hf.attention import LayerShape, PagedAttention, UnsupportedModel, attention_context
+from syringa.engine.models.hf.gpu import HFGpuDecoder, can_capture_graphs
+from syringa.engine.vision.family import FAMILIES, TowerInputs, VisionFamily
+from syringa.engine.vision.image_reader import MAX_PIXELS, ImageReader
+from syringa.engine.vision.preprocessor import VisionComponents
+from syringa.engine.vision.step_images import StepImages
 from syringa.errors import EngineError, ModelError
 
-LARGE = 1024  # pixels along each side, where the processor makes frames of one size
-STRIP = 64  # times as wide as it is high, at most
+PROBE_PIXELS = 1024  # side of the probe image, for processors whose output has a fixed size
+PROBE_ASPECT = 64  # aspect ratio of the probe image, for processors whose output grows with the image
 
 
-class SeeingModel:
-    """Text goes the same way as in `BreadthModel`; tokens become rows here, so that images can take some places."""
+class HFVisionLanguageModel:
+    """`HFModel` with image embeddings among the token embeddings."""
 
-    def __init__(self, model: Any, family: Family, layers: list[LayerShape], kernels: Kernels | None) -> None:
+    def __init__(self, model: Any, family: VisionFamily, layers: list[LayerShape], kernels: Kernels | None) -> None:
         self.model = model
         self.family = family
         self.layers = layers
@@ -41,137 +41,137 @@ class SeeingModel:
         self.tower_dtype: torch.dtype = next(towers(model, family)[0].parameters()).dtype
         for module in towers(model, family)[0].modules():
             if any(isinstance(child, nn.Conv2d) for child in module.children()):
-                # Patches leave a convolution across; each layer would lay them straight again, a quarter of its time.
+                # The patch embedding returns a strided tensor, which each layer would copy: a quarter of its time.
                 module.register_forward_hook(lambda _, inputs, rows: rows.contiguous())
 
     @torch.inference_mode()
     def forward(self, step: StepTensors, cache: CacheTensors) -> torch.Tensor:
-        given = with_pictures(self.model, step.tokens, step.positions, step.pictures)
-        with running(PagedPass(self.layers, step, cache, self.kernels)):
+        inputs = embed_inputs(self.model, step.tokens, step.positions, step.images)
+        with attention_context(PagedAttention(self.layers, step, cache, self.kernels)):
             logits: torch.Tensor = self.model(
-                **given,
+                **inputs,
                 attention_mask=torch.ones_like(step.tokens)[None],
                 use_cache=False,
-                logits_to_keep=step.wanted,
+                logits_to_keep=step.logit_rows,
             ).logits[0]
         return logits.float()
 
     @torch.inference_mode()
-    def encode(self, inputs: Inputs) -> torch.Tensor:
-        """What the tower makes of one frame: `[places, hidden]`."""
-        return encode(self.model, inputs, self.tower_dtype)
+    def encode(self, inputs: TowerInputs) -> torch.Tensor:
+        """Run the vision tower. Return `[image tokens, hidden]`."""
+        return run_tower(self.model, inputs, self.tower_dtype)
 
 
-class SeeingDecoder(BreadthDecoder):
-    """The same on a GPU; what the tower has made of an image comes back to the host, and waits there."""
+class HFVisionLanguageGpuDecoder(HFGpuDecoder):
+    """`HFVisionLanguageModel` on a GPU. Image embeddings are kept in host memory."""
 
     @cached_property
     def stream(self) -> torch.cuda.Stream | None:
-        """The tower's own: on that of the steps, these would stand still until it is done."""
+        """The tower's own stream: on the stream of the steps, they would wait for it."""
         return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-    def given(self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows) -> dict[str, torch.Tensor]:
-        if rows.shifts is not None:
-            positions = positions + rows.shifts
-        return with_pictures(self.model, tokens, positions, rows.pictures)
+    def model_inputs(self, tokens: torch.Tensor, positions: torch.Tensor, rows: ModelInput) -> dict[str, torch.Tensor]:
+        if rows.position_deltas is not None:
+            positions = positions + rows.position_deltas
+        return embed_inputs(self.model, tokens, positions, rows.images)
 
     @torch.inference_mode()
-    def encode(self, inputs: Inputs) -> torch.Tensor:
-        """`SeeingModel.encode`'s contract. Waits for the tower, in the thread that asks for it."""
+    def encode(self, inputs: TowerInputs) -> torch.Tensor:
+        """Like `HFVisionLanguageModel.encode`. Blocks the calling thread until the tower is done."""
         try:
             with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
                 pixels = {name: x.to(self.device) for name, x in inputs.items()}
-                return encode(self.model, pixels, self.model.dtype).cpu()
+                return run_tower(self.model, pixels, self.model.dtype).cpu()
         except torch.OutOfMemoryError:
-            raise EngineError("The GPU has no memory left to look at this image: try again later.") from None
+            raise EngineError("The GPU has no memory left to encode this image: try again later.") from None
 
-    def rehearse(self, frame: Inputs) -> int:
-        """Bytes that the tower takes for a frame."""
+    def measure_peak_memory(self, inputs: TowerInputs) -> int:
+        """Return the bytes that one call of the tower allocates at most."""
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         try:
-            self.encode(frame)
+            self.encode(inputs)
         except EngineError:
             raise ModelError(
-                "the GPU has no room for the model's vision tower beside the weights: use --device cpu",
+                "the GPU has too little memory for the model's vision tower besides the weights: use --device cpu",
                 code=NO_GPU_MEMORY,
             ) from None
         return torch.cuda.max_memory_allocated(self.device) - before
 
 
-def on_device(
+def move_to_gpu(
     model: Any,
     layers: list[LayerShape],
     vocabulary: int,
     length: int,
     device: torch.device,
-    ops: Ops | None,
-    reader: Reader,
+    ops: GpuOps | None,
+    reader: ImageReader,
     threads: int,
-) -> tuple[GpuModel, Vision]:
-    """`breadth_gpu.on_device` for a model that sees."""
-    decoder = SeeingDecoder(model.to(device), layers, vocabulary, ops or choose_ops(device), device)
+) -> tuple[GpuModel, VisionComponents]:
+    """Like `hf.gpu.move_to_gpu`, for a vision-language model."""
+    decoder = HFVisionLanguageGpuDecoder(model.to(device), layers, vocabulary, ops or choose_ops(device), device)
     if device.type == "cuda":
-        decoder.recordable = decoder.recordable and records(decoder)
-        decoder.beside = decoder.rehearse(largest_frame(reader, length))
-    return GpuModel(decoder, decoder.cache_shape, length), Vision(reader, decoder.encode, threads)
+        decoder.supports_cuda_graphs = decoder.supports_cuda_graphs and can_capture_graphs(decoder)
+        decoder.concurrent_bytes = decoder.measure_peak_memory(largest_tower_inputs(reader, length))
+    return GpuModel(decoder, decoder.cache_shape, length), VisionComponents(reader, decoder.encode, threads)
 
 
-def with_pictures(
-    model: Any, tokens: torch.Tensor, positions: torch.Tensor, pictures: StepPictures | None
+def embed_inputs(
+    model: Any, tokens: torch.Tensor, positions: torch.Tensor, images: StepImages | None
 ) -> dict[str, torch.Tensor]:
-    """What the language model is called with: rows of the embedding, some of which are images'."""
+    """Return the language model's arguments: token embeddings with those of images written over placeholders."""
     rows = model.get_input_embeddings()(tokens)
     positions = positions.long()[None]
-    if pictures is not None:
-        for row, filling in pictures.fills:
-            rows[row : row + len(filling)] = filling.to(rows.dtype)
-        if pictures.positions is not None:
-            positions = pictures.positions[:, None]
+    if images is not None:
+        for row, embeddings in images.embeddings:
+            rows[row : row + len(embeddings)] = embeddings.to(rows.dtype)
+        if images.mrope_positions is not None:
+            positions = images.mrope_positions[:, None]
     return {"inputs_embeds": rows[None], "position_ids": positions}
 
 
-def encode(model: Any, inputs: Inputs, dtype: torch.dtype) -> torch.Tensor:
+def run_tower(model: Any, inputs: TowerInputs, dtype: torch.dtype) -> torch.Tensor:
     pixels = {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
     features = model.get_image_features(**pixels, return_dict=True).pooler_output
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in features])
 
 
-def largest_frame(reader: Reader, length: int) -> Inputs:
-    """The most that the tower is given at once. Only grids grow with the image, up to what fits in a context."""
+def largest_tower_inputs(reader: ImageReader, length: int) -> TowerInputs:
+    """Return the largest input of one tower call. It grows with the image and the context for M-RoPE models only."""
     from PIL import Image as Pillow
 
-    width = height = LARGE
-    if reader.family.planar:
+    width = height = PROBE_PIXELS
+    if reader.family.mrope:
         vision = reader.config.vision_config
         cell = vision.patch_size * vision.spatial_merge_size
-        cells = min(length, min(MOST_PIXELS, reader.processor.size["longest_edge"]) // cell**2)
-        height = isqrt(cells // STRIP) + 1  # in strips, few cells are left over
+        cells = min(length, min(MAX_PIXELS, reader.processor.size["longest_edge"]) // cell**2)
+        height = isqrt(cells // PROBE_ASPECT) + 1  # a long strip comes closest to `cells`
         width, height = cells // height * cell, height * cell
     prepared = reader.processor(Pillow.new("RGB", (width, height)), return_tensors="pt", **dict(reader.family.options))
-    return next(iter(reader.family.frames(prepared)))
+    return next(iter(reader.family.tower_inputs(prepared)))
 
 
-def family_of(config: Any) -> Family:
-    """Raises `Unsupported` for what was not checked."""
+def find_family(config: Any) -> VisionFamily:
+    """Return the family of a model. Raise `UnsupportedModel` if its combination of towers was not tested."""
     family, kind = FAMILIES[config.model_type], config.vision_config.model_type
     if family.vision_types and kind not in family.vision_types:
-        raise Unsupported(
+        raise UnsupportedModel(
             f"a vision tower of the kind {kind!r} has not been checked for {config.model_type}; "
             f"those that have are {', '.join(family.vision_types)}"
         )
     if config.image_token_id >= config.get_text_config().vocab_size:
-        raise Unsupported("its token for images is outside its vocabulary")
+        raise UnsupportedModel("its token for images is outside its vocabulary")
     return family
 
 
-def towers(model: nn.Module, family: Family) -> list[nn.Module]:
+def towers(model: nn.Module, family: VisionFamily) -> list[nn.Module]:
     return [model.get_submodule(name) for name in family.towers]
 
 
-def settled_towers(model: nn.Module, family: Family) -> list[nn.Module]:
-    """What int8 leaves alone: as it was read, or in fp32 where this processor has no bf16 arithmetic."""
+def towers_for_int8(model: nn.Module, family: VisionFamily) -> list[nn.Module]:
+    """Return the modules that int8 quantization skips, converted to fp32 if the CPU has no bf16 arithmetic."""
     found = towers(model, family)
     if not cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"}:
         found = [tower.float() for tower in found]

@@ -12,18 +12,18 @@ import torch
 
 from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.ops.base import ReferenceOps
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, on_gpu
+from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, loaded_gpu_model
 from syringa.engine.models.hf import gpu
-from syringa.engine.models.hf.gpu import BreadthDecoder, records
-from syringa.engine.models.hf.model import load_breadth
-from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.models.hf.gpu import HFGpuDecoder, can_capture_graphs
+from syringa.engine.models.hf.model import load_hf_model
+from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import ModelError
 from syringa.modelfiles import describe, locate
 from tests.engine.conftest import Driver, request
-from tests.engine.gpu.small_gpu import poisoned_cache
+from tests.engine.gpu.tiny_models import nan_filled_cache
 from tests.engine.models.hf.test_model import FULL, SLIDING, config_of
-from tests.engine.models.small import PROMPTS, difference, reference, run, save
+from tests.engine.models.tiny_models import PROMPTS, difference, reference, run, save
 
 CPU = torch.device("cpu")
 # By the kernels: windows, a scale of its own, layers that differ in heads, experts. The last four by plain PyTorch:
@@ -53,10 +53,10 @@ def one_thread() -> Iterator[None]:
 def load(folder: Path, dtype: str = "fp32") -> LoadedModel:
     files = locate(str(folder))
     description = describe(files)
-    found = load_breadth(files, description, dtype, None, description.max_model_len, 1, CPU)
+    found = load_hf_model(files, description, dtype, None, description.max_model_len, 1, CPU)
     assert found.gpu is not None
     assert found.model is found.gpu
-    return on_gpu(found.gpu, description, found.parameters, dtype, 0.0)
+    return loaded_gpu_model(found.gpu, description, found.parameters, dtype, 0.0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -65,7 +65,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str, monkeypat
     loaded = load(tmp_path)
     expected = [reference(theirs, prompt) for prompt in PROMPTS]
     batches = [run(loaded, PROMPTS), run(loaded, PROMPTS, chunk=13), run(loaded, PROMPTS[:2], chunk=1)]
-    monkeypatch.setattr(gpu, "CELLS", 2000)  # plain PyTorch then takes a few rows or sequences at a time
+    monkeypatch.setattr(gpu, "MAX_SCORES", 2000)  # plain PyTorch then takes a few rows or sequences at a time
     batches += [run(loaded, PROMPTS), run(loaded, PROMPTS[:2], chunk=1)]
     for batch in batches:
         for got, wanted in zip(batch, expected, strict=False):
@@ -106,7 +106,7 @@ def test_what_nobody_wrote_is_not_read(tmp_path: Path, monkeypatch: pytest.Monke
     loaded = load(tmp_path)
     expected = run(loaded, PROMPTS, chunk=13)
 
-    monkeypatch.setattr(GpuCacheShape, "allocate", poisoned_cache)
+    monkeypatch.setattr(GpuCacheShape, "allocate", nan_filled_cache)
     for got, wanted in zip(run(loaded, PROMPTS, chunk=13), expected, strict=True):
         assert torch.equal(got, wanted)
 
@@ -121,8 +121,8 @@ def test_the_engine_gives_the_tokens_of_the_cpu_engine(tmp_path: Path, family: s
         load_model(LoadOptions(model=str(tmp_path), dtype="fp32", threads=1, device="cpu")),
         load(tmp_path),
     ):
-        core = EngineCore(loaded, Limits(step_tokens=40, max_running=8), kv_cache_tokens=256)
-        assert (core.ahead is None) == (loaded.gpu is None)
+        core = EngineCore(loaded, SchedulerLimits(step_tokens=40, max_running=8), kv_cache_tokens=256)
+        assert (core.runner is None) == (loaded.gpu is None)
         driver = Driver(core)
         for i, prompt in enumerate([*PROMPTS, *PROMPTS]):
             wishes = {"max_tokens": 30, "stopping": {"ignore_eos": True}, "seed": i} | rules[i % 4]
@@ -138,7 +138,7 @@ def test_the_engine_gives_the_tokens_of_the_cpu_engine(tmp_path: Path, family: s
 def test_rows_that_fill_up_a_graph_disturb_nobody(tmp_path: Path) -> None:
     """Five sequences in a step for eight: the cache changes where they are, and nowhere else."""
     save(tmp_path, config_of("phi3"))
-    core = EngineCore(load(tmp_path), Limits(max_running=8), kv_cache_tokens=320)
+    core = EngineCore(load(tmp_path), SchedulerLimits(max_running=8), kv_cache_tokens=320)
     driver = Driver(core)
     for i in range(5):
         driver.submit(request(str(i), [5 + i] * 9, max_tokens=12, stopping={"ignore_eos": True}))
@@ -147,19 +147,21 @@ def test_rows_that_fill_up_a_graph_disturb_nobody(tmp_path: Path) -> None:
     before = core.cache.keys.clone()
     driver.step()
     changed = (core.cache.keys != before).any(-1).any(2)[0].nonzero().tolist()
-    held = {(s.blocks[(s.computed - 1) // 16], (s.computed - 1) % 16) for s in core.scheduler.running}
+    held = {(s.block_table[(s.computed - 1) // 16], (s.computed - 1) % 16) for s in core.scheduler.running}
     assert {tuple(at) for at in changed} == held
     assert len(held) == 5
     driver.finish()
     core.close()
 
 
-@pytest.mark.parametrize(("family", "recordable"), [("phi3", True), ("gpt2", True), ("gemma2", False)])
-def test_steps_are_recorded_where_the_kernels_do_everything(tmp_path: Path, family: str, recordable: bool) -> None:
+@pytest.mark.parametrize(("family", "supports_cuda_graphs"), [("phi3", True), ("gpt2", True), ("gemma2", False)])
+def test_steps_are_recorded_where_the_kernels_do_everything(
+    tmp_path: Path, family: str, supports_cuda_graphs: bool
+) -> None:
     save(tmp_path, config_of(family))
     loaded = load(tmp_path)
     assert loaded.gpu is not None
-    assert loaded.gpu.decoder.recordable == recordable
+    assert loaded.gpu.decoder.supports_cuda_graphs == supports_cuda_graphs
 
 
 def test_recording_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,26 +169,26 @@ def test_recording_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     loaded = load(tmp_path)
     assert loaded.gpu is not None
     decoder: Any = loaded.gpu.decoder
-    monkeypatch.setattr(gpu, "_waiting_refused", nullcontext)
-    assert records(decoder)
+    monkeypatch.setattr(gpu, "_forbid_synchronization", nullcontext)
+    assert can_capture_graphs(decoder)
     forward, calls = decoder.forward, []
 
-    def changing(*given: Any) -> torch.Tensor:
-        calls.append(given)
-        logits: torch.Tensor = forward(*given)
+    def changing(*model_inputs: Any) -> torch.Tensor:
+        calls.append(model_inputs)
+        logits: torch.Tensor = forward(*model_inputs)
         return logits.mul_(-1.0) if len(calls) > 1 else logits
 
     with monkeypatch.context() as patch:
         patch.setattr(decoder, "forward", changing)
-        assert not records(decoder)
+        assert not can_capture_graphs(decoder)
 
     @contextmanager
     def refused() -> Iterator[None]:
         raise RuntimeError("called a synchronizing CUDA operation")
         yield
 
-    monkeypatch.setattr(gpu, "_waiting_refused", refused)
-    assert not records(decoder)
+    monkeypatch.setattr(gpu, "_forbid_synchronization", refused)
+    assert not can_capture_graphs(decoder)
 
 
 def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
     loaded = load(tmp_path, "bf16")
     assert loaded.cache.dtype == torch.bfloat16
     assert loaded.gpu is not None
-    assert isinstance(loaded.gpu.decoder, BreadthDecoder)
+    assert isinstance(loaded.gpu.decoder, HFGpuDecoder)
     assert isinstance(loaded.gpu.decoder.ops, ReferenceOps)
     expected = reference(theirs, PROMPTS[0])
     error = run(loaded, PROMPTS[:1])[0] - expected
@@ -203,12 +205,12 @@ def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
 
 def test_what_mixes_tokens_is_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, config_of("phi3"))
-    forward = BreadthDecoder.forward
+    forward = HFGpuDecoder.forward
 
-    def mixing(self: BreadthDecoder, rows: Any, *rest: Any) -> torch.Tensor:
+    def mixing(self: HFGpuDecoder, rows: Any, *rest: Any) -> torch.Tensor:
         logits = forward(self, rows, *rest)
         return logits + logits.mean() * 5 * len(rows.tokens)
 
-    monkeypatch.setattr(BreadthDecoder, "forward", mixing)
+    monkeypatch.setattr(HFGpuDecoder, "forward", mixing)
     with pytest.raises(ModelError, match="mixes tokens outside attention"):
         load(tmp_path)

@@ -11,12 +11,12 @@ import torch
 from transformers import AutoConfig
 
 from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
-from syringa.engine.models.hf.model import BreadthModel
-from syringa.engine.scheduling.scheduler import Limits
+from syringa.engine.models.hf.model import HFModel
+from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import ModelError
 from tests.engine.conftest import drive, request
-from tests.engine.models.small import PROMPTS, SIZES, difference, reference, run, save, save_tokenizer
+from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save, save_tokenizer
 
 EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 24}
@@ -78,7 +78,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def load(folder: Path, dtype: str = "fp32", **options: Any) -> LoadedModel:
     loaded = load_model(LoadOptions(model=str(folder), dtype=dtype, threads=1, **options))
-    assert isinstance(loaded.model, BreadthModel)
+    assert isinstance(loaded.model, HFModel)
     return loaded
 
 
@@ -149,7 +149,7 @@ def test_half_and_int8_stay_near_fp32(small: Any, family: str) -> None:
 def test_experts_are_packed_to_int8(small: Any, family: str) -> None:
     folder, theirs = small(family)
     loaded = load(folder, "int8")
-    assert isinstance(loaded.model, BreadthModel)
+    assert isinstance(loaded.model, HFModel)
     theirs.set_experts_implementation("eager")
     name = next(name for name, _ in theirs.named_modules() if name.endswith("experts"))
     generator = torch.Generator().manual_seed(0)
@@ -168,7 +168,7 @@ def test_a_small_token_budget_changes_nothing(small: Any, dtype: str) -> None:
     loaded = load(small("phi3")[0], dtype)
     answers = []
     for budget in (512, 8):  # with eight tokens a step, most steps want no logits at all
-        core = EngineCore(loaded, Limits(step_tokens=budget), kv_cache_tokens=512)
+        core = EngineCore(loaded, SchedulerLimits(step_tokens=budget), kv_cache_tokens=512)
         asked = [request(str(i), prompt, temperature=0.0) for i, prompt in enumerate(PROMPTS)]
         answers.append({key: answer.tokens for key, answer in drive(core, asked).items()})
         core.close()
@@ -202,7 +202,7 @@ REFUSED = {
     "mpt": ({}, "ALiBi"),
     "falcon": ({"alibi": True}, "ALiBi"),
     "gptj": ({"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "attention interface"),
-    "bert": ({}, "see those that come after"),
+    "bert": ({}, "attention is not causal"),
 }
 
 

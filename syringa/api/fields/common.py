@@ -1,0 +1,98 @@
+"""Wire types that several endpoints share: errors, usage, `stream_options` and `metadata`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from syringa.api.decoding import convert
+from syringa.api.fields.schema import REFUSED, doc, object_schema
+from syringa.errors import InvalidRequest
+from syringa.events import Usage
+
+MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
+_METADATA_SCHEMA = {
+    "propertyNames": {"maxLength": MAX_KEY},
+    "maxProperties": MAX_PAIRS,
+    "additionalProperties": {"type": "string", "maxLength": MAX_VALUE},
+}
+MetadataField = Annotated[dict[str, Any], Meta(extra_json_schema=_METADATA_SCHEMA)] | None
+
+_STREAM_OPTIONS_SCHEMA = object_schema(
+    include_usage={"type": ["boolean", "null"], "description": "Send a last chunk with empty `choices` and the usage."},
+    include_obfuscation={"enum": [False, None], "description": "Refused if true.", REFUSED: True},
+)
+StreamOptionsField = Annotated[
+    Annotated[dict[str, Any], Meta(extra_json_schema=_STREAM_OPTIONS_SCHEMA)] | None,
+    doc("Options of the stream; requires `stream: true`."),
+]
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: Annotated[str | None, doc("JSON path of the invalid field.")]
+    code: str | None
+
+
+class ErrorEnvelope(msgspec.Struct):
+    """The error body of every endpoint."""
+
+    error: ErrorBody
+
+
+class CachedTokens(msgspec.Struct):
+    cached_tokens: int
+
+
+class ReasoningTokens(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class UsageBody(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
+
+
+def usage_body(usage: Usage) -> UsageBody:
+    return UsageBody(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=CachedTokens(usage.cached_tokens),
+        completion_tokens_details=ReasoningTokens(usage.reasoning_tokens),
+    )
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+def read_stream_options(given: dict[str, Any] | None, *, stream: bool, ignored: list[str]) -> StreamOptions:
+    """Validate `stream_options`. Raises `InvalidRequest` if the response is not streamed."""
+    if given is not None and not stream:
+        raise InvalidRequest("stream_options requires stream: true.", param="stream_options")
+    options = convert(given or {}, StreamOptions, path="stream_options", ignored=ignored)
+    if options.include_obfuscation:
+        param = "stream_options.include_obfuscation"
+        raise InvalidRequest(f"{param} is not supported.", param=param)
+    return options
+
+
+def check_metadata(given: dict[str, Any]) -> None:
+    """Raise `InvalidRequest` for metadata that exceeds the limits."""
+    if len(given) > MAX_PAIRS:
+        raise InvalidRequest(f"metadata: at most {MAX_PAIRS} pairs, got {len(given)}.", param="metadata")
+    for key, value in given.items():
+        param = f"metadata.{key}"
+        if len(key) > MAX_KEY or not isinstance(value, str) or len(value) > MAX_VALUE:
+            raise InvalidRequest(
+                f"{param}: expected a key of at most {MAX_KEY} characters and a string of at most {MAX_VALUE}.",
+                param=param,
+            )

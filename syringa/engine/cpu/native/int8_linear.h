@@ -1,0 +1,232 @@
+// y = x · wᵀ with int8 weights and activations.
+//
+// Weights: one scale per output channel, stored as unsigned bytes (value + 128) because the byte dot product takes one
+// unsigned operand. Stored in panels of PANEL channels: PANEL × 4 bytes for each four inputs, read sequentially.
+// Activations: signed bytes with one scale per row and group of GROUP inputs. An outlier costs precision only in its
+// own group, and a row's result depends on that row alone.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "arena.h"
+#include "thread_pool.h"
+#include "simd.h"
+
+namespace syringa {
+
+constexpr int GROUP = 64;
+#if defined(__AVX512F__)
+constexpr int VECTORS = 2, ROWS = 4;  // integer and float accumulators fill the registers
+#else
+constexpr int VECTORS = 2, ROWS = 2;
+#endif
+constexpr int PANEL = VECTORS * LANES;
+
+// Gated weights hold two matrices, gate and up, interleaved in panels vector by vector, so that both factors of
+// silu(gate) · up are in registers. `outputs` is the number of products.
+struct Int8Weights {
+    const int outputs, inputs, padded;  // padded: inputs rounded up to whole groups
+    const bool gated;
+    std::vector<float> scales;
+    uint8_t* values;
+
+    Int8Weights(int outputs, int inputs, bool gated)
+        : outputs(outputs),
+          inputs(inputs),
+          padded((inputs + GROUP - 1) / GROUP * GROUP),
+          gated(gated),
+          scales(panels() * PANEL),
+          values((uint8_t*)Arena::allocate((size_t)panels() * padded * PANEL)),
+          chunk_(Arena::current_chunk()) {}
+    ~Int8Weights() { Arena::release(chunk_); }
+    Int8Weights(const Int8Weights&) = delete;
+
+    int width() const { return gated ? PANEL / 2 : PANEL; }  // outputs of a panel
+    int panels() const { return (outputs + width() - 1) / width(); }
+    const uint8_t* panel(int p) const { return values + (size_t)p * padded * PANEL; }
+    // Index of output n among the channels of all panels; `up` selects the matrix of gated weights.
+    int channel(int n, bool up) const { return gated ? n / LANES * PANEL + (up ? LANES : 0) + n % LANES : n; }
+    // Offset of input k of a channel in `values`.
+    size_t at(int channel, int k) const {
+        const size_t begin = ((size_t)(channel / PANEL) * padded + (size_t)(k / 4) * 4) * PANEL;
+        return begin + (size_t)(channel % PANEL) * 4 + k % 4;
+    }
+
+  private:
+    Arena::Chunk* chunk_;
+};
+
+// Quantize fp32 weights to int8 and pack them into panels. `w` has `rows` channels; the first half of gated ones are
+// gates. Padding is harmless: its activations are 0, and its outputs are not stored.
+inline Int8Weights* quantize_weights(const float* w, int rows, int inputs, bool gated) {
+    auto* weights = new Int8Weights(gated ? rows / 2 : rows, inputs, gated);
+    pool().run(rows, [&](int n) {
+        const float* row = w + (size_t)n * inputs;
+        const bool up = n >= weights->outputs;
+        const int channel = weights->channel(up ? n - weights->outputs : n, up);
+        float peak = 0.f;
+        for (int k = 0; k < inputs; k++) peak = std::max(peak, std::fabs(row[k]));
+        const float scale = peak / 127.f, inverse = peak > 0.f ? 127.f / peak : 0.f;
+        weights->scales[channel] = scale;
+        for (int k = 0; k < inputs; k++)
+            weights->values[weights->at(channel, k)] = (uint8_t)(128 + (int)std::nearbyint(row[k] * inverse));
+    });
+    return weights;
+}
+
+struct Int8Rows {
+    std::vector<activation_t> values;  // [rows][padded]
+    std::vector<float> scales;    // [rows][groups]
+    std::vector<int32_t> offset;  // [rows][groups]: −128 · the sum of the bytes, which cancels the weights' + 128
+
+    void resize(size_t rows, int padded) {
+        const size_t groups = padded / GROUP;
+        if (values.size() < rows * padded) values.resize(rows * padded);
+        if (scales.size() < rows * groups) scales.resize(rows * groups), offset.resize(rows * groups);
+    }
+};
+
+inline void quantize_row(const float* x, int inputs, int padded, activation_t* activations, float* scales,
+                         int32_t* offset) {
+    for (int g = 0; g < padded / GROUP; g++) {
+        const int begin = g * GROUP, length = std::min(GROUP, inputs - begin);
+        float padded_values[GROUP];
+        const float* values = x + begin;
+        if (length < GROUP) {
+            std::fill(padded_values, padded_values + GROUP, 0.f);
+            std::memcpy(padded_values, values, sizeof(float) * std::max(length, 0));
+            values = padded_values;
+        }
+        floats peaks{};
+        for (int i = 0; i < GROUP; i += LANES) {
+            floats v = load(values + i);
+            peaks = vmax(peaks, vmax(v, -v));
+        }
+        const float peak = max_lane(peaks), inverse = peak > 0.f ? 127.f / peak : 0.f;
+        ints total{};
+        for (int i = 0; i < GROUP; i += LANES) {
+            const floats magic = splat(12582912.f);  // adding it rounds to the nearest integer, ties to even
+            ints q = __builtin_convertvector(fma(load(values + i), splat(inverse), magic) - magic, ints);
+            total += q;
+            const bytes narrow = __builtin_convertvector(q, bytes);
+            store_activations(activations + begin + i, narrow);
+        }
+        scales[g] = peak / 127.f;
+        offset[g] = -128 * sum(total);
+    }
+}
+
+static_assert(VECTORS == 2, "a gated panel has one vector of gates and one of ups");
+
+// A vector of outputs may extend past the last one.
+inline floats with_bias(floats value, const float* bias, int n, int outputs) {
+    if (!bias) return value;
+    if (n + LANES <= outputs) return value + load(bias + n);
+    for (int i = 0; n + i < outputs; i++) value[i] += bias[n + i];
+    return value;
+}
+inline void store_outputs(float* row, int n, int outputs, floats value, bool add) {
+    if (n + LANES <= outputs) {
+        store(row + n, add ? value + load(row + n) : value);
+    } else {
+        for (int i = 0; n + i < outputs; i++) row[n + i] = add ? value[i] + row[n + i] : value[i];
+    }
+}
+
+// Multiply M rows with one panel. The order of sums does not depend on M. AHEAD: prefetch the next panel meanwhile.
+template <int M, bool AHEAD = false>
+void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, float* y, size_t stride,
+                   const float* bias, bool add) {
+    const int groups = w.padded / GROUP;
+    const uint8_t* weights = w.panel(p);
+    const activation_t* activations = x.values.data() + row * w.padded;
+    const float* scales = x.scales.data() + row * groups;
+    const int32_t* offset = x.offset.data() + row * groups;
+    const size_t ahead = (size_t)w.padded * PANEL;
+    floats result[M][VECTORS] = {};
+    for (int g = 0; g < groups; g++) {
+        ints acc[M][VECTORS];
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < VECTORS; v++) acc[m][v] = splat(offset[m * groups + g]);
+        for (int k = g * GROUP; k < (g + 1) * GROUP; k += 4, weights += PANEL * 4) {
+            if constexpr (AHEAD)
+                for (int line = 0; line < PANEL * 4; line += 64) __builtin_prefetch(weights + ahead + line, 0, 2);
+#pragma GCC unroll 8
+            for (int m = 0; m < M; m++) {
+                const activation_t* four = activations + (size_t)m * w.padded + k;
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; v++) acc[m][v] = dot4(acc[m][v], weights + v * LANES * 4, four);
+            }
+        }
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < VECTORS; v++)
+                result[m][v] =
+                    fma(__builtin_convertvector(acc[m][v], floats), splat(scales[m * groups + g]), result[m][v]);
+    }
+    const float* scale = w.scales.data() + (size_t)p * PANEL;
+    for (int m = 0; m < M; m++) {
+        float* out = y + (row + m) * stride;
+        for (int v = 0; v < VECTORS; v++) result[m][v] = result[m][v] * load(scale + v * LANES);
+        if (w.gated) {
+            const int n = p * LANES;
+            const floats gate = with_bias(result[m][0], bias, n, w.outputs);
+            const floats up = with_bias(result[m][1], bias ? bias + w.outputs : nullptr, n, w.outputs);
+            store_outputs(out, n, w.outputs, silu(gate) * up, add);
+        } else {
+            for (int v = 0; v < VECTORS; v++) {
+                const int n = p * PANEL + v * LANES;
+                store_outputs(out, n, w.outputs, with_bias(result[m][v], bias, n, w.outputs), add);
+            }
+        }
+    }
+}
+
+template <int M>
+void panel_tail(int left, const Int8Weights& w, int p, const Int8Rows& x, size_t row, float* y, size_t stride,
+                const float* bias, bool add) {
+    if constexpr (M > 0) {
+        if (left == M)
+            panel_product<M>(w, p, x, row, y, stride, bias, add);
+        else
+            panel_tail<M - 1>(left, w, p, x, row, y, stride, bias, add);
+    }
+}
+
+inline void int8_linear(const Int8Weights& w, const float* x, int rows, float* y, size_t stride, const float* bias,
+                        bool add) {
+    static Int8Rows quantized;  // not reentrant: the engine has one step loop
+    quantized.resize(rows, w.padded);
+    const int groups = w.padded / GROUP;
+    const auto quantize = [&](int r) {
+        quantize_row(x + (size_t)r * w.inputs, w.inputs, w.padded, quantized.values.data() + (size_t)r * w.padded,
+                     quantized.scales.data() + (size_t)r * groups, quantized.offset.data() + (size_t)r * groups);
+    };
+    if (rows < 8)
+        for (int r = 0; r < rows; r++) quantize(r);
+    else
+        pool().run((rows + 7) / 8, [&](int c) {
+            for (int r = c * 8; r < std::min(rows, c * 8 + 8); r++) quantize(r);
+        });
+    // A block of rows stays in the L2 cache while a run of panels is streamed.
+    const int block = std::max(ROWS, std::min(rows, (1 << 18) / w.padded) / ROWS * ROWS);
+    const int blocks = (rows + block - 1) / block;
+    const int panels = w.panels(), run = std::max(1, std::min(8, panels / (4 * pool().threads())));
+    const int runs = (panels + run - 1) / run;
+    pool().run(blocks * runs, [&](int task) {
+        const int first = task / runs * block, last = std::min(rows, first + block);
+        for (int p = task % runs * run; p < std::min(panels, (task % runs + 1) * run); p++) {
+            // The first rows wait for the panel to arrive from memory. The second ones find it in the cache and have
+            // time to prefetch the next panel.
+            int row = first;
+            for (; row + ROWS <= last; row += ROWS)
+                if (row == first + ROWS)
+                    panel_product<ROWS, true>(w, p, quantized, row, y, stride, bias, add);
+                else
+                    panel_product<ROWS>(w, p, quantized, row, y, stride, bias, add);
+            panel_tail<ROWS - 1>(last - row, w, p, quantized, row, y, stride, bias, add);
+        }
+    });
+}
+
+}  // namespace syringa

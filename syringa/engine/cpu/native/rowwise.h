@@ -1,0 +1,95 @@
+// Row-wise operations between the matrix products. Each processes one row at a time, in a fixed order.
+#pragma once
+
+#include <algorithm>
+
+#include "attention.h"
+#include "thread_pool.h"
+#include "simd.h"
+
+namespace syringa {
+
+// Distribute rows over the threads in chunks that are worth waking a thread for.
+template <class Body>
+void for_rows(int rows, size_t width, Body&& body) {
+    const int chunk = std::max<int>(1, (int)(16384 / std::max<size_t>(width, 1)));
+    if (rows <= chunk) {
+        for (int r = 0; r < rows; r++) body(r);
+        return;
+    }
+    pool().run((rows + chunk - 1) / chunk, [&](int c) {
+        for (int r = c * chunk; r < std::min(rows, (c + 1) * chunk); r++) body(r);
+    });
+}
+
+inline void norm_row(const float* x, const float* weight, int size, float eps, float* y) {
+    floats squares{};
+    int i = 0;
+    for (; i + LANES <= size; i += LANES) squares = fma(load(x + i), load(x + i), squares);
+    float total = sum(squares);
+    for (; i < size; i++) total += x[i] * x[i];
+    const float scale = 1.f / std::sqrt(total / (float)size + eps);
+    for (i = 0; i + LANES <= size; i += LANES) store(y + i, load(x + i) * splat(scale) * load(weight + i));
+    for (; i < size; i++) y[i] = x[i] * scale * weight[i];
+}
+
+inline void rms_norm(const float* x, const float* weight, int rows, int size, float eps, float* y) {
+    for_rows(rows, size, [&](int r) { norm_row(x + (size_t)r * size, weight, size, eps, y + (size_t)r * size); });
+}
+
+// y = silu(gate) · up, from rows [gate | up]
+inline void silu_mul(const float* x, int rows, int size, float* y) {
+    for_rows(rows, 2 * size, [&](int r) {
+        const float *gate = x + (size_t)r * 2 * size, *up = gate + size;
+        float* out = y + (size_t)r * size;
+        int i = 0;
+        for (; i + LANES <= size; i += LANES) store(out + i, silu(load(gate + i)) * load(up + i));
+        for (; i < size; i++) out[i] = silu(splat(gate[i]))[0] * up[i];
+    });
+}
+
+struct RotaryShape {
+    int heads, kv_heads, size, rotary;  // rotary: number of leading components to rotate; 0: none
+    float eps;                          // of the query and key norms, if any
+};
+
+inline void rotate(float* x, const float* cosine, const float* sine, int rotary) {
+    const int half = rotary / 2;
+    for (int i = 0; i < half; i++) {
+        const float a = x[i], b = x[i + half];
+        x[i] = a * cosine[i] - b * sine[i];
+        x[i + half] = b * cosine[i] + a * sine[i];
+    }
+}
+
+// Rows [q | k | v]: normalize and rotate q and k in place, then write k and v to their cache slots.
+template <class T>
+void rotary_and_cache(const RotaryShape& shape, float* qkv, size_t stride, int rows, const int32_t* positions,
+                      const int64_t* slots, const float* cosine, const float* sine, const float* q_norm,
+                      const float* k_norm, T* keys, T* values) {
+    const int size = shape.size, half = shape.rotary / 2;
+    for_rows(rows, stride, [&](int r) {
+        float* row = qkv + (size_t)r * stride;
+        const float *c = cosine + (size_t)positions[r] * half, *s = sine + (size_t)positions[r] * half;
+        for (int h = 0; h < shape.heads + shape.kv_heads; h++) {
+            const float* norm = h < shape.heads ? q_norm : k_norm;
+            if (norm) norm_row(row + (size_t)h * size, norm, size, shape.eps, row + (size_t)h * size);
+            if (half) rotate(row + (size_t)h * size, c, s, shape.rotary);
+        }
+        const size_t block = slots[r] / BLOCK, offset = slots[r] % BLOCK;
+        // Values are read in pairs. If no token of this step follows, clear the other half: a NaN or infinity that the
+        // block's last owner left would survive multiplication by zero.
+        const bool alone = offset % 2 == 0 && (r + 1 == rows || slots[r + 1] != slots[r] + 1);
+        for (int h = 0; h < shape.kv_heads; h++) {
+            const float *k = row + (size_t)(shape.heads + h) * size, *v = k + (size_t)shape.kv_heads * size;
+            T* key = keys + (block * shape.kv_heads + h) * BLOCK * size + offset * 2;
+            T* value = values + (block * shape.kv_heads + h) * BLOCK * size + offset / 2 * size * 2 + offset % 2;
+            for (int d = 0; d < size; d++) from_float(k[d], key + (size_t)(d / 2) * BLOCK * 2 + d % 2);
+            for (int d = 0; d < size; d++) from_float(v[d], value + (size_t)d * 2);
+            if (alone)
+                for (int d = 0; d < size; d++) value[(size_t)d * 2 + 1] = 0;
+        }
+    });
+}
+
+}  // namespace syringa

@@ -1,0 +1,266 @@
+// Vectors of the native register width, by the compiler's vector extension, so that kernels are written once.
+//
+// Only two operations need intrinsics: the fused multiply-add (rounding must be the same in every instantiation of a
+// kernel, or a row's bits would depend on its batch) and the byte dot product.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace syringa {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+typedef int8_t bytes __attribute__((vector_size(LANES)));
+
+static inline floats splat(float x) { return floats{} + x; }
+static inline ints splat(int32_t x) { return ints{} + x; }
+
+static inline floats load(const float* p) {
+    floats v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }
+
+// bfloat16 is stored as uint16_t.
+static inline floats load(const uint16_t* p) {
+    halves half;
+    std::memcpy(&half, p, sizeof half);
+    words wide = __builtin_convertvector(half, words) << 16;
+    return (floats)wide;
+}
+
+static inline float to_float(float x) { return x; }
+static inline float to_float(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    std::memcpy(&f, &bits, sizeof f);
+    return f;
+}
+static inline void from_float(float x, float* out) { *out = x; }
+static inline void from_float(float x, uint16_t* out) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {  // keep NaN: rounding could turn it into infinity
+        *out = 0x7fc0;
+        return;
+    }
+    *out = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+static inline floats fma(floats a, floats b, floats c) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+static inline floats vmax(floats a, floats b) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+#if defined(__AVX512F__)
+static inline float sum(floats v) { return _mm512_reduce_add_ps((__m512)v); }
+static inline int32_t sum(ints v) { return _mm512_reduce_add_epi32((__m512i)v); }
+static inline float max_lane(floats v) { return _mm512_reduce_max_ps((__m512)v); }
+#else
+// Reduce in a fixed tree: add the upper half to the lower one until one lane is left.
+static inline float sum(floats v) {
+    float a[LANES];
+    store(a, v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) a[i] += a[i + width];
+    return a[0];
+}
+static inline int32_t sum(ints v) {
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total += v[i];
+    return total;
+}
+static inline float max_lane(floats v) {
+    float a[LANES];
+    store(a, v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
+    return a[0];
+}
+#endif
+
+// 2^x for x up to slightly above 0, within a few units in the last place.
+static inline floats vexp2(floats x) {
+    x = vmax(x, splat(-126.f));
+#if defined(__AVX512F__)
+    const floats n = (floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    const floats magic = splat(12582912.f);  // adding it rounds to an integer
+    const floats n = (x + magic) - magic;
+#endif
+    const floats r = x - n;
+    floats p = splat(1.33335581e-3f);
+    p = fma(p, r, splat(9.61812911e-3f));
+    p = fma(p, r, splat(5.55041087e-2f));
+    p = fma(p, r, splat(2.40226507e-1f));
+    p = fma(p, r, splat(6.93147181e-1f));
+    p = fma(p, r, splat(1.0f));
+#if defined(__AVX512F__)
+    return (floats)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    return p * (floats)((__builtin_convertvector(n, ints) + splat(127)) << 23);
+#endif
+}
+
+// exp(x), within two units in the last place; exactly 0 for very negative x (masked keys).
+static inline floats vexp(floats x) {
+    const floats low = splat(-87.33f), high = splat(88.37f);
+    floats c = vmax(x, low);
+    c = c > high ? high : c;
+    floats n = fma(c, splat(1.44269504f), splat(12582912.f)) - splat(12582912.f);  // round to nearest
+    floats r = fma(n, splat(-0.693359375f), c);
+    r = fma(n, splat(2.12194440e-4f), r);
+    floats p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p, r * r, r + splat(1.0f));
+    ints exponent = (__builtin_convertvector(n, ints) + splat(127)) << 23;
+    floats y = p * (floats)exponent;
+    return x < low ? floats{} : y;
+}
+
+static inline floats silu(floats x) { return x / (splat(1.0f) + vexp(-x)); }
+
+static inline ints lane_numbers() {
+    ints v;
+    for (int i = 0; i < LANES; i++) v[i] = i;
+    return v;
+}
+
+// Adjacent numbers in pairs: `Pair` is one pair of a query, `Pairs` are LANES pairs of the cache. Processors with
+// bfloat16 dot products multiply them directly; others widen them first.
+template <class T>
+struct Pair {
+    float a, b;
+};
+template <class T>
+struct Pairs {
+    floats even, odd;
+};
+
+template <class T>
+static inline floats dot2(floats acc, const Pairs<T>& v, const Pair<T>& p) {
+    return fma(splat(p.b), v.odd, fma(splat(p.a), v.even, acc));
+}
+
+static inline Pairs<float> load_pairs(const float* p) {
+    Pairs<float> v;
+    for (int i = 0; i < LANES; i++) v.even[i] = p[2 * i], v.odd[i] = p[2 * i + 1];
+    return v;
+}
+
+#if defined(__AVX512BF16__)
+template <>
+struct Pair<uint16_t> {
+    int32_t bits;
+};
+template <>
+struct Pairs<uint16_t> {
+    __m512i bits;
+};
+static inline Pairs<uint16_t> load_pairs(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
+template <>
+inline floats dot2(floats acc, const Pairs<uint16_t>& v, const Pair<uint16_t>& p) {
+    return (floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)v.bits, (__m512bh)_mm512_set1_epi32(p.bits));
+}
+static inline void to_pairs(const float* from, int count, Pair<uint16_t>* to) {
+    for (int i = 0; i < count; i += LANES) {
+        const __m256bh narrow = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + i));
+        std::memcpy(to + i / 2, &narrow, sizeof narrow);
+    }
+}
+#else
+static inline Pairs<uint16_t> load_pairs(const uint16_t* p) {
+    words both;
+    std::memcpy(&both, p, sizeof both);
+    return {(floats)(both << 16), (floats)(both & 0xffff0000u)};
+}
+static inline void to_pairs(const float* from, int count, Pair<uint16_t>* to) {
+    std::memcpy(to, from, sizeof(float) * count);
+}
+#endif
+static inline void to_pairs(const float* from, int count, Pair<float>* to) {
+    std::memcpy(to, from, sizeof(float) * count);
+}
+
+// A quantized activation. With VNNI, signed bytes; otherwise 16-bit numbers, each four in the order 0, 2, 1, 3, because
+// even and odd weights are multiplied separately.
+#if defined(__AVX512VNNI__)
+typedef int8_t activation_t;
+#else
+typedef int16_t activation_t;
+#endif
+
+static inline void store_activations(activation_t* to, bytes from) {
+#if defined(__AVX512VNNI__)
+    std::memcpy(to, &from, sizeof from);
+#else
+    for (int i = 0; i < LANES; i += 4)
+        to[i] = from[i], to[i + 1] = from[i + 2], to[i + 2] = from[i + 1], to[i + 3] = from[i + 3];
+#endif
+}
+
+static inline int32_t load_int32(const void* p) {
+    int32_t value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
+
+// acc[i] += the dot product of four unsigned bytes w[4i .. 4i+3] with the four activations at `a`.
+static inline ints dot4(ints acc, const uint8_t* w, const activation_t* a) {
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpbusd_epi32((__m512i)acc, _mm512_loadu_si512(w), _mm512_set1_epi32(load_int32(a)));
+#elif defined(__AVX2__)
+    // maddubs would saturate; 16-bit products of bytes cannot.
+    const __m256i v = _mm256_loadu_si256((const __m256i*)w);
+    const __m256i even = _mm256_and_si256(v, _mm256_set1_epi16(0x00ff)), odd = _mm256_srli_epi16(v, 8);
+    const __m256i low = _mm256_madd_epi16(even, _mm256_set1_epi32(load_int32(a)));
+    const __m256i high = _mm256_madd_epi16(odd, _mm256_set1_epi32(load_int32(a + 2)));
+    return (ints)_mm256_add_epi32((__m256i)acc, _mm256_add_epi32(low, high));
+#elif defined(__SSE2__)
+    const __m128i v = _mm_loadu_si128((const __m128i*)w);
+    const __m128i even = _mm_and_si128(v, _mm_set1_epi16(0x00ff)), odd = _mm_srli_epi16(v, 8);
+    const __m128i low = _mm_madd_epi16(even, _mm_set1_epi32(load_int32(a)));
+    const __m128i high = _mm_madd_epi16(odd, _mm_set1_epi32(load_int32(a + 2)));
+    return (ints)_mm_add_epi32((__m128i)acc, _mm_add_epi32(low, high));
+#else
+    for (int i = 0; i < LANES; i++)
+        acc[i] += w[4 * i] * a[0] + w[4 * i + 2] * a[1] + w[4 * i + 1] * a[2] + w[4 * i + 3] * a[3];
+    return acc;
+#endif
+}
+
+}  // namespace syringa

@@ -1,0 +1,270 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+"""Mixture-of-experts layers: fused routing and grouped matrix products, for 1 to thousands of tokens.
+
+Each token is sent to `top_k` experts. The (token, expert) pairs are sorted by expert into a padded list, in which every
+expert begins at a multiple of `BLOCK_M`; each program of the grouped product then multiplies one block of pairs, all of
+one expert, with one tile of that expert's weights. Only the experts that a step uses are read.
+
+The sort is a counting sort in which a pair's position depends on the tokens and their order alone, so the same step
+gives the same bits every time. The number of launches does not depend on the routing, so a step can be captured in
+a CUDA graph: the grid covers the largest possible number of blocks, and programs without pairs return at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+CHUNK, LARGE_CHUNK = 512, 2048  # pairs per iteration of the sort
+
+
+class MoeConfig(NamedTuple):
+    """Tile sizes of the grouped product."""
+
+    pairs: int  # per block: a multiple of 16
+    outputs: int  # per program
+    inputs: int  # per iteration
+    warps: int
+    stages: int
+
+
+class Routing(NamedTuple):
+    """The pairs of a step, sorted by expert."""
+
+    weights: torch.Tensor  # [tokens, top_k] fp32
+    pairs: torch.Tensor  # [padded pairs] int32: token × top_k + choice, or -1 for padding
+    experts: torch.Tensor  # [blocks] int32: the expert of each block of `block` pairs, or -1 for unused blocks
+    block: int
+
+
+@triton.jit
+def _select_kernel(
+    logits_ptr,
+    ids_ptr,
+    weights_ptr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+):
+    """Choose the experts of one token, best first; ties go to the lower expert."""
+    token = tl.program_id(0)
+    e = tl.arange(0, BLOCK_E)
+    choices = tl.arange(0, BLOCK_T)
+    logits = tl.load(logits_ptr + token * E + e, e < E, -float("inf")).to(tl.float32)
+    total = tl.sum(tl.exp(logits - tl.max(logits, 0)), 0)
+    top = tl.max(logits, 0)
+    ids = tl.zeros([BLOCK_T], tl.int32)
+    weights = tl.zeros([BLOCK_T], tl.float32)
+    for choice in tl.static_range(TOP_K):
+        best = tl.max(logits, 0)
+        index = tl.argmax(logits, 0, tie_break_left=True)
+        ids = tl.where(choices == choice, index, ids)
+        weights = tl.where(choices == choice, tl.exp(best - top), weights)
+        logits = tl.where(e == index, -float("inf"), logits)
+    if NORMALIZE:
+        total = tl.sum(weights, 0)
+    tl.store(ids_ptr + token * TOP_K + choices, ids, choices < TOP_K)
+    tl.store(weights_ptr + token * TOP_K + choices, weights / total, choices < TOP_K)
+
+
+@triton.jit(do_not_specialize=["pair_count", "blocks"])
+def _sort_kernel(
+    ids_ptr,
+    pairs_ptr,
+    experts_ptr,
+    pair_count,
+    blocks,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Write the pairs of one expert to its place in the sorted list, and the expert to its blocks.
+
+    Every program counts the pairs of all experts, to know where its own begin.
+    """
+    own = tl.program_id(0)
+    e = tl.arange(0, BLOCK_E)
+    counts = tl.zeros([BLOCK_E], tl.int32)
+    for first in range(0, pair_count, CHUNK):
+        at = first + tl.arange(0, CHUNK)
+        ids = tl.load(ids_ptr + at, at < pair_count, 0)
+        counts += tl.histogram(ids, BLOCK_E, at < pair_count)
+    used = (counts + BLOCK_M - 1) // BLOCK_M
+    first_block = tl.sum(tl.where(e < own, used, 0), 0)
+    own_blocks = tl.sum(tl.where(e == own, used, 0), 0)
+    all_blocks = tl.sum(used, 0)
+    count = 0
+    start = first_block * BLOCK_M
+    for first in range(0, pair_count, CHUNK):
+        at = first + tl.arange(0, CHUNK)
+        mine = (tl.load(ids_ptr + at, at < pair_count, -1) == own).to(tl.int32)
+        rank = count + tl.cumsum(mine, 0) - 1
+        tl.store(pairs_ptr + start + rank, at, mine == 1)
+        count += tl.sum(mine, 0)
+    padding = count + tl.arange(0, BLOCK_M)
+    tl.store(pairs_ptr + start + padding, -1, padding < own_blocks * BLOCK_M)
+    for block in range(first_block, first_block + own_blocks):
+        tl.store(experts_ptr + block, own)
+    if own == E - 1:
+        for first in range(all_blocks, blocks, CHUNK):
+            at = first + tl.arange(0, CHUNK)
+            tl.store(experts_ptr + at, -1, at < blocks)
+
+
+def route(logits: torch.Tensor, top_k: int, *, normalize: bool, block: int) -> Routing:
+    """Choose `top_k` experts per row of router logits and sort the pairs by expert.
+
+    `normalize`: the weights of a token's experts add up to 1. `block`: pairs per block of the grouped product.
+    """
+    tokens, experts = logits.shape
+    device = logits.device
+    pairs = tokens * top_k
+    # Every expert that is used may leave one block partly empty.
+    blocks = min(triton.cdiv(pairs, block) + experts - 1, pairs)
+    ids = torch.empty(pairs, dtype=torch.int32, device=device)
+    weights = torch.empty(tokens, top_k, dtype=torch.float32, device=device)
+    block_experts = torch.empty(blocks, dtype=torch.int32, device=device)
+    sorted_pairs = torch.empty(blocks * block, dtype=torch.int32, device=device)
+    padded = triton.next_power_of_2(experts)
+    _select_kernel[(tokens,)](
+        logits, ids, weights,
+        E=experts, BLOCK_E=padded, TOP_K=top_k, BLOCK_T=triton.next_power_of_2(top_k), NORMALIZE=normalize, num_warps=1,
+    )  # fmt: skip
+    _sort_kernel[(experts,)](
+        ids, sorted_pairs, block_experts, pairs, blocks,
+        E=experts, BLOCK_E=padded, BLOCK_M=block, CHUNK=CHUNK if pairs <= CHUNK else LARGE_CHUNK, num_warps=4,
+    )  # fmt: skip
+    return Routing(weights, sorted_pairs, block_experts, block)
+
+
+@triton.jit(do_not_specialize=["pair_count"])
+def _grouped_kernel(
+    x_ptr,
+    w_ptr,
+    weights_ptr,
+    pairs_ptr,
+    experts_ptr,
+    out_ptr,
+    pair_count,
+    N,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    GATED: tl.constexpr,  # silu(gate) × up, with both weights in one tensor, gate first; rows of x are tokens
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One block of pairs times one tile of their expert's weights."""
+    tiles = tl.cdiv(N, BLOCK_N)
+    block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    expert = tl.load(experts_ptr + block)
+    if expert < 0:
+        return
+    pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    valid = pair >= 0
+    row = tl.where(valid, pair // TOP_K if GATED else pair, 0).to(tl.int64)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    k_offsets = tl.arange(0, BLOCK_K)
+    output = tl.where(n < N, n, 0).to(tl.int64)  # out-of-range outputs are computed and not stored
+    rows = x_ptr + row[:, None] * K + k_offsets[None, :]
+    height = (2 * N if GATED else N).to(tl.int64)
+    weights = w_ptr + (expert * height + output)[None, :] * K + k_offsets[:, None]
+    up_weights = weights + N.to(tl.int64) * K
+    even_k: tl.constexpr = K % BLOCK_K == 0
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc_up = acc
+    for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        inside = k + k_offsets < K
+        if even_k:
+            x = tl.load(rows + k, valid[:, None], 0.0)
+            w = tl.load(weights + k)
+        else:
+            x = tl.load(rows + k, valid[:, None] & inside[None, :], 0.0)
+            w = tl.load(weights + k, inside[:, None], 0.0)
+        acc = tl.dot(x, w, acc)
+        if GATED:
+            up = tl.load(up_weights + k) if even_k else tl.load(up_weights + k, inside[:, None], 0.0)
+            acc_up = tl.dot(x, up, acc_up)
+    if GATED:
+        acc = acc / (1.0 + tl.exp(-acc)) * acc_up
+    else:
+        acc *= tl.load(weights_ptr + pair, valid, 0.0)[:, None]
+    out = out_ptr + pair.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), valid[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def _combine_kernel(
+    pairs_ptr, residual_ptr, out_ptr, H, TOP_K: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Sum a token's expert outputs in the order of its choices, plus the residual."""
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    h = part * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK], tl.float32)
+    if RESIDUAL:
+        acc = tl.load(residual_ptr + token * H + h, h < H, 0.0).to(tl.float32)
+    for choice in tl.static_range(TOP_K):
+        acc += tl.load(pairs_ptr + (token * TOP_K + choice) * H + h, h < H, 0.0).to(tl.float32)
+    tl.store(out_ptr + token * H + h, acc.to(out_ptr.dtype.element_ty), h < H)
+
+
+def _grouped(
+    x: torch.Tensor, w: torch.Tensor, routing: Routing, out: torch.Tensor, *, gated: bool, config: MoeConfig
+) -> None:
+    pair_count, n = out.shape
+    tiles = triton.cdiv(n, config.outputs)
+    _grouped_kernel[(len(routing.experts) * tiles,)](
+        x, w, routing.weights, routing.pairs, routing.experts, out, pair_count, n,
+        K=x.shape[1], TOP_K=routing.weights.shape[1], GATED=gated,
+        BLOCK_M=config.pairs, BLOCK_N=config.outputs, BLOCK_K=config.inputs, STAGES=config.stages,
+        num_warps=config.warps,
+    )  # fmt: skip
+
+
+def choose_moe_configs(tokens: int, top_k: int, experts: int) -> tuple[MoeConfig, MoeConfig]:
+    """Return the tiles of the gate-up and of the down product, which share their blocks of pairs."""
+    per_expert = tokens * top_k / experts
+    if per_expert <= 16:  # bound by reading the weights
+        return MoeConfig(16, 32, 128, 4, 5), MoeConfig(16, 128, 128, 4, 3)
+    if per_expert <= 64:
+        return MoeConfig(64, 64, 64, 4, 4), MoeConfig(64, 128, 64, 4, 4)
+    return MoeConfig(128, 128, 64, 8, 4), MoeConfig(128, 128, 64, 8, 3)
+
+
+def moe_mlp(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top_k: int,
+    *,
+    normalize: bool = True,
+    residual: torch.Tensor | None = None,
+    configs: tuple[MoeConfig, MoeConfig] | None = None,
+) -> torch.Tensor:
+    """Return the output of the experts for rows `x`, plus `residual`.
+
+    `gate_up`: [experts, 2 × intermediate, hidden], gates first. `down`: [experts, hidden, intermediate].
+    """
+    tokens, hidden = x.shape
+    experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
+    first, second = configs or choose_moe_configs(tokens, top_k, experts)
+    routing = route(router_logits, top_k, normalize=normalize, block=first.pairs)
+    activated = torch.empty(tokens * top_k, intermediate, dtype=x.dtype, device=x.device)
+    _grouped(x, gate_up, routing, activated, gated=True, config=first)
+    outputs = torch.empty(tokens * top_k, hidden, dtype=x.dtype, device=x.device)
+    _grouped(activated, down, routing, outputs, gated=False, config=second)
+    combined = torch.empty_like(x)
+    part = min(triton.next_power_of_2(hidden), 1024)
+    _combine_kernel[(tokens, triton.cdiv(hidden, part))](
+        outputs, x if residual is None else residual, combined, hidden,
+        TOP_K=top_k, RESIDUAL=residual is not None, BLOCK=part,
+    )  # fmt: skip
+    return combined

@@ -1,0 +1,153 @@
+"""The host's part of sampling: the state of a choice, the sampler's input rows and the logits that their rules edit.
+
+Torch-free: `sampler` has the device's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from syringa.engine.sampling.dry import DryState
+from syringa.types import SamplingParams
+
+NO_TOKEN = -1  # the sampler's result for a row that has no token to sample
+
+# Below this temperature, dividing the differences of logits leaves nothing but the best token.
+_GREEDY_BELOW = 1e-5
+# Factors of the repetition penalty beyond which a float32 logit may become infinite or lose its order.
+_MIN_FACTOR, _MAX_FACTOR = 1e-30, 1e30
+
+
+class SamplerState:
+    """The sampling state of one choice. It is empty for a choice whose rules do not depend on its history.
+
+    Call `observe` with every token of the output, and `fork` when a choice forks.
+    """
+
+    __slots__ = ("bias", "counts", "dry", "edits", "filtered", "greedy", "sampling")
+
+    def __init__(self, sampling: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> None:
+        s = self.sampling = sampling
+        self.greedy = s.temperature < _GREEDY_BELOW
+        self.filtered = not self.greedy and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0)
+        self.bias: tuple[np.ndarray, np.ndarray] | None = None
+        if s.logit_bias:
+            ids, values = np.array(list(s.logit_bias), dtype=np.int64), list(s.logit_bias.values())
+            self.bias = ids, np.array(values, dtype=np.float32)
+        self.counts: _TokenCounts | None = None
+        if s.repetition_penalty != 1 or s.frequency_penalty or s.presence_penalty:
+            self.counts = _TokenCounts(prompt if s.repetition_penalty != 1 else (), output)
+        self.dry: DryState | None = None
+        if s.dry_multiplier > 0:
+            self.dry = DryState(s, [*prompt, *output])
+        self.edits = self.bias is not None or self.counts is not None or self.dry is not None
+
+    def observe(self, token: int) -> None:
+        if self.counts is not None:
+            self.counts.add(token)
+        if self.dry is not None:
+            self.dry.observe(token)
+
+    def fork(self) -> SamplerState:
+        other = object.__new__(SamplerState)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.counts = self.counts.fork() if self.counts is not None else None
+        other.dry = self.dry.fork() if self.dry is not None else None
+        return other
+
+
+@dataclass(slots=True)
+class SamplingRow:
+    """The sampler's input for the next token of one choice."""
+
+    state: SamplerState
+    choice: int = 0  # index of the choice, which keys the noise
+    position: int = 0  # number of generated tokens, which keys the noise
+    logprobs: int | None = None  # None: not requested; 0: the token's own; k: also the k best
+    banned: Collection[int] = ()  # tokens that are excluded at this position
+    preferred: int | None = None  # taken if it has the highest logit
+
+
+class _TokenCounts:
+    """The distinct tokens of a sequence, and how often each of them was generated."""
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        known = np.unique(np.array(prompt, dtype=np.int64))
+        self._slots = {token: slot for slot, token in enumerate(known.tolist())}
+        self._ids = np.concatenate([known, np.zeros(64, dtype=np.int64)])
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        for token in output:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        slot = self._slots.setdefault(token, len(self._slots))
+        if slot == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[slot] = token
+        self._counts[slot] += 1
+
+    @property
+    def seen(self) -> np.ndarray:
+        return self._ids[: len(self._slots)]
+
+    def generated(self) -> tuple[np.ndarray, np.ndarray]:
+        counts = self._counts[: len(self._slots)]
+        some = counts > 0
+        return self.seen[some], counts[some]
+
+    def fork(self) -> _TokenCounts:
+        other = object.__new__(_TokenCounts)
+        other._slots, other._ids, other._counts = self._slots.copy(), self._ids.copy(), self._counts.copy()
+        return other
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """Logits to edit, by index into the flattened batch. The slices are the parts of both arrays for each step."""
+
+    indices: np.ndarray
+    amounts: np.ndarray
+    bias: slice
+    repetition: slice
+    output: slice
+    dry: slice
+    banned: slice
+
+
+def collect_edits(rows: Sequence[SamplingRow], vocab_size: int) -> LogitEdits:
+    """Collect the single logits that the rules of the rows edit, each index at most once per step."""
+    steps: list[list[tuple[int, np.ndarray, np.ndarray | float]]] = [[], [], [], [], []]
+    bias, repetition, output, dry, banned = steps
+    for i, row in enumerate(rows):
+        state, sampling = row.state, row.state.sampling
+        if state.bias is not None:
+            bias.append((i, *state.bias))
+        if state.counts is not None:
+            if sampling.repetition_penalty != 1:
+                factor = min(max(sampling.repetition_penalty, _MIN_FACTOR), _MAX_FACTOR)
+                repetition.append((i, state.counts.seen, factor))
+            if sampling.frequency_penalty or sampling.presence_penalty:
+                ids, counts = state.counts.generated()
+                output.append((i, ids, sampling.frequency_penalty * counts + sampling.presence_penalty))
+        if state.dry is not None:
+            dry.append((i, *state.dry.penalties()))
+        if row.banned:
+            banned.append((i, np.array(list(row.banned), dtype=np.int64), 0.0))
+    indices, amounts, spans = [np.empty(0, np.int64)], [np.empty(0, np.float32)], []
+    size = 0
+    for step in steps:
+        start = size
+        for i, ids, amount in step:
+            each = np.broadcast_to(np.asarray(amount, dtype=np.float32), ids.shape)
+            # Prompts may contain ids beyond the vocabulary (images), which would index another row of the batch.
+            valid = (ids >= 0) & (ids < vocab_size)
+            indices.append(ids[valid] + i * vocab_size)
+            amounts.append(each[valid])
+            size += len(indices[-1])
+        spans.append(slice(start, size))
+    return LogitEdits(np.concatenate(indices), np.concatenate(amounts), *spans)

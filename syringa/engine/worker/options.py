@@ -1,0 +1,44 @@
+"""The options of a model worker, which its parent process sends it at the start."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from syringa.config import Config, ModelSpec
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of `Config` and `ModelSpec` that concerns a worker, and the path of its socket."""
+
+    socket: str
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    attention: str = "auto"
+    deterministic: bool = False
+    threads: int = 0
+    max_model_len: int = 0
+    kv_cache_tokens: int = 0
+    kv_cache_gb: float = 0.0
+    gpu_memory_fraction: float = 0.0
+    prefix_caching: bool = True
+    max_running: int = 256
+    max_queue: int = 1024
+    queue_timeout: float = 0.0
+    step_tokens: int = 0  # 0: depends on the device
+    log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
+
+    @classmethod
+    def from_config(cls, spec: ModelSpec, config: Config, socket: str = "") -> WorkerOptions:
+        """Return the options of a model: its own settings where it has them, and the server's for the rest."""
+        names = [name for name in cls.__struct_fields__ if name not in ("socket", "model")]
+        settings = {name: getattr(spec if hasattr(spec, name) else config, name) for name in names}
+        return cls(socket=socket, model=spec.path, **settings)
+
+    @property
+    def reason_file(self) -> str:
+        """Path of the file in which a worker that cannot load its model leaves the reason."""
+        return self.socket + ".reason"

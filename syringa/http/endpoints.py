@@ -1,0 +1,116 @@
+"""The table of endpoints: the only place where a path is declared.
+
+Routing, authentication, metrics, the access log, draining and the OpenAPI document are all derived from it. A new
+endpoint is one entry here and a handler in `syringa.http.routes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from syringa.api.openapi import admin_operations as admin
+from syringa.api.openapi import operations as core
+from syringa.api.openapi import responses_operations as responses
+from syringa.api.openapi.document import PublishedOperation, document
+from syringa.http.routes.admin import AdminRoutes
+from syringa.http.routes.conversations import ConversationRoutes
+from syringa.http.routes.model_admin import ModelAdminRoutes
+from syringa.http.routes.openai import OpenAIRoutes
+from syringa.http.routes.responses import ResponseRoutes
+from syringa.http.routes.system import SystemRoutes
+from syringa.http.routes.websocket import ResponsesWebSocket
+from syringa.http.routing import WEBSOCKET, Access, Endpoint
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """The objects whose methods handle requests, one set for each app."""
+
+    openai: OpenAIRoutes
+    system: SystemRoutes
+    responses: ResponseRoutes
+    websocket: ResponsesWebSocket
+    conversations: ConversationRoutes
+    admin: AdminRoutes
+    model_admin: ModelAdminRoutes
+
+
+_CONVERSATION = "/v1/conversations/{conversation_id}"
+_MODEL_CONFIGURATION = "/admin/models/{model_id:path}"
+
+# fmt: off
+ENDPOINTS: tuple[Endpoint, ...] = (
+    # Inference
+    Endpoint("POST", "/v1/chat/completions", lambda h: h.openai.chat, core.CREATE_CHAT_COMPLETION, metered=True),
+    Endpoint("POST", "/api/v2/chat/completions", lambda h: h.openai.chat, core.CREATE_CHAT_COMPLETION_V2, metered=True),
+    Endpoint("POST", "/v1/completions", lambda h: h.openai.completions, core.CREATE_COMPLETION, metered=True),
+    Endpoint("POST", "/api/v2/completions", lambda h: h.openai.completions, core.CREATE_COMPLETION_V2, metered=True),
+    # Models and tokens
+    Endpoint("GET", "/v1/models", lambda h: h.openai.list_models, core.LIST_MODELS),
+    Endpoint("GET", "/api/v2/models", lambda h: h.openai.list_models, core.LIST_MODELS_V2),
+    Endpoint("GET", "/v1/models/{id:path}", lambda h: h.openai.show_model, core.SHOW_MODEL),
+    Endpoint("POST", "/tokenize", lambda h: h.openai.tokenize, core.TOKENIZE),
+    Endpoint("POST", "/detokenize", lambda h: h.openai.detokenize, core.DETOKENIZE),
+    # The server
+    Endpoint("GET", "/health", lambda h: h.system.health, core.HEALTH, Access.PUBLIC, monitoring=True),
+    Endpoint("GET", "/ready", lambda h: h.system.ready, core.READY, Access.PUBLIC, monitoring=True),
+    Endpoint("GET", "/status", lambda h: h.system.status, core.STATUS, Access.PUBLIC, monitoring=True),
+    Endpoint("GET", "/metrics", lambda h: h.system.metrics, core.METRICS, Access.METRICS, monitoring=True),
+    Endpoint("GET", "/openapi.json", lambda h: h.system.openapi, core.OPENAPI, Access.PUBLIC),
+    Endpoint("GET", "/docs", lambda h: h.system.docs, core.DOCS, Access.PUBLIC),
+    # Responses
+    Endpoint("POST", "/v1/responses", lambda h: h.responses.create, responses.CREATE_RESPONSE, metered=True),
+    Endpoint(WEBSOCKET, "/v1/responses", lambda h: h.websocket, None, metered=True),
+    Endpoint("POST", "/v1/responses/input_tokens", lambda h: h.responses.count, responses.COUNT_INPUT_TOKENS),
+    Endpoint("POST", "/v1/responses/compact", lambda h: h.responses.compact, responses.COMPACT_RESPONSE, metered=True),
+    Endpoint("GET", "/v1/responses/{response_id}", lambda h: h.responses.get, responses.GET_RESPONSE),
+    Endpoint("DELETE", "/v1/responses/{response_id}", lambda h: h.responses.delete, responses.DELETE_RESPONSE),
+    Endpoint("POST", "/v1/responses/{response_id}/cancel", lambda h: h.responses.cancel, responses.CANCEL_RESPONSE),
+    Endpoint("GET", "/v1/responses/{response_id}/input_items", lambda h: h.responses.input_items,
+             responses.LIST_INPUT_ITEMS),
+    # Conversations
+    Endpoint("POST", "/v1/conversations", lambda h: h.conversations.create, responses.CREATE_CONVERSATION),
+    Endpoint("GET", _CONVERSATION, lambda h: h.conversations.get, responses.GET_CONVERSATION),
+    Endpoint("POST", _CONVERSATION, lambda h: h.conversations.update, responses.UPDATE_CONVERSATION),
+    Endpoint("DELETE", _CONVERSATION, lambda h: h.conversations.delete, responses.DELETE_CONVERSATION),
+    Endpoint("GET", _CONVERSATION + "/items", lambda h: h.conversations.list_items, responses.LIST_CONVERSATION_ITEMS),
+    Endpoint("POST", _CONVERSATION + "/items", lambda h: h.conversations.add_items,
+             responses.CREATE_CONVERSATION_ITEMS),
+    Endpoint("GET", _CONVERSATION + "/items/{item_id}", lambda h: h.conversations.get_item,
+             responses.GET_CONVERSATION_ITEM),
+    Endpoint("DELETE", _CONVERSATION + "/items/{item_id}", lambda h: h.conversations.delete_item,
+             responses.DELETE_CONVERSATION_ITEM),
+    # Administration
+    Endpoint("GET", "/admin/keys", lambda h: h.admin.list_keys, admin.LIST_KEYS, Access.ADMIN),
+    Endpoint("POST", "/admin/keys", lambda h: h.admin.create_key, admin.CREATE_KEY, Access.ADMIN),
+    Endpoint("GET", "/admin/keys/{key_id}", lambda h: h.admin.show_key, admin.SHOW_KEY, Access.ADMIN),
+    Endpoint("DELETE", "/admin/keys/{key_id}", lambda h: h.admin.revoke_key, admin.REVOKE_KEY, Access.ADMIN),
+    Endpoint("GET", "/admin/organizations", lambda h: h.admin.list_organizations, admin.LIST_ORGANIZATIONS,
+             Access.ADMIN),
+    Endpoint("GET", "/admin/organizations/{organization_id}", lambda h: h.admin.show_organization,
+             admin.SHOW_ORGANIZATION, Access.ADMIN),
+    Endpoint("PUT", "/admin/organizations/{organization_id}", lambda h: h.admin.set_organization,
+             admin.SET_ORGANIZATION, Access.ADMIN),
+    Endpoint("GET", "/admin/models", lambda h: h.model_admin.list, admin.LIST_MODEL_CONFIGURATIONS, Access.ADMIN),
+    Endpoint("GET", _MODEL_CONFIGURATION, lambda h: h.model_admin.show, admin.SHOW_MODEL_CONFIGURATION, Access.ADMIN),
+    Endpoint("PUT", _MODEL_CONFIGURATION, lambda h: h.model_admin.put, admin.CONFIGURE_MODEL, Access.ADMIN),
+    Endpoint("DELETE", _MODEL_CONFIGURATION, lambda h: h.model_admin.delete, admin.REMOVE_MODEL, Access.ADMIN),
+    # Usage
+    Endpoint("GET", "/admin/usage", lambda h: h.admin.usage, admin.USAGE, Access.ADMIN),
+    Endpoint("GET", "/v1/usage", lambda h: h.admin.own_usage, admin.OWN_USAGE),
+)
+# fmt: on
+
+PUBLISHED: tuple[PublishedOperation, ...] = tuple(
+    PublishedOperation(
+        each.method.lower(), each.path.replace(":path}", "}"), each.operation, each.access is Access.PUBLIC
+    )
+    for each in ENDPOINTS
+    if each.operation is not None
+)
+
+
+def openapi_document(*, secured: bool) -> dict[str, Any]:
+    """Return the OpenAPI document of all published endpoints. `secured`: API keys are configured."""
+    return document(PUBLISHED, secured=secured)

@@ -1,0 +1,116 @@
+"""The stored state of one response, from its creation to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from syringa.errors import StoreError
+from syringa.service.responses.history import encode_items
+from syringa.service.responses.manager import ResponseManager
+from syringa.store import ResponseKey, ResponseStatus, Store, StoredEvent, StoredItem, StoredResponse
+
+Response = dict[str, Any]
+"""A response object as clients see it."""
+
+
+class ResponseRecorder:
+    """Stores a response that this process runs."""
+
+    def __init__(self, manager: ResponseManager, organization: str, id: str) -> None:
+        self.manager, self.organization, self.id = manager, organization, id
+
+    async def begin(self, response: Response, input: Sequence[dict[str, Any]]) -> None:
+        """Store the response before anything is generated. Raises `StoreUnavailable`: then it must not run."""
+        body, _ = _split(response)
+        conversation = response.get("conversation")
+        row = StoredResponse(
+            id=self.id,
+            organization=self.organization,
+            created_at=int(response["created_at"]),
+            expires_at=self.manager.expiry(int(response["created_at"])),
+            model=response["model"],
+            status=response["status"],
+            background=bool(response.get("background")),
+            previous_id=response.get("previous_response_id"),
+            conversation_id=conversation["id"] if conversation else None,
+            body=body,
+            process=self.manager.process,
+        )
+        items = encode_items(input)
+        if not await self.manager.store.write(lambda session: session.responses.create(row, items)):
+            raise StoreError(f"the response id {self.id} exists already")
+        self.manager.track(self._key)
+
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Call `callback` if another process cancels or deletes the response."""
+        self.manager.track(self._key, callback)
+
+    async def update(self, response: Response) -> None:
+        body, _ = _split(response)
+        status: ResponseStatus = response["status"]
+        await self.manager.store.write(
+            lambda session: session.responses.update(self.organization, self.id, status=status, body=body)
+        )
+
+    async def finish(self, response: Response, events: Sequence[StoredEvent] = ()) -> None:
+        """Store the final state and the last events. Does not raise: a failed write is retried."""
+        await self.manager.finish(self._key, lambda: self._write(response, events))
+
+    def finish_later(self, response: Response) -> None:
+        """Like `finish`, without waiting for it."""
+        self.manager.spawn(self.finish(response))
+
+    async def _write(self, response: Response, events: Sequence[StoredEvent]) -> None:
+        body, output = _split(response)
+        status: ResponseStatus = response["status"]
+        await self.manager.store.write(
+            lambda session: (
+                session.events.append(self.organization, self.id, events) if events else None,
+                session.responses.finish(self.organization, self.id, status=status, body=body, output=output),
+            )
+        )
+
+    @property
+    def _key(self) -> ResponseKey:
+        return ResponseKey(self.organization, self.id)
+
+
+class ConversationRecorder(ResponseRecorder):
+    """Adds the items of a response that is not stored itself to its conversation."""
+
+    def __init__(self, manager: ResponseManager, organization: str, id: str, conversation: str) -> None:
+        super().__init__(manager, organization, id)
+        self._conversation = conversation
+        self._input: list[StoredItem] = []
+
+    async def begin(self, response: Response, input: Sequence[dict[str, Any]]) -> None:
+        self._input = encode_items(input)
+
+    async def _write(self, response: Response, events: Sequence[StoredEvent]) -> None:
+        if response["status"] not in ("completed", "incomplete"):
+            return
+        new = [*self._input, *encode_items(response["output"])]
+        await self.manager.store.write(
+            lambda session: session.conversations.add_items(
+                self.organization, self._conversation, new, duplicates="skip"
+            )
+        )
+
+
+async def read_response(store: Store, organization: str, id: str) -> tuple[StoredResponse, Response] | None:
+    """Return a stored response, and the object that clients see."""
+    found = await store.read(lambda session: session.responses.get(organization, id))
+    if found is None:
+        return None
+    response = msgspec.json.decode(found.body, type=dict[str, Any])
+    response["output"] = [msgspec.json.decode(item.json) for item in found.output]
+    return found, response
+
+
+def _split(response: Response) -> tuple[str, list[StoredItem]]:
+    """Return the object without its output, and the output: items are stored one by one, to be referenced."""
+    output = encode_items(response.get("output") or [])
+    return msgspec.json.encode(response | {"output": []}).decode(), output

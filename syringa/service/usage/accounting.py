@@ -1,0 +1,106 @@
+"""The accounting of one request: its caller, model, tokens, times and outcome, and the usage record made of them.
+
+Observers (usage writer, rate limiter, metrics) are called once, when the request has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from syringa.config import Prices
+from syringa.errors import SyringaError
+from syringa.events import GenerationStats
+from syringa.service.auth.keys import Caller
+from syringa.store.records import Outcome, UsageRecord
+
+CANCELLED = 499  # the status, in logs and usage records, of a request whose client has disconnected
+_MILLION = 1_000_000
+
+
+class RequestAccounting:
+    """The accounting of one generating request, from its arrival to its end."""
+
+    __slots__ = (
+        "_began", "_observers", "_outcome", "began_at", "caller", "detached", "endpoint", "first_token_seconds",
+        "load_seconds", "model", "request_id", "stats", "status", "timeout", "total_seconds", "user",
+    )  # fmt: skip
+
+    def __init__(self, observers: Sequence[Observer], caller: Caller, endpoint: str, request_id: str) -> None:
+        self._observers = observers
+        self._outcome: Outcome | None = None
+        self.caller, self.endpoint, self.request_id = caller, endpoint, request_id
+        self.began_at = time.time()
+        self._began = time.perf_counter()
+        self.stats = GenerationStats()
+        self.model = ""  # not known yet
+        self.user: str | None = None
+        self.status = 200
+        self.timeout: float | None = None  # seconds, given by the client
+        self.load_seconds = 0.0  # waiting for the model to be loaded
+        self.first_token_seconds: float | None = None
+        self.total_seconds = 0.0
+        self.detached = False  # whether it continues in the background after its HTTP response
+
+    @property
+    def outcome(self) -> Outcome:
+        return self._outcome or "ok"
+
+    def fail(self, error: BaseException) -> None:
+        """Record an error. The first outcome that is recorded counts."""
+        if self._outcome is not None:
+            return
+        if isinstance(error, SyringaError):
+            self._outcome = "refused" if error.status < 500 else "failed"
+            self.status = error.status
+        else:
+            self._outcome, self.status = "failed", 500
+
+    def cancel(self) -> None:
+        """Record that the client has disconnected or cancelled. The first outcome that is recorded counts."""
+        if self._outcome is None:
+            self._outcome, self.status = "cancelled", CANCELLED
+
+    def close(self) -> None:
+        """End the request and call the observers. Later calls do nothing."""
+        observers, self._observers = self._observers, ()
+        now = time.perf_counter()
+        self.total_seconds = now - self._began
+        if self.stats.first_at is not None:
+            self.first_token_seconds = self.stats.first_at - self._began
+        for observe in observers:
+            observe(self)
+
+
+Observer = Callable[[RequestAccounting], None]
+
+
+def usage_record(accounting: RequestAccounting, prices: Prices) -> UsageRecord:
+    """Return the usage record of a request that has ended."""
+    stats = accounting.stats
+    return UsageRecord(
+        at=accounting.began_at,
+        organization=accounting.caller.organization,
+        key=accounting.caller.key,
+        model=accounting.model,
+        endpoint=accounting.endpoint,
+        user=accounting.user,
+        request_id=accounting.request_id,
+        outcome=accounting.outcome,
+        status=accounting.status,
+        input_tokens=stats.prompt_tokens,
+        cached_tokens=stats.cached_tokens,
+        output_tokens=stats.completion_tokens,
+        reasoning_tokens=stats.reasoning_tokens,
+        queue_seconds=stats.queued,
+        load_seconds=accounting.load_seconds,
+        first_token_seconds=accounting.first_token_seconds,
+        total_seconds=accounting.total_seconds,
+        cost=cost(prices, stats.prompt_tokens, stats.cached_tokens, stats.completion_tokens),
+    )
+
+
+def cost(prices: Prices, input: int, cached: int, output: int) -> float:
+    """Return the price of tokens. `cached` tokens are part of the `input` tokens."""
+    cached_price = prices.input if prices.cached_input is None else prices.cached_input
+    return ((input - cached) * prices.input + cached * cached_price + output * prices.output) / _MILLION

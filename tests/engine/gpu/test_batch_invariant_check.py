@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+from triton.runtime.errors import OutOfResources
+
+from syringa.engine.gpu import batch_invariant_check
+from syringa.engine.gpu.kernels.batch_invariant_matmul import (
+    TiledMatmulConfig,
+    batch_invariant_matmul,
+)
+from syringa.engine.gpu.ops.batch_invariant_ops import BatchInvariantOps
+from syringa.errors import ConfigError
+from tests.engine.gpu.tiny_models import load_tiny_gpu_model
+from tests.engine.models.tiny_models import SIZES, save
+
+TILES = [TiledMatmulConfig(32, 16, 32, 1, 1, group=2), TiledMatmulConfig(16, 64, 16, 1, 1)]
+
+
+def test_check_rejects_gpu_that_is_not_batch_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, AutoConfig.for_model("llama", **SIZES))
+    loaded = load_tiny_gpu_model(tmp_path, ops=BatchInvariantOps())
+    for name in ("matmul_is_batch_invariant", "attention_is_batch_invariant"):
+        monkeypatch.setattr(batch_invariant_check, name, lambda *_: True)
+    batch_invariant_check.check_batch_invariance(loaded)
+    monkeypatch.setattr(batch_invariant_check, "attention_is_batch_invariant", lambda *_: False)
+    with pytest.raises(ConfigError, match="attention depend on the batch"):
+        batch_invariant_check.check_batch_invariance(loaded)
+    monkeypatch.setattr(batch_invariant_check, "matmul_is_batch_invariant", lambda *_: False)
+    with pytest.raises(ConfigError, match=r"matmuls with \d+ × \d+ weights"):
+        batch_invariant_check.check_batch_invariance(loaded)
+
+    def too_large(*_: Any) -> bool:
+        raise OutOfResources(163_840, 101_376, "shared memory")
+
+    monkeypatch.setattr(batch_invariant_check, "matmul_is_batch_invariant", too_large)
+    with pytest.raises(ConfigError, match="do not fit this GPU"):
+        batch_invariant_check.check_batch_invariance(loaded)
+
+
+def test_matmul_check_detects_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums that are exact in any order pass; a small difference for one batch size is detected."""
+    weight = torch.ones(8, 16)
+    monkeypatch.setattr(batch_invariant_check, "_random", lambda like, *shape, seed=0: torch.ones(*shape))
+    monkeypatch.setattr(batch_invariant_check, "TILED_CONFIGS", dict.fromkeys(TILES, 0))
+    bias = torch.ones(8)
+    assert batch_invariant_check.matmul_is_batch_invariant(weight, bias)
+
+    def batch_dependent(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return batch_invariant_matmul(x, weight, *rest) + (1e-3 if len(x) == 17 else 0)
+
+    monkeypatch.setattr(batch_invariant_check, "batch_invariant_matmul", batch_dependent)
+    assert not batch_invariant_check.matmul_is_batch_invariant(weight, bias)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from syringa.engine.gpu.kernels import prefill_attention as prefill
+from syringa.engine.gpu.kernels import reference
+from syringa.engine.gpu.kernels.prefill_attention import PrefillConfig, prefill_attention, query_tiles
+from tests.engine.gpu.kernel_inputs import (
+    ATTENTION_SHAPES,
+    FP32_TOLERANCE,
+    PagedCache,
+    nan_filled,
+    random,
+    relative_error,
+)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "block", "window"), ATTENTION_SHAPES)
+def test_prefill_attention_matches_reference(heads: int, kv_heads: int, size: int, block: int, window: int) -> None:
+    """Sequences that start, continue, have one row, and have none, in one launch."""
+    first, counts = [0, 20, 37, 5], [25, 18, 1, 0]
+    cache = PagedCache([f + c for f, c in zip(first, counts, strict=True)], kv_heads, size, block)
+    starts = [0, 25, 43, 44, 44]
+    q = random(44, (heads + 2 * kv_heads) * size)  # [q | k | v] rows
+    config = PrefillConfig(rows=16, keys=16, warps=1)
+    row_starts, first_positions = torch.tensor(starts, dtype=torch.int32), torch.tensor(first, dtype=torch.int32)
+    width = heads * size
+    expected = reference.paged_attention(
+        q[:, :width].unflatten(1, (heads, size)),
+        cache.keys,
+        cache.values,
+        cache.tables,
+        row_starts,
+        first_positions,
+        window=window,
+    )
+    out = prefill_attention(
+        q,
+        cache.keys,
+        cache.values,
+        cache.tables,
+        query_tiles(starts, first, 16),
+        row_starts,
+        first_positions,
+        heads,
+        window=window,
+        out=nan_filled(44, width),
+        config=config,
+    )
+    assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
+
+
+def test_prefill_config_has_fixed_rows() -> None:
+    assert prefill.choose_config(256).rows == prefill.choose_config(64).rows == prefill.ROWS
+
+
+def test_query_tiles_sorts_longest_first() -> None:
+    tiles = query_tiles([0, 33, 33, 34], [0, 9, 100], 16).tolist()
+    assert tiles == [[2, 0], [0, 32], [0, 16], [0, 0]]
+    assert query_tiles([0], [], 16).shape == (0, 2)
+
+
+def test_paged_attention_reference_matches_sdpa() -> None:
+    cache = PagedCache([24], 2, 64)
+    q = random(24, 4, 64)
+    out = reference.paged_attention(q, cache.keys, cache.values, cache.tables, torch.tensor([0, 24]), torch.tensor([0]))
+    blocks = cache.tables[0, :2].long()
+    k, v = (c[blocks].transpose(0, 1).flatten(1, 2)[:, :24].float() for c in (cache.keys, cache.values))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], k[None], v[None], is_causal=True, enable_gqa=True
+    )
+    assert relative_error(out, expected[0].transpose(0, 1)) < FP32_TOLERANCE

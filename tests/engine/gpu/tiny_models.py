@@ -1,0 +1,34 @@
+"""Tiny models on the GPU decoder, on the CPU with the reference operations unless a device is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from syringa.engine.gpu.cache import GpuCache, GpuCacheShape
+from syringa.engine.gpu.ops.base import GpuOps
+from syringa.engine.loading.loader import LoadedModel, load_gpu_model
+from syringa.engine.loading.weights import open_weights
+from syringa.engine.models.config import read_config
+from syringa.modelfiles import describe, locate
+
+CPU = torch.device("cpu")
+
+
+def load_tiny_gpu_model(
+    folder: Path, dtype: str = "fp32", device: torch.device = CPU, ops: GpuOps | None = None
+) -> LoadedModel:
+    files = locate(str(folder))
+    description = describe(files)
+    weights = open_weights(files, description.config)
+    length = description.max_model_len
+    return load_gpu_model(read_config(description.config), description, weights, device, dtype, length, 0.0, ops=ops)
+
+
+def nan_filled_cache(shape: GpuCacheShape, blocks: int) -> GpuCache:
+    """Return a cache whose unwritten slots are NaN."""
+    cache = GpuCache(shape, blocks)
+    cache.keys.fill_(float("nan"))
+    cache.values.fill_(float("nan"))
+    return cache

@@ -1,0 +1,91 @@
+"""A supervisor in a thread of the test process, with stub workers, and the engines of one API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from syringa.config import Config, ModelSpec, complete_spec
+from syringa.engine.client.engines import ModelEngines
+from syringa.engine.interface import Engine
+from syringa.engine.processes import manager
+from syringa.engine.processes.supervisor import Supervisor
+from syringa.types import EngineDelta, EngineRequest, ModelInfo, SamplingParams, StopConditions
+
+
+class SupervisorHarness:
+    def __init__(self, supervisor: Supervisor, engines: ModelEngines, folder: Path) -> None:
+        self.supervisor, self.engines, self.folder = supervisor, engines, folder
+        self.ready: list[ModelInfo | None] = []
+        self.status: list[int] = []
+
+    def processes(self) -> dict[str, int]:
+        """Return the process ids of running workers by model."""
+        return self.supervisor.workers.processes()
+
+    def sockets(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir() if path.name not in ("control.sock", "limits"))
+
+
+def specs(*names: str, config: Config) -> list[ModelSpec]:
+    """Return specs of stub models, which behave as their names say. The first is the default model."""
+    made = [ModelSpec(id=name, path=name) for name in names]
+    return [complete_spec(spec, config, default=index == 0) for index, spec in enumerate(made)]
+
+
+@contextlib.asynccontextmanager
+async def run_supervisor(
+    monkeypatch: pytest.MonkeyPatch, models: Sequence[ModelSpec], config: Config
+) -> AsyncIterator[SupervisorHarness]:
+    monkeypatch.setattr(manager, "WORKER_MODULE", "tests.engine.processes.stub_worker")
+    with tempfile.TemporaryDirectory(prefix="syringa-test-") as folder, socket.socket() as listener:
+        supervisor = Supervisor(config, models[0], listener, folder)
+        supervisor.api_servers = []
+        engines = ModelEngines(str(Path(folder) / "control.sock"), config)
+        engines.set_specs(models)
+        made = SupervisorHarness(supervisor, engines, Path(folder))
+        thread = threading.Thread(target=lambda: made.status.append(supervisor.run(made.ready.append)))
+        thread.start()
+        await engines.start()
+        try:
+            yield made
+        finally:
+            await engines.close()
+            supervisor.stopping = True
+            await asyncio.to_thread(thread.join, 60)
+            assert not thread.is_alive()
+            assert made.processes() == {}
+
+
+def request(name: str, tokens: int = 3) -> EngineRequest:
+    sampling, stopping = SamplingParams(seed=1), StopConditions(max_tokens=tokens)
+    return EngineRequest(id=name, prompt=list(range(1, tokens + 1)), sampling=sampling, stopping=stopping)
+
+
+async def answer(engine: Engine, name: str = "r", tokens: int = 3, begun: asyncio.Event | None = None) -> list[int]:
+    """Return the tokens of a request."""
+    got: list[int] = []
+
+    def take(delta: EngineDelta) -> bool:
+        got.extend(delta.tokens)
+        if begun is not None:
+            begun.set()
+        return delta.finish is not None
+
+    await engine.submit(request(name, tokens), take)
+    return got
+
+
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true in time"
+        await asyncio.sleep(0.02)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from threading import Event
+
+import pytest
+
+from syringa.engine.fair_thread_pool import FairThreadPool
+
+
+def test_fair_thread_pool_serves_tenants_round_robin() -> None:
+    pool, begin, order = FairThreadPool(1, "test"), Event(), []
+    first = pool.submit("", lambda: begin.wait(5))
+    futures = [pool.submit(tenant, lambda t=tenant: order.append(t)) for tenant in "aaaabbc"]  # type: ignore[misc]
+    assert futures[3].cancel()
+    begin.set()
+    assert first.result(5)
+    for future in futures[:3] + futures[4:]:
+        future.result(5)
+    assert order == ["a", "b", "c", "a", "b", "a"]
+    pool.close()
+
+
+def test_fair_thread_pool_propagates_exceptions() -> None:
+    pool = FairThreadPool(1, "test")
+    with pytest.raises(ZeroDivisionError):
+        pool.submit("", lambda: 1 // 0).result(5)
+    assert pool.submit("", lambda: 5).result(5) == 5
+    pool.close()

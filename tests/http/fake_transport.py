@@ -1,0 +1,58 @@
+"""A connection of ours without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.config import Config as Settings
+from uvicorn.server import ServerState
+
+from syringa.http.server.connection import HttpConnection
+from syringa.http.server.limits import ConnectionLimits
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written, one entry a write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closed = self.ended = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        assert not self.closed
+        self.writes.append(bytes(data))
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(self.writes)
+
+
+def connection(app: Any) -> tuple[HttpConnection, Transport]:
+    settings = Settings(app, lifespan="off", log_config=None, access_log=False, interface="asgi3", ws="none")
+    made = HttpConnection(ConnectionLimits(0.0, 100), config=settings, server_state=ServerState(), app_state={})
+    transport = Transport()
+    made.connection_made(transport)
+    return made, transport

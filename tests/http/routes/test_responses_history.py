@@ -1,0 +1,215 @@
+"""What a response goes on from, and who may see it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_engine import FakeEngine
+from tests.http.responses_client import PATH, responses_client, text_of
+from tests.store.helpers import read, statements, write
+
+KEYS = ("first", "second")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "syringa.db")
+
+
+async def test_previous_response_is_continued(database: str) -> None:
+    async with responses_client(database) as http:
+        one = await http.respond("one", instructions="be")
+        two = await http.respond("two", previous_response_id=one["id"])
+        assert two["previous_response_id"] == one["id"]
+        assert http.prompt() == "[u]one[a]hello[u]two[a]", "instructions are not carried over"
+    async with responses_client(database) as http:
+        await http.stream("three", previous_response_id=two["id"])
+        assert http.prompt() == "[u]one[a]hello[u]two[a]hello[u]three[a]"
+        await http.respond("other", previous_response_id=one["id"])
+        assert http.prompt() == "[u]one[a]hello[u]other[a]", "a chain may fork"
+
+
+async def test_unknown_previous_response_is_rejected(database: str) -> None:
+    async with responses_client(database) as http:
+        for stream in (False, True):
+            error = await http.expect_error(400, previous_response_id="resp_x", stream=stream)
+            assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
+            assert "resp_x" in error["message"]
+        assert not http.engine.requests
+
+
+async def test_deleted_link_of_a_chain_is_rejected(database: str) -> None:
+    async with responses_client(database) as http:
+        one = await http.respond()
+        two = await http.respond(previous_response_id=one["id"])
+        three = await http.respond(previous_response_id=two["id"])
+        await http.delete(f"{PATH}/{two['id']}")
+        error = await http.expect_error(400, previous_response_id=three["id"])
+        assert error["code"] == "previous_response_not_found"
+        assert two["id"] in error["message"]
+        assert three["id"] in error["message"]
+
+
+async def test_running_response_cannot_be_continued(file: str) -> None:
+    async with responses_client(file, FakeEngine("hello", delay=0.1)) as http:
+        running = await http.respond(background=True)
+        error = await http.expect_error(400, previous_response_id=running["id"])
+        assert "is still" in error["message"]
+
+
+async def test_incomplete_response_can_be_continued(file: str) -> None:
+    async with responses_client(file) as http:
+        cut = await http.respond(max_output_tokens=2)
+        assert (cut["status"], text_of(cut)) == ("incomplete", "he")
+        await http.respond("on", previous_response_id=cut["id"])
+        assert http.prompt() == "[u]hi[a]he[u]on[a]"
+
+
+async def test_previous_response_and_conversation_are_exclusive(file: str) -> None:
+    async with responses_client(file) as http:
+        error = await http.expect_error(400, previous_response_id="a", conversation="b")
+        assert error["param"] == "previous_response_id"
+
+
+async def test_responses_are_added_to_their_conversation(database: str) -> None:
+    async with responses_client(database) as http:
+        items = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
+        conversation = (await http.post("/v1/conversations", json={"items": items})).json()["id"]
+        first = await http.respond("one", conversation=conversation)
+        assert first["conversation"] == {"id": conversation}
+        assert http.prompt() == "[u]before[a]yes[u]one[a]"
+        await http.stream("two", conversation={"id": conversation})
+        assert http.prompt() == "[u]before[a]yes[u]one[a]hello[u]two[a]"
+        await http.respond("three", conversation=conversation, store=False)
+        listed = (await http.get(f"/v1/conversations/{conversation}/items?order=asc&limit=100")).json()["data"]
+        assert [part["text"] for item in listed for part in item["content"]] == [
+            *("before", "yes", "one", "hello", "two", "hello", "three", "hello")
+        ]
+
+
+async def test_chain_from_a_conversation_keeps_its_earlier_items(database: str) -> None:
+    async with responses_client(database) as http:
+        items = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
+        conversation = (await http.post("/v1/conversations", json={"items": items})).json()["id"]
+        one = await http.respond("one", conversation=conversation)
+        await http.respond("two", conversation=conversation)
+        aside = await http.respond("aside", previous_response_id=one["id"])
+        assert http.prompt() == "[u]before[a]yes[u]one[a]hello[u]aside[a]"
+        await http.respond("more", previous_response_id=aside["id"])
+        assert http.prompt() == "[u]before[a]yes[u]one[a]hello[u]aside[a]hello[u]more[a]"
+        await http.delete(f"/v1/conversations/{conversation}")
+        await http.respond("on", previous_response_id=one["id"])
+        assert http.prompt() == "[u]one[a]hello[u]on[a]"
+
+
+async def test_failed_response_is_not_added_to_the_conversation(file: str) -> None:
+    engine = FakeEngine("hello")
+    async with responses_client(file, engine) as http:
+        conversation = (await http.post("/v1/conversations", json={})).json()["id"]
+        engine.fail = KeyError("x")
+        assert (await http.stream("one", conversation=conversation))[-1]["type"] == "response.failed"
+        engine.fail = None
+        await http.respond("two", conversation=conversation)
+        assert http.prompt() == "[u]two[a]"
+
+
+@pytest.mark.parametrize("conversation", ["conv_x", {"id": "conv_x"}])
+async def test_unknown_conversation_is_rejected(file: str, conversation: Any) -> None:
+    async with responses_client(file) as http:
+        assert (await http.expect_error(404, conversation=conversation))["param"] == "conversation"
+        assert (await http.expect_error(400, conversation={}))["param"] == "conversation"
+
+
+async def test_items_are_referenced_by_id(database: str) -> None:
+    async with responses_client(database) as http:
+        first = await http.respond("one")
+        item = first["output"][0]["id"]
+        await http.respond([{"type": "item_reference", "id": item}, {"role": "user", "content": "x"}])
+        assert http.prompt() == "[a]hello[u]x[a]"
+        error = await http.expect_error(
+            404, input=[{"role": "user", "content": "x"}, {"type": "item_reference", "id": "y"}]
+        )
+        assert error["param"] == "input[1].id"
+
+
+async def test_organizations_are_isolated(database: str) -> None:
+    async with (
+        responses_client(database, key="first", api_key=KEYS) as ours,
+        responses_client(database, key="second", api_key=KEYS) as theirs,
+    ):
+        response = await ours.respond("secret")
+        conversation = (await ours.post("/v1/conversations", json={"items": [{"role": "user", "content": "x"}]})).json()
+        running = await ours.respond(background=True)
+        items = (await ours.get(f"{PATH}/{response['id']}/input_items")).json()
+        for method, path in [
+            ("GET", f"{PATH}/{response['id']}"),
+            ("DELETE", f"{PATH}/{response['id']}"),
+            ("GET", f"{PATH}/{response['id']}/input_items"),
+            ("POST", f"{PATH}/{running['id']}/cancel"),
+            ("GET", f"{PATH}/{running['id']}?stream=true"),
+            ("GET", f"/v1/conversations/{conversation['id']}"),
+            ("GET", f"/v1/conversations/{conversation['id']}/items"),
+            ("DELETE", f"/v1/conversations/{conversation['id']}"),
+        ]:
+            answer = await theirs.request(method, path)
+            unknown = await theirs.request(method, path.replace(response["id"], "resp_x"))
+            assert (answer.status_code, unknown.status_code) == (404, 404), path
+        error = await theirs.expect_error(400, previous_response_id=response["id"])
+        assert error["code"] == "previous_response_not_found"
+        await theirs.expect_error(404, conversation=conversation["id"])
+        await theirs.expect_error(404, input=[{"type": "item_reference", "id": items["first_id"]}])
+        assert not theirs.engine.requests
+        assert (await ours.get(f"{PATH}/{response['id']}")).status_code == 200
+
+
+async def test_long_chain_is_read_with_one_query(database: str) -> None:
+    """A thousand responses, one after the other, then listed and gone on from."""
+    from syringa.service.responses.history import encoded
+    from syringa.store import StoredResponse
+
+    count = 1000
+    async with responses_client(database, max_model_len=0) as http:
+        first = await http.respond("hi")
+        store = http.app_state.responses.store
+        previous = first["id"]
+        body = (await read(store).responses.get("", previous)).body  # type: ignore[union-attr]
+        for number in range(count - 1):
+            id = f"resp_{number}"
+            input = encoded([{"type": "message", "id": f"m{number}", "role": "user", "content": "."}])
+            output = encoded([{"type": "message", "id": f"a{number}", "role": "assistant", "content": "-"}])
+            row = StoredResponse(
+                id=id, created_at=1, model="fake", status="completed", previous_id=previous, body=body,
+                output=tuple(output),
+            )  # fmt: skip
+            await write(store).responses.create(row, input)
+            previous = id
+        began = time.monotonic()
+        with statements(store) as seen:
+            body_ = {"input": "x", "previous_response_id": previous, "truncation": "auto"}
+            answer = await http.post(f"{PATH}/input_tokens", json=body_)
+        assert answer.status_code == 200, answer.text
+        assert len([each for each in seen if "WITH RECURSIVE" in each.upper()]) == 1
+        assert len(seen) < 20
+        await http.respond("x", previous_response_id=previous, truncation="auto", max_output_tokens=5)
+        assert http.prompt().endswith("[u].[a]-[u]x[a]")
+        assert time.monotonic() - began < 15
+
+
+async def test_many_input_items_are_paginated(database: str) -> None:
+    items = [{"role": "user", "content": "x"} for _ in range(1000)]
+    async with responses_client(database) as http:
+        response = await http.respond(items, truncation="auto", max_output_tokens=5)
+        found: list[str] = []
+        after = None
+        while True:
+            query: dict[str, Any] = {"limit": 100, "order": "asc"} | ({"after": after} if after else {})
+            page = (await http.get(f"{PATH}/{response['id']}/input_items", params=query)).json()
+            found += [each["id"] for each in page["data"]]
+            after = page["last_id"]
+            if not page["has_more"]:
+                break
+        assert len(set(found)) == 1000

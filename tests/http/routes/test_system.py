@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+from starlette.routing import Route, Router
+
+from syringa.engine.interface import Engine
+from syringa.errors import EngineUnavailable, InvalidRequest, NotFound
+from syringa.http.routes import system
+from syringa.http.routes.system import SystemRoutes
+from syringa.service.metrics.metrics import Metrics
+from syringa.service.metrics.status import ModelStatus
+from syringa.store.records import ModelUsage
+from syringa.types import EngineStats
+from tests.fake_engine import FakeEngine
+from tests.service.metrics.test_metrics import account, parsed, value
+
+
+class SilentEngine(FakeEngine):
+    """An engine that never reports its statistics, or raises an error instead."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+
+    async def stats(self) -> EngineStats:
+        if self.error is not None:
+            raise self.error
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+class Engines:
+    def __init__(self, **engines: FakeEngine) -> None:
+        self.engines = engines
+
+    def engine(self, model: str) -> Engine:
+        if model not in self.engines:
+            raise NotFound(f"the model {model} was removed")
+        return self.engines[model]
+
+
+class Service:
+    """`/metrics` and `/status` over engines by name. The engines of `removed` models do not exist."""
+
+    def __init__(self, *removed: str, **engines: FakeEngine) -> None:
+        self.metrics = Metrics("syringa_")
+        self.asked: list[float] = []
+        ids = (*engines, *removed)
+        status = ModelStatus(self.read, lambda: [(id, id.title()) for id in ids], lambda: 1e9)
+        models, app_state = SimpleNamespace(ids=ids), SimpleNamespace(metrics=self.metrics)
+        handlers = SystemRoutes(cast(Any, Engines(**engines)), cast(Any, models), cast(Any, app_state), status, dict)
+        self.router = Router([Route("/metrics", handlers.metrics), Route("/status", handlers.status)])
+
+    async def read(self, since: float) -> Sequence[ModelUsage]:
+        self.asked.append(since)
+        return []
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.router), base_url="http://test")
+
+
+async def test_metrics_are_prometheus_text() -> None:
+    service = Service(warm=FakeEngine())
+    service.metrics.observe(account("warm"))
+    async with service.client() as http:
+        answer = await http.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found = parsed(answer.content)
+    assert value(found, "syringa_time_to_first_token_seconds_count", model_name="warm") == 1
+    assert value(found, "syringa_num_requests_running", model_name="warm") == 0
+
+
+async def test_metrics_leave_out_engines_that_do_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "STATS_SECONDS", 0.01)
+    cold = SilentEngine()  # a request for its statistics would hang
+    cold.ready = False
+    dead = SilentEngine(EngineUnavailable("died"))
+    service = Service(
+        "gone", warm=FakeEngine(), hung=SilentEngine(), dead=SilentEngine(EngineUnavailable("died")), cold=cold
+    )
+    async with service.client() as http:
+        found = parsed((await http.get("/metrics")).content)
+    loaded = {dict(labels)["model_name"]: each for (name, labels), each in found.items() if "model_loaded" in name}
+    assert loaded == {"warm": 1, "cold": 0}
+    assert [dict(labels) for name, labels in found if name == "syringa_num_requests_running"] == [
+        {"model_name": "warm"}
+    ]
+
+
+async def test_concurrent_scrapes_share_one_rendering() -> None:
+    class Slow(FakeEngine):
+        asked = 0
+
+        async def stats(self) -> EngineStats:
+            self.asked += 1
+            await answers.wait()
+            return EngineStats()
+
+    engine, answers = Slow(), asyncio.Event()
+    async with Service(warm=engine).client() as http:
+        asking = [asyncio.create_task(http.get("/metrics")) for _ in range(20)]
+        await asyncio.sleep(0.5)  # until all of them wait
+        asking[0].cancel()
+        answers.set()
+        got = await asyncio.gather(*asking[1:])
+        assert engine.asked == 1
+        assert {answer.status_code for answer in got} == {200}
+        assert (await http.get("/metrics")).status_code == 200
+        assert engine.asked == 2
+
+
+async def test_status_reports_the_requested_window() -> None:
+    service = Service(warm=FakeEngine())
+    async with service.client() as http:
+        report = (await http.get("/status", params={"window": "1h"})).json()
+        assert report["window_secs"] == 3600
+        assert report["models"] == [
+            {"id": "warm", "name": "Warm", "tps": None, "ttfb_seconds": None, "uptime_pct": None}
+        ]
+        assert (await http.get("/status")).json()["window"] == "5m"
+        with pytest.raises(InvalidRequest):
+            await http.get("/status", params={"window": "2h"})
+    assert service.asked == [1e9 - 3600, 1e9 - 300]

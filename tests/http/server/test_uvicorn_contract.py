@@ -1,0 +1,152 @@
+"""What `syringa.http.server` relies on in uvicorn and Starlette beyond their documented interfaces.
+
+uvicorn and Starlette are capped below their next minor version in pyproject.toml. After an upgrade, a failure here
+names what has changed; see `connection`, `request_cycle` and `server` in `syringa.http.server` for how it is used.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.routing import compile_path
+from uvicorn.protocols.http import httptools_impl
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets import websockets_sansio_impl
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.server import ServerProtocol
+
+from syringa.http.server import connection, request_cycle, server
+
+ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    HttpToolsProtocol: (
+        *("app", "loop", "logger", "access_logger", "parser", "connections", "tasks", "server_state", "transport"),
+        *("flow", "scheme", "pipeline", "scope", "headers", "expect_100_continue", "cycle"),
+    ),
+    RequestResponseCycle: (
+        *("scope", "transport", "flow", "message_event", "on_response", "disconnected", "keep_alive", "more_body"),
+        *("waiting_for_100_continue", "response_started", "response_complete", "chunked_encoding"),
+        "expected_content_length",
+    ),
+    WebSocketsSansIOProtocol: ("conn", "handshake_initiated", "transport", "loop"),
+    FlowControl: ("read_paused", "write_paused"),
+    uvicorn.Server: ("server_state", "should_exit"),
+    ServerState: ("connections", "tasks"),
+}
+
+PARAMETERS: dict[Any, tuple[str, ...]] = {
+    HttpToolsProtocol.__init__: ("self", "config", "server_state", "app_state", "_loop"),
+    HttpToolsProtocol.connection_made: ("self", "transport"),
+    HttpToolsProtocol.connection_lost: ("self", "exc"),
+    HttpToolsProtocol.data_received: ("self", "data"),
+    HttpToolsProtocol.shutdown: ("self",),
+    HttpToolsProtocol.pause_writing: ("self",),
+    HttpToolsProtocol.resume_writing: ("self",),
+    HttpToolsProtocol.on_message_begin: ("self",),
+    HttpToolsProtocol.on_url: ("self", "url"),
+    HttpToolsProtocol.on_header: ("self", "name", "value"),
+    HttpToolsProtocol.on_headers_complete: ("self",),
+    HttpToolsProtocol.on_body: ("self", "body"),
+    HttpToolsProtocol.on_message_complete: ("self",),
+    HttpToolsProtocol.on_response_complete: ("self",),
+    HttpToolsProtocol.handle_websocket_upgrade: ("self",),
+    HttpToolsProtocol._should_upgrade: ("self",),
+    HttpToolsProtocol._start_asgi_task: ("self", "cycle", "app"),
+    HttpToolsProtocol._unset_keepalive_if_required: ("self",),
+    RequestResponseCycle.__init__: (
+        *("self", "scope", "transport", "flow", "logger", "access_logger", "access_log", "default_headers"),
+        *("message_event", "expect_100_continue", "keep_alive", "on_response"),
+    ),
+    RequestResponseCycle.run_asgi: ("self", "app"),
+    RequestResponseCycle.send: ("self", "message"),
+    RequestResponseCycle.receive: ("self",),
+    WebSocketsSansIOProtocol.data_received: ("self", "data"),
+    WebSocketsSansIOProtocol.shutdown: ("self",),
+    FlowControl.__init__: ("self", "transport"),
+    FlowControl.drain: ("self",),
+    FlowControl.pause_reading: ("self",),
+    FlowControl.resume_reading: ("self",),
+    uvicorn.Server.main_loop: ("self",),
+    uvicorn.Server.shutdown: ("self", "sockets"),
+    uvicorn.Server.handle_exit: ("self", "sig", "frame"),
+    uvicorn.Server.capture_signals: ("self",),
+}
+
+SUBCLASSES = [
+    (connection.HttpConnection, HttpToolsProtocol),
+    (connection.WebSocketConnection, WebSocketsSansIOProtocol),
+    (request_cycle.RequestCycle, RequestResponseCycle),
+    (server._Server, uvicorn.Server),
+]
+
+
+def assigned_attributes(kind: type) -> set[str]:
+    """Return the names that the methods of a class assign on `self`, and its class attributes."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    targets = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    own = {node.attr for node in targets if isinstance(node.value, ast.Name) and node.value.id == "self"}
+    return own | set(vars(kind))
+
+
+@pytest.mark.parametrize("kind", ATTRIBUTES, ids=lambda kind: kind.__name__)
+def test_class_still_has_the_attributes_we_use(kind: type) -> None:
+    missing = set(ATTRIBUTES[kind]) - assigned_attributes(kind)
+    assert not missing, f"uvicorn's {kind.__name__} no longer sets {', '.join(sorted(missing))}"
+
+
+@pytest.mark.parametrize("function", PARAMETERS, ids=lambda function: function.__qualname__)
+def test_method_still_has_the_signature_we_use(function: Any) -> None:
+    found = tuple(inspect.signature(function).parameters)
+    expected = PARAMETERS[function]
+    assert found == expected, f"uvicorn changed {function.__qualname__}{found}; we rely on {expected}"
+
+
+@pytest.mark.parametrize(("ours", "theirs"), SUBCLASSES, ids=lambda kind: kind.__name__)
+def test_every_overridden_method_is_in_the_contract(ours: type, theirs: type) -> None:
+    overridden = {name for name, value in vars(ours).items() if inspect.isfunction(value) and name in vars(theirs)} - {
+        "__init__"
+    }
+    pinned = {function.__name__ for function in PARAMETERS if function.__qualname__.startswith(f"{theirs.__name__}.")}
+    assert overridden <= pinned, f"add {overridden - pinned} of {ours.__name__} to PARAMETERS"
+
+
+@pytest.mark.parametrize(("ours", "theirs"), SUBCLASSES, ids=lambda kind: kind.__name__)
+def test_our_private_names_do_not_collide(ours: type, theirs: type) -> None:
+    """A new private attribute of uvicorn's must not be one that a subclass already uses for something else."""
+    pinned = {function.__name__ for function in PARAMETERS}
+    private = {name for name in assigned_attributes(ours) if name.startswith("_") and not name.startswith("__")}
+    collisions = (private & assigned_attributes(theirs)) - pinned
+    assert not collisions, f"uvicorn's {theirs.__name__} now has {collisions}, which {ours.__name__} uses too"
+
+
+def test_http_scope_still_has_a_copy_of_the_app_state_and_no_extensions() -> None:
+    source = inspect.getsource(HttpToolsProtocol.on_message_begin)
+    assert '"state": self.app_state.copy()' in source, "RequestContext is stored in scope['state'] of each request"
+    assert '"extensions"' not in source, "HttpConnection replaces scope['extensions']"
+
+
+def test_status_lines_are_complete() -> None:
+    assert httptools_impl.STATUS_LINE[200] == b"HTTP/1.1 200 OK\r\n", "STATUS_LINE of httptools_impl has changed"
+    assert set(range(100, 600)) <= httptools_impl.STATUS_LINE.keys()
+
+
+def test_complaint_about_rejected_handshakes_still_has_the_filtered_text() -> None:
+    source = inspect.getsource(websockets_sansio_impl)
+    assert "ASGI callable returned without completing handshake" in source, "adapt `_is_relevant` in server.py"
+
+
+def test_websockets_still_exposes_handshake_errors() -> None:
+    assert ServerProtocol().handshake_exc is None, "adapt `WebSocketConnection.data_received`"
+
+
+def test_compile_path_still_returns_pattern_format_and_convertors() -> None:
+    pattern, path, convertors = compile_path("/a/{id:path}")
+    match = pattern.match("/a/b/c")
+    assert match is not None, "Starlette's compile_path has changed: adapt `Router`"
+    assert (path, match.groupdict(), list(convertors)) == ("/a/{id}", {"id": "b/c"}, ["id"])

@@ -1,0 +1,128 @@
+"""Grammars of clients' own, refused before they are compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+
+import pytest
+
+from syringa.errors import InvalidRequest
+from syringa.prompt.grammar.validation import check_grammar_text, validate_grammar
+from syringa.types import Grammar
+
+PATTERNS = [f"/(.|\\n)*a{{{each}}}(.|\\n)*b/" for each in range(20)]
+SCHEMA = json.dumps({"allOf": [{"type": "string", "pattern": f".*a{{{each}}}.*b"} for each in range(20)]})
+
+
+def check(text: str) -> None:
+    check_grammar_text(Grammar("lark", text), "here")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "start: A\nA: " + " & ".join(PATTERNS),
+        "start: A\nA: " + " | ".join(f"~{each}" for each in PATTERNS),
+        "start: A\nA: B & C\nB: /x/ & ~/y/ & /z/\nC: /x/ & ~/y/ & /z/",
+        "start: A\nA: /x/\n | /y/ & " + " & ".join(PATTERNS),
+        "start: (" + " & ".join(PATTERNS) + ")",
+        "\n".join(f"A{each}: A{each + 1} & A{each + 2}" for each in range(5000)),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_few_operators_make_a_terminal(text: str) -> None:
+    started = time.process_time()
+    with pytest.raises(InvalidRequest, match="at most 6 of & and ~") as caught:
+        check(text)
+    assert caught.value.param == "here"
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: A B "&&&&&&&~~~~~~~" /&&&&&&&&/ // &&&&&&&&&&\nA: /x/ & ~/y/ # ~~~~~~~\nB: /x/ & /y/ & ~/z/',
+        "\n".join(["start: T0", *(f"T{each}: /x/ & ~/y/" for each in range(50))]),
+        "start: A~3 A~1..4 A~2 A~2 A~2 A~2 A~2 A~2 A~2\nA: /x/",
+        'start: e\ne: e e | /[a-z]/ | " "',
+        'start: "x" start | "y"',
+        'start: "x" (start "," )* start?',
+        'start: "x" [start]',
+        'start: "x" start{0,3}',
+        'start: a | "b"\na: a',
+        'start: (a | "b") "c"\na: a',
+        'start[max_tokens=3]: one\n?one.2: "x"\n    | one "y"\n%ignore / /',
+        'start: %json {"type": "object", "properties": {"&&&&&&&": {}}} "x"',
+        "start: nowhere",
+        'start: "unclosed',
+        "",
+    ],
+)
+def test_others_pass(text: str) -> None:
+    check(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("start: start", "start"),
+        ('start: "x" start', "start"),
+        ('start: "x" a\na: b | b "y"\nb: "z" (a | b)', "a"),
+        ('start: "x" start{1,3}', "start"),
+        ('start: "x" start+', "start"),
+    ],
+)
+def test_rules_that_never_end_are_named(text: str, name: str) -> None:
+    validate_grammar(Grammar("lark", text))  # llguidance sees it only with a tokenizer, and says NoExtensionBias
+    with pytest.raises(InvalidRequest, match=f"the rule {name} refers to itself"):
+        check(text)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "path"),
+    [
+        (Grammar("lark", f"start: %json {SCHEMA}"), "here"),
+        (Grammar("lark", f"start: %json\n{SCHEMA} /x/"), "here"),
+        (Grammar("lark", 'start: %json {"$ref": "#"}'), "here"),
+        (Grammar("llguidance", f'{{"grammars": [{{"json_schema": {SCHEMA}}}]}}'), "here.grammars[0].json_schema"),
+        (
+            Grammar("llguidance", json.dumps({"grammars": [{}, {"lark_grammar": "start: start"}]})),
+            "here.grammars[1].lark_grammar",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_inside_is_checked_too(grammar: Grammar, path: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_grammar_text(grammar, "here")
+    assert caught.value.param == path
+
+
+@pytest.mark.parametrize("value", ["true", '{"grammars": 5}', '{"grammars": [5, {"lark_grammar": 5}]}'])
+def test_odd_values_are_for_llguidance_to_refuse(value: str) -> None:
+    check_grammar_text(Grammar("llguidance", value), "here")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 300_000,
+        "start: " + "(" * 100_000,
+        "\n".join(f"a{each}: a{each + 1}" for each in range(10_000)) + "\nstart: a0",
+        "start: " + " ".join(f"a{each}" for each in range(9_000)) + "".join(f'\na{each}: "x"' for each in range(9_000)),
+    ],
+    ids=["long", "deep", "a chain", "a wide rule"],
+)
+def test_hostile_texts_end_soon(text: str) -> None:
+    started = time.process_time()
+    with contextlib.suppress(InvalidRequest):
+        check(text)
+    assert time.process_time() - started < 3
+
+
+def test_our_own_grammars_are_not_counted() -> None:
+    """They are composed of what was checked, and go to `validate` alone."""
+    without = (rf"(/(.|\n)*/ & ~/(.|\n)*{mark}(.|\n)*/)" for mark in "abcdefgh")
+    validate_grammar(Grammar("lark", "start: A\nA: " + " & ".join(without)))
