@@ -1,7 +1,7 @@
-"""What an endpoint asks for, and the one vocabulary in which it is answered. No wire format appears here.
+"""The generation request of an endpoint, and the events that answer it. Independent of any wire format.
 
-A generation is a stream of events: for each prompt a `PromptScored` if it was asked for, for each choice any number of
-`ReasoningDelta`, `TextDelta`, `ToolCallStart` and `ToolCallDelta` and then one `Finished`, and one `Usage` at the end.
+A generation is a stream of events: for each prompt a `PromptScored` if requested; for each choice any number of
+`ReasoningDelta`, `TextDelta`, `ToolCallStart` and `ToolCallDelta`, then one `Finished`; and one `Usage` at the end.
 Choices are numbered prompt-major.
 """
 
@@ -14,32 +14,33 @@ import msgspec
 from syringa.output_formats import ReasoningFormat, ToolCallFormat
 from syringa.types import Image, SamplingParams, StopConditions, TokenLogprobs
 
-EndReason = Literal["stop", "length", "tool_calls"]
+ChoiceFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How the text of a choice is to be taken apart. By default it is all answer."""
+    """How the text of a choice is parsed. By default all of it is the answer."""
 
     reasoning: ReasoningFormat | None = None
     reasoning_open: bool = False  # the prompt ends inside the reasoning section
     tool_calls: ToolCallFormat | None = None
     tool_calls_only: bool = False  # under `required`: text around the calls is dropped
-    tool_schemas: dict[str, dict[str, Any]] = {}  # JSON schema of each function; some formats take argument types from it
+    # The JSON schema of each function's arguments; some formats leave the types of arguments to it.
+    tool_schemas: dict[str, dict[str, Any]] = {}
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts × choices, and how to draw and end them."""
+    """Prompts × choices, and how to sample and stop them."""
 
     id: str
     prompts: list[list[int]]
     sampling: SamplingParams
     stopping: StopConditions
     choices: int = 1  # returned for each prompt
-    candidates: int = 1  # drawn for each prompt; the best `choices` of them are returned
+    candidates: int = 1  # sampled for each prompt; the best `choices` of them are returned
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    images: tuple[Image, ...] = ()  # in the order of their places in the one prompt
+    images: tuple[Image, ...] = ()  # in the order of their placeholders in the prompt
     output: OutputFormat = OutputFormat()
     grammar_param: str = "grammar"  # request field the grammar came from, named in errors
     tenant: str = ""
@@ -47,14 +48,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoredToken(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A shown token's log-probabilities and where its text begins in the choice's text."""
+    """The log-probabilities of a token, and the offset of its text in the choice's text."""
 
     scores: TokenLogprobs
     offset: int
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
-    """More text of a choice, and the tokens whose text begins in it (only when log-probabilities were asked for)."""
+    """New text of a choice, and if log-probabilities were requested, the tokens whose text starts in it."""
 
     choice: int
     text: str
@@ -62,14 +63,14 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
-    """More of what a choice thinks before it answers."""
+    """New reasoning text of a choice."""
 
     choice: int
     text: str
 
 
 class ToolCallStart(msgspec.Struct, frozen=True, gc=False):
-    """A choice calls a function. `call` numbers the calls of the choice from 0."""
+    """The start of a function call. `call` is the index of the call within the choice."""
 
     choice: int
     call: int
@@ -78,7 +79,7 @@ class ToolCallStart(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
-    """More of the JSON text of a call's arguments."""
+    """New JSON text of a call's arguments."""
 
     choice: int
     call: int
@@ -86,23 +87,25 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptScored(msgspec.Struct, frozen=True):
-    """The log-probabilities of a prompt's own tokens; the first token has none. Comes before its choices' text."""
+    """The log-probabilities of a prompt's tokens, without the first token's. Precedes the text of its choices."""
 
     prompt: int
     scores: list[TokenLogprobs | None]
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):
-    """The end of a choice. `stop` is the stop string or the token that ended it. A choice that called functions and was
-    not cut ends for the reason `tool_calls`."""
+    """The end of a choice. `stop` is the stop string or the token that ended it.
+
+    A choice with function calls that was not truncated has the reason `tool_calls`.
+    """
 
     choice: int
-    reason: EndReason
+    reason: ChoiceFinishReason
     stop: str | int | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The tokens of the whole generation. The last event."""
+    """The token counts of the whole generation; the last event."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -111,17 +114,18 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class GenerationStats:
-    """What a generation leaves behind for the books, however it ends."""
+    """Counts and times of a generation for usage accounting, valid however it ends."""
 
     __slots__ = (
-        "cached_tokens", "completion_tokens", "cut", "first_at", "prompt_tokens", "queued", "reasoning_tokens",
+        "cached_tokens", "completion_tokens", "first_token_at", "prompt_tokens", "queue_seconds", "reasoning_tokens",
+        "truncated",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.prompt_tokens = self.completion_tokens = self.cached_tokens = self.reasoning_tokens = 0
-        self.queued = 0.0  # seconds in the engine's queue
-        self.first_at: float | None = None  # when the first token came, by `time.perf_counter`
-        self.cut = False  # whether a choice ended because it had as many tokens as it may
+        self.queue_seconds = 0.0  # in the engine's queue
+        self.first_token_at: float | None = None  # by `time.perf_counter`
+        self.truncated = False  # whether a choice ended at its token limit
 
     @property
     def usage(self) -> Usage:

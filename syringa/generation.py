@@ -1,6 +1,7 @@
-"""The one path that every endpoint shares: from prompts × choices to a stream of events.
+"""Generation: run the prompts and choices of a request in an engine, as a stream of events.
 
-Each prompt is one engine request. Whatever way a generation ends, what still runs for it is aborted.
+Every endpoint uses this path. Each prompt is one engine request; however a generation ends, the engine requests that
+are still running are aborted.
 """
 
 from __future__ import annotations
@@ -18,42 +19,45 @@ from syringa.output.detokenizer import TokenTables
 from syringa.output.pipeline import Pipeline
 from syringa.types import EngineDelta, EngineRequest
 
-MOST_AT_ONCE = 256  # prompts of one request in the engine
+MAX_CONCURRENT_PROMPTS = 256  # of one request
 _FAILURES = ("error", "abort")
 
 
 Batch = Sequence[Event]
-"""What one delta of the engine made; never empty."""
+"""The events of one engine delta; never empty."""
 
 Emit = Callable[[Batch], None]
-"""Receives events as they are produced. What it raises ends the generation."""
+"""Receives events as they are produced. An exception that it raises ends the generation."""
 
 
-async def generate(engine: Engine, vocabulary: TokenTables, request: GenerationRequest, emit: Emit) -> None:
-    """Runs a request. The events of a choice are in order, the choices interleaved; `Usage` comes last."""
-    emit([await produce(engine, vocabulary, request, emit, GenerationStats())])
+async def generate(engine: Engine, tokenizer: TokenTables, request: GenerationRequest, emit: Emit) -> None:
+    """Run a request and emit its events.
+
+    The events of a choice are in order, choices are interleaved, and `Usage` is the last event.
+    """
+    emit([await run_generation(engine, tokenizer, request, emit, GenerationStats())])
 
 
-async def produce(
-    engine: Engine, vocabulary: TokenTables, request: GenerationRequest, emit: Emit, trace: GenerationStats
+async def run_generation(
+    engine: Engine, tokenizer: TokenTables, request: GenerationRequest, emit: Emit, stats: GenerationStats
 ) -> Usage:
-    """The same, with `Usage` as the result, for who has something to do before the last event is told."""
-    runs = [_PromptRun(engine, vocabulary, request, index) for index in range(len(request.prompts))]
+    """Like `generate`, but return `Usage` instead of emitting it, and fill in `stats` however the generation ends."""
+    runs = [_PromptGeneration(engine, tokenizer, request, index) for index in range(len(request.prompts))]
     try:
         if len(runs) == 1:
             await runs[0].run(emit)
         else:
-            await _together(runs, emit)
+            await _run_concurrently(runs, emit)
     finally:
         for run in runs:
-            run.leave(trace)
-    return trace.usage
+            run.add_to(stats)
+    return stats.usage
 
 
-async def stream(engine: Engine, vocabulary: TokenTables, request: GenerationRequest) -> AsyncGenerator[Event]:
-    """The same events, for who would rather wait for them one by one."""
+async def stream_events(engine: Engine, tokenizer: TokenTables, request: GenerationRequest) -> AsyncGenerator[Event]:
+    """Like `generate`, as an asynchronous generator."""
     queue: asyncio.Queue[Batch | None] = asyncio.Queue()
-    task = asyncio.create_task(generate(engine, vocabulary, request, queue.put_nowait))
+    task = asyncio.create_task(generate(engine, tokenizer, request, queue.put_nowait))
     task.add_done_callback(lambda _: queue.put_nowait(None))
     try:
         while (batch := await queue.get()) is not None:
@@ -65,16 +69,18 @@ async def stream(engine: Engine, vocabulary: TokenTables, request: GenerationReq
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _together(runs: Sequence[_PromptRun], emit: Emit) -> None:
-    """Several prompts at once. One that fails ends them all. A request may have more of them than an engine lets wait
-    in its queue, and others wait there too: so many are sent there as can well be computed together."""
-    room = asyncio.Semaphore(MOST_AT_ONCE)
+async def _run_concurrently(runs: Sequence[_PromptGeneration], emit: Emit) -> None:
+    """Run several prompts; the first failure ends them all.
 
-    async def one(run: _PromptRun) -> None:
-        async with room:
+    The number in flight is bounded: a request may have more prompts than the engine's queue accepts.
+    """
+    slots = asyncio.Semaphore(MAX_CONCURRENT_PROMPTS)
+
+    async def run_one(run: _PromptGeneration) -> None:
+        async with slots:
             await run.run(emit)
 
-    tasks = [asyncio.create_task(one(run)) for run in runs]
+    tasks = [asyncio.create_task(run_one(run)) for run in runs]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -83,36 +89,37 @@ async def _together(runs: Sequence[_PromptRun], emit: Emit) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _PromptRun:
-    """One prompt of a request in the engine, with the pipelines of its choices."""
+class _PromptGeneration:
+    """One prompt of a request in the engine, with the output pipelines of its choices."""
 
     __slots__ = (
-        "_choices", "_grammar_param", "_cut", "_emit", "_engine", "_first_at", "_held", "_pipelines", "_prompt", "_queued",
-        "_request", "_running", "_scored", "_told", "cached_tokens", "prompt_tokens",
+        "_cached_tokens", "_choices", "_emit", "_engine", "_first_token_at", "_grammar_param", "_held_deltas",
+        "_kept_events", "_pipelines", "_prompt", "_prompt_tokens", "_queue_ms", "_request", "_running", "_truncated",
+        "_wants_prompt_logprobs",
     )  # fmt: skip
 
-    def __init__(self, engine: Engine, vocabulary: TokenTables, request: GenerationRequest, prompt: int) -> None:
-        self.cached_tokens = 0
-        self.prompt_tokens = len(request.prompts[prompt])
-        self._queued = 0
-        self._cut = False
-        self._first_at: float | None = None
+    def __init__(self, engine: Engine, tokenizer: TokenTables, request: GenerationRequest, prompt: int) -> None:
+        self._cached_tokens = 0
+        self._prompt_tokens = len(request.prompts[prompt])
+        self._queue_ms = 0
+        self._truncated = False
+        self._first_token_at: float | None = None
         self._engine = engine
         self._prompt = prompt
         self._choices = request.choices
         self._running = request.candidates
         self._grammar_param = request.grammar_param
-        self._held: list[EngineDelta] = []
-        self._told: list[Event] = []
+        self._held_deltas: list[EngineDelta] = []  # until the prompt's log-probabilities arrive
+        self._kept_events: list[Event] = []  # until the candidates are ranked
         self._emit: Emit = self._keep
         ranked = request.candidates > request.choices
-        # Candidates are ranked by their log-probability, whether or not the client wants to see it.
+        # Candidates are ranked by log-probability, whether or not the client asked for it.
         logprobs = request.logprobs if request.logprobs is not None or not ranked else 0
-        self._scored = request.prompt_logprobs is not None
+        self._wants_prompt_logprobs = request.prompt_logprobs is not None
         first = prompt * request.candidates
         self._pipelines = [
             Pipeline(
-                vocabulary,
+                tokenizer,
                 first + each,
                 stop=request.stop,
                 min_tokens=request.stopping.min_tokens,
@@ -133,17 +140,18 @@ class _PromptRun:
             tenant=request.tenant,
         )
 
-    def leave(self, trace: GenerationStats) -> None:
-        """Adds what was done for this prompt. One that the engine never began on cost nothing."""
-        if self._first_at is None:
+    def add_to(self, stats: GenerationStats) -> None:
+        """Add what was computed for this prompt; nothing if the engine never started it."""
+        if self._first_token_at is None:
             return
-        trace.prompt_tokens += self.prompt_tokens
-        trace.cached_tokens += self.cached_tokens
-        trace.completion_tokens += sum([pipeline.tokens for pipeline in self._pipelines])
-        trace.reasoning_tokens += sum([pipeline.reasoning_tokens for pipeline in self._pipelines])
-        trace.cut |= self._cut
-        trace.queued = max(trace.queued, self._queued / 1000)
-        trace.first_at = self._first_at if trace.first_at is None else min(trace.first_at, self._first_at)
+        stats.prompt_tokens += self._prompt_tokens
+        stats.cached_tokens += self._cached_tokens
+        stats.completion_tokens += sum([pipeline.tokens for pipeline in self._pipelines])
+        stats.reasoning_tokens += sum([pipeline.reasoning_tokens for pipeline in self._pipelines])
+        stats.truncated |= self._truncated
+        stats.queue_seconds = max(stats.queue_seconds, self._queue_ms / 1000)
+        first = self._first_token_at
+        stats.first_token_at = first if stats.first_token_at is None else min(stats.first_token_at, first)
 
     async def run(self, emit: Emit) -> None:
         ranked = len(self._pipelines) > self._choices
@@ -152,63 +160,66 @@ class _PromptRun:
         if self._running:
             raise EngineUnavailable("The engine ended the request before it was done.")
         if ranked:
-            self._tell_best(emit)
-
-    def _score(self, delta: EngineDelta) -> bool:
-        """The prompt's scores must come before any text that follows it: until they are there, everything waits."""
-        self._held.append(delta)
-        if delta.prompt_logprobs is None:
-            self._refuse_failure(delta)
-            return False
-        self._emit([PromptScored(self._prompt, delta.prompt_logprobs)])
-        held, self._held, self._scored = self._held, [], False
-        return any([self(each) for each in held])  # noqa: C419 - every one is to be taken
+            self._emit_best(emit)
 
     def __call__(self, delta: EngineDelta) -> bool:
-        """Passes on what a delta makes. A choice that ends before the engine knows is aborted."""
-        if self._first_at is None and delta.finish not in _FAILURES:
-            self._first_at = time.perf_counter()
-            self._queued = delta.queued_ms
-        if self._scored:
-            return self._score(delta)
+        """Process a delta of the engine; return whether all choices are finished.
+
+        A choice that ends at a stop string, which the engine does not know, is aborted there.
+        """
+        if self._first_token_at is None and delta.finish not in _FAILURES:
+            self._first_token_at = time.perf_counter()
+            self._queue_ms = delta.queued_ms
+        if self._wants_prompt_logprobs:
+            return self._hold_for_prompt_logprobs(delta)
         pipeline = self._pipelines[delta.choice]
         if pipeline.done:
             return False
         if delta.finish in _FAILURES:
-            self._refuse_failure(delta)
-        if delta.cached_tokens > self.cached_tokens:
-            self.cached_tokens = delta.cached_tokens
+            self._raise_failure(delta)
+        if delta.cached_tokens > self._cached_tokens:
+            self._cached_tokens = delta.cached_tokens
         if delta.prompt_tokens:
-            self.prompt_tokens = delta.prompt_tokens
+            self._prompt_tokens = delta.prompt_tokens
         events = pipeline.feed(delta)
         if events:
             self._emit(events)
         if not events or not isinstance(events[-1], Finished):
             return False
         self._running -= 1
-        self._cut |= events[-1].reason == "length"
+        self._truncated |= events[-1].reason == "length"
         if delta.finish is None and self._running:
             self._engine.abort(self._request.id, delta.choice)
         return not self._running
 
-    def _keep(self, batch: Batch) -> None:
-        self._told += batch
+    def _hold_for_prompt_logprobs(self, delta: EngineDelta) -> bool:
+        """Hold deltas until the prompt's log-probabilities arrive, which are emitted before any text."""
+        self._held_deltas.append(delta)
+        if delta.prompt_logprobs is None:
+            self._raise_failure(delta)
+            return False
+        self._emit([PromptScored(self._prompt, delta.prompt_logprobs)])
+        held, self._held_deltas, self._wants_prompt_logprobs = self._held_deltas, [], False
+        return any([self(each) for each in held])  # noqa: C419 - every delta must be processed
 
-    def _tell_best(self, emit: Emit) -> None:
-        """Every candidate is drawn; the best ones are told of as if there had been no others."""
+    def _keep(self, batch: Batch) -> None:
+        self._kept_events += batch
+
+    def _emit_best(self, emit: Emit) -> None:
+        """Emit the events of the likeliest candidates, numbered as if they were the only choices."""
         first = self._prompt * len(self._pipelines)
-        told: list[list[ChoiceEvent]] = [[] for _ in self._pipelines]
-        for event in self._told:
+        kept: list[list[ChoiceEvent]] = [[] for _ in self._pipelines]
+        for event in self._kept_events:
             if isinstance(event, ChoiceEvent):
-                told[event.choice - first].append(event)
+                kept[event.choice - first].append(event)
             else:
                 emit([event])
-        ranked = sorted(range(len(told)), key=lambda each: -self._pipelines[each].mean_logprob)
-        for place, each in enumerate(ranked[: self._choices]):
-            index = self._prompt * self._choices + place
-            emit([msgspec.structs.replace(event, choice=index) for event in told[each]])
+        ranked = sorted(range(len(kept)), key=lambda each: -self._pipelines[each].mean_logprob)
+        for rank, each in enumerate(ranked[: self._choices]):
+            index = self._prompt * self._choices + rank
+            emit([msgspec.structs.replace(event, choice=index) for event in kept[each]])
 
-    def _refuse_failure(self, delta: EngineDelta) -> None:
+    def _raise_failure(self, delta: EngineDelta) -> None:
         if delta.finish == "error":
             message = delta.error or "The engine failed on this request."
             match delta.error_kind:
@@ -218,4 +229,4 @@ class _PromptRun:
                     raise EngineOverloaded(message)
             raise EngineError(message)
         if delta.finish == "abort":
-            raise EngineUnavailable("The engine gave the request up.")
+            raise EngineUnavailable("The engine aborted the request.")

@@ -1,4 +1,4 @@
-"""Models with small chat templates, for the tests of chat: one that knows little, one that knows tools and thinks."""
+"""Fake models with small chat templates: plain, with tools, with reasoning, and with images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from syringa.prompt.chat.template import ChatTemplate
 from syringa.prompt.grammar.lark import LarkVocabulary
 from tests.fake_engine import END, START, ByteTokenizer, fake_model
 
-# [s]instructions [u]question [a]answer
+# Renders [s]instructions[u]question[a]answer.
 PLAIN = """\
 {%- for m in messages %}
 {%- if m.role not in ('system', 'user', 'assistant') %}{{ raise_exception('no role ' ~ m.role) }}{% endif %}
@@ -29,7 +29,7 @@ TOOLS = """\
 {%- if add_generation_prompt %}[assistant]{% if enable_thinking is defined and not enable_thinking %}\
 {{ '<think></think>' }}{% endif %}{% endif %}"""
 
-# Opens the thought itself, and reads an effort.
+# Opens the reasoning itself, and reads an effort.
 OPENING = """\
 {%- for m in messages %}{{ '[' ~ m.role ~ ']' ~ m.content }}{% endfor -%}
 [effort {{ reasoning_effort | default('free') }}][assistant]{{ '</think>' if thinking is false else '<think>' }}"""
@@ -40,8 +40,8 @@ VISION = """\
 [assistant]"""
 
 
-class ThinkingTokenizer(ByteTokenizer):
-    """Says that the marks of a thought are tokens, as they are in models that think."""
+class ReasoningTokenizer(ByteTokenizer):
+    """A tokenizer in which the reasoning markers are special tokens."""
 
     lark_vocabulary = LarkVocabulary({"<end>": END, "<start>": START, "<think>": 1, "</think>": 2})
 
@@ -51,13 +51,15 @@ def plain_model(source: str = PLAIN, **kwargs: object) -> ServedModel:
 
 
 def tool_model(**kwargs: object) -> ServedModel:
-    return fake_model(template=ChatTemplate(TOOLS), formats=ModelFormats(tool_calls="hermes", supports_tools=True), **kwargs)
+    return fake_model(
+        template=ChatTemplate(TOOLS), formats=ModelFormats(tool_calls="hermes", supports_tools=True), **kwargs
+    )
 
 
-def thinking_model(source: str = TOOLS, **kwargs: object) -> ServedModel:
+def reasoning_model(source: str = TOOLS, **kwargs: object) -> ServedModel:
     formats = ModelFormats(tool_calls="hermes", supports_tools=True, reasoning="think")
-    given = {"template": ChatTemplate(source), "formats": formats, "tokenizer": ThinkingTokenizer()}
-    return fake_model(**(given | kwargs))
+    defaults = {"template": ChatTemplate(source), "formats": formats, "tokenizer": ReasoningTokenizer()}
+    return fake_model(**(defaults | kwargs))
 
 
 def vision_model(**kwargs: object) -> ServedModel:

@@ -1,4 +1,4 @@
-"""An engine without a model, and a tokenizer of bytes: what the HTTP tests run on."""
+"""An engine without a model and a byte tokenizer, for tests of the HTTP layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END, START, VOCAB = 256, 257, 258
 
 
 class ByteTokenizer:
-    """Every byte is a token; then an end and a start token."""
+    """A tokenizer with a token per byte, an end token and a start token."""
 
     vocab_size = VOCAB
     special_ids = frozenset({END, START})
@@ -51,7 +51,7 @@ def fake_model(**kwargs: object) -> ServedModel:
 
 
 class FakeEngine:
-    """Continues every prompt with `script`, or with bytes drawn by the seed; keeps what it was asked and told."""
+    """Continue every prompt with `script`, or with random bytes by the seed, and record requests and aborts."""
 
     def __init__(self, script: str | bytes | None = None, *, delay: float = 0.0, at_once: int = 1) -> None:
         self.ready = True
@@ -59,7 +59,7 @@ class FakeEngine:
         self.script = script.encode() if isinstance(script, str) else script
         self.fail: Exception | None = None  # raised after the first delta, or at once where `fail_first`
         self.fail_first = False
-        self.queued_ms = 0  # what it says a request has waited
+        self.queued_ms = 0  # reported queue time
         self.requests: list[EngineRequest] = []
         self.aborted: list[tuple[str, int | None]] = []
         self.running: set[tuple[str, int]] = set()
@@ -93,20 +93,20 @@ class FakeEngine:
         self.requests.append(request)
         if self.fail is not None and self.fail_first:
             raise self.fail
-        plans = {each: self._plan(request, each) for each in range(request.choices)}
-        self.running |= {(request.id, each) for each in plans}
+        remaining = {each: self.output_tokens(request, each) for each in range(request.choices)}
+        self.running |= {(request.id, each) for each in remaining}
         first = True
         try:
-            while plans:
+            while remaining:
                 await asyncio.sleep(self.delay)
-                for choice, plan in list(plans.items()):
+                for choice, tokens_left in list(remaining.items()):
                     if (request.id, choice) not in self.running:
-                        del plans[choice]
+                        del remaining[choice]
                         continue
-                    taken, plans[choice] = plan[: self.at_once], plan[self.at_once :]
-                    yield self._delta(request, choice, taken, left=bool(plans[choice]), first=first)
-                    if not plans[choice]:
-                        del plans[choice]
+                    taken, remaining[choice] = tokens_left[: self.at_once], tokens_left[self.at_once :]
+                    yield self._delta(request, choice, taken, left=bool(remaining[choice]), first=first)
+                    if not remaining[choice]:
+                        del remaining[choice]
                 first = False
                 if self.fail is not None:
                     raise self.fail
@@ -123,7 +123,7 @@ class FakeEngine:
     async def close(self) -> None:
         self.running.clear()
 
-    def _plan(self, request: EngineRequest, choice: int) -> list[int]:
+    def output_tokens(self, request: EngineRequest, choice: int) -> list[int]:
         draw = random.Random(f"{request.sampling.seed} {choice} {request.prompt}")
         script = self.script
         if script is None:
@@ -148,5 +148,5 @@ class FakeEngine:
 
 
 def score(token: int, top: int) -> TokenLogprobs:
-    """A made-up log-probability that depends on the token alone."""
+    """Return a made-up log-probability that depends on the token alone."""
     return TokenLogprobs(token, -token / 64, [((token + each) % 250, -token / 64 - each) for each in range(top)])

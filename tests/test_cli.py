@@ -27,7 +27,7 @@ from syringa.config import FIELDS, Config, variable
 from syringa.errors import ConfigError, EngineUnavailable
 from syringa.modelfiles.locate import models_dir
 from syringa.prompt.chat.template import ChatTemplate
-from tests.chat_models import thinking_model
+from tests.chat_models import reasoning_model
 from tests.fake_engine import FakeEngine, fake_model
 
 
@@ -277,7 +277,7 @@ def test_text_fields(tmp_path: Path) -> None:
 def test_chat_shows_thoughts_and_leaves_them_out_of_the_conversation(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = thinking_model("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
+    model = reasoning_model("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
     monkeypatch.setattr(syringa.api.models.loading, "load_model", lambda config: model)
     engine.script = b"<think>let me see</think>\n\nhello"
     assert chat(monkeypatch, "one", "two") == 0

@@ -8,7 +8,7 @@ import pytest
 
 from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest, SyringaError
 from syringa.events import Event, Finished, GenerationRequest, GenerationStats, PromptScored, TextDelta, Usage
-from syringa.generation import produce, stream
+from syringa.generation import run_generation, stream_events
 from syringa.output.collect import CollectedGeneration, collect
 from syringa.types import EngineDelta, EngineRequest, ErrorKind, SamplingParams, StopConditions
 from tests.fake_engine import END, ByteTokenizer, FakeEngine, score
@@ -26,7 +26,7 @@ async def seen_of(events: AsyncGenerator[Event]) -> list[Event]:
 
 
 async def run(engine: FakeEngine, asked: GenerationRequest) -> CollectedGeneration:
-    return collect(await seen_of(stream(engine, ByteTokenizer(), asked)))
+    return collect(await seen_of(stream_events(engine, ByteTokenizer(), asked)))
 
 
 async def test_end_token_is_counted_and_not_shown() -> None:
@@ -69,7 +69,7 @@ async def test_stop_string_aborts_only_its_choice() -> None:
 
 
 async def test_half_a_character_is_never_sent() -> None:
-    seen = await seen_of(stream(FakeEngine("é😀"), ByteTokenizer(), request(logprobs=1)))
+    seen = await seen_of(stream_events(FakeEngine("é😀"), ByteTokenizer(), request(logprobs=1)))
     texts = [(event.text, [token.offset for token in event.tokens]) for event in seen if isinstance(event, TextDelta)]
     assert texts == [("é", [0, 0]), ("😀", [1, 1, 1, 1]), ("", [2])]
 
@@ -87,7 +87,7 @@ async def test_choices_are_numbered_prompt_major_and_differ() -> None:
 
 
 async def test_prompt_scores_come_before_text() -> None:
-    seen = await seen_of(stream(FakeEngine("x"), ByteTokenizer(), request(choices=2, prompt_logprobs=1)))
+    seen = await seen_of(stream_events(FakeEngine("x"), ByteTokenizer(), request(choices=2, prompt_logprobs=1)))
     assert seen[0] == PromptScored(0, [None, score(105, 1)])
     assert sum(isinstance(event, PromptScored) for event in seen) == 1
 
@@ -100,7 +100,7 @@ async def test_prompt_scores_that_come_late_hold_the_rest_back() -> None:
         yield EngineDelta("r", 0, [98], finish="length", prompt_logprobs=[None])
 
     engine.deltas = deltas  # type: ignore[method-assign]
-    seen = await seen_of(stream(engine, ByteTokenizer(), request(choices=2, prompt_logprobs=0)))
+    seen = await seen_of(stream_events(engine, ByteTokenizer(), request(choices=2, prompt_logprobs=0)))
     assert [type(event) for event in seen[:2]] == [PromptScored, TextDelta]
     assert [event.choice for event in seen if isinstance(event, Finished)] == [1, 0]
 
@@ -118,7 +118,7 @@ async def test_best_of_returns_the_likeliest() -> None:
 
 async def test_leaving_early_aborts() -> None:
     engine = FakeEngine("hello", delay=0.001)
-    async with contextlib.aclosing(stream(engine, ByteTokenizer(), request())) as events:
+    async with contextlib.aclosing(stream_events(engine, ByteTokenizer(), request())) as events:
         await anext(events)
     assert engine.aborted == [("r", None)]
     assert not engine.running
@@ -172,7 +172,7 @@ async def test_an_engine_that_just_ends_is_an_error() -> None:
 
 
 async def test_more_prompts_than_an_engine_lets_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("syringa.generation.MOST_AT_ONCE", 4)
+    monkeypatch.setattr("syringa.generation.MAX_CONCURRENT_PROMPTS", 4)
     engine = FakeEngine("hello", delay=0.001)
     most = 0
     deltas = engine.deltas
@@ -197,7 +197,7 @@ async def test_more_prompts_than_an_engine_lets_wait(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("tokens", "cut"), [(3, True), (6, False)])
 @pytest.mark.parametrize("choices", [1, 2])
 async def test_the_books_know_what_was_cut(tokens: int, cut: bool, choices: int) -> None:
-    trace = GenerationStats()
+    stats = GenerationStats()
     asked = request(max_tokens=tokens, choices=choices)
-    await produce(FakeEngine("hello"), ByteTokenizer(), asked, lambda events: None, trace)
-    assert trace.cut is cut
+    await run_generation(FakeEngine("hello"), ByteTokenizer(), asked, lambda events: None, stats)
+    assert stats.truncated is cut

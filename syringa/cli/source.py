@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import httpx
 
     from syringa.api.models.served_model import ServedModel
-    from syringa.api.prepared_request import PreparedRequest
+    from syringa.api.output_writer import PreparedRequest
     from syringa.engine.interface import Engine
 
 Fields = dict[str, Any]
@@ -113,9 +113,9 @@ class LocalSource:
 
     async def _chunks(self, call: PreparedRequest) -> AsyncGenerator[TextChunk]:
         from syringa.events import ReasoningDelta, TextDelta, Usage
-        from syringa.generation import stream
+        from syringa.generation import stream_events
 
-        async with contextlib.aclosing(stream(self._engine, self._model.tokenizer, call.request)) as events:
+        async with contextlib.aclosing(stream_events(self._engine, self._model.tokenizer, call.request)) as events:
             async for event in events:
                 if isinstance(event, TextDelta | ReasoningDelta):
                     yield TextChunk(event.choice, event.text, reasoning=isinstance(event, ReasoningDelta))

@@ -8,11 +8,11 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
-from syringa.api.prepared_request import PreparedRequest
+from syringa.api.output_writer import PreparedRequest
 from syringa.engine.interface import Engine, EngineProvider
 from syringa.errors import EngineUnavailable, InvalidRequest
 from syringa.events import Usage
-from syringa.generation import Emit, produce
+from syringa.generation import Emit, run_generation
 from syringa.http.middleware.access_log import log_output
 from syringa.http.middleware.errors import shutdown_error
 from syringa.http.streaming.cancellation import CancelScope
@@ -87,7 +87,7 @@ class GenerationDispatcher:
         if not engine.ready:
             await _load(engine, accounting)
         with log_output(emit) as emit:
-            return await produce(engine, call.model.tokenizer, call.request, emit, accounting.stats)
+            return await run_generation(engine, call.model.tokenizer, call.request, emit, accounting.stats)
 
 
 def parse_timeout(value: bytes | None) -> float | None:

@@ -1,4 +1,4 @@
-"""A stream of events folded into the whole that a body is rendered from."""
+"""Collect a stream of events into the complete result that a response body is rendered from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from syringa.events import (
     ChoiceEvent,
-    EndReason,
+    ChoiceFinishReason,
     Event,
     PromptScored,
     ReasoningDelta,
@@ -33,13 +33,13 @@ class CollectedChoice:
     reasoning: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
     calls: list[CollectedToolCall] = field(default_factory=list)
-    reason: EndReason = "stop"
-    events: list[ChoiceEvent] = field(default_factory=list)  # for who needs to know in which order it all came
+    reason: ChoiceFinishReason = "stop"
+    events: list[ChoiceEvent] = field(default_factory=list)  # in their order
 
 
 @dataclass
 class CollectedGeneration:
-    """Everything that the events said. Choices are in order of their index."""
+    """The complete result of a generation. Choices are sorted by index."""
 
     choices: list[CollectedChoice] = field(default_factory=list)
     prompts: list[PromptScored] = field(default_factory=list)
@@ -47,7 +47,7 @@ class CollectedGeneration:
 
 
 def collect(events: Iterable[Event]) -> CollectedGeneration:
-    """What the events of a generation say in all."""
+    """Return the complete result of a generation."""
     generation = CollectedGeneration()
     choices: dict[int, CollectedChoice] = {}
     for event in events:
@@ -68,17 +68,17 @@ def collect(events: Iterable[Event]) -> CollectedGeneration:
 
 def _fold(choice: CollectedChoice) -> None:
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     for event in choice.events:
         if isinstance(event, TextDelta):
             texts.append(event.text)
             choice.tokens += event.tokens
         elif isinstance(event, ReasoningDelta):
-            thoughts.append(event.text)
+            reasoning.append(event.text)
         elif isinstance(event, ToolCallDelta):
             choice.calls[event.call].arguments += event.arguments
         elif isinstance(event, ToolCallStart):
             choice.calls.append(CollectedToolCall(event.id, event.name))
         else:
             choice.reason = event.reason
-    choice.text, choice.reasoning = "".join(texts), "".join(thoughts)
+    choice.text, choice.reasoning = "".join(texts), "".join(reasoning)

@@ -1,7 +1,7 @@
-"""Token ids to text, as they come.
+"""Incremental detokenizer, the first stage of the output pipeline.
 
-A stage of the output pipeline has `feed`, which takes what is new and returns what is decided, and `flush`, which
-returns the rest at the end. This is the first stage; all others take and return lists of `Piece`.
+A stage has `feed`, which takes new input and returns what is decided, and `flush`, which returns the rest at the end.
+The other stages take and return lists of segments (`output.stages`).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import msgspec
 
 
 class TextSegment(msgspec.Struct, frozen=True, gc=False):
-    """A stretch of output.
+    """A piece of output text.
 
-    `tokens` counts the tokens whose first text is in this piece, so that over all pieces every token is counted once.
-    A character that took three tokens is one piece of three tokens; what is left of a token after a cut counts 0.
+    `tokens` counts the tokens whose text starts in this segment, so that every token is counted in exactly one segment:
+    a character of three tokens is one segment of three tokens, and the second part of a split token counts 0.
     """
 
     text: str
     tokens: int = 1
-    special: bool = False  # a marker, for parsers to see and not for users
+    special: bool = False  # a special token, visible to parsers but not to clients
     token: int = -1  # the id of a special token
 
 
 class TokenTables(Protocol):
-    """What the detokenizer needs of a tokenizer."""
+    """The part of a tokenizer that the detokenizer needs."""
 
     @property
     def bytes_table(self) -> list[bytes]: ...
@@ -40,64 +40,64 @@ class TokenTables(Protocol):
 
 
 class Detokenizer:
-    """Emits text as soon as its characters are complete, one piece per token where it can.
+    """Turn token ids into text segments, one per token where characters are complete.
 
-    Bytes that prove to be no UTF-8 become U+FFFD. Special tokens come as pieces of their own, marked `special`;
-    `show_special` makes them plain text. SentencePiece vocabularies write a space before the first word: `at_start`
-    says that the text begins here, and removes it; after a prompt, which the text continues, it belongs to the text.
+    Bytes that are not valid UTF-8 become U+FFFD. Special tokens become segments of their own, marked `special`, or
+    plain text with `show_special`. SentencePiece vocabularies write a space before the first word: with `at_start`, the
+    text begins here and the space is removed; in the continuation of a prompt it is part of the text.
     """
 
-    def __init__(self, vocabulary: TokenTables, *, show_special: bool = False, at_start: bool = False) -> None:
-        self._bytes = vocabulary.bytes_table
-        self._texts = vocabulary.text_table
-        self._special = vocabulary.special_ids
+    def __init__(self, tokenizer: TokenTables, *, show_special: bool = False, at_start: bool = False) -> None:
+        self._bytes = tokenizer.bytes_table
+        self._texts = tokenizer.text_table
+        self._special = tokenizer.special_ids
         self._show_special = show_special
-        self._strip = at_start and vocabulary.strips_leading_space
-        self._rest = b""  # the beginning of a character
-        self._waiting = 0  # tokens that have not shown any text yet
+        self._strip_space = at_start and tokenizer.strips_leading_space
+        self._incomplete = b""  # the first bytes of a character
+        self._uncounted = 0  # tokens without any text so far
 
     def feed(self, tokens: Sequence[int]) -> list[TextSegment]:
-        pieces: list[TextSegment] = []
+        segments: list[TextSegment] = []
         texts, special = self._texts, self._special
         for token in tokens:
             if token in special:
-                self._mark(token, pieces)
+                self._add_special(token, segments)
                 continue
             text = texts[token] if 0 <= token < len(texts) else ""
-            if text is None or self._rest:
-                text = self._complete(token)
-            if self._strip and text:
+            if text is None or self._incomplete:
+                text = self._decode(token)
+            if self._strip_space and text:
                 text = text.removeprefix(" ")
-                self._strip = False
+                self._strip_space = False
             if text:
-                pieces.append(TextSegment(text, self._waiting + 1))
-                self._waiting = 0
+                segments.append(TextSegment(text, self._uncounted + 1))
+                self._uncounted = 0
             else:
-                self._waiting += 1
-        return pieces
+                self._uncounted += 1
+        return segments
 
     def flush(self) -> list[TextSegment]:
-        """What is left: the beginning of a character that never came, and tokens without any text."""
-        text = self._rest.decode("utf-8", "replace")
-        waiting = self._waiting
-        self._rest, self._waiting = b"", 0
-        return [TextSegment(text, waiting)] if text or waiting else []
+        """Return an incomplete character as U+FFFD, and tokens without any text."""
+        text = self._incomplete.decode("utf-8", "replace")
+        uncounted = self._uncounted
+        self._incomplete, self._uncounted = b"", 0
+        return [TextSegment(text, uncounted)] if text or uncounted else []
 
-    def _complete(self, token: int) -> str:
+    def _decode(self, token: int) -> str:
         table = self._bytes
-        data = self._rest + (table[token] if 0 <= token < len(table) else b"")
+        data = self._incomplete + (table[token] if 0 <= token < len(table) else b"")
         text, used = utf_8_decode(data, "replace", False)
-        self._rest = data[used:]
+        self._incomplete = data[used:]
         return text
 
-    def _mark(self, token: int, pieces: list[TextSegment]) -> None:
-        pieces += self.flush()
+    def _add_special(self, token: int, segments: list[TextSegment]) -> None:
+        segments += self.flush()
         if self._show_special:
-            self._strip = False
+            self._strip_space = False
         text = self._bytes[token].decode("utf-8", "replace")
-        pieces.append(TextSegment(text, 1, not self._show_special, token))
+        segments.append(TextSegment(text, 1, not self._show_special, token))
 
 
-def plain_text(pieces: Sequence[TextSegment]) -> str:
-    """What a user sees of some pieces."""
-    return "".join(piece.text for piece in pieces if not piece.special)
+def plain_text(segments: Sequence[TextSegment]) -> str:
+    """Return the visible text of some segments."""
+    return "".join(segment.text for segment in segments if not segment.special)

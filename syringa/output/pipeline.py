@@ -1,6 +1,6 @@
-"""The stages of one choice, chained: tokens → text → thoughts apart → calls apart → up to a stop string → events.
+"""The output stages of one choice, chained: detokenizer → reasoning parser → tool-call parser → stop strings → events.
 
-Stop strings come last because they are about the answer's text: none ends a thought, or a call in the middle.
+Stop strings come last because they apply to the text of the answer: they never end reasoning or a tool call.
 """
 
 from __future__ import annotations
@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from syringa.events import ChoiceEvent, EndReason, Finished, OutputFormat, ReasoningDelta, ScoredToken, TextDelta
+from syringa.events import (
+    ChoiceEvent,
+    ChoiceFinishReason,
+    Finished,
+    OutputFormat,
+    ReasoningDelta,
+    ScoredToken,
+    TextDelta,
+)
 from syringa.output.detokenizer import Detokenizer, TextSegment, TokenTables, plain_text
 from syringa.output.harmony import HarmonyParser
 from syringa.output.reasoning import ReasoningParser
@@ -23,11 +31,14 @@ PLAIN = OutputFormat()
 
 
 class Pipeline:
-    """Takes a choice's deltas. `tokens` counts what the choice has used: the token that ended it, none after."""
+    """Turn the engine deltas of a choice into events.
+
+    `tokens` counts the tokens of the choice, up to and including the one that ended it.
+    """
 
     def __init__(
         self,
-        vocabulary: TokenTables,
+        tokenizer: TokenTables,
         choice: int,
         *,
         stop: Sequence[str] = (),
@@ -39,174 +50,172 @@ class Pipeline:
         self.tokens = 0
         self.reasoning_tokens = 0
         self._choice = choice
-        self._detokenizer = Detokenizer(vocabulary)
-        self._thoughts, self._calls = _stages(output, choice)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._reasoning_parser, self._tool_parser = _create_parsers(output, choice)
         self._stop = StopStringMatcher(stop) if stop else None
-        self._exempt = min_tokens if stop else 0  # tokens to come in whose text no stop string is looked for
-        self._passed = 0  # tokens that went by the stop strings
-        self._only_calls = output.tool_calls_only
+        self._tokens_before_stop = min_tokens if stop else 0  # whose text is not searched for stop strings
+        self._unmatched_tokens = 0  # tokens that were not fed to the stop strings
+        self._tool_calls_only = output.tool_calls_only
         self._show_tokens = show_tokens
-        self._plain = not (show_tokens or stop or self._thoughts or self._calls)
-        self._unshown: deque[TokenLogprobs] = deque()
+        self._plain = not (show_tokens or stop or self._reasoning_parser or self._tool_parser)
+        self._pending_logprobs: deque[TokenLogprobs] = deque()
         self._logprobs: list[float] = []
-        self._shown = 0  # characters
+        self._text_length = 0  # characters emitted
 
     def feed(self, delta: EngineDelta) -> list[ChoiceEvent]:
-        """The events that a delta makes. The end token is counted and scored, and has no text."""
+        """Return the events of a delta. The end token is counted and scored, but has no text."""
         tokens = delta.tokens
         self.tokens += len(tokens)
         if delta.logprobs:
-            self._keep(delta.logprobs)
+            self._add_logprobs(delta.logprobs)
         if delta.finish is None and self._plain:
             text = plain_text(self._detokenizer.feed(tokens))
             return [TextDelta(self._choice, text)] if text else []
         if delta.stop_token is not None:
             tokens = tokens[:-1]
-        pieces = self._detokenizer.feed(tokens)
+        text_segments = self._detokenizer.feed(tokens)
         if delta.finish is None:
-            parts = self._cut(self._take_apart(pieces))
+            segments = self._apply_stop(self._parse(text_segments))
             if self._stop is not None and self._stop.matched is not None:
-                return self._end_at_stop(parts, self._stop)
-            return self._show(parts)
-        return self._end(pieces + self._detokenizer.flush(), delta)
+                return self._end_at_stop(segments, self._stop)
+            return self._to_events(segments)
+        return self._end(text_segments + self._detokenizer.flush(), delta)
 
     @property
     def mean_logprob(self) -> float:
-        """Per counted token; what candidates are ranked by. None drawn is none lost."""
+        """The mean log-probability of the counted tokens, by which candidates are ranked; 0 without tokens."""
         return sum(self._logprobs[: self.tokens]) / self.tokens if self.tokens else 0.0
 
-    def _keep(self, logprobs: list[TokenLogprobs]) -> None:
+    def _add_logprobs(self, logprobs: list[TokenLogprobs]) -> None:
         self._logprobs += [each.logprob for each in logprobs]
         if self._show_tokens:
-            self._unshown += logprobs
+            self._pending_logprobs += logprobs
 
-    def _end(self, pieces: list[TextSegment], delta: EngineDelta) -> list[ChoiceEvent]:
-        parts = self._cut(self._take_apart(pieces, last=True))
+    def _end(self, text_segments: list[TextSegment], delta: EngineDelta) -> list[ChoiceEvent]:
+        segments = self._apply_stop(self._parse(text_segments, last=True))
         if self._stop is not None:
             if self._stop.matched is not None:
-                return self._end_at_stop(parts, self._stop)
-            parts += self._stop.flush()
-        reason: EndReason = "length" if delta.finish == "length" else "stop"
-        events = self._finish(parts, reason, delta.stop_token)
-        if self._show_tokens and delta.stop_token is not None and self._unshown:
-            # The end token has a log-probability of its own, though no text: who sums them up counts on it.
-            ended = TextDelta(self._choice, "", [ScoredToken(self._unshown.popleft(), self._shown)])
-            events.insert(len(events) - 1, ended)
+                return self._end_at_stop(segments, self._stop)
+            segments += self._stop.flush()
+        reason: ChoiceFinishReason = "length" if delta.finish == "length" else "stop"
+        events = self._finish(segments, reason, delta.stop_token)
+        if self._show_tokens and delta.stop_token is not None and self._pending_logprobs:
+            # The end token has a log-probability but no text; clients that sum log-probabilities need it.
+            end_token = ScoredToken(self._pending_logprobs.popleft(), self._text_length)
+            events.insert(len(events) - 1, TextDelta(self._choice, "", [end_token]))
         return events
 
-    def _end_at_stop(self, parts: list[Segment], stop: StopStringMatcher) -> list[ChoiceEvent]:
-        self.tokens = self._passed + stop.consumed
-        return self._finish(parts, "stop", stop.matched)
+    def _end_at_stop(self, segments: list[Segment], stop: StopStringMatcher) -> list[ChoiceEvent]:
+        self.tokens = self._unmatched_tokens + stop.consumed
+        return self._finish(segments, "stop", stop.matched)
 
-    def _finish(self, parts: list[Segment], reason: EndReason, stop: str | int | None) -> list[ChoiceEvent]:
+    def _finish(self, segments: list[Segment], reason: ChoiceFinishReason, stop: str | int | None) -> list[ChoiceEvent]:
         self.done = True
-        events = self._show(parts)
-        if self._calls is not None and self._calls.calls and reason == "stop":
+        events = self._to_events(segments)
+        if self._tool_parser is not None and self._tool_parser.calls and reason == "stop":
             reason = "tool_calls"
         events.append(Finished(self._choice, reason, stop))
         return events
 
-    def _take_apart(self, pieces: list[TextSegment], *, last: bool = False) -> list[Segment]:
-        parts: list[Segment] = list(pieces)
-        if self._thoughts is not None:
-            parts = self._thoughts.feed(pieces)
+    def _parse(self, text_segments: list[TextSegment], *, last: bool = False) -> list[Segment]:
+        """Separate reasoning and tool calls from the text."""
+        segments: list[Segment] = list(text_segments)
+        if self._reasoning_parser is not None:
+            segments = self._reasoning_parser.feed(text_segments)
             if last:
-                parts += self._thoughts.flush()
-        if self._calls is None or self._calls is self._thoughts:
-            return parts
+                segments += self._reasoning_parser.flush()
+        if self._tool_parser is None or self._tool_parser is self._reasoning_parser:
+            return segments
         out: list[Segment] = []
         answer: list[TextSegment] = []
-        for part in parts:
-            if isinstance(part, TextSegment):
-                answer.append(part)
+        for segment in segments:
+            if isinstance(segment, TextSegment):
+                answer.append(segment)
                 continue
-            out += self._calls.feed(answer)
-            out.append(part)
+            out += self._tool_parser.feed(answer)
+            out.append(segment)
             answer = []
-        out += self._calls.feed(answer)
-        return out + self._calls.flush() if last else out
+        out += self._tool_parser.feed(answer)
+        return out + self._tool_parser.flush() if last else out
 
-    def _cut(self, parts: list[Segment]) -> list[Segment]:
-        """Up to a stop string; what may become one is held back."""
+    def _apply_stop(self, segments: list[Segment]) -> list[Segment]:
+        """Cut the text at a stop string, and hold back what may become one."""
         stop = self._stop
         if stop is None:
-            return parts
+            return segments
         out: list[Segment] = []
-        for part in parts:
+        for segment in segments:
             if stop.matched is not None:
                 break
-            if isinstance(part, TextSegment) and self._exempt <= 0:
-                out += stop.feed([part])
+            if isinstance(segment, TextSegment) and self._tokens_before_stop <= 0:
+                out += stop.feed([segment])
                 continue
-            out += stop.flush()  # no stop string reaches across what is not text
-            out.append(part)
-            if isinstance(part, TextSegment | ReasoningSegment):
-                self._exempt -= part.tokens
-                self._passed += part.tokens
+            out += stop.flush()  # a stop string does not span reasoning or tool calls
+            out.append(segment)
+            if isinstance(segment, TextSegment | ReasoningSegment):
+                self._tokens_before_stop -= segment.tokens
+                self._unmatched_tokens += segment.tokens
         return out
 
-    def _show(self, parts: Sequence[Segment]) -> list[ChoiceEvent]:
-        """Neighbors of one kind become one event."""
+    def _to_events(self, segments: Sequence[Segment]) -> list[ChoiceEvent]:
+        """Convert segments to events; adjacent segments of one kind become one event."""
         events: list[ChoiceEvent] = []
         texts: list[str] = []
         scored: list[ScoredToken] = []
-        thoughts: list[str] = []
+        reasoning: list[str] = []
 
-        def settle() -> None:
-            if thoughts:
-                events.append(ReasoningDelta(self._choice, "".join(thoughts)))
-                thoughts.clear()
+        def emit_pending() -> None:
+            if reasoning:
+                events.append(ReasoningDelta(self._choice, "".join(reasoning)))
+                reasoning.clear()
             text = "".join(texts)
             if text or scored:
                 events.append(TextDelta(self._choice, text, scored[:]))
             texts.clear()
             scored.clear()
 
-        for part in parts:
-            if isinstance(part, TextSegment):
-                if thoughts:
-                    settle()
-                self._score(part, scored)
-                if part.text and not part.special and not self._only_calls:
-                    texts.append(part.text)
-            elif isinstance(part, ReasoningSegment):
+        for segment in segments:
+            if isinstance(segment, TextSegment):
+                if reasoning:
+                    emit_pending()
+                self._score(segment, scored)
+                if segment.text and not segment.special and not self._tool_calls_only:
+                    texts.append(segment.text)
+            elif isinstance(segment, ReasoningSegment):
                 if texts or scored:
-                    settle()
-                self._forget(part)
-                if part.text:
-                    thoughts.append(part.text)
+                    emit_pending()
+                self._count_reasoning(segment)
+                if segment.text:
+                    reasoning.append(segment.text)
             else:
-                settle()
-                events.append(part)
-        settle()
+                emit_pending()
+                events.append(segment)
+        emit_pending()
         return events
 
-    def _score(self, piece: TextSegment, scored: list[ScoredToken]) -> None:
+    def _score(self, segment: TextSegment, scored: list[ScoredToken]) -> None:
         if not self._show_tokens:
             return
-        for _ in range(piece.tokens):
-            scored.append(ScoredToken(self._unshown.popleft(), self._shown))
-        if not piece.special:
-            self._shown += len(piece.text)
+        for _ in range(segment.tokens):
+            scored.append(ScoredToken(self._pending_logprobs.popleft(), self._text_length))
+        if not segment.special:
+            self._text_length += len(segment.text)
 
-    def _forget(self, thought: ReasoningSegment) -> None:
-        """A thought's tokens are counted apart, and their log-probabilities are not shown."""
-        self.reasoning_tokens += thought.tokens
+    def _count_reasoning(self, segment: ReasoningSegment) -> None:
+        """Count reasoning tokens, and drop their log-probabilities."""
+        self.reasoning_tokens += segment.tokens
         if self._show_tokens:
-            for _ in range(thought.tokens):
-                self._unshown.popleft()
+            for _ in range(segment.tokens):
+                self._pending_logprobs.popleft()
 
 
-def _stages(output: OutputFormat, choice: int) -> tuple[Stage | None, ToolCallParser | None]:
+def _create_parsers(output: OutputFormat, choice: int) -> tuple[Stage | None, ToolCallParser | None]:
     if "harmony" in (output.reasoning, output.tool_calls):
-        both = HarmonyParser(choice)
-        return both, both
-    thoughts = (
-        ReasoningParser(REASONING_MARKERS[output.reasoning], opened=output.reasoning_open)
-        if output.reasoning is not None
-        else None
-    )
-    calls = (
-        create_tool_parser(output.tool_calls, choice, output.tool_schemas) if output.tool_calls is not None else None
-    )
-    return thoughts, calls
+        harmony = HarmonyParser(choice)
+        return harmony, harmony
+    reasoning_parser, tool_parser = None, None
+    if output.reasoning is not None:
+        reasoning_parser = ReasoningParser(REASONING_MARKERS[output.reasoning], opened=output.reasoning_open)
+    if output.tool_calls is not None:
+        tool_parser = create_tool_parser(output.tool_calls, choice, output.tool_schemas)
+    return reasoning_parser, tool_parser

@@ -13,7 +13,7 @@ from syringa.output.detokenizer import TextSegment
 
 
 class ReasoningSegment(msgspec.Struct, frozen=True, gc=False):
-    """A piece of reasoning text. `tokens` counts as in `Piece`; the tokens of the markers are included."""
+    """A piece of reasoning text. `tokens` counts as in `TextSegment`; the tokens of the markers are included."""
 
     text: str
     tokens: int = 1

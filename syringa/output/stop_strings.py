@@ -1,8 +1,8 @@
-"""Ends a choice at a stop string, wherever token boundaries fall.
+"""Stop strings, independent of token boundaries.
 
-The rule: text is read character by character, and the first stop string to be complete wins; of several that are
-complete at the same character, the longest. It depends on the text alone, not on how it was cut into pieces, and it
-never has to wait for more tokens once a stop string is there.
+Text is read character by character. The first stop string that is complete wins; of several that are complete at the
+same character, the longest. The result depends on the text alone, not on how it is split into segments, and a match
+never waits for further tokens.
 """
 
 from __future__ import annotations
@@ -15,102 +15,102 @@ from syringa.output.detokenizer import TextSegment
 
 
 class StopStringMatcher:
-    """A stage that holds back what could be the beginning of a stop string.
+    """A stage that holds back text that may become a stop string.
 
-    Marks (special pieces) keep their place in the order; text is matched across them, since users see it so. A mark
-    whose own text is a stop string ends the choice too. Once `matched` is set, everything that follows is dropped, and
-    `consumed` is the number of tokens up to and including the one that completed the match: what usage counts. The
-    tokens of the stop string itself are in no piece that comes out.
+    Special tokens keep their position; text is matched across them, as clients see it, and a special token whose text
+    is a stop string ends the choice too. Once `matched` is set, all further input is dropped, and `consumed` is the
+    number of tokens up to and including the one that completed the match. The tokens of the stop string itself are in
+    no segment.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.matched: str | None = None
         self.consumed = 0
-        # The longest is asked first, which is how ties are settled.
-        self._stops = [_Progress(stop) for stop in sorted(set(stops), key=len, reverse=True)]
-        self._texts = frozenset(stops)
+        # Longest first, so that ties go to the longest.
+        self._stops = [_StringMatcher(stop) for stop in sorted(set(stops), key=len, reverse=True)]
+        self._stop_texts = frozenset(stops)
         firsts = "".join({re.escape(stop[0]) for stop in stops})
-        self._first = re.compile(f"[{firsts}]") if firsts else None
-        self._held: deque[TextSegment] = deque()
-        self._holding = 0  # characters of text in `_held`
+        self._first_character = re.compile(f"[{firsts}]") if firsts else None
+        self._pending: deque[TextSegment] = deque()
+        self._pending_length = 0  # characters of text in `_pending`
 
-    def feed(self, pieces: Sequence[TextSegment]) -> list[TextSegment]:
-        if self._first is None:
-            for piece in pieces:
-                self.consumed += piece.tokens
-            return list(pieces)
+    def feed(self, segments: Sequence[TextSegment]) -> list[TextSegment]:
+        if self._first_character is None:
+            for segment in segments:
+                self.consumed += segment.tokens
+            return list(segments)
         out: list[TextSegment] = []
-        for piece in pieces:
+        for segment in segments:
             if self.matched is not None:
                 break
-            self.consumed += piece.tokens
-            if piece.special:
-                self._take_mark(piece, out)
-            elif self._holding or self._first.search(piece.text):
-                self._take_text(piece, out)
+            self.consumed += segment.tokens
+            if segment.special:
+                self._feed_special(segment, out)
+            elif self._pending_length or self._first_character.search(segment.text):
+                self._feed_text(segment, out)
             else:
-                out.append(piece)
+                out.append(segment)
         return out
 
     def flush(self) -> list[TextSegment]:
-        """What was held, since no stop string came of it."""
-        out = list(self._held)
-        self._forget()
+        """Return the pending text, which has become no stop string."""
+        out = list(self._pending)
+        self._clear()
         return out
 
-    def _take_mark(self, piece: TextSegment, out: list[TextSegment]) -> None:
-        if piece.text in self._texts:
-            self.matched = piece.text
+    def _feed_special(self, segment: TextSegment, out: list[TextSegment]) -> None:
+        if segment.text in self._stop_texts:
+            self.matched = segment.text
             out += self.flush()
-        elif self._held:
-            self._held.append(piece)
+        elif self._pending:
+            self._pending.append(segment)
         else:
-            out.append(piece)
+            out.append(segment)
 
-    def _take_text(self, piece: TextSegment, out: list[TextSegment]) -> None:
+    def _feed_text(self, segment: TextSegment, out: list[TextSegment]) -> None:
         stops = self._stops
-        self._held.append(piece)
-        for index, character in enumerate(piece.text, 1):
+        self._pending.append(segment)
+        for index, character in enumerate(segment.text, 1):
             for stop in stops:
                 if stop.advance(character):
                     self.matched = stop.text
-                    self._release(self._holding + index - len(stop.text), out)
-                    self._forget()
+                    self._release(self._pending_length + index - len(stop.text), out)
+                    self._clear()
                     return
-        self._holding += len(piece.text)
-        self._release(self._holding - max(stop.reached for stop in stops), out)
+        self._pending_length += len(segment.text)
+        self._release(self._pending_length - max(stop.matched_length for stop in stops), out)
 
     def _release(self, count: int, out: list[TextSegment]) -> None:
-        """Moves the first `count` characters, and the marks among them, from what is held to `out`."""
-        held = self._held
-        self._holding -= count
-        while held:
-            piece = held[0]
-            if piece.special:
-                out.append(held.popleft())
+        """Move the first `count` pending characters, and the special tokens among them, to `out`."""
+        pending = self._pending
+        self._pending_length -= count
+        while pending:
+            segment = pending[0]
+            if segment.special:
+                out.append(pending.popleft())
             elif count == 0:
                 return
-            elif len(piece.text) <= count:
-                count -= len(piece.text)
-                out.append(held.popleft())
+            elif len(segment.text) <= count:
+                count -= len(segment.text)
+                out.append(pending.popleft())
             else:
-                out.append(TextSegment(piece.text[:count], piece.tokens))
-                held[0] = TextSegment(piece.text[count:], 0)
+                out.append(TextSegment(segment.text[:count], segment.tokens))
+                pending[0] = TextSegment(segment.text[count:], 0)
                 return
 
-    def _forget(self) -> None:
-        self._held.clear()
-        self._holding = 0
+    def _clear(self) -> None:
+        self._pending.clear()
+        self._pending_length = 0
 
 
-class _Progress:
-    """How much of one stop string the text so far ends with (Knuth, Morris, Pratt): constant time a character."""
+class _StringMatcher:
+    """The length of the longest prefix of a stop string that the text ends with (Knuth-Morris-Pratt)."""
 
-    __slots__ = ("_fallback", "reached", "text")
+    __slots__ = ("_fallback", "matched_length", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.reached = 0
+        self.matched_length = 0
         self._fallback = [0] * (len(text) + 1)
         length = 0
         for index in range(1, len(text)):
@@ -121,11 +121,11 @@ class _Progress:
             self._fallback[index + 1] = length
 
     def advance(self, character: str) -> bool:
-        """Takes a character and says whether the stop string is complete. It is not asked again after that."""
-        text, reached = self.text, self.reached
-        while reached and character != text[reached]:
-            reached = self._fallback[reached]
-        if character == text[reached]:
-            reached += 1
-        self.reached = reached
-        return reached == len(text)
+        """Consume a character and return whether the stop string is complete; not called again after that."""
+        text, matched_length = self.text, self.matched_length
+        while matched_length and character != text[matched_length]:
+            matched_length = self._fallback[matched_length]
+        if character == text[matched_length]:
+            matched_length += 1
+        self.matched_length = matched_length
+        return matched_length == len(text)

@@ -1,4 +1,4 @@
-"""A model's files without weights, which the API does not need."""
+"""Files of a model without weights, which the API server does not need."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ TOOL_TEMPLATE = "{{ tools }}<tool_call>"
 
 
 def write_model_folder(path: Path, **config: object) -> str:
+    """Write the files into a folder and return its path."""
     known = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64}
     tokens = [{"id": 1, "content": "<think>", "special": False, "normalized": False}]
     flags = {"single_word": False, "lstrip": False, "rstrip": False}

@@ -1,19 +1,19 @@
-"""A connection of ours without a socket."""
+"""An `HttpConnection` on a transport without a socket."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from uvicorn.config import Config as Settings
+from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from syringa.http.server.connection import HttpConnection
 from syringa.http.server.limits import ConnectionLimits
 
 
-class Transport(asyncio.Transport):
-    """Keeps what is written, one entry a write."""
+class FakeTransport(asyncio.Transport):
+    """Records what is written, one entry per write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,9 +50,9 @@ class Transport(asyncio.Transport):
         return b"".join(self.writes)
 
 
-def connection(app: Any) -> tuple[HttpConnection, Transport]:
-    settings = Settings(app, lifespan="off", log_config=None, access_log=False, interface="asgi3", ws="none")
-    made = HttpConnection(ConnectionLimits(0.0, 100), config=settings, server_state=ServerState(), app_state={})
-    transport = Transport()
-    made.connection_made(transport)
-    return made, transport
+def create_connection(app: Any) -> tuple[HttpConnection, FakeTransport]:
+    config = Config(app, lifespan="off", log_config=None, access_log=False, interface="asgi3", ws="none")
+    connection = HttpConnection(ConnectionLimits(0.0, 100), config=config, server_state=ServerState(), app_state={})
+    transport = FakeTransport()
+    connection.connection_made(transport)
+    return connection, transport

@@ -1,4 +1,4 @@
-"""Clients that say what they want byte by byte."""
+"""A client that sends raw bytes to a running server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPLETION_REQUEST = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 HEALTH_REQUEST = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
-class Client:
+class RawClient:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
@@ -27,22 +27,22 @@ class Client:
         self.writer.write(data)
 
     async def response(self) -> tuple[int, dict[str, str], bytes]:
-        """The next response, which has a length."""
+        """Return status, headers and body of the next response, which must have a content-length."""
         async with asyncio.timeout(30):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
             return int(head[0].split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
 
     async def expect_rejection(self, status: int, code: str) -> dict[str, str]:
-        got, headers, body = await self.response()
-        assert (got, json.loads(body)["error"]["code"]) == (status, code)
+        found, headers, body = await self.response()
+        assert (found, json.loads(body)["error"]["code"]) == (status, code)
         assert headers["connection"] == "close"
         assert headers["content-type"] == "application/json"
         assert await self.is_closed()
         return headers
 
     async def is_closed(self, seconds: float = 30) -> bool:
-        """Whether nothing more comes, and the connection ends."""
+        """Whether the server closes the connection without sending anything more."""
         try:
             async with asyncio.timeout(seconds):
                 return await self.reader.read() == b""
@@ -57,10 +57,10 @@ class RunningServer:
         self.port, self.engine, self.accounting = port, engine, accounting
 
     @contextlib.asynccontextmanager
-    async def client(self, data: bytes = b"") -> AsyncIterator[Client]:
+    async def client(self, data: bytes = b"") -> AsyncIterator[RawClient]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            client = Client(reader, writer)
+            client = RawClient(reader, writer)
             client.send(data)
             yield client
         finally:

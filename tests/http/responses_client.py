@@ -1,4 +1,4 @@
-"""Helpers of the tests of `/v1/responses`: a client on an app with a store, and its streams taken apart."""
+"""Helpers of the tests of the Responses API: a client of an app with a store, and a parser of its streams."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.fake_engine import FakeEngine
 PATH = "/v1/responses"
 
 
-class Client(httpx.AsyncClient):
-    """A client that knows the app's engine and what it works on."""
+class ResponsesClient(httpx.AsyncClient):
+    """A client with access to the engine and the state of its app."""
 
     engine: FakeEngine
     app_state: AppState
@@ -44,7 +44,7 @@ class Client(httpx.AsyncClient):
         return found
 
     def prompt(self, index: int = -1) -> str:
-        """What the engine was given."""
+        """Return a prompt that the engine received."""
         return bytes(self.engine.requests[index].prompt).decode()
 
 
@@ -56,15 +56,15 @@ async def responses_client(
     model: ServedModel | None = None,
     key: str = "",
     **settings: Any,
-) -> AsyncIterator[Client]:
-    """A process of the server, as far as tests go: with a store of its own on `database`."""
+) -> AsyncIterator[ResponsesClient]:
+    """Run one API server process, without sockets, on the given database."""
     config = Config(database=database, **settings)
     engine = engine or FakeEngine("hello")
     app_state = AppState(config)
     asgi = create_app(config, SingleEngineProvider(engine), FixedModels([model or plain_model()]), app_state)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     transport = httpx.ASGITransport(asgi, raise_app_exceptions=False)
-    async with Client(transport=transport, base_url="http://test", headers=headers) as http:
+    async with ResponsesClient(transport=transport, base_url="http://test", headers=headers) as http:
         http.engine, http.app_state = engine, app_state
         try:
             yield http
@@ -73,7 +73,7 @@ async def responses_client(
 
 
 def stream_events(text: str, *, done: bool = False) -> list[dict[str, Any]]:
-    """The events of a stream, whose framing is checked on the way. `done`: whether it must end as Open Responses do."""
+    """Return the events of a stream, and check its framing. `done`: it must end with `[DONE]`, as in Open Responses."""
     assert "\r" not in text
     blocks = text.split("\n\n")
     assert blocks.pop() == ""

@@ -1,7 +1,7 @@
-"""Generated requests, good and bad, against the document that the server publishes about itself.
+"""Generated requests, valid and invalid, against the OpenAPI document of the server.
 
-Whatever comes in: no 5xx, an error in the one envelope, an answer that fits its schema, and nothing taken that the
-schema forbids. The order of requests is fixed, so a failure repeats.
+No request may cause a 5xx; errors have the envelope; responses fit their schema; and what the schema forbids is
+rejected. The requests are deterministic, so a failure is reproducible.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ CHECKS = [
     response_headers_conformance,
     negative_data_rejection,
 ]
-# Refused for what a schema cannot say: a rule between fields, the model's vocabulary, a grammar that does not compile,
-# a call that no message made, an image before a model that sees none, an id of nothing that is stored.
+# Rejected by rules that a schema cannot express: between fields, the model's vocabulary, a grammar that does not
+# compile, a result without its call, an image for a text model, an id that is not stored.
 BEYOND_SCHEMA = (
     *("best_of", "min_tokens", "max_tokens", "stream_options", "grammar", "response_format", "tools", "tool_choice"),
     *("suffix", "prompt", "tokens", "stop_token_ids", "logit_bias", "messages", "max_completion_tokens"),
@@ -70,8 +70,8 @@ ENDS = ("response.completed", "response.incomplete", "response.failed")
 KEY = {"authorization": "Bearer secret"}
 
 
-def administered() -> AppState:
-    """The one key is an administrator's, so that their endpoints are reached too, and has no limits."""
+def state_with_admin_key() -> AppState:
+    """Return a state whose only key is an administrator's and has no rate limits."""
     folder = tempfile.mkdtemp(prefix="syringa-test-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     app_state = AppState(Config(api_key=("secret",), database=f"{folder}/syringa.db", requests_per_minute=0))
@@ -84,10 +84,10 @@ app = create_app(
     Config(api_key=("secret",)),
     SingleEngineProvider(FakeEngine("hi", at_once=8)),
     FixedModels([plain_model()]),
-    administered(),
+    state_with_admin_key(),
 )
 schema = schemathesis.openapi.from_asgi("/openapi.json", app)
-schema.config.max_stream_events = 100_000  # otherwise it stops reading before the end
+schema.config.max_stream_events = 100_000  # the default would stop reading before the end
 bounded = hypothesis.settings(
     max_examples=examples(40),
     deadline=None,
@@ -125,9 +125,9 @@ def test_every_operation_requires_a_key_unless_public(case: schemathesis.Case) -
 
 
 def reconcile(body: dict[str, Any], known: dict[str, Any]) -> None:
-    """Brings a body past the rules that a schema cannot say, so that requests get further than the first of them.
+    """Adapt a body to the rules that a schema cannot express, so that it is not rejected by the first of them.
 
-    Only fields that are good in themselves are changed: a bad body stays bad, for the reason that it was made for.
+    Only valid fields are changed: an invalid body remains invalid for the reason that it was generated for.
     """
     good = {name for name, value in body.items() if name in known and known[name].is_valid(value)}
     if "model" in good:
@@ -147,7 +147,7 @@ def reconcile(body: dict[str, Any], known: dict[str, Any]) -> None:
         if name in good and body[name] is not None:
             body[name] = min(max(int(body[name]), low), high)
     unfit = {"best_of"} if body.get("stream") else set()
-    # What is generated for a grammar or a token id rarely is one; those are left to the shorter bodies.
+    # Generated grammars and token ids are rarely valid: they are left to the shorter bodies.
     if len(body) > 3:
         unfit |= {"grammar", "response_format", "tools", "tool_choice", "stop_token_ids", "logit_bias"}
         unfit |= {"chat_template_kwargs", "continue_final_message"}

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from syringa.errors import ModelError
-from syringa.modelfiles import ModelDescription, describe, locate
+from syringa.modelfiles import ModelDescription, count_weights, describe, locate
 from syringa.modelfiles.locate import ModelFiles
 
-from .small_gguf import TENSORS, gguf, llama
+from .gguf_builder import TENSORS, gguf, llama
 
 TOKENIZER = {
     "added_tokens": [
@@ -27,7 +29,7 @@ TEMPLATE_PROCESSING = {
 
 
 def folder(path: Path, **files: Any) -> ModelDescription:
-    """The description of a folder with these files; a name's `_json` and `_jinja` end stand for its suffix."""
+    """Write these files to a folder and describe it. The ends `_json` and `_jinja` of names become suffixes."""
     contents = {
         "config_json": {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 128, "eos_token_id": 11},
         "tokenizer_json": TOKENIZER,
@@ -40,7 +42,7 @@ def folder(path: Path, **files: Any) -> ModelDescription:
     return describe(ModelFiles("m", str(path), "folder"))
 
 
-def test_the_default_model() -> None:
+def test_describe_default_model() -> None:
     description = describe(locate("default"))
     assert description.architecture == "LlamaForCausalLM"
     assert description.max_model_len == 8192
@@ -50,14 +52,14 @@ def test_the_default_model() -> None:
     assert description.special_tokens["eos_token"] == "<|im_end|>"
 
 
-def test_gguf_end_tokens(tmp_path: Path) -> None:
+def test_describe_gguf_end_tokens(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf(llama(tokenizer__ggml__eot_token_id=2), TENSORS))
     assert describe(locate(str(path))).end_tokens == {0, 1, 2}
     tokens = ["<|end|>", "<|return|>", "<|im_end|>"]
     changes = {"tokenizer__ggml__tokens": tokens, "tokenizer__ggml__token_type": [3, 3, 1]}
     path.write_bytes(gguf(llama(tokenizer__ggml__eos_token_id=None, **changes), TENSORS))
-    # Not <|end|> beside <|return|>, and not what is an ordinary token of the vocabulary.
+    # Neither <|end|>, because <|return|> exists, nor <|im_end|>, which is an ordinary token here.
     assert describe(locate(str(path))).end_tokens == {1}
 
 
@@ -71,13 +73,13 @@ def test_gguf_end_tokens(tmp_path: Path) -> None:
         ({"tokenizer__ggml__add_bos_token": True}, True),
     ],
 )
-def test_gguf_add_bos(tmp_path: Path, changes: dict[str, Any], expected: bool) -> None:
+def test_describe_gguf_add_bos(tmp_path: Path, changes: dict[str, Any], expected: bool) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf(llama(**changes), TENSORS))
     assert describe(locate(str(path))).add_bos is expected
 
 
-def test_folder_end_tokens_come_from_everywhere(tmp_path: Path) -> None:
+def test_describe_folder_collects_end_tokens_of_all_files(tmp_path: Path) -> None:
     assert folder(tmp_path).end_tokens == {11}
     assert folder(tmp_path, generation_config_json={"eos_token_id": [7, 8]}).end_tokens == {7, 8, 11}
     assert folder(tmp_path, tokenizer_config_json={"eos_token": "<|end|>"}).end_tokens == {7, 8, 11, 12}
@@ -87,7 +89,7 @@ def test_folder_end_tokens_come_from_everywhere(tmp_path: Path) -> None:
     assert nested.max_model_len == 99
 
 
-def test_folder_bos(tmp_path: Path) -> None:
+def test_describe_folder_bos_token(tmp_path: Path) -> None:
     assert (folder(tmp_path).bos_token, folder(tmp_path).add_bos) == (10, False)
     sequence = {"type": "Sequence", "processors": [{"type": "ByteLevel"}, TEMPLATE_PROCESSING]}
     for processor in (TEMPLATE_PROCESSING, sequence):
@@ -96,7 +98,7 @@ def test_folder_bos(tmp_path: Path) -> None:
     assert folder(tmp_path, tokenizer_config_json={"add_bos_token": False}).add_bos is False
 
 
-def test_folder_templates(tmp_path: Path) -> None:
+def test_describe_folder_chat_templates(tmp_path: Path) -> None:
     assert folder(tmp_path).chat_template is None
     assert folder(tmp_path, tokenizer_config_json={"chat_template": "one"}).chat_template == "one"
     templates = [{"name": "default", "template": "two"}, {"name": "tool_use", "template": "three"}]
@@ -105,7 +107,7 @@ def test_folder_templates(tmp_path: Path) -> None:
     assert folder(tmp_path, chat_template_jinja="four").chat_template == "four"
 
 
-def test_folder_max_length(tmp_path: Path) -> None:
+def test_describe_folder_max_length(tmp_path: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     config = {"architectures": ["X"], "max_position_embeddings": 128, "rope_scaling": scaling}
     assert folder(tmp_path, config_json=config).max_model_len == 512
@@ -114,18 +116,60 @@ def test_folder_max_length(tmp_path: Path) -> None:
     assert folder(tmp_path, config_json=short, tokenizer_config_json={"model_max_length": 1e30}).max_model_len == 2048
 
 
-def test_folder_sees_images(tmp_path: Path) -> None:
+def test_describe_folder_supports_images(tmp_path: Path) -> None:
     assert folder(tmp_path).supports_images is False
     config = {"architectures": ["X"], "vision_config": {"hidden_size": 8}, "text_config": {"model_type": "gemma3_text"}}
-    seeing = folder(tmp_path, config_json=config)
-    assert seeing.supports_images is True
-    assert seeing.max_model_len == 131072  # its makers left it out
+    description = folder(tmp_path, config_json=config)
+    assert description.supports_images is True
+    assert description.max_model_len == 131072  # missing in the config
 
 
-def test_broken_files_are_named(tmp_path: Path) -> None:
+def test_describe_names_malformed_file(tmp_path: Path) -> None:
     odd = {"tokenizer_config_json": {"chat_template": ["x"]}}
     with pytest.raises(ModelError, match="in a way that can be read"):
         folder(tmp_path, **odd)
     for broken in ({"config_json": "{"}, {"config_json": "[]"}, {"config_json": "{}"}, {"tokenizer_json": "[["}):
         with pytest.raises(ModelError, match=r"config\.json|tokenizer\.json"):
             folder(tmp_path, **broken)
+
+
+def test_count_weights_of_gguf_file(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(gguf(llama(), {"a": (8, 4), "b": (3,)}))
+    assert count_weights(ModelFiles("small", str(path), "gguf")) == 35
+
+
+@pytest.mark.model
+def test_count_weights_of_default_model() -> None:
+    files = locate("default")
+    assert count_weights(files) == 134_515_008 > Path(files.path).stat().st_size
+
+
+def test_count_weights_of_folder(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(8, 4, dtype=torch.bfloat16)}, tmp_path / "1.safetensors", {"format": "pt"})
+    save_file({"b": torch.zeros(3), "c": torch.zeros(())}, tmp_path / "2.safetensors")
+    assert count_weights(ModelFiles("small", str(tmp_path), "folder")) == 36
+
+
+def test_count_weights_ignores_files_outside_index(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(8, 4)}, tmp_path / "model-1.safetensors")
+    save_file({"a": torch.zeros(8, 4)}, tmp_path / "consolidated.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    assert count_weights(ModelFiles("small", str(tmp_path), "folder")) == 32
+
+
+@pytest.mark.parametrize("shape", ["[Infinity]", "[NaN]", "[-1]", '["8"]', "[8.5]", "8", "null"])
+def test_count_weights_refuses_invalid_shape(tmp_path: Path, shape: str) -> None:
+    header = f'{{"a": {{"shape": {shape}}}}}'.encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="safetensors"):
+        count_weights(ModelFiles("small", str(tmp_path), "folder"))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x0c" + b"\0" * 7 + b'{"a": "size"}', b"\x09" + b"\0" * 7]
+)
+def test_count_weights_refuses_invalid_file(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(ModelError, match="safetensors"):
+        count_weights(ModelFiles("small", str(tmp_path), "folder"))

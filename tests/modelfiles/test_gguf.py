@@ -17,7 +17,7 @@ from syringa.modelfiles.locate import ModelFiles
 from syringa.modelfiles.tokenizer import load_tokenizer
 from tests.tiers import examples
 
-from .small_gguf import TENSORS, gguf, llama, string
+from .gguf_builder import TENSORS, gguf, llama, string
 
 pytestmark = pytest.mark.filterwarnings("error")
 WHOLE = gguf(llama(), TENSORS)
@@ -29,7 +29,7 @@ def write(folder: Path, data: bytes) -> Path:
     return path
 
 
-def test_reads_values_and_tensors(tmp_path: Path) -> None:
+def test_read_gguf_returns_metadata_and_tensors(tmp_path: Path) -> None:
     file = read_gguf(write(tmp_path, WHOLE))
     assert file.metadata["llama.block_count"] == 1
     assert file.metadata["tokenizer.ggml.tokens"][4] == "ab"
@@ -42,7 +42,7 @@ def test_reads_values_and_tensors(tmp_path: Path) -> None:
     assert file.floats("blk.0.attn_q.weight") == [1.0] * 64
 
 
-def test_the_default_model_reads_fast_and_as_the_gguf_package_reads_it() -> None:
+def test_read_gguf_of_default_model_is_fast_and_matches_gguf_package() -> None:
     path = locate("default").path
     start = time.process_time()
     file = read_gguf(path)
@@ -58,12 +58,12 @@ def test_the_default_model_reads_fast_and_as_the_gguf_package_reads_it() -> None
 
 
 @pytest.mark.parametrize("length", range(0, len(WHOLE), 7))
-def test_a_file_cut_off_anywhere_is_an_error(tmp_path: Path, length: int) -> None:
+def test_read_gguf_refuses_truncated_file(tmp_path: Path, length: int) -> None:
     with pytest.raises(ModelError):
         read_gguf(write(tmp_path, WHOLE[:length]))
 
 
-def test_the_default_model_cut_off_is_an_error(tmp_path: Path) -> None:
+def test_read_gguf_refuses_truncated_default_model(tmp_path: Path) -> None:
     whole = Path(locate("default").path).read_bytes()[: 4 << 20]
     for length in random.Random(1).sample(range(len(whole)), 25):
         with pytest.raises(ModelError, match="cut off"):
@@ -72,7 +72,7 @@ def test_the_default_model_cut_off_is_an_error(tmp_path: Path) -> None:
 
 @settings(max_examples=examples(400), deadline=20_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=6))
-def test_flipped_bytes_never_give_another_error(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
+def test_corrupt_gguf_raises_only_model_error(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
     data = bytearray(WHOLE)
     for position, byte in flips:
         data[position] = byte
@@ -82,7 +82,7 @@ def test_flipped_bytes_never_give_another_error(tmp_path: Path, flips: list[tupl
             step()
 
 
-def test_huge_counts_are_not_believed(tmp_path: Path) -> None:
+def test_read_gguf_refuses_huge_counts(tmp_path: Path) -> None:
     for count in (2**31, 2**63, 2**64 - 1):
         for data in (
             b"GGUF" + struct.pack("<IQQ", 3, count, 0),
@@ -95,7 +95,7 @@ def test_huge_counts_are_not_believed(tmp_path: Path) -> None:
                 read_gguf(write(tmp_path, data + b"\0" * 64))
 
 
-def test_what_is_not_gguf_is_named(tmp_path: Path) -> None:
+def test_read_metadata_names_unsupported_files(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="not a GGUF file"):
         read_metadata(write(tmp_path, b"PK\x03\x04 something"))
     with pytest.raises(ModelError, match="not a GGUF file"):
@@ -110,7 +110,7 @@ def test_what_is_not_gguf_is_named(tmp_path: Path) -> None:
         read_metadata(write(tmp_path, gguf({"split.count": 2})))
 
 
-def test_config_of_the_default_model() -> None:
+def test_config_from_gguf_of_default_model() -> None:
     config = config_from_gguf(read_gguf(locate("default").path))
     expected = {
         "architectures": ["LlamaForCausalLM"],
@@ -137,7 +137,7 @@ def config_of(tmp_path: Path, tensors: dict[str, tuple[int, ...]] = TENSORS, **c
     return config_from_gguf(read_gguf(write(tmp_path, gguf(llama(**changes), tensors))))
 
 
-def test_config_follows_tensors_and_architecture(tmp_path: Path) -> None:
+def test_config_from_gguf_follows_tensors_and_architecture(tmp_path: Path) -> None:
     assert config_of(tmp_path, {**TENSORS, "output.weight": (8, 6)})["tie_word_embeddings"] is False
     assert config_of(tmp_path, {**TENSORS, "blk.0.attn_q.bias": (8,)})["attention_bias"] is True
     assert config_of(tmp_path, general__architecture="qwen2")["attention_bias"] is True
@@ -149,7 +149,7 @@ def test_config_follows_tensors_and_architecture(tmp_path: Path) -> None:
     assert config_of(tmp_path, llama__attention__head_count_kv=[1, 1])["num_key_value_heads"] == 1
 
 
-def test_config_states_rope_scaling(tmp_path: Path) -> None:
+def test_config_from_gguf_rope_scaling(tmp_path: Path) -> None:
     linear = config_of(tmp_path, llama__rope__scaling__type="linear", llama__rope__scaling__factor=2.0)
     assert linear["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
     yarn = config_of(
@@ -179,6 +179,6 @@ def test_config_states_rope_scaling(tmp_path: Path) -> None:
         ({"llama__rope__scaling__type": "longrope"}, "longrope"),
     ],
 )
-def test_configs_that_do_not_run_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_config_from_gguf_refuses_unsupported_models(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         config_of(tmp_path, **changes)

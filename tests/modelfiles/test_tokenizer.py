@@ -14,7 +14,7 @@ from syringa.modelfiles import load_tokenizer, locate
 from syringa.modelfiles.locate import ModelFiles
 from syringa.modelfiles.tokenizer import tokenizer_from_gguf
 
-from .small_gguf import llama
+from .gguf_builder import llama
 
 DATA = Path(__file__).parents[1] / "data"
 SMOLLM2 = json.loads((DATA / "tokenizer_smollm2.json").read_text())
@@ -29,33 +29,33 @@ def assert_same(tokenizer: Tokenizer, texts: list[str], ids: list[list[int]], pr
 
 
 @pytest.mark.parametrize("pre", PRE["ids"])
-def test_every_pre_tokenizer_cuts_as_llama_cpp_does(pre: str) -> None:
+def test_pre_tokenizers_match_llama_cpp(pre: str) -> None:
     tokenizer = tokenizer_from_gguf({**PRE["metadata"], "tokenizer.ggml.pre": pre})
     ids = PRE["ids"][pre]
     if pre in ("gpt-4o", "tekken"):
-        # llama.cpp simplifies these two and cuts before combining marks; the models' own tokenizers do not, nor do we.
+        # llama.cpp simplifies these two and splits before combining marks; the models' own tokenizers do not.
         kept = [n for n, text in enumerate(TEXTS) if not any(unicodedata.category(c)[0] == "M" for c in text)]
         assert_same(tokenizer, [TEXTS[n] for n in kept], [ids[n] for n in kept], [])
     else:
         assert_same(tokenizer, TEXTS, ids, [])
 
 
-def test_pre_tokenizers_differ() -> None:
-    """Or the comparison above would show nothing."""
+def test_pre_tokenizer_references_are_distinct() -> None:
+    """Otherwise the comparison with llama.cpp would prove nothing."""
     assert len({json.dumps(ids) for ids in PRE["ids"].values()}) == len(PRE["ids"])
 
 
-def test_the_default_model_gives_the_ids_of_llama_cpp() -> None:
+def test_default_tokenizer_matches_llama_cpp() -> None:
     start = time.process_time()
     tokenizer = load_tokenizer(locate("default"))
-    assert time.process_time() - start < 1.5  # 0.1 s; the machine may be busy
+    assert time.process_time() - start < 1.5  # takes 0.1 s on an idle machine
     assert tokenizer.encode("x =   5").ids == [104, 446, 333, 37]
     assert_same(tokenizer, TEXTS, SMOLLM2["ids"], [])
     tokenizer.encode_special_tokens = True
     assert_same(tokenizer, TEXTS, SMOLLM2["plain"], [])
 
 
-def test_sentencepiece_ids_are_those_of_llama_cpp() -> None:
+def test_sentencepiece_tokenizer_matches_llama_cpp() -> None:
     tokenizer = tokenizer_from_gguf(SPM["metadata"])
     assert_same(tokenizer, TEXTS, SPM["ids"], [1])
     tokenizer.encode_special_tokens = True
@@ -76,18 +76,18 @@ def test_sentencepiece_ids_are_those_of_llama_cpp() -> None:
         ({"tokenizer__ggml__model": "llama"}, "no usable tokenizer.ggml.scores"),
     ],
 )
-def test_what_cannot_be_built_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_tokenizer_from_gguf_refuses_invalid_metadata(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         tokenizer_from_gguf(llama(**changes))
 
 
-def test_user_defined_tokens_are_read_and_not_special() -> None:
+def test_user_defined_tokens_are_not_special() -> None:
     tokenizer = tokenizer_from_gguf(llama())
     assert tokenizer.encode("ab<tool>a").ids == [4, 5, 2]
     assert [token.special for _, token in sorted(tokenizer.get_added_tokens_decoder().items())] == [True, True, False]
 
 
-def test_a_folder_is_read_without_its_training_settings(tmp_path: Path) -> None:
+def test_load_tokenizer_ignores_truncation_and_padding(tmp_path: Path) -> None:
     tokenizer = tokenizer_from_gguf(llama())
     tokenizer.enable_truncation(1)
     tokenizer.enable_padding(length=5)
@@ -98,7 +98,7 @@ def test_a_folder_is_read_without_its_training_settings(tmp_path: Path) -> None:
     assert loaded.encode("abab<extra>").ids == [4, 4, 6]
 
 
-def test_a_broken_folder(tmp_path: Path) -> None:
+def test_load_tokenizer_refuses_broken_folder(tmp_path: Path) -> None:
     files = ModelFiles("m", str(tmp_path), "folder")
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         load_tokenizer(files)

@@ -34,7 +34,7 @@ from syringa.api.fields.sampling import (
 from syringa.api.fields.schema import doc, ignored_field, refused_field
 from syringa.api.fields.tools import ToolChoiceField, ToolRequest, ToolsField, read_tools
 from syringa.api.models.served_model import Models, ServedModel
-from syringa.api.prepared_request import PreparedRequest
+from syringa.api.output_writer import PreparedRequest
 from syringa.errors import InvalidRequest
 from syringa.events import GenerationRequest, OutputFormat
 from syringa.ids import random_id

@@ -12,7 +12,7 @@ from syringa.api.fields.common import UsageBody, usage_body
 from syringa.api.fields.schema import doc
 from syringa.api.fields.tools import ToolCall, call_body, call_chunk, finish_reason
 from syringa.api.models.served_model import ServedModel
-from syringa.api.text_chunks import TextChunkEncoder
+from syringa.api.output_writer import TextChunkEncoder
 from syringa.events import (
     Event,
     Finished,

@@ -25,7 +25,7 @@ from syringa.api.fields.sampling import (
 from syringa.api.fields.schema import doc, nullable
 from syringa.api.fields.tools import ToolChoiceField, ToolsField, read_tools
 from syringa.api.models.served_model import Models, ServedModel
-from syringa.api.prepared_request import PreparedRequest
+from syringa.api.output_writer import PreparedRequest
 from syringa.errors import ContextLengthExceeded, InvalidRequest
 from syringa.events import GenerationRequest, OutputFormat
 from syringa.ids import random_id

@@ -13,7 +13,7 @@ from syringa.api.decoding import convert
 from syringa.api.fields.constraints import schema_grammar
 from syringa.api.fields.schema import doc, nullable, object_schema
 from syringa.errors import InvalidRequest
-from syringa.events import EndReason, ToolCallDelta, ToolCallStart
+from syringa.events import ChoiceFinishReason, ToolCallDelta, ToolCallStart
 from syringa.output.collect import CollectedToolCall
 from syringa.prompt.chat.tools import ANY_ARGUMENTS, Tool, ToolUse, close_schema
 from syringa.prompt.grammar.compile_pool import run_in_compile_pool
@@ -292,6 +292,6 @@ def call_chunk(event: ToolCallStart | ToolCallDelta) -> ToolCall:
     return ToolCall(index=event.call, function=FunctionCall(event.arguments))
 
 
-def finish_reason(reason: EndReason, *, named: bool) -> EndReason:
+def finish_reason(reason: ChoiceFinishReason, *, named: bool) -> ChoiceFinishReason:
     """Return the wire's finish reason. Like OpenAI, `stop` instead of `tool_calls` if the client named the function."""
     return "stop" if reason == "tool_calls" and named else reason

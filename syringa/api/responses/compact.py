@@ -12,7 +12,7 @@ from syringa.api.fields.constraints import compose_grammar
 from syringa.api.fields.reasoning import read_reasoning_request
 from syringa.api.fields.schema import doc
 from syringa.api.models.served_model import Models
-from syringa.api.prepared_request import PreparedRequest
+from syringa.api.output_writer import PreparedRequest
 from syringa.api.responses.context import Cipher, Item, ResponseContext, encrypt_summary
 from syringa.api.responses.items import new_id
 from syringa.api.responses.prompt_builder import build_prompt

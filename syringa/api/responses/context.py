@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from syringa.api.prepared_request import PreparedRequest
+from syringa.api.output_writer import PreparedRequest
 from syringa.api.responses.writer import ResponseWriter
 
 Item = dict[str, Any]

@@ -15,7 +15,7 @@ from syringa.api.chat import request as chat
 from syringa.api.completions import request as completions
 from syringa.api.models import entries
 from syringa.api.models.served_model import Models
-from syringa.api.prepared_request import PreparedRequest
+from syringa.api.output_writer import PreparedRequest
 from syringa.config import Config
 from syringa.http import dependencies
 from syringa.http.dispatch import GenerationDispatcher

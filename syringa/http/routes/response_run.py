@@ -68,7 +68,7 @@ class ResponseRun:
         try:
             return await self._generation(emit)
         except BaseException:
-            if self.accounting.stats.first_at is not None:
+            if self.accounting.stats.first_token_at is not None:
                 self.writer.set_usage(self.accounting.stats.usage)
             raise
 

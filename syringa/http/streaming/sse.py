@@ -18,7 +18,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from syringa.api.prepared_request import OutputWriter
+from syringa.api.output_writer import OutputWriter
 from syringa.errors import SyringaError
 from syringa.events import Event
 from syringa.generation import Emit

@@ -1,5 +1,8 @@
-"""Threads for grammars alone. What a client sends decides how long compiling takes, and llguidance cannot be stopped:
-so nothing else waits behind it, few wait for it, and none for long."""
+"""Thread pool for compiling grammars.
+
+The time to compile a grammar depends on the client's input, and llguidance cannot be interrupted. Compilation therefore
+has threads of its own, a bounded queue and a timeout.
+"""
 
 from __future__ import annotations
 
@@ -15,52 +18,57 @@ from syringa.errors import EngineOverloaded, InvalidRequest
 T = TypeVar("T")
 
 THREADS = 2
-MOST_WAITING = 64
-SECONDS = 10.0
+MAX_QUEUED = 64
+TIMEOUT_SECONDS = 10.0
 
 
 class CompilePool:
-    """Runs functions in threads that do not keep the process from ending."""
+    """A pool of daemon threads, which do not keep the process from exiting."""
 
-    def __init__(self, threads: int = THREADS, waiting: int = MOST_WAITING, seconds: float = SECONDS) -> None:
-        self._jobs: queue.Queue[tuple[Future[Any], Callable[[], Any]]] = queue.Queue(waiting)
+    def __init__(
+        self, threads: int = THREADS, max_queued: int = MAX_QUEUED, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
+        self._jobs: queue.Queue[tuple[Future[Any], Callable[[], Any]]] = queue.Queue(max_queued)
         self._threads = threads
-        self._seconds = seconds
+        self._timeout_seconds = timeout_seconds
         self._started = False
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises. Raises `EngineOverloaded` if there is no room for it, or its turn did not come
-        in time, and `InvalidRequest` if it takes too long itself; it may go on then, and nobody hears of it."""
+    async def run(self, job: Callable[[], T]) -> T:
+        """Run a job in a thread of the pool and return its result.
+
+        Raises `EngineOverloaded` if the queue is full or the job did not start in time, and `InvalidRequest` if it did
+        not finish in time; its thread then continues, and the result is dropped.
+        """
         self._start()
         future: Future[T] = Future()
         try:
-            self._jobs.put_nowait((future, work))
+            self._jobs.put_nowait((future, job))
         except queue.Full:
             raise _overloaded() from None
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._seconds)
+            return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout_seconds)
         except TimeoutError:
-            if future.cancelled():  # before it began
+            if future.cancelled():  # before it started
                 raise _overloaded() from None
             raise InvalidRequest("The grammar takes too long to compile.", code="invalid_grammar") from None
 
     def _start(self) -> None:
-        # With the first job, in the process that runs it.
+        # Threads start with the first job, in the process that runs it.
         if not self._started:
             self._started = True
             for index in range(self._threads):
-                threading.Thread(target=self._work, name=f"compiling-{index}", daemon=True).start()
+                threading.Thread(target=self._work, name=f"compile-{index}", daemon=True).start()
 
     def _work(self) -> None:
         while True:
             _run(*self._jobs.get())
 
 
-def _run(future: Future[Any], work: Callable[[], Any]) -> None:
+def _run(future: Future[Any], job: Callable[[], Any]) -> None:
     if future.set_running_or_notify_cancel():
         try:
-            future.set_result(work())
-        except BaseException as error:  # whoever waits has to hear of it
+            future.set_result(job())
+        except BaseException as error:  # reported to the waiting caller
             future.set_exception(error)
 
 
@@ -71,10 +79,13 @@ def _overloaded() -> EngineOverloaded:
 _pool = CompilePool()
 
 
-async def run_in_compile_pool(work: Callable[[], T], param: str | None = None) -> T:
-    """Runs what compiles grammars beside everything else. `param`: the field that a grammar too slow came from."""
+async def run_in_compile_pool(job: Callable[[], T], param: str | None = None) -> T:
+    """Run a job that compiles grammars in the pool of this process.
+
+    `param` is the request field of the grammar, for the error if it takes too long.
+    """
     try:
-        return await _pool.run(work)
+        return await _pool.run(job)
     except InvalidRequest as error:
         if error.param is None and param is not None:
             raise InvalidRequest(error.message, param=param, code=error.code) from None

@@ -1,8 +1,8 @@
-"""JSON schemas on their way into a grammar: what llguidance cannot enforce is found, named, and left out.
+"""Preparation of JSON schemas for grammars: what llguidance cannot enforce is reported and removed.
 
-The tables say what llguidance 1.9 was seen to do; `tests/prompt/test_schema.py` tries each entry on the installed one.
-Two things depend on more than a keyword, and are found here by compiling: patterns, and whether the alternatives of a
-`oneOf` can overlap.
+The tables describe llguidance 1.9; `tests/prompt/grammar/test_schema.py` checks each entry against the installed
+version. Two properties depend on more than a keyword and are determined by compiling: whether a pattern is supported,
+and whether the alternatives of a `oneOf` can overlap.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from syringa.errors import InvalidRequest
 from syringa.prompt.grammar.schema_overlap import check_overlap
-from syringa.prompt.grammar.schema_path import ROOT, SchemaPath, resolve
+from syringa.prompt.grammar.schema_path import ROOT, SchemaPath, resolve_pointer
 from syringa.prompt.grammar.validation import validate_grammar
 from syringa.types import Grammar
 
-# Each keyword with the type of value that it binds; None: any.
-UNENFORCED: dict[str, str | None] = {
+# Keywords with the type of value that they constrain; None: any.
+UNENFORCED_KEYWORDS: dict[str, str | None] = {
     "uniqueItems": "array",
     "contains": "array",
     "minContains": "array",
@@ -39,11 +39,11 @@ UNENFORCED: dict[str, str | None] = {
     "$dynamicAnchor": None,
     "$recursiveAnchor": None,
 }
-FORMATS = frozenset(
+ENFORCED_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
-# Keywords that llguidance enforces, or that bind nothing. Any other word in a schema is one that nobody knows.
-KNOWN = frozenset(
+# Keywords that llguidance enforces, or that constrain nothing. All others are unknown.
+ENFORCED_KEYWORDS = frozenset(
     re.findall(
         r"\S+",
         """
@@ -58,38 +58,38 @@ KNOWN = frozenset(
     )
 )
 
-_WORDS = KNOWN | UNENFORCED.keys()
-_NAMED = ("properties", "patternProperties")  # objects whose values are schemas
-_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE = ("additionalProperties", "items", "additionalItems")
-_DEFINED = ("$defs", "definitions")
-# Patterns that may hold what the regex engine refuses: look-around, word boundaries, references back, anchors inside.
-_SUSPECT = re.compile(r"\(\?<?[=!]|\\[bBkG1-9]|.\^|\$.", re.DOTALL)
-_BEYOND_REGEX = ("look-around", "lookarounds", "backreferences")
-# Compiling takes some 0.1 ms. Past this many, a suspect is taken for what it looks like.
-_MOST_TRIES = 64
-_MOST_TRIED = 50_000  # parts, in all tries of a whole schema
-MOST_NODES = 5_000  # schemas in one
-MOST_OPTIONAL = 400  # properties of one object; llguidance keeps them all in mind, and gives up near 500
-_MOST_UNKNOWN = 1_000
-_DEEPEST = 128  # as deep as llguidance reads JSON
-_OPTIONS = "x-guidance"  # llguidance's own options, which could loosen the schema
+_ALL_KEYWORDS = ENFORCED_KEYWORDS | UNENFORCED_KEYWORDS.keys()
+_MAPS_OF_SCHEMAS = ("properties", "patternProperties")  # objects whose values are schemas
+_LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE_SCHEMAS = ("additionalProperties", "items", "additionalItems")
+_DEFINITIONS = ("$defs", "definitions")
+# What the regex engine may reject: look-around, word boundaries, back-references, inner anchors.
+_SUSPECT_PATTERN = re.compile(r"\(\?<?[=!]|\\[bBkG1-9]|.\^|\$.", re.DOTALL)
+_REGEX_ERRORS = ("look-around", "lookarounds", "backreferences")
+# Compiling takes about 0.1 ms. Beyond this number, a suspect pattern counts as unsupported.
+_MAX_COMPILATIONS = 64
+_MAX_COMPILED_NODES = 50_000  # subschemas, in all compilations of a whole schema
+MAX_NODES = 5_000  # subschemas
+MAX_OPTIONAL_PROPERTIES = 400  # properties of one object; llguidance tracks them all, and fails near 500
+_MAX_UNKNOWN = 1_000
+_MAX_DEPTH = 128  # the depth limit of llguidance's JSON parser
+_GUIDANCE_OPTIONS = "x-guidance"  # options of llguidance, which could weaken the schema
 
 
 def enforceable_schema(schema: Any) -> tuple[Any, list[str], list[str]]:
-    """A copy without what cannot be enforced; the paths of that; and the paths of keywords that nobody knows.
+    """Return a copy without what cannot be enforced, the paths of what was removed, and the paths of unknown keywords.
 
-    Raises `InvalidRequest`, with a path in the schema as `param`, for one that would be too much to compile.
+    Raises `InvalidRequest`, with a path in the schema as `param`, for a schema that is too expensive to compile.
     """
-    walk = _Walk(schema)
-    walk.run()
-    check_overlap(walk.root)
-    walk.loosen()
-    return walk.root, walk.left_out, walk.unknown
+    sanitizer = _SchemaSanitizer(schema)
+    sanitizer.run()
+    check_overlap(sanitizer.root)
+    sanitizer.relax_one_ofs()
+    return sanitizer.root, sanitizer.removed, sanitizer.unknown
 
 
-class _Walk:
-    """Goes through every schema that the root reaches, and only those: an unused definition binds nothing."""
+class _SchemaSanitizer:
+    """Traversal of all subschemas reachable from the root; an unused definition constrains nothing."""
 
     def __init__(self, schema: Any) -> None:
         try:
@@ -98,123 +98,124 @@ class _Walk:
             raise InvalidRequest(
                 "the schema is nested too deeply, or has a number that is too large.", param=""
             ) from None
-        self.left_out: list[str] = []
+        self.removed: list[str] = []
         self.unknown: list[str] = []
         self._one_ofs: list[tuple[dict[str, Any], SchemaPath]] = []
         self._queue: deque[tuple[Any, SchemaPath]] = deque([(self.root, ROOT)])
         self._seen: set[int] = set()
-        self._tries = 0
+        self._compilations = 0
 
     def run(self) -> None:
         while self._queue:
-            node, trail = self._queue.popleft()
+            node, path = self._queue.popleft()
             if isinstance(node, dict) and id(node) not in self._seen:
                 self._seen.add(id(node))
-                self._bound(node, trail)
-                self._leave_out(node, trail)
-                self._follow(node, trail)
+                self._check_limits(node, path)
+                self._remove_unenforceable(node, path)
+                self._visit_children(node, path)
 
-    def _bound(self, node: dict[str, Any], trail: SchemaPath) -> None:
-        if len(self._seen) > MOST_NODES:
-            raise InvalidRequest(f"the schema has more than {MOST_NODES} parts.", param="")
-        if trail.depth > _DEEPEST:
+    def _check_limits(self, node: dict[str, Any], path: SchemaPath) -> None:
+        if len(self._seen) > MAX_NODES:
+            raise InvalidRequest(f"the schema has more than {MAX_NODES} parts.", param="")
+        if path.depth > _MAX_DEPTH:
             raise InvalidRequest("the schema is nested too deeply.", param="")
         optional = len(_keys(node, "properties") - _keys(node, "required"))
-        if optional > MOST_OPTIONAL:
+        if optional > MAX_OPTIONAL_PROPERTIES:
             raise InvalidRequest(
-                f"at most {MOST_OPTIONAL} properties can be optional, got {optional}.", param=f"{trail}.properties"
+                f"at most {MAX_OPTIONAL_PROPERTIES} properties can be optional, got {optional}.",
+                param=f"{path}.properties",
             )
 
-    def _leave_out(self, node: dict[str, Any], trail: SchemaPath) -> None:
-        gone = [key for key in node if key in UNENFORCED]
-        self.left_out += [str(trail.to(f".{key}")) for key in gone if _binds(node, key)]
-        unknown = [key for key in node if key not in _WORDS and key[:2] != "x-"]
-        if len(self.unknown) + len(unknown) > _MOST_UNKNOWN:
-            raise InvalidRequest(f"the schema has more than {_MOST_UNKNOWN} keywords that nobody knows.", param="")
-        self.unknown += [str(trail.to(f".{key}")) for key in unknown]
-        if _OPTIONS in node:
-            gone.append(_OPTIONS)
-            self.left_out.append(f"{trail}.{_OPTIONS}")
+    def _remove_unenforceable(self, node: dict[str, Any], path: SchemaPath) -> None:
+        unenforced = [key for key in node if key in UNENFORCED_KEYWORDS]
+        self.removed += [str(path.child(f".{key}")) for key in unenforced if _constrains(node, key)]
+        unknown = [key for key in node if key not in _ALL_KEYWORDS and key[:2] != "x-"]
+        if len(self.unknown) + len(unknown) > _MAX_UNKNOWN:
+            raise InvalidRequest(f"the schema has more than {_MAX_UNKNOWN} unknown keywords.", param="")
+        self.unknown += [str(path.child(f".{key}")) for key in unknown]
+        if _GUIDANCE_OPTIONS in node:
+            unenforced.append(_GUIDANCE_OPTIONS)
+            self.removed.append(f"{path}.{_GUIDANCE_OPTIONS}")
         form = node.get("format")
-        if isinstance(form, str) and form not in FORMATS:
-            gone.append("format")
-            self.left_out += [f"{trail}.format"] if _applies(node, "string") else []
-        if isinstance(node.get("pattern"), str) and self._is_beyond_regex(node["pattern"]):
-            gone.append("pattern")
-            self.left_out += [f"{trail}.pattern"] if _applies(node, "string") else []
+        if isinstance(form, str) and form not in ENFORCED_FORMATS:
+            unenforced.append("format")
+            self.removed += [f"{path}.format"] if _applies(node, "string") else []
+        if isinstance(node.get("pattern"), str) and self._is_unsupported_pattern(node["pattern"]):
+            unenforced.append("pattern")
+            self.removed += [f"{path}.pattern"] if _applies(node, "string") else []
         by_pattern = node.get("patternProperties")
         for pattern in list(by_pattern) if isinstance(by_pattern, dict) else []:
-            if self._is_beyond_regex(pattern):
+            if self._is_unsupported_pattern(pattern):
                 del node["patternProperties"][pattern]
-                self.left_out.append(str(trail.to(".patternProperties").to(f".{pattern}")))
-        # llguidance counts properties only where none of the named ones is optional.
+                self.removed.append(str(path.child(".patternProperties").child(f".{pattern}")))
+        # llguidance counts properties only if no named property is optional.
         if not _keys(node, "properties") <= _keys(node, "required"):
             for key in ("minProperties", "maxProperties"):
                 if key in node:
-                    gone.append(key)
-                    self.left_out.append(f"{trail}.{key}")
-        for key in gone:
+                    unenforced.append(key)
+                    self.removed.append(f"{path}.{key}")
+        for key in unenforced:
             del node[key]
 
-    def _follow(self, node: dict[str, Any], trail: SchemaPath) -> None:
-        for key in _NAMED:
+    def _visit_children(self, node: dict[str, Any], path: SchemaPath) -> None:
+        for key in _MAPS_OF_SCHEMAS:
             if isinstance(node.get(key), dict):
-                inner = trail.to(f".{key}")
-                self._queue += [(each, inner.to(f".{name}")) for name, each in node[key].items()]
-        for key in (*_LISTED, "items"):
+                inner = path.child(f".{key}")
+                self._queue += [(each, inner.child(f".{name}")) for name, each in node[key].items()]
+        for key in (*_LISTS_OF_SCHEMAS, "items"):
             if isinstance(node.get(key), list):
-                self._queue += [(each, trail.to(f".{key}[{index}]")) for index, each in enumerate(node[key])]
-        self._queue += [(node[key], trail.to(f".{key}")) for key in _SINGLE if key in node]
+                self._queue += [(each, path.child(f".{key}[{index}]")) for index, each in enumerate(node[key])]
+        self._queue += [(node[key], path.child(f".{key}")) for key in _SINGLE_SCHEMAS if key in node]
         if isinstance(node.get("oneOf"), list) and len(node["oneOf"]) > 1:
-            self._one_ofs.append((node, trail))
+            self._one_ofs.append((node, path))
         if isinstance(node.get("$ref"), str):
-            self._follow_reference(node["$ref"])
+            self._visit_reference(node["$ref"])
 
-    def _follow_reference(self, reference: str) -> None:
+    def _visit_reference(self, reference: str) -> None:
         if reference == "#":
             return
         if reference.startswith("#/"):
-            self._queue.append(resolve(self.root, reference))
+            self._queue.append(resolve_pointer(self.root, reference))
             return
-        # By an anchor or an address: it could be any of the definitions.
-        for key in _DEFINED:
+        # A reference by anchor or URI may lead to any definition.
+        for key in _DEFINITIONS:
             if isinstance(self.root, dict) and isinstance(self.root.get(key), dict):
-                self._queue += [(each, ROOT.to(f".{key}.{name}")) for name, each in self.root[key].items()]
+                self._queue += [(each, ROOT.child(f".{key}.{name}")) for name, each in self.root[key].items()]
 
-    def _is_beyond_regex(self, pattern: str) -> bool:
-        if not _SUSPECT.search(pattern):
+    def _is_unsupported_pattern(self, pattern: str) -> bool:
+        if not _SUSPECT_PATTERN.search(pattern):
             return False
-        self._tries += 1
-        if self._tries > _MOST_TRIES:
+        self._compilations += 1
+        if self._compilations > _MAX_COMPILATIONS:
             return True
-        said = _complaint({"type": "string", "pattern": pattern})
-        return any(each in said for each in _BEYOND_REGEX)
+        message = _compile_error({"type": "string", "pattern": pattern})
+        return any(each in message for each in _REGEX_ERRORS)
 
-    def loosen(self) -> None:
-        """A `oneOf` whose alternatives may overlap becomes an `anyOf`."""
-        if not self._one_ofs or "oneOf" not in _complaint(self.root):
+    def relax_one_ofs(self) -> None:
+        """Replace each `oneOf` whose alternatives may overlap by an `anyOf`."""
+        if not self._one_ofs or "oneOf" not in _compile_error(self.root):
             return
         tries = len(self._one_ofs)
-        few = self._one_ofs if tries <= _MOST_TRIES and tries * len(self._seen) <= _MOST_TRIED else []
-        for node, trail in [each for each in few if self._overlaps(each[0])] or self._one_ofs:
+        few = self._one_ofs if tries <= _MAX_COMPILATIONS and tries * len(self._seen) <= _MAX_COMPILED_NODES else []
+        for node, path in [each for each in few if self._overlaps(each[0])] or self._one_ofs:
             _to_any_of(node)
-            self.left_out.append(f"{trail}.oneOf")
+            self.removed.append(f"{path}.oneOf")
 
     def _overlaps(self, node: dict[str, Any]) -> bool:
-        """Whether llguidance refuses this `oneOf` when it is the only one."""
+        """Return whether llguidance rejects this `oneOf` if it is the only one."""
         others = [(each, dict(each)) for each, _ in self._one_ofs if each is not node]
         for each, _ in others:
             _to_any_of(each)
-        refused = "oneOf" in _complaint(self.root)
+        rejected = "oneOf" in _compile_error(self.root)
         for each, before in others:
             each.clear()
             each.update(before)
-        return refused
+        return rejected
 
 
-def _binds(node: dict[str, Any], key: str) -> bool:
-    """Whether leaving the keyword out would let through what the schema forbids."""
-    kind, value = UNENFORCED[key], node[key]
+def _constrains(node: dict[str, Any], key: str) -> bool:
+    """Return whether the schema is weaker without the keyword."""
+    kind, value = UNENFORCED_KEYWORDS[key], node[key]
     if kind is not None and not _applies(node, kind):
         return False
     match key:
@@ -250,7 +251,7 @@ def _to_any_of(node: dict[str, Any]) -> None:
     node.update(alternatives)
 
 
-def _complaint(schema: Any) -> str:
+def _compile_error(schema: Any) -> str:
     try:
         validate_grammar(Grammar("json_schema", json.dumps(schema)))
     except InvalidRequest as error:

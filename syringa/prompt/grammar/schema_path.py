@@ -1,52 +1,52 @@
-"""Where in a JSON schema something stands. A path is spelled only when somebody reads it: a schema has thousands."""
+"""Paths in a JSON schema, for error messages. The text is built only on demand: a schema has thousands of paths."""
 
 from __future__ import annotations
 
 from typing import Any
 from urllib.parse import unquote
 
-_LONGEST_KEY = 64
+_MAX_KEY_LENGTH = 64
 
 
 class SchemaPath:
-    """The way from a schema's root to one of its parts."""
+    """The path from the root of a schema to one of its parts."""
 
-    __slots__ = ("_before", "_step", "depth")
+    __slots__ = ("_parent", "_step", "depth")
 
-    def __init__(self, before: SchemaPath | None = None, step: str = "") -> None:
-        self._before, self._step = before, step
-        self.depth: int = 0 if before is None else before.depth + 1
+    def __init__(self, parent: SchemaPath | None = None, step: str = "") -> None:
+        self._parent, self._step = parent, step
+        self.depth: int = 0 if parent is None else parent.depth + 1
 
-    def to(self, step: str) -> SchemaPath:
+    def child(self, step: str) -> SchemaPath:
         return SchemaPath(self, step)
 
     def __str__(self) -> str:
-        """As in `.properties.a.anyOf[1]`. Keys are the client's, and can be of any length."""
+        """Return the path as in `.properties.a.anyOf[1]`. Keys come from clients and are shortened."""
         steps: list[str] = []
-        at: SchemaPath | None = self
-        while at is not None:
-            step = at._step
-            steps.append(step if len(step) <= _LONGEST_KEY else step[:_LONGEST_KEY] + "…")
-            at = at._before
+        path: SchemaPath | None = self
+        while path is not None:
+            step = path._step
+            steps.append(step if len(step) <= _MAX_KEY_LENGTH else step[:_MAX_KEY_LENGTH] + "…")
+            path = path._parent
         return "".join(reversed(steps))
 
 
 ROOT = SchemaPath()
 
 
-def resolve(root: Any, reference: str) -> tuple[Any, SchemaPath]:
-    """What a JSON pointer behind `#/` points to, and where that is. What is not there is for llguidance to refuse."""
-    node, trail = root, ROOT
+def resolve_pointer(root: Any, reference: str) -> tuple[Any, SchemaPath]:
+    """Return the target of a reference `#/…` and its path; None for a missing target, which llguidance rejects."""
+    node, path = root, ROOT
     for written in reference[2:].split("/"):
         part = written.replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict):
             if part not in node:
                 part = unquote(written).replace("~1", "/").replace("~0", "~")
             if part in node:
-                node, trail = node[part], trail.to(f".{part}")
+                node, path = node[part], path.child(f".{part}")
                 continue
         elif isinstance(node, list) and part.isascii() and part.isdigit() and int(part[:9]) < len(node):
-            node, trail = node[int(part[:9])], trail.to(f"[{part}]")
+            node, path = node[int(part[:9])], path.child(f"[{part}]")
             continue
-        return None, trail
-    return node, trail
+        return None, path
+    return node, path

@@ -1,7 +1,8 @@
-"""Grammars that clients write themselves, looked at before llguidance compiles them: how many intersections and
-complements a terminal is made of, which cost without bound, and whether a rule can ever end.
+"""Validation of grammars before they reach an engine.
 
-Not for the grammars that we compose, which use both.
+`validate_grammar` compiles any grammar. `check_grammar_text` first bounds what clients write themselves: intersections
+and complements within a terminal, whose cost has no bound in llguidance, and rules that never end. Grammars composed by
+the server use both freely and are not checked that way.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from syringa.grammar.lark import LarkToken, tokenize
 from syringa.prompt.grammar.schema_overlap import check_overlap
 from syringa.types import Grammar
 
-MOST_OPERATORS = 6  # `&` and `~` in one terminal, with those in the terminals that it names
-MOST_CHARACTERS = 200_000
-_MOST_WORK = 1_000_000  # words looked at in search of rules that end
+MAX_OPERATORS = 6  # `&` and `~` in one terminal, including the terminals it refers to
+MAX_CHARACTERS = 200_000
+_MAX_WORK = 1_000_000  # tokens visited in the search for rules that end
 
 _DECODER = json.JSONDecoder()
-_SILENT = ("whitespace", "comment", "modifier")
+_IGNORED = ("whitespace", "comment", "modifier")
 
 Rules = dict[str, list[LarkToken]]
 
 
 def validate_grammar(grammar: Grammar) -> None:
-    """Raises `InvalidRequest` with the reason if the grammar does not compile.
+    """Raise `InvalidRequest` with the reason if the grammar does not compile.
 
-    Without a tokenizer, names of special tokens go unchecked; a wrong one fails when the engine compiles the grammar.
+    Names of special tokens are not checked without a tokenizer; an unknown one fails when the engine compiles the
+    grammar.
     """
     failed, messages = LLMatcher.validate_grammar_with_warnings(to_llguidance(grammar), None, limits=parser_limits())
     if failed:
@@ -39,8 +41,10 @@ def validate_grammar(grammar: Grammar) -> None:
 
 
 def check_grammar_text(grammar: Grammar, path: str) -> None:
-    """Raises `InvalidRequest` for a Lark or llguidance grammar that could take for ever to compile, or that nothing
-    fits. What is wrong otherwise is for llguidance to say."""
+    """Raise `InvalidRequest` for a Lark or llguidance grammar whose compilation has no bound, or that nothing matches.
+
+    Other errors are left to llguidance.
+    """
     if grammar.kind == "lark":
         _check_lark(grammar.value, path)
     elif grammar.kind == "llguidance":
@@ -55,10 +59,10 @@ def check_grammar_text(grammar: Grammar, path: str) -> None:
 
 
 def _check_lark(text: str, path: str) -> None:
-    if len(text) > MOST_CHARACTERS:
-        raise InvalidRequest(f"{path}: at most {MOST_CHARACTERS} characters, got {len(text)}.", param=path)
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequest(f"{path}: at most {MAX_CHARACTERS} characters, got {len(text)}.", param=path)
     try:
-        _check_rules(_rules(text, path), path)
+        _check_rules(_parse_rules(text, path), path)
     except RecursionError:
         raise InvalidRequest(f"{path}: nested too deeply.", param=path) from None
 
@@ -66,16 +70,16 @@ def _check_lark(text: str, path: str) -> None:
 def _check_rules(rules: Rules, path: str) -> None:
     counts: dict[str, int] = {}
     for name in rules:
-        if _operators(name, rules, counts) > MOST_OPERATORS:
+        if _count_operators(name, rules, counts) > MAX_OPERATORS:
             raise InvalidRequest(
-                f"{path}: at most {MOST_OPERATORS} of & and ~ can be in one terminal, with those that it names: {name} "
+                f"{path}: at most {MAX_OPERATORS} of & and ~ are allowed in one terminal, including those it refers to: {name} "
                 "has more.",
                 param=path,
             )
-    ending = _ending(rules)
-    if "start" in rules and "start" not in ending:
-        name = _endless(rules, ending)
-        raise InvalidRequest(f"{path}: the rule {name} refers to itself without end.", param=path)
+    productive = _productive_rules(rules)
+    if "start" in rules and "start" not in productive:
+        name = _unproductive_rule(rules, productive)
+        raise InvalidRequest(f"{path}: the rule {name} is recursive without end.", param=path)
 
 
 def _check_schema(schema: Any, path: str) -> None:
@@ -85,118 +89,118 @@ def _check_schema(schema: Any, path: str) -> None:
         raise InvalidRequest(f"{path}{error.param}: {error.message}", param=f"{path}{error.param}") from None
 
 
-def _rules(text: str, path: str) -> Rules:
-    """The words of each definition, behind its colon. Embedded schemas are checked, and are one word."""
+def _parse_rules(text: str, path: str) -> Rules:
+    """Return the tokens of each definition after its colon. Embedded schemas are checked and count as one token."""
     rules: Rules = {}
     current: list[LarkToken] | None = None
     head: str | None = None
     at_start, skip_to = True, 0
-    for word in tokenize(text):
-        if word.end <= skip_to or word.kind in _SILENT:
+    for token in tokenize(text):
+        if token.end <= skip_to or token.kind in _IGNORED:
             continue
-        if word.kind == "newline":
+        if token.kind == "newline":
             at_start, head = True, None
             continue
-        if at_start and word.kind in ("name", "directive"):
-            head, current = word.text, None
-        elif head is not None and word.text == ":":
+        if at_start and token.kind in ("name", "directive"):
+            head, current = token.text, None
+        elif head is not None and token.text == ":":
             current, head = rules.setdefault(head, []), None
             if current:
-                current.append(LarkToken("operator", "|", word.end))  # defined twice, which llguidance refuses
+                current.append(LarkToken("operator", "|", token.end))  # a second definition, which llguidance rejects
         elif current is not None:
-            current.append(word)
+            current.append(token)
         at_start = False
-        if word.kind == "embedded":
-            skip_to = _embedded(text, word, path)
+        if token.kind == "embedded":
+            skip_to = _check_embedded(text, token, path)
     return rules
 
 
-def _embedded(text: str, word: LarkToken, path: str) -> int:
-    """Where the JSON behind a word ends."""
-    begin = word.end
+def _check_embedded(text: str, token: LarkToken, path: str) -> int:
+    """Check the JSON after a token and return its end."""
+    begin = token.end
     while begin < len(text) and text[begin].isspace():
         begin += 1
     try:
         value, end = _DECODER.raw_decode(text, begin)
     except (ValueError, RecursionError):
-        return word.end
-    if word.text == "%json":
+        return token.end
+    if token.text == "%json":
         _check_schema(value, path)
     return end
 
 
-def _operators(name: str, rules: Rules, counts: dict[str, int]) -> int:
-    """How many operators a terminal is made of. Without recursion: the client says how long a chain is."""
-    todo = [name]
-    while todo:
-        current = todo[-1]
+def _count_operators(name: str, rules: Rules, counts: dict[str, int]) -> int:
+    """Return the number of operators in a terminal. Iterative, since clients determine the depth."""
+    stack = [name]
+    while stack:
+        current = stack[-1]
         if current in counts and counts[current] >= 0:
-            todo.pop()
+            stack.pop()
             continue
-        inner = [word.text for word in rules[current] if word.kind == "name" and word.text in rules]
+        inner = [token.text for token in rules[current] if token.kind == "name" and token.text in rules]
         inner = [each for each in inner if each.isupper() and current.isupper()]
         if current not in counts:
-            counts[current] = -1  # begun
-            todo += [each for each in inner if each not in counts]
+            counts[current] = -1  # in progress
+            stack += [each for each in inner if each not in counts]
         else:
-            own = sum(_is_operator(word, rules[current], at) for at, word in enumerate(rules[current]))
-            counts[current] = min(own + sum(max(0, counts[each]) for each in inner), MOST_OPERATORS + 1)
-            todo.pop()
+            own = sum(_is_operator(token, rules[current], at) for at, token in enumerate(rules[current]))
+            counts[current] = min(own + sum(max(0, counts[each]) for each in inner), MAX_OPERATORS + 1)
+            stack.pop()
     return counts[name]
 
 
-def _is_operator(word: LarkToken, body: list[LarkToken], at: int) -> bool:
-    if word.kind != "operator" or word.text not in "&~":
+def _is_operator(token: LarkToken, body: list[LarkToken], at: int) -> bool:
+    if token.kind != "operator" or token.text not in "&~":
         return False
     # `a~3` is a repetition.
-    return word.text == "&" or at + 1 == len(body) or not body[at + 1].text.isdigit()
+    return token.text == "&" or at + 1 == len(body) or not body[at + 1].text.isdigit()
 
 
-def _ending(rules: Rules) -> set[str]:
-    """The rules of which some text can be derived."""
+def _productive_rules(rules: Rules) -> set[str]:
+    """Return the rules from which some finite text can be derived."""
     users: dict[str, set[str]] = {}
     for name, body in rules.items():
-        for word in body:
-            if word.kind == "name" and word.text in rules:
-                users.setdefault(word.text, set()).add(name)
-    ending: set[str] = set()
-    todo, work = dict.fromkeys(reversed(rules)), 0
-    while todo:
-        name, _ = todo.popitem()
+        for token in body:
+            if token.kind == "name" and token.text in rules:
+                users.setdefault(token.text, set()).add(name)
+    productive: set[str] = set()
+    stack, work = dict.fromkeys(reversed(rules)), 0
+    while stack:
+        name, _ = stack.popitem()
         work += len(rules[name])
-        if work > _MOST_WORK:
-            return set(rules)  # llguidance will see
-        if _can_end(iter(rules[name]), rules, ending):
-            ending.add(name)
-            todo |= {each: None for each in users.get(name, ()) if each not in ending}
-    return ending
+        if work > _MAX_WORK:
+            return set(rules)  # left to llguidance
+        if _can_end(iter(rules[name]), rules, productive):
+            productive.add(name)
+            stack |= {each: None for each in users.get(name, ()) if each not in productive}
+    return productive
 
 
-def _can_end(body: Iterator[LarkToken], rules: Rules, ending: set[str]) -> bool:
-    """Whether one of the alternatives up to a closing bracket ends, if these rules do."""
+def _can_end(body: Iterator[LarkToken], rules: Rules, productive: set[str]) -> bool:
+    """Return whether one of the alternatives up to a closing bracket can end, given the productive rules."""
     any_ends, this_ends, last_ends = False, True, True
-    for word in body:
-        if word.text in ("*", "?") or (word.text == "{" and (word := next(body, word)).text in ("0", ",")):
-            last_ends = True  # it may be left out
+    for token in body:
+        if token.text in ("*", "?") or (token.text == "{" and (token := next(body, token)).text in ("0", ",")):
+            last_ends = True  # optional
             continue
         this_ends, last_ends = this_ends and last_ends, True
-        if word.text in (")", "]"):
+        if token.text in (")", "]"):
             break
-        if word.text == "|":
+        if token.text == "|":
             any_ends, this_ends = any_ends or this_ends, True
-        elif word.text == "(":
-            last_ends = _can_end(body, rules, ending)
-        elif word.text == "[":
-            _can_end(body, rules, ending)
-        elif word.kind == "name" and word.text in rules:
-            last_ends = word.text in ending
+        elif token.text == "(":
+            last_ends = _can_end(body, rules, productive)
+        elif token.text == "[":
+            _can_end(body, rules, productive)
+        elif token.kind == "name" and token.text in rules:
+            last_ends = token.text in productive
     return any_ends or (this_ends and last_ends)
 
 
-def _endless(rules: Rules, ending: set[str]) -> str:
-    """A rule on a circle from the start."""
+def _unproductive_rule(rules: Rules, productive: set[str]) -> str:
+    """Return a rule on a cycle that is reached from the start."""
     name, seen = "start", set()
     while name not in seen:
         seen.add(name)
-        name = next((word.text for word in rules[name] if word.text in rules and word.text not in ending), name)
+        name = next((token.text for token in rules[name] if token.text in rules and token.text not in productive), name)
     return name

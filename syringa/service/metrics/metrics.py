@@ -130,7 +130,7 @@ class Metrics:
 
     def observe(self, accounting: RequestAccounting) -> None:
         """Count a request that has ended."""
-        labels = (accounting.model, accounting.endpoint, accounting.outcome, accounting.status, accounting.stats.cut)
+        labels = (accounting.model, accounting.endpoint, accounting.outcome, accounting.status, accounting.stats.truncated)
         count = self._counters.get(labels)
         if count is None:
             count = self._counters[labels] = self._counter_of(*labels)
@@ -214,8 +214,8 @@ def _observe(series: _ModelSeries, accounting: RequestAccounting, first: float) 
     stats = accounting.stats
     decode = accounting.total_seconds - first
     series.time_to_first_token_seconds(first)
-    series.request_queue_time_seconds(stats.queued)
-    series.request_prefill_time_seconds(max(0.0, first - stats.queued - accounting.load_seconds))
+    series.request_queue_time_seconds(stats.queue_seconds)
+    series.request_prefill_time_seconds(max(0.0, first - stats.queue_seconds - accounting.load_seconds))
     series.request_decode_time_seconds(decode)
     series.request_prompt_tokens(stats.prompt_tokens)
     series.request_generation_tokens(stats.completion_tokens)

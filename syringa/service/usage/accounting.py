@@ -66,8 +66,8 @@ class RequestAccounting:
         observers, self._observers = self._observers, ()
         now = time.perf_counter()
         self.total_seconds = now - self._began
-        if self.stats.first_at is not None:
-            self.first_token_seconds = self.stats.first_at - self._began
+        if self.stats.first_token_at is not None:
+            self.first_token_seconds = self.stats.first_token_at - self._began
         for observe in observers:
             observe(self)
 
@@ -92,7 +92,7 @@ def usage_record(accounting: RequestAccounting, prices: Prices) -> UsageRecord:
         cached_tokens=stats.cached_tokens,
         output_tokens=stats.completion_tokens,
         reasoning_tokens=stats.reasoning_tokens,
-        queue_seconds=stats.queued,
+        queue_seconds=stats.queue_seconds,
         load_seconds=accounting.load_seconds,
         first_token_seconds=accounting.first_token_seconds,
         total_seconds=accounting.total_seconds,

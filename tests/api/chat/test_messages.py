@@ -10,7 +10,7 @@ from syringa.api.chat.messages import read_messages
 from syringa.output_formats import ModelFormats
 from syringa.prompt.chat.template import ChatTemplate
 from tests.api.chat.helpers import HI, prompt_of, send
-from tests.chat_models import plain_model, thinking_model, tool_model
+from tests.chat_models import plain_model, reasoning_model, tool_model
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, "ü"]}'}}
 OTHER = {"id": "c2", "type": "function", "function": {"name": "g", "arguments": " "}}
@@ -102,7 +102,7 @@ async def test_prompt_of_history_with_tool_template() -> None:
         '[user]Q[assistant]<call>f{"x": [1, "ü"]}<call>g{}[tool:f]1#c1[tool:g]2\n3#c2[assistant]'
     )
     thought = [*HI, {"role": "assistant", "content": "x", "reasoning": "hm"}, *HI]
-    prompt = await prompt_of({"messages": thought}, model=thinking_model())
+    prompt = await prompt_of({"messages": thought}, model=reasoning_model())
     assert "[assistant]<think>hm</think>x" in prompt
 
 

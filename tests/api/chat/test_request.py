@@ -13,7 +13,7 @@ from syringa.types import EngineRequest, Grammar, Image
 from tests.api.chat.helpers import HI, post, prompt_of, refused, send
 from tests.api.chat.test_tools import HERMES
 from tests.api.fields.test_tools import NOW, TOOLS
-from tests.chat_models import plain_model, thinking_model, tool_model, vision_model
+from tests.chat_models import plain_model, reasoning_model, tool_model, vision_model
 from tests.client import events
 from tests.fake_engine import END, FakeEngine, fake_model
 from tests.tiers import examples
@@ -239,7 +239,7 @@ class MixedOutputEngine(FakeEngine):
 
     parts = (HERMES, "é ", "\n", "<tool_call>", "x<", HERMES[:40], "😀", NOW, "</think>")
 
-    def _plan(self, request: EngineRequest, choice: int) -> list[int]:
+    def output_tokens(self, request: EngineRequest, choice: int) -> list[int]:
         seed = request.sampling.seed + choice
         script = "<think>hm 😀</think>\n" * (seed % 2)
         script += "".join(self.parts[seed // 9**place % 9] for place in range(5))
@@ -261,7 +261,7 @@ bodies = st.fixed_dictionaries(
 
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(body=bodies, at_once=st.integers(1, 9), model=st.sampled_from([plain_model(), tool_model(), thinking_model()]))
+@given(body=bodies, at_once=st.integers(1, 9), model=st.sampled_from([plain_model(), tool_model(), reasoning_model()]))
 async def test_chat_stream_equals_body(body: dict[str, Any], at_once: int, model: Any) -> None:
     whole = await post(body, MixedOutputEngine(at_once=at_once), model=model)
     streamed = await post(

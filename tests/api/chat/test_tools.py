@@ -8,13 +8,13 @@ import pytest
 
 from tests.api.chat.helpers import HI, post, prompt_of, refused
 from tests.api.fields.test_tools import CALL, TOOLS, named
-from tests.chat_models import NO_SYSTEM, plain_model, thinking_model, tool_model
+from tests.chat_models import NO_SYSTEM, plain_model, reasoning_model, tool_model
 from tests.fake_engine import FakeEngine
 
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 
 
-@pytest.mark.parametrize(("model", "call"), [(plain_model(), CALL), (tool_model(), HERMES), (thinking_model(), HERMES)])
+@pytest.mark.parametrize(("model", "call"), [(plain_model(), CALL), (tool_model(), HERMES), (reasoning_model(), HERMES)])
 @pytest.mark.parametrize("choice", [None, "auto", "required", named()])
 async def test_chat_returns_tool_calls(model: Any, call: str, choice: Any) -> None:
     engine = FakeEngine(call)

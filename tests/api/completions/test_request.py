@@ -166,7 +166,7 @@ async def test_completion_truncation_keeps_newest_tokens() -> None:
 async def test_completion_best_of_returns_most_likely() -> None:
     engine = FakeEngine()
     texts = [b"zz", b"bb", b"cc"]
-    engine._plan = lambda request, choice: list(texts[choice])  # type: ignore[method-assign]
+    engine.output_tokens = lambda request, choice: list(texts[choice])  # type: ignore[method-assign]
     body = await post({"prompt": "a", "best_of": 3, "n": 1}, engine)
     assert [choice["text"] for choice in body["choices"]] == ["bb"]
     assert body["usage"]["completion_tokens"] == 6

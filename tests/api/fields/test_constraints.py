@@ -134,7 +134,7 @@ async def test_llguidance_options_in_schemas_are_reported() -> None:
 
 async def test_slow_grammar_does_not_block_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(compile_pool, "_pool", CompilePool(threads=1, waiting=1, seconds=1))
+    monkeypatch.setattr(compile_pool, "_pool", CompilePool(threads=1, max_queued=1, timeout_seconds=1))
     monkeypatch.setattr(constraints, "validate_grammar", lambda grammar: release.wait(60))
     async with client() as http:
         tasks = [asyncio.create_task(http.post("/v1/completions", json=json_schema_format({}))) for _ in range(3)]

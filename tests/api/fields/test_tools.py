@@ -182,7 +182,7 @@ async def test_completion_without_tools_has_no_tool_calls(tools: Any, choice: An
 async def test_completion_best_of_with_tools() -> None:
     engine = FakeEngine()
     texts = [b"zzzzz", CALL.encode(), b"~~"]
-    engine._plan = lambda request, choice: [*texts[choice], END]  # type: ignore[method-assign]
+    engine.output_tokens = lambda request, choice: [*texts[choice], END]  # type: ignore[method-assign]
     body = await post(ASK | {"best_of": 3, "n": 2}, engine)
     assert [len(choice["tool_calls"]) for choice in body["choices"]] == [1, 0]
     assert body["choices"][0]["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
@@ -281,7 +281,7 @@ class CallingEngine(FakeEngine):
 
     parts = (CALL, NOW, "é ", "\n", "<tool_call>", "x<", CALL[:40], "😀", "</tool_call>")
 
-    def _plan(self, request: EngineRequest, choice: int) -> list[int]:
+    def output_tokens(self, request: EngineRequest, choice: int) -> list[int]:
         seed = request.sampling.seed + choice
         script = "".join(self.parts[seed // 9**place % 9] for place in range(5))
         return [*script.encode(), END][: request.stopping.max_tokens]

@@ -6,13 +6,13 @@ from typing import Any
 
 from syringa.api.decoding import convert
 from syringa.api.models.served_model import FixedModels, ServedModel
-from syringa.api.prepared_request import PreparedRequest
+from syringa.api.output_writer import PreparedRequest
 from syringa.api.responses import CompactRequest, ResponseContext, prepare_compaction
 from syringa.api.responses.context import decrypt_summary
 from syringa.generation import generate
 from syringa.output.collect import collect
 from tests.api.responses.helpers import FakeCipher, context, prompt, to_json
-from tests.chat_models import plain_model, thinking_model
+from tests.chat_models import plain_model, reasoning_model
 from tests.fake_engine import FakeEngine
 from tests.schemas import validate_open_responses, validate_openai
 
@@ -76,7 +76,7 @@ async def test_compaction_truncates_long_conversation() -> None:
 
 
 async def test_compaction_turns_reasoning_off() -> None:
-    call = await prepare({"input": "hi"}, model=thinking_model())
+    call = await prepare({"input": "hi"}, model=reasoning_model())
     assert bytes(call.request.prompts[0]).decode().endswith("<think></think>")
 
 

@@ -10,7 +10,7 @@ from syringa.api.decoding import convert
 from syringa.api.responses import ResponseRequest, referenced_item_ids
 from syringa.api.responses.context import encrypt_reasoning, encrypt_summary
 from tests.api.responses.helpers import FakeCipher, context, prepare, prompt, prompt_of, refused, respond
-from tests.chat_models import plain_model, thinking_model, tool_model, vision_model
+from tests.chat_models import plain_model, reasoning_model, tool_model, vision_model
 from tests.schemas import validate_openai
 
 PIXEL = (
@@ -95,11 +95,11 @@ async def test_input_image() -> None:
 async def test_input_decrypts_own_reasoning_and_reports_foreign_one() -> None:
     sealed = encrypt_reasoning(FakeCipher(), "mine")
     ours = {"type": "reasoning", "summary": [], "encrypted_content": sealed}
-    text = await prompt({"input": [ASK, ours, {"role": "assistant", "content": "2"}]}, model=thinking_model())
+    text = await prompt({"input": [ASK, ours, {"role": "assistant", "content": "2"}]}, model=reasoning_model())
     assert "<think>mine</think>" in text
     ignored: list[str] = []
     theirs = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
-    call = await prepare({"input": [ASK, theirs]}, model=thinking_model(), ignored=ignored)
+    call = await prepare({"input": [ASK, theirs]}, model=reasoning_model(), ignored=ignored)
     assert "<think>" not in prompt_of(call)
     assert ignored == ["input[1].encrypted_content"]
     assert call.input[1]["encrypted_content"] == "gAAAA"
@@ -107,7 +107,7 @@ async def test_input_decrypts_own_reasoning_and_reports_foreign_one() -> None:
 
 async def test_input_reasoning_summary_is_used_as_reasoning() -> None:
     item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "in short"}]}
-    text = await prompt({"input": [ASK, item, {"role": "assistant", "content": "2"}]}, model=thinking_model())
+    text = await prompt({"input": [ASK, item, {"role": "assistant", "content": "2"}]}, model=reasoning_model())
     assert "<think>in short</think>" in text
 
 

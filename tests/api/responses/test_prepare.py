@@ -12,7 +12,7 @@ from syringa.api.models.served_model import FixedModels
 from syringa.api.responses import InputTokensRequest, count_input_tokens
 from syringa.errors import InvalidRequest
 from tests.api.responses.helpers import context, prepare, prompt, prompt_of, respond, run_generation, stream, to_json
-from tests.chat_models import OPENING, thinking_model, tool_model
+from tests.chat_models import OPENING, reasoning_model, tool_model
 from tests.prompt.grammar.matching import follows
 from tests.schemas import validate_open_responses, validate_openai
 
@@ -116,7 +116,7 @@ async def test_open_mode_has_null_schema_in_text_format() -> None:
 
 
 async def test_text_format_does_not_constrain_reasoning() -> None:
-    call = await prepare({"text": {"format": COLOR}}, model=thinking_model())
+    call = await prepare({"text": {"format": COLOR}}, model=reasoning_model())
     grammar = call.request.sampling.grammar
     assert grammar is not None
     assert "reasoning" in grammar.value
@@ -130,17 +130,17 @@ async def test_prepare_accepts_grammar_and_stop() -> None:
 
 async def test_effort_none_turns_reasoning_off() -> None:
     body = {"reasoning": {"effort": "none"}}
-    call = await prepare(body, model=thinking_model())
+    call = await prepare(body, model=reasoning_model())
     assert prompt_of(call).endswith("<think></think>")
     assert to_json(call.writer.response)["reasoning"] == {"effort": "none", "summary": None}
-    assert (await prompt({"chat_template_kwargs": {"thinking": False}}, model=thinking_model())).endswith("</think>")
+    assert (await prompt({"chat_template_kwargs": {"thinking": False}}, model=reasoning_model())).endswith("</think>")
 
 
 @pytest.mark.parametrize("effort", ["minimal", "low", "medium", "high", "xhigh", "max"])
 async def test_effort_reaches_the_template(effort: str) -> None:
     body = {"reasoning": {"effort": effort}}
-    assert f"[effort {effort}]" in await prompt(body, model=thinking_model(OPENING))
-    call = await prepare(body, model=thinking_model(OPENING))
+    assert f"[effort {effort}]" in await prompt(body, model=reasoning_model(OPENING))
+    call = await prepare(body, model=reasoning_model(OPENING))
     validate_openai(to_json(call.writer.response), "Response")
 
 

@@ -20,7 +20,7 @@ from tests.api.responses.helpers import (
     to_json,
     write_events,
 )
-from tests.chat_models import thinking_model, tool_model
+from tests.chat_models import reasoning_model, tool_model
 from tests.fake_engine import FakeEngine
 from tests.schemas import validate_open_responses, validate_openai
 
@@ -64,7 +64,7 @@ async def test_writer_streams_text_in_openai_order(open_mode: bool) -> None:
 
 @pytest.mark.parametrize(("open_mode", "name"), [(False, "reasoning_text"), (True, "reasoning")])
 async def test_writer_streams_reasoning_first(open_mode: bool, name: str) -> None:
-    events = await stream({}, "<think>hm</think>yes", model=thinking_model(), open_mode=open_mode)
+    events = await stream({}, "<think>hm</think>yes", model=reasoning_model(), open_mode=open_mode)
     thought = ["content_part.added", f"{name}.delta", f"{name}.done", "content_part.done", "output_item.done"]
     assert event_types(events) == [
         "created", "in_progress", "output_item.added", *thought, "output_item.added", *MESSAGE, "completed",
@@ -80,7 +80,7 @@ async def test_writer_streams_reasoning_first(open_mode: bool, name: str) -> Non
 
 async def test_writer_encrypts_reasoning_on_request() -> None:
     body = {"include": ["reasoning.encrypted_content"], "store": False}
-    events = await stream(body, "<think>hm</think>yes", model=thinking_model())
+    events = await stream(body, "<think>hm</think>yes", model=reasoning_model())
     first = events[-1]["response"]["output"][0]
     assert first["encrypted_content"].startswith("sealed:")
     done = next(each for each in events if each["type"] == "response.output_item.done")
@@ -135,7 +135,7 @@ async def test_writer_drops_calls_above_max_tool_calls() -> None:
     ("script", "model", "kind"),
     [
         ("hello", None, "message"),
-        ("<think>hm", thinking_model(), "reasoning"),
+        ("<think>hm", reasoning_model(), "reasoning"),
         (CALL[:-15], tool_model(), "function_call"),
     ],
 )

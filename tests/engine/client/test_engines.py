@@ -23,13 +23,13 @@ from tests.engine.processes.supervisor_harness import answer, run_supervisor, sp
 CONFIG = Config(load_timeout=60.0)
 
 
-async def test_the_default_is_loaded_at_the_start_and_others_when_they_are_wanted(
+async def test_default_model_is_loaded_at_start_and_others_on_demand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models = specs("fine", "fine-2", config=CONFIG)
     async with run_supervisor(monkeypatch, models, CONFIG) as server:
-        learned: dict[str, int] = {}
-        server.engines.on_loaded = lambda model, info: learned.update({model: info.max_model_len})
+        loaded: dict[str, int] = {}
+        server.engines.on_loaded = lambda model, info: loaded.update({model: info.max_model_len})
         engine = server.engines.engine("fine")
         await engine.wait_ready()
         await until(lambda: server.ready)
@@ -42,39 +42,39 @@ async def test_the_default_is_loaded_at_the_start_and_others_when_they_are_wante
         assert other.ready
         assert (await other.stats()).steps == 3
         assert set(server.processes()) == {"fine", "fine-2"}
-        assert learned == {"fine": 1000, "fine-2": 1000}
+        assert loaded == {"fine": 1000, "fine-2": 1000}
         with pytest.raises(EngineUnavailable, match="no longer configured"):
-            server.engines.engine("nobody")
+            server.engines.engine("unknown")
     assert server.status == [0]
 
 
-async def test_an_unused_model_is_unloaded_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_model_is_unloaded_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(load_timeout=60.0, model_idle=1.0)
     async with run_supervisor(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
         engine = server.engines.engine("fine-2")
-        assert await answer(engine, tokens=300) == list(range(1, 301))  # longer than the idle time: it is in use
+        assert await answer(engine, tokens=300) == list(range(1, 301))  # longer than the idle timeout
         first = server.processes()["fine-2"]
         await until(lambda: "fine-2" not in server.processes())
         await until(lambda: server.engines.status("fine-2") == "cold")
         assert not engine.ready
         with pytest.raises(EngineUnavailable, match="'fine-2' is not loaded"):
             await engine.stats()
-        assert len(server.sockets()) == 1  # nothing is left of it
+        assert len(server.sockets()) == 1  # its socket is removed
         assert await answer(engine) == [1, 2, 3]
         assert server.processes()["fine-2"] != first
-        assert "fine" in server.processes()  # the default one is kept
+        assert "fine" in server.processes()  # the default model is kept
 
 
-async def test_models_share_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests for three models at once, where one fits: all are answered, and nobody's answer is cut short."""
+async def test_models_take_turns_with_max_loaded_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests for three models of which one fits: all are answered completely."""
     config = Config(load_timeout=60.0, max_loaded=1)
     async with run_supervisor(monkeypatch, specs("fine", "fine-2", "fine-3", config=config), config) as server:
-        most = 0
+        max_processes = 0
 
         async def watch() -> None:
-            nonlocal most
+            nonlocal max_processes
             while True:
-                most = max(most, len(server.processes()))
+                max_processes = max(max_processes, len(server.processes()))
                 await asyncio.sleep(0.005)
 
         watching = asyncio.create_task(watch())
@@ -82,11 +82,11 @@ async def test_models_share_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
         answers = [answer(server.engines.engine(name), f"{name} {index}", 20) for index, name in enumerate(names)]
         assert await asyncio.gather(*answers) == [list(range(1, 21))] * len(names)
         watching.cancel()
-        assert most == 1
+        assert max_processes == 1
 
 
-async def test_a_busy_model_makes_room_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One client after the other keeps it busy; who waits for another model is not left waiting for ever."""
+async def test_busy_model_is_evicted_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that keep a model busy do not block requests for another model for ever."""
     monkeypatch.setattr("syringa.engine.processes.manager.EVICT_BUSY_AFTER_SECONDS", 0.5)
     config = Config(load_timeout=60.0, max_loaded=1)
     async with run_supervisor(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
@@ -103,7 +103,7 @@ async def test_a_busy_model_makes_room_in_the_end(monkeypatch: pytest.MonkeyPatc
         await until(lambda: served)
         assert await answer(server.engines.engine("fine-2")) == [1, 2, 3]
         before = served
-        await until(lambda: served > before)  # and it comes back
+        await until(lambda: served > before)  # it is loaded again
         for client in clients:
             client.cancel()
         assert not [
@@ -112,38 +112,38 @@ async def test_a_busy_model_makes_room_in_the_end(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("broken", "The model 'broken' cannot be loaded: its file is cut short"),
         ("huge", "The model 'huge' cannot be loaded: it needs 9 GiB"),
         ("doomed", "The model 'doomed' cannot be loaded: its worker ended with signal SIGKILL"),
     ],
 )
-async def test_a_model_that_cannot_be_loaded_is_told_to_who_wants_it(
-    name: str, said: str, monkeypatch: pytest.MonkeyPatch
+async def test_load_failure_is_raised_to_waiting_requests(
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_supervisor(monkeypatch, specs("fine", name, config=CONFIG), CONFIG) as server:
         await server.engines.engine("fine").wait_ready()
         with pytest.raises(EngineUnavailable) as caught:
             await answer(server.engines.engine(name))
-        assert caught.value.message.startswith(said)
+        assert caught.value.message.startswith(message)
         assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
         assert server.engines.status(name) == "failed"
         with pytest.raises(EngineUnavailable):
             await server.engines.engine(name).wait_ready()
-        if name != "huge":  # that one had the others leave, to be sure
+        if name != "huge":  # that one evicts the others first
             assert "fine" in server.processes()
         assert await answer(server.engines.engine("fine")) == [1, 2, 3]
 
 
-async def test_a_model_that_only_fits_alone_has_the_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_model_that_only_fits_alone_evicts_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_supervisor(monkeypatch, specs("fine", "crowded", config=CONFIG), CONFIG) as server:
         assert await answer(server.engines.engine("fine")) == [1, 2, 3]
         assert await answer(server.engines.engine("crowded")) == [1, 2, 3]
         assert list(server.processes()) == ["crowded"]
 
 
-async def test_a_wait_that_is_too_long_says_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_load_timeout_reports_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(load_timeout=0.7, max_loaded=1)
     async with run_supervisor(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
         engine = server.engines.engine("fine")
@@ -157,7 +157,7 @@ async def test_a_wait_that_is_too_long_says_what_for(monkeypatch: pytest.MonkeyP
         assert len(await busy) == 400
 
 
-async def test_a_killed_worker_is_an_error_for_what_it_had_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_killed_worker_fails_its_requests_and_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_supervisor(monkeypatch, specs("fine", config=CONFIG), CONFIG) as server:
         engine = server.engines.engine("fine")
         begun = asyncio.Event()
@@ -170,19 +170,22 @@ async def test_a_killed_worker_is_an_error_for_what_it_had_and_comes_back(monkey
         assert len(server.sockets()) == 1
 
 
-async def test_a_default_that_cannot_be_loaded_ends_the_server(
+async def test_default_model_that_cannot_be_loaded_stops_the_server(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name, said in (("broken", "its file is cut short"), ("doomed", "could not be loaded: its worker ended with")):
+    for name, message in (
+        ("broken", "its file is cut short"),
+        ("doomed", "could not be loaded: its worker ended with"),
+    ):
         async with run_supervisor(monkeypatch, specs(name, config=CONFIG), CONFIG) as server:
             await until(lambda server=server: server.status)
         assert server.status == [1]
         error = capfd.readouterr().err
         assert error.count("\n") == 1
-        assert said in error
+        assert message in error
 
 
-async def test_a_default_that_is_loaded_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_default_model_without_preload_is_loaded_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [ModelSpec(id="fine", path="fine", preload=False, idle_seconds=0.0)]
     async with run_supervisor(monkeypatch, models, CONFIG) as server:
         await until(lambda: server.ready == [None])
@@ -190,7 +193,7 @@ async def test_a_default_that_is_loaded_on_first_use(monkeypatch: pytest.MonkeyP
         assert await answer(server.engines.engine("fine")) == [1, 2, 3]
 
 
-async def test_models_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_set_specs_adds_and_removes_models(monkeypatch: pytest.MonkeyPatch) -> None:
     default, second, third = specs("fine", "fine-2", "fine-3", config=CONFIG)
     async with run_supervisor(monkeypatch, [default], CONFIG) as server:
         engines = server.engines
@@ -200,7 +203,7 @@ async def test_models_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
         task = asyncio.create_task(answer(engine, tokens=200, begun=begun))
         await begun.wait()
         engines.set_specs([default, third])
-        assert len(await task) == 200  # what runs ends in peace
+        assert len(await task) == 200  # running requests finish
         await until(lambda: "fine-2" not in server.processes())
         with pytest.raises(EngineUnavailable, match="no longer configured"):
             engines.engine("fine-2")
@@ -211,13 +214,13 @@ async def test_models_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await answer(engines.engine("fine-2")) == [1, 2, 3]
 
 
-async def test_a_preloaded_model_is_there_before_anybody_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_preloaded_model_is_loaded_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [*specs("fine", config=CONFIG), ModelSpec(id="b", path="fine-2", preload=True, idle_seconds=0.0)]
     async with run_supervisor(monkeypatch, models, CONFIG) as server:
         await until(lambda: server.engines.status("b") == "loaded")
 
 
-async def test_two_models_of_the_same_options_share_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_with_equal_options_share_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [*specs("fine", config=CONFIG), ModelSpec(id="twin", path="fine", aliases=("t",))]
     async with run_supervisor(monkeypatch, models, CONFIG) as server:
         assert await answer(server.engines.engine("twin")) == [1, 2, 3]
@@ -225,12 +228,12 @@ async def test_two_models_of_the_same_options_share_a_worker(monkeypatch: pytest
         assert server.engines.status("twin") == "loaded"
 
 
-# A worker that leaves
+# Workers that retire
 
 
 @contextlib.asynccontextmanager
-async def stub(path: str, handle: Callable[[asyncio.StreamWriter], object]) -> AsyncIterator[None]:
-    """A worker that is ready, and then does `handle` with the first request."""
+async def fake_worker(path: str, handle: Callable[[asyncio.StreamWriter], object]) -> AsyncIterator[None]:
+    """Run a worker that is ready, and calls `handle` on the first request."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(protocol.frame(protocol.Ready(INFO)))
@@ -253,14 +256,14 @@ def engine() -> ModelEngine:
     )
 
 
-async def test_a_request_that_came_too_late_goes_to_the_next_worker(engine: ModelEngine) -> None:
+async def test_request_not_begun_by_retiring_worker_goes_to_next_worker(engine: ModelEngine) -> None:
     with tempfile.TemporaryDirectory() as folder:
         first, second = str(Path(folder) / "1"), str(Path(folder) / "2")
 
-        def leave(writer: asyncio.StreamWriter) -> None:
+        def retire(writer: asyncio.StreamWriter) -> None:
             engine.update(WorkerState("k", "cold", first))
 
-        async with stub(first, leave), stub(second, deltas):
+        async with fake_worker(first, retire), fake_worker(second, deltas):
             engine.update(WorkerState("k", "loaded", first))
             task = asyncio.create_task(answer(engine))
             await until(lambda: engine.status == "cold")
@@ -271,36 +274,36 @@ async def test_a_request_that_came_too_late_goes_to_the_next_worker(engine: Mode
         await engine.close()
 
 
-async def test_one_that_was_begun_is_not_begun_again(engine: ModelEngine) -> None:
+async def test_begun_request_is_not_retried(engine: ModelEngine) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "1")
 
-        def leave(writer: asyncio.StreamWriter) -> None:
+        def retire(writer: asyncio.StreamWriter) -> None:
             engine.update(WorkerState("k", "cold", path))
             deltas(writer, finish=False)
 
-        async with stub(path, leave):
+        async with fake_worker(path, retire):
             engine.update(WorkerState("k", "loaded", path))
             with pytest.raises(EngineUnavailable, match="ended while it was answering"):
                 await answer(engine)
         await engine.close()
 
 
-async def test_one_that_a_crash_took_is_not_tried_again(engine: ModelEngine) -> None:
-    """It may have been the cause of it."""
+async def test_request_is_not_retried_after_crash(engine: ModelEngine) -> None:
+    """It may have caused the crash."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "1")
-        async with stub(path, lambda writer: None):
+        async with fake_worker(path, lambda writer: None):
             engine.update(WorkerState("k", "loaded", path))
             with pytest.raises(EngineUnavailable, match="ended while it was answering"):
                 await answer(engine)
         await engine.close()
 
 
-async def test_a_worker_that_stays_after_all(engine: ModelEngine) -> None:
+async def test_worker_that_declines_to_retire_is_used_again(engine: ModelEngine) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "1")
-        async with stub(path, deltas):
+        async with fake_worker(path, deltas):
             engine.update(WorkerState("k", "loaded", path))
             await engine.wait_ready()
             engine.update(WorkerState("k", "cold", path))
@@ -312,7 +315,7 @@ async def test_a_worker_that_stays_after_all(engine: ModelEngine) -> None:
         await engine.close()
 
 
-async def test_who_waits_when_it_is_closed_is_told(engine: ModelEngine) -> None:
+async def test_close_fails_waiting_requests(engine: ModelEngine) -> None:
     task = asyncio.create_task(engine.wait_ready())
     await asyncio.sleep(0)
     await engine.close()

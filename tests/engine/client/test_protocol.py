@@ -23,9 +23,7 @@ DELTAS = st.one_of(
 
 
 @given(st.lists(st.lists(DELTAS)), st.lists(st.integers(0, 400)))
-def test_decoder_returns_messages_however_the_stream_is_cut(
-    steps: list[list[EngineDelta]], cuts: list[int]
-) -> None:
+def test_decoder_returns_messages_however_the_stream_is_cut(steps: list[list[EngineDelta]], cuts: list[int]) -> None:
     data = b"".join(frame(Deltas(step)) for step in steps)
     places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     decoder = client_decoder()

@@ -15,37 +15,37 @@ from syringa.types import EngineDelta, EngineRequest, SamplingParams, StopCondit
 from tests.engine.processes.stub_worker import INFO
 
 
-class WorkerServer:
-    """The other end of a client: keeps what it is told, and says what a test wants."""
+class FakeWorker:
+    """A worker that records messages and sends the deltas of a test."""
 
     def __init__(self) -> None:
-        self.told: list[protocol.ToWorker] = []
-        self._frames = protocol.worker_decoder()
+        self.received: list[protocol.ToWorker] = []
+        self._decoder = protocol.worker_decoder()
         self._more = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         writer.write(protocol.frame(protocol.Ready(INFO)))
         while data := await reader.read(1 << 16):
-            self.told += self._frames.feed(data)
+            self.received += self._decoder.feed(data)
             self._more.set()
         writer.close()
 
-    async def hear(self, count: int) -> list[protocol.ToWorker]:
-        """The first messages, once there are as many."""
+    async def receive(self, count: int) -> list[protocol.ToWorker]:
+        """Return the messages received, once there are `count`."""
         async with asyncio.timeout(60):
-            while len(self.told) < count:
+            while len(self.received) < count:
                 self._more.clear()
                 await self._more.wait()
-        return self.told
+        return self.received
 
-    def say(self, *deltas: EngineDelta) -> None:
+    def send(self, *deltas: EngineDelta) -> None:
         self.writer.write(protocol.frame(protocol.Deltas(deltas)))
 
 
 @contextlib.asynccontextmanager
-async def connected() -> AsyncIterator[tuple[WorkerClient, WorkerServer]]:
-    worker = WorkerServer()
+async def connected() -> AsyncIterator[tuple[WorkerClient, FakeWorker]]:
+    worker = FakeWorker()
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "worker")
         async with await asyncio.start_unix_server(worker.serve, path):
@@ -78,19 +78,19 @@ def request(name: str) -> EngineRequest:
 async def test_client_delivers_each_delta_to_its_request() -> None:
     async with connected() as (client, worker):
         first, second = Recorder(), Recorder()
-        runs = asyncio.gather(client.submit(request("a"), first), client.submit(request("b"), second))
-        one, two = [message.request.id for message in await worker.hear(2)]  # type: ignore[union-attr]
+        submits = asyncio.gather(client.submit(request("a"), first), client.submit(request("b"), second))
+        one, two = [message.request.id for message in await worker.receive(2)]  # type: ignore[union-attr]
         assert {one, two}.isdisjoint({"a", "b"})
         for token in (7, 8):
-            worker.say(EngineDelta(one, 0, [token]), EngineDelta(two, 0, [token + 1]), EngineDelta("999", 0, [1]))
-        worker.say(*[EngineDelta(id, 0, [5], finish="length") for id in (one, two)])
-        await runs
+            worker.send(EngineDelta(one, 0, [token]), EngineDelta(two, 0, [token + 1]), EngineDelta("999", 0, [1]))
+        worker.send(*[EngineDelta(id, 0, [5], finish="length") for id in (one, two)])
+        await submits
         for id, recorder, start in ((one, first, 7), (two, second, 8)):
             tokens = [EngineDelta(id, 0, [token]) for token in (start, start + 1)]
             assert recorder.deltas == [*tokens, EngineDelta(id, 0, [5], finish="length")]
             assert all(recorder.batched)
         await asyncio.sleep(0.05)
-        assert len(worker.told) == 2  # nothing had to be aborted
+        assert len(worker.received) == 2  # nothing had to be aborted
 
 
 async def test_error_in_a_delta_callback_ends_that_request_only() -> None:
@@ -98,29 +98,29 @@ async def test_error_in_a_delta_callback_ends_that_request_only() -> None:
         bad, good = Recorder(), Recorder()
         failing = asyncio.create_task(client.submit(request("a"), bad))
         going = asyncio.create_task(client.submit(request("b"), good))
-        one, two = [message.request.id for message in await worker.hear(2)]  # type: ignore[union-attr]
-        worker.say(EngineDelta(one, 0, [1]), EngineDelta(two, 0, [1]))
-        worker.say(EngineDelta(one, 0, [13]), EngineDelta(two, 0, [2]))
-        worker.say(EngineDelta(one, 0, [3]), EngineDelta(two, 0, [3]))
+        one, two = [message.request.id for message in await worker.receive(2)]  # type: ignore[union-attr]
+        worker.send(EngineDelta(one, 0, [1]), EngineDelta(two, 0, [1]))
+        worker.send(EngineDelta(one, 0, [13]), EngineDelta(two, 0, [2]))
+        worker.send(EngineDelta(one, 0, [3]), EngineDelta(two, 0, [3]))
         with pytest.raises(RuntimeError, match="token 13"):
             await failing
-        assert (await worker.hear(3))[2] == protocol.Abort(one)
-        worker.say(EngineDelta(two, 0, [4], finish="stop"))
+        assert (await worker.receive(3))[2] == protocol.Abort(one)
+        worker.send(EngineDelta(two, 0, [4], finish="stop"))
         await going
         assert [delta.tokens for delta in good.deltas] == [[1], [2], [3], [4]]
         assert len(bad.deltas) == 1
 
 
-async def test_abort_knows_requests_by_the_names_that_they_were_given() -> None:
+async def test_abort_uses_ids_of_submitted_requests() -> None:
     async with connected() as (client, worker):
-        taker = Recorder()
-        run = asyncio.create_task(client.submit(request("a"), taker))
-        (submitted,) = await worker.hear(1)
+        recorder = Recorder()
+        submit = asyncio.create_task(client.submit(request("a"), recorder))
+        (submitted,) = await worker.receive(1)
         assert isinstance(submitted, protocol.Submit)
-        client.abort("nobody")
+        client.abort("unknown")
         client.abort("a", 0)
-        assert (await worker.hear(2))[1] == protocol.Abort(submitted.request.id, 0)
-        run.cancel()
-        await asyncio.gather(run, return_exceptions=True)
+        assert (await worker.receive(2))[1] == protocol.Abort(submitted.request.id, 0)
+        submit.cancel()
+        await asyncio.gather(submit, return_exceptions=True)
         await asyncio.sleep(0.05)
-        assert len(worker.told) == 2  # its only choice was aborted before
+        assert len(worker.received) == 2  # its only choice was aborted before

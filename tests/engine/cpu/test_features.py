@@ -14,13 +14,13 @@ AMX = {"avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the guard sets is undone again."""
+    """Unset the variable, and restore it after the test."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, flags: set[str], probe: int | None = None) -> list[Any]:
-    """A processor with `flags`, on which the probe ends with the status `probe`; None: it may not be run."""
+    """Fake a CPU with `flags` on which the probe exits with status `probe` (None: must not be run)."""
     probes: list[Any] = []
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -34,14 +34,14 @@ def pretend(monkeypatch: pytest.MonkeyPatch, flags: set[str], probe: int | None 
     return probes
 
 
-def test_amx_that_kills_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disable_broken_amx_caps_isa_when_probe_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
     probes = pretend(monkeypatch, AMX, probe=-4)  # SIGILL
     features.disable_broken_amx("bf16")
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == features.SAFE_ISA
     assert len(probes) == 1
 
 
-def test_amx_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disable_broken_amx_keeps_working_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     probes = pretend(monkeypatch, AMX, probe=0)
     features.disable_broken_amx("bf16")
     assert "ONEDNN_MAX_CPU_ISA" not in os.environ
@@ -49,35 +49,35 @@ def test_amx_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp32", "auto"])
-def test_other_precisions_cap_without_asking(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_disable_broken_amx_skips_probe_for_other_dtypes(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     pretend(monkeypatch, AMX)
     features.disable_broken_amx(dtype)
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == features.SAFE_ISA
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
-def test_a_processor_without_amx_needs_no_guard(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_disable_broken_amx_does_nothing_without_amx(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     pretend(monkeypatch, {"avx512f", "avx512_bf16"})
     features.disable_broken_amx(dtype)
     assert "ONEDNN_MAX_CPU_ISA" not in os.environ
     assert not features.amx_is_usable()
 
 
-def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disable_broken_amx_keeps_user_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, AMX)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     features.disable_broken_amx("bf16")
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
 
 
-def test_the_probe_is_not_capped_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_probe_runs_without_isa_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     probes = pretend(monkeypatch, AMX, probe=0)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert features.amx_is_usable()
     assert "ONEDNN_MAX_CPU_ISA" not in probes[0]["env"]
 
 
-def test_a_probe_that_hangs_counts_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_probe_timeout_counts_as_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, AMX)
 
     def run(command: list[str], **options: Any) -> None:
@@ -88,11 +88,11 @@ def test_a_probe_that_hangs_counts_as_a_failure(monkeypatch: pytest.MonkeyPatch)
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == features.SAFE_ISA
 
 
-def test_cores() -> None:
+def test_available_cores_is_plausible() -> None:
     assert 1 <= features.available_cores() <= (os.cpu_count() or 1)
 
 
-def test_a_container_may_have_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_cores_and_memory_respect_container_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = {f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list": str(i % 8) for i in range(16)}
     texts = {
         **threads,
@@ -110,11 +110,11 @@ def test_a_container_may_have_less(monkeypatch: pytest.MonkeyPatch) -> None:
     assert features.available_memory() == 16 << 30
 
 
-def test_memory() -> None:
+def test_available_memory_is_plausible() -> None:
     assert 64 << 20 < features.available_memory() < 1 << 50
 
 
-def test_flags() -> None:
+def test_cpu_flags_are_parsed() -> None:
     assert all(flag == flag.strip() for flag in features.cpu_flags())
     if Path("/proc/cpuinfo").exists() and features.platform.machine() == "x86_64":
         assert "sse2" in features.cpu_flags()

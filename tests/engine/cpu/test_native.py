@@ -1,4 +1,4 @@
-"""Every built variant of the kernels against plain PyTorch, and each row against itself in other company."""
+"""Every built variant of the kernels compared with PyTorch, and each row with itself in other batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from syringa.engine.cpu.native import FOLDER, REQUIRED_FLAGS, AttentionShape, Ke
 from syringa.engine.execution.batch import StepTensors
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
-VARIANTS = [name for name, flags in REQUIRED_FLAGS.items() if flags <= cpu_flags() and (FOLDER / f"kernels_{name}.so").exists()]
+VARIANTS = [
+    name for name, flags in REQUIRED_FLAGS.items() if flags <= cpu_flags() and (FOLDER / f"kernels_{name}.so").exists()
+]
 GROUP = 64  # in int8_linear.h
 DTYPES = [torch.float32, torch.bfloat16]
 pytestmark = pytest.mark.skipif(not VARIANTS, reason="no kernels were built: there was no compiler")
@@ -31,13 +33,13 @@ def variant(name: str) -> Kernels:
 
 @pytest.fixture(params=VARIANTS)
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    """Each library is a world of its own, with its own threads, so all can live in one process."""
+    """Each library has its own threads, so all variants can be loaded in one process."""
     return variant(request.param)
 
 
 @pytest.fixture(autouse=True)
-def _seeded_and_alone() -> Iterator[None]:
-    """torch's threads would only compete with the kernels'."""
+def _seed_and_single_thread() -> Iterator[None]:
+    """Seed the random numbers, and limit torch's threads, which would compete with those of the kernels."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -45,17 +47,17 @@ def _seeded_and_alone() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_the_best_variant_is_chosen() -> None:
+def test_load_kernels_returns_best_variant() -> None:
     chosen = load_kernels(2)
     assert chosen is not None
     assert chosen.variant == VARIANTS[0]
 
 
-# --- int8 products
+# --- int8_linear.h
 
 
 def quantized_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The same quantization in whole numbers: only the sum over groups is left to rounding."""
+    """Return the product with the same quantization in exact arithmetic."""
     outputs, inputs = w.shape
     peaks = w.abs().amax(1)
     inverse = torch.where(peaks > 0, 127 / peaks, 0)
@@ -75,7 +77,7 @@ SIZES = [(1, 1), (31, 63), (32, 64), (33, 65), (75, 200), (576, 576), (160, 1536
 
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 @pytest.mark.parametrize("rows", [1, 5, 40])
-def test_linear(kernels: Kernels, outputs: int, inputs: int, rows: int) -> None:
+def test_int8_linear_matches_quantized_product(kernels: Kernels, outputs: int, inputs: int, rows: int) -> None:
     w, x = torch.randn(outputs, inputs), torch.randn(rows, inputs)
     y = Int8Linear(kernels, w, None)(x)
     expected = quantized_product(x, w)
@@ -88,7 +90,7 @@ def test_linear(kernels: Kernels, outputs: int, inputs: int, rows: int) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("add", [False, True])
-def test_linear_with_bias_and_residual(kernels: Kernels, bias: bool, add: bool) -> None:
+def test_int8_linear_with_bias_and_residual_is_batch_invariant(kernels: Kernels, bias: bool, add: bool) -> None:
     w, x, b, residual = torch.randn(75, 200), torch.randn(21, 200), torch.randn(75), torch.randn(21, 75)
     layer = Int8Linear(kernels, w, b if bias else None)
     expected = quantized_product(x, w) + (b if bias else 0) + (residual if add else 0)
@@ -96,19 +98,19 @@ def test_linear_with_bias_and_residual(kernels: Kernels, bias: bool, add: bool) 
     y = layer(x, add_to=target if add else None)
     assert (y.data_ptr() == target.data_ptr()) == add
     torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-4)
-    for rows in range(1, 10):  # each size of tile, and each way to begin
+    for rows in range(1, 10):  # every tile size and offset
         for first in range(0, 12, 3):
             some = slice(first, first + rows)
             alone = layer(x[some].clone(), add_to=residual[some].clone() if add else None)
             assert torch.equal(alone, y[some])
 
 
-def test_outliers_and_nothing(kernels: Kernels) -> None:
+def test_int8_linear_with_outliers_and_zero_rows(kernels: Kernels) -> None:
     w = torch.randn(40, 192)
     w[3] = 0
     x = torch.randn(3, 192)
     x[0] = 0
-    x[1, 5] = 1e4  # spoils its own group of its own row, and no other
+    x[1, 5] = 1e4  # costs precision in its own group and row only
     y = Int8Linear(kernels, w, None)(x)
     assert torch.equal(y[0], torch.zeros(40))
     assert torch.equal(y[:, 3], torch.zeros(3))
@@ -116,7 +118,7 @@ def test_outliers_and_nothing(kernels: Kernels) -> None:
     assert torch.equal(y[2:], Int8Linear(kernels, w, None)(x[2:].clone()))
 
 
-def test_a_large_batch_gives_the_rows_of_small_ones(kernels: Kernels) -> None:
+def test_int8_linear_large_batch_matches_small_batches(kernels: Kernels) -> None:
     layer = Int8Linear(kernels, torch.randn(200, 1536), None)
     x = torch.randn(300, 1536)
     whole = layer(x)
@@ -124,12 +126,12 @@ def test_a_large_batch_gives_the_rows_of_small_ones(kernels: Kernels) -> None:
         assert torch.equal(layer(x[-rows:].clone()), whole[-rows:])
 
 
-# --- products in bf16 and fp32
+# --- dense_linear.h
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
-def test_dense(kernels: Kernels, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+def test_dense_linear_matches_torch(kernels: Kernels, outputs: int, inputs: int, dtype: torch.dtype) -> None:
     w, x = torch.randn(outputs, inputs), torch.randn(45, inputs)
     y = DenseLinear(kernels, w, None, dtype)(x)
     expected = x.double() @ w.to(dtype).double().T
@@ -139,7 +141,7 @@ def test_dense(kernels: Kernels, outputs: int, inputs: int, dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("add", [False, True])
-def test_dense_in_any_company(kernels: Kernels, dtype: torch.dtype, bias: bool, add: bool) -> None:
+def test_dense_linear_is_batch_invariant(kernels: Kernels, dtype: torch.dtype, bias: bool, add: bool) -> None:
     w, x, b, residual = torch.randn(75, 3000), torch.randn(70, 3000), torch.randn(75), torch.randn(70, 75)
     layer = DenseLinear(kernels, w, b if bias else None, dtype)
     expected = x.double() @ w.to(dtype).double().T + (b if bias else 0) + (residual if add else 0)
@@ -150,12 +152,12 @@ def test_dense_in_any_company(kernels: Kernels, dtype: torch.dtype, bias: bool, 
         assert torch.equal(layer(x[some].clone(), add_to=residual[some].clone() if add else None), y[some])
 
 
-# --- rows
+# --- rowwise.h
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 100, 576])
 @pytest.mark.parametrize("rows", [1, 3, 70])
-def test_rms_norm(kernels: Kernels, size: int, rows: int) -> None:
+def test_rms_norm_matches_torch(kernels: Kernels, size: int, rows: int) -> None:
     x, weight, y = torch.randn(rows, size) * 3, torch.randn(size), torch.empty(rows, size)
     kernels.rms_norm(x.data_ptr(), weight.data_ptr(), rows, size, 1e-5, y.data_ptr())
     exact = x.double()
@@ -168,7 +170,7 @@ def test_rms_norm(kernels: Kernels, size: int, rows: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 17, 64, 1536])
 @pytest.mark.parametrize("rows", [1, 20])
-def test_silu_mul(kernels: Kernels, size: int, rows: int) -> None:
+def test_silu_mul_matches_torch(kernels: Kernels, size: int, rows: int) -> None:
     x, y = torch.randn(rows, 2 * size) * 8, torch.empty(rows, size)
     x[0, 0] = -200.0  # exp overflows a float here
     kernels.silu_mul(x.data_ptr(), rows, size, y.data_ptr())
@@ -193,7 +195,7 @@ def slots_of(table: list[int], begin: int, end: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("rotary", [0, 16, 32])
-def test_rotary_and_cache(kernels: Kernels, dtype: torch.dtype, normed: bool, rotary: int) -> None:
+def test_rotary_and_cache_matches_torch(kernels: Kernels, dtype: torch.dtype, normed: bool, rotary: int) -> None:
     heads, kv_heads, size, blocks = 6, 2, 32, 8
     slots = torch.cat([slots_of([5, 2], 3, 23), slots_of([7], 0, 11), slots_of([1], 8, 9), slots_of([0, 6, 3], 7, 48)])
     rows = len(slots)
@@ -205,14 +207,14 @@ def test_rotary_and_cache(kernels: Kernels, dtype: torch.dtype, normed: bool, ro
 
     q, k, v = qkv.clone().view(rows, -1, size).split([heads, kv_heads, kv_heads], dim=1)
 
-    def turned(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+    def rotate(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         if norm is not None:
             x = torch.nn.functional.rms_norm(x, (size,), norm, 1e-5)
         c, s = cosine[positions.long()][:, None], sine[positions.long()][:, None]
         a, b, rest = x.split([rotary // 2, rotary // 2, size - rotary], dim=-1)
         return torch.cat([a * c - b * s, b * c + a * s, rest], dim=-1)
 
-    q, k = turned(q, norms[0] if norms else None), turned(k, norms[1] if norms else None)
+    q, k = rotate(q, norms[0] if norms else None), rotate(k, norms[1] if norms else None)
     cache, expected = (cache_of(blocks, kv_heads, size, dtype, 9.0) for _ in range(2))
     kernels.rotary_and_cache(
         byref(RotaryShape(heads, kv_heads, size, rotary, 1e-5)),
@@ -237,7 +239,7 @@ def test_rotary_and_cache(kernels: Kernels, dtype: torch.dtype, normed: bool, ro
     assert torch.equal(cache.values, expected.values)
 
 
-# --- attention
+# --- attention.h
 
 
 class Paged:
@@ -260,7 +262,7 @@ class Paged:
         self.window = window
 
     def native(self, kernels: Kernels, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """Rows for (sequence, first position, one past the last), in the order of the batch."""
+        """Return the output for each (sequence, first position, end position) of a batch."""
         q = torch.cat([self.queries[s][begin:end] for s, begin, end in parts]).flatten(1).contiguous()
         starts = torch.tensor([0, *(end - begin for _, begin, end in parts)]).cumsum(0).to(torch.int32)
         first = torch.tensor([begin for _, begin, _ in parts], dtype=torch.int32)
@@ -275,7 +277,7 @@ class Paged:
         return list(out.split([end - begin for _, begin, end in parts]))
 
     def expected(self, s: int) -> torch.Tensor:
-        """All of a sequence, from the plain tensors."""
+        """Return the output of a whole sequence, computed by PyTorch."""
         group = self.shape.heads // self.shape.kv_heads
         q = self.queries[s].double().transpose(0, 1)
         k, v = (x[s].double().transpose(0, 1).repeat_interleave(group, 0) for x in (self.keys, self.values))
@@ -293,7 +295,9 @@ SHAPES = [(1, 1, 16), (4, 4, 32), (9, 3, 64), (6, 1, 80), (8, 2, 128), (14, 1, 4
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("window", [0, 1, 30, 100])
-def test_attention(kernels: Kernels, shape: tuple[int, int, int], dtype: torch.dtype, window: int) -> None:
+def test_attention_matches_torch_and_is_batch_invariant(
+    kernels: Kernels, shape: tuple[int, int, int], dtype: torch.dtype, window: int
+) -> None:
     lengths = [1, 150, 64, 17, 65]
     paged = Paged(lengths, shape, dtype, window)
     parts = [(s, 0, length) for s, length in enumerate(lengths)]
@@ -306,14 +310,14 @@ def test_attention(kernels: Kernels, shape: tuple[int, int, int], dtype: torch.d
         assert torch.equal(paged.native(kernels, [(s, 0, length)])[0], whole[s])
     chunks = [(1, 0, 5), (1, 5, 70), (1, 70, 149), (1, 149, 150)]
     assert torch.equal(torch.cat([paged.native(kernels, [part])[0] for part in chunks]), whole[1])
-    # Decoding: the last token of each, in one batch and in another order.
+    # Decode: the last token of each sequence, in one batch and in another order.
     last = [(s, length - 1, length) for s, length in enumerate(lengths)]
     for part, out in zip(last[::-1], paged.native(kernels, last[::-1]), strict=True):
         assert torch.equal(out[0], whole[part[0]][-1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_a_block_held_before_does_not_show(kernels: Kernels, dtype: torch.dtype) -> None:
+def test_attention_ignores_stale_cache_contents(kernels: Kernels, dtype: torch.dtype) -> None:
     lengths = [40, 39, 1, 97]
     parts = [(s, 0, length) for s, length in enumerate(lengths)]
     found = []
@@ -324,8 +328,8 @@ def test_what_a_block_held_before_does_not_show(kernels: Kernels, dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_decoded_token_sees_what_a_chunk_sees(kernels: Kernels, dtype: torch.dtype) -> None:
-    """Token by token the cache holds less than after a whole chunk: what is not there yet must not matter."""
+def test_attention_of_decode_matches_prefill(kernels: Kernels, dtype: torch.dtype) -> None:
+    """Token by token the cache holds less than after a chunk: unwritten positions must not matter."""
     length, shape = 70, (6, 3, 32)
     whole = Paged([length], shape, dtype)
     expected = whole.native(kernels, [(0, 0, length)])[0]

@@ -1,4 +1,4 @@
-"""The compiled draw against the plain one."""
+"""The compiled sampler compared with the PyTorch one."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from syringa.engine.sampling.draw import draw_plain
 def draw() -> NativeSampler:
     kernels = load_kernels(2)
     if kernels is None:
-        pytest.skip("no kernels were built here")
+        pytest.skip("the kernels were not built")
     return NativeSampler(kernels)
 
 
 @pytest.mark.parametrize("size", [1, 7, 128, 1000, 49152])
-def test_it_draws_what_the_plain_one_draws(draw: NativeSampler, size: int) -> None:
+def test_native_sampler_matches_draw_plain(draw: NativeSampler, size: int) -> None:
     torch.manual_seed(size)
     logits = torch.randn(200, size) * 3
     temperatures = torch.rand(200) * 1.9 + 0.1
     uniforms = torch.rand(200, dtype=torch.float64)
     drawn, expected = draw(logits, temperatures, uniforms), draw_plain(logits, temperatures, uniforms)
-    # A number that falls within a rounding of a boundary may land on either side of it.
+    # A uniform number within rounding error of a boundary may fall on either side.
     assert (drawn != expected).sum() <= 2
 
 
-def test_a_row_draws_the_same_in_any_batch(draw: NativeSampler) -> None:
+def test_native_sampler_is_batch_invariant(draw: NativeSampler) -> None:
     torch.manual_seed(1)
     logits, temperatures = torch.randn(64, 5000), torch.rand(64) + 0.2
     uniforms = torch.rand(64, dtype=torch.float64)
@@ -38,7 +38,7 @@ def test_a_row_draws_the_same_in_any_batch(draw: NativeSampler) -> None:
     assert together.tolist() == alone
 
 
-def test_what_is_masked_or_broken(draw: NativeSampler) -> None:
+def test_native_sampler_handles_masked_and_nan_rows(draw: NativeSampler) -> None:
     never = float("-inf")
     logits = torch.full((5, 300), never)
     logits[0, 299] = -50.0
@@ -50,7 +50,7 @@ def test_what_is_masked_or_broken(draw: NativeSampler) -> None:
     assert draw(logits, torch.ones(5), torch.zeros(5, dtype=torch.float64)).tolist() == [299, -1, -1, -1, 0]
 
 
-def test_a_view_of_wider_rows(draw: NativeSampler) -> None:
+def test_native_sampler_accepts_strided_logits(draw: NativeSampler) -> None:
     logits = torch.randn(4, 400)
     logits[:, 300:] = 100.0  # padding that must not be drawn
     assert (draw(logits[:, :300], torch.ones(4), torch.full((4,), 0.99, dtype=torch.float64)) < 300).all()

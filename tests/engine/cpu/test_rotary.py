@@ -1,4 +1,4 @@
-"""Rotary tables against `transformers`' rules for each kind of scaling."""
+"""Rotary tables compared with `transformers` for each scaling type."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def config_of(rope: dict[str, Any], trained: int) -> LlamaConfig:
 
 @pytest.mark.parametrize("trained", [256, 300])
 @pytest.mark.parametrize("name", CASES)
-def test_tables_are_those_of_transformers(name: str, trained: int) -> None:
+def test_rotary_tables_match_transformers(name: str, trained: int) -> None:
     config = config_of(CASES[name], trained)
     kind = CASES[name]["rope_type"]
     if kind == "default":
@@ -88,7 +88,7 @@ def test_tables_are_those_of_transformers(name: str, trained: int) -> None:
     torch.testing.assert_close(sine, angles.sin() * attention, rtol=1e-5, atol=1e-5)
 
 
-def test_short_contexts_keep_longropes_short_factors() -> None:
+def test_rotary_tables_use_short_longrope_factors_for_short_contexts() -> None:
     config = config_of(CASES["longrope"], 256)
     frequencies, attention = ROPE_INIT_FUNCTIONS["longrope"](config, torch.device("cpu"), seq_len=64)
     cosine, _ = rotary_tables(rope_parameters(config.to_dict()), 32, 64, 256)
@@ -104,11 +104,11 @@ def test_short_contexts_keep_longropes_short_factors() -> None:
         {"rope_theta": 7.0, "rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 2.0}},
     ],
 )
-def test_every_way_of_writing_the_scaling_is_read(written: dict[str, Any]) -> None:
+def test_rope_parameters_reads_every_layout(written: dict[str, Any]) -> None:
     found = rope_parameters(written)
     assert (found["rope_type"], found["rope_theta"], found["factor"]) == ("linear", 7.0, 2.0)
 
 
-def test_unknown_scaling_is_refused_by_name() -> None:
+def test_rotary_tables_refuse_unknown_scaling() -> None:
     with pytest.raises(ModelError, match="'twisted'"):
         rotary_tables({"rope_type": "twisted", "rope_theta": 10000.0}, 32, 16, 16)

@@ -1,4 +1,4 @@
-"""What is refused before gigabytes are read, and what is chosen."""
+"""Choice of the dtype and the memory check."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from syringa.engine.loading import precision
 from syringa.errors import ConfigError, ModelError
 
 
-def test_a_model_that_cannot_fit_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_memory_refuses_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "available_memory", lambda: 4 << 30)
     precision.check_memory(3_000_000_000, "int8", "small")
     with pytest.raises(ModelError, match=r"large needs about 15\.4 GiB in bf16 and 4\.0 GiB are free"):
         precision.check_memory(8_000_000_000, "bf16", "large")
 
 
-def test_int8_needs_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
         precision.choose_dtype("int8", None)
     monkeypatch.setattr(precision, "cpu_flags", lambda: {"avx2"})

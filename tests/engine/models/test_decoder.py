@@ -1,4 +1,4 @@
-"""The native decoder against `transformers`, in fp32, for each family by small models with random weights."""
+"""The native decoder compared with `transformers`, in fp32, on tiny models of each family."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama scaled": ("llama", {"rope_parameters": LLAMA3}),
     "llama yarn": ("llama", {"rope_parameters": YARN}),
     "llama wide heads": ("llama", {"head_dim": 48, "num_key_value_heads": 1}),
-    "llama odd heads": ("llama", {"head_dim": 24}),  # not a multiple of sixteen: plain PyTorch between the linears
+    "llama odd heads": ("llama", {"head_dim": 24}),  # not a multiple of 16: PyTorch ops between the linear layers
     "llama no groups": ("llama", {"num_key_value_heads": 4}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 32}),
     "mistral sliding": ("mistral", {"sliding_window": 12}),
@@ -53,8 +53,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """`small(name)`: its folder and transformers' model, made once."""
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`tiny_model(name)` returns the folder of a model and transformers' instance of it."""
     made: dict[str, tuple[Path, Any]] = {}
 
     def get(name: str) -> tuple[Path, Any]:
@@ -76,10 +76,10 @@ def load(folder: Path, dtype: str = "fp32", native_kernels: bool = True) -> Load
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_transformers(small: Any, name: str, kernels: bool) -> None:
-    folder, theirs = small(name)
+def test_decoder_logits_match_transformers(tiny_model: Any, name: str, kernels: bool) -> None:
+    folder, hf_model = tiny_model(name)
     loaded = load(folder, native_kernels=kernels)
-    expected = [reference(theirs, prompt) for prompt in PROMPTS]
+    expected = [reference(hf_model, prompt) for prompt in PROMPTS]
     alone = [run(loaded, [prompt])[0] for prompt in PROMPTS]
     for batch in (alone, run(loaded, PROMPTS), run(loaded, PROMPTS, chunk=13)):
         for got, wanted in zip(batch, expected, strict=True):
@@ -89,8 +89,8 @@ def test_logits_are_those_of_transformers(small: Any, name: str, kernels: bool) 
 
 
 @pytest.mark.parametrize("name", ["llama biased", "mistral sliding", "qwen2", "qwen3", "smollm3"])
-def test_greedy_generation_is_that_of_transformers(small: Any, name: str) -> None:
-    folder, theirs = small(name)
+def test_decoder_greedy_tokens_match_transformers(tiny_model: Any, name: str) -> None:
+    folder, hf_model = tiny_model(name)
     core = EngineCore(load(folder), kv_cache_tokens=1024)
     core_requests = [
         request(str(i), prompt, max_tokens=12, temperature=0.0, stopping={"ignore_eos": True})
@@ -101,14 +101,14 @@ def test_greedy_generation_is_that_of_transformers(small: Any, name: str) -> Non
     for i, prompt in enumerate(PROMPTS):
         tokens = list(prompt)
         for _ in range(12):
-            tokens.append(int(reference(theirs, tokens)[-1].argmax()))
+            tokens.append(int(reference(hf_model, tokens)[-1].argmax()))
         assert answers[str(i), 0].tokens == tokens[len(prompt) :]
 
 
 @pytest.mark.parametrize("name", ["llama biased", "mistral sliding", "qwen3"])
-def test_half_and_int8_stay_near_fp32_and_do_not_depend_on_the_batch(small: Any, name: str) -> None:
-    folder, theirs = small(name)
-    expected = reference(theirs, PROMPTS[0])
+def test_decoder_bf16_and_int8_are_accurate_and_batch_invariant(tiny_model: Any, name: str) -> None:
+    folder, hf_model = tiny_model(name)
+    expected = reference(hf_model, PROMPTS[0])
     for dtype, tolerance in (("bf16", 0.03), ("int8", 0.08)):
         loaded = load(folder, dtype)
         alone = run(loaded, PROMPTS[:1])[0]
@@ -117,19 +117,19 @@ def test_half_and_int8_stay_near_fp32_and_do_not_depend_on_the_batch(small: Any,
         assert torch.equal(alone, run(loaded, PROMPTS, chunk=13)[0]), dtype
 
 
-def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
+def test_decoder_config_defaults_match_transformers(tmp_path: Path) -> None:
     config = AutoConfig.for_model("smollm3", **(SIZES | {"tie_word_embeddings": True}))
-    theirs = save(tmp_path, config)
+    hf_model = save(tmp_path, config)
     path = tmp_path / "config.json"
     written = json.loads(path.read_text())
     for name in ("no_rope_layers", "no_rope_layer_interval", "tie_word_embeddings", "layer_types"):
         written.pop(name, None)
     path.write_text(json.dumps(written))
     got = run(load(tmp_path), PROMPTS[:1])[0]
-    assert difference(got, reference(theirs, PROMPTS[0])) < 1e-3
+    assert difference(got, reference(hf_model, PROMPTS[0])) < 1e-3
 
 
-def test_weights_that_do_not_fit_the_config_are_refused(tmp_path: Path) -> None:
+def test_check_shapes_refuses_weights_that_contradict_config(tmp_path: Path) -> None:
     save(tmp_path, AutoConfig.for_model("llama", **SIZES))
     path = tmp_path / "config.json"
     text = path.read_text()

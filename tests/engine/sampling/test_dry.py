@@ -12,7 +12,7 @@ from tests.tiers import examples
 
 
 def reference(tokens: list[int], sampling: SamplingParams) -> dict[int, float]:
-    """The rule as its author wrote it, a token at a time."""
+    """Apply the rule as published, one token at a time."""
     if not tokens or tokens[-1] in sampling.dry_breakers:
         return {}
     longest: dict[int, int] = {}
@@ -34,15 +34,15 @@ def reference(tokens: list[int], sampling: SamplingParams) -> dict[int, float]:
 
 
 def penalties(state: DryState) -> dict[int, float]:
-    ids, losses = state.penalties()
+    ids, amounts = state.penalties()
     assert len(set(ids.tolist())) == len(ids)
-    return dict(zip(ids.tolist(), losses.tolist(), strict=True))
+    return dict(zip(ids.tolist(), amounts.tolist(), strict=True))
 
 
 def assert_same(actual: dict[int, float], expected: dict[int, float]) -> None:
     assert actual.keys() == expected.keys()
-    for token, loss in expected.items():
-        assert np.isclose(actual[token], min(loss, 1e6), rtol=1e-6)
+    for token, amount in expected.items():
+        assert np.isclose(actual[token], min(amount, 1e6), rtol=1e-6)
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -52,7 +52,7 @@ def assert_same(actual: dict[int, float], expected: dict[int, float]) -> None:
     breakers=st.frozensets(st.integers(0, 4), max_size=2),
     allowed=st.integers(1, 5),
 )
-def test_equals_the_reference_from_the_prompt_and_step_by_step(
+def test_dry_penalties_equal_reference_from_prompt_and_per_token(
     tokens: list[int], start: int, breakers: frozenset[int], allowed: int
 ) -> None:
     sampling = SamplingParams(seed=0, dry_multiplier=0.8, dry_allowed_length=allowed, dry_breakers=breakers)
@@ -63,19 +63,19 @@ def test_equals_the_reference_from_the_prompt_and_step_by_step(
         assert_same(penalties(state), reference(tokens[: i + 1], sampling))
 
 
-def test_a_run_and_what_followed_it() -> None:
+def test_dry_penalizes_token_that_followed_repeated_run() -> None:
     sampling = SamplingParams(seed=0, dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=2)
     assert penalties(DryState(sampling, [1, 2, 3, 9, 1, 2, 3])) == {9: 2.0}
     broken = SamplingParams(seed=0, dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=2, dry_breakers=frozenset({1}))
     assert penalties(DryState(broken, [1, 2, 3, 9, 1, 2, 3])) == {9: 1.0}
 
 
-def test_nothing_overflows() -> None:
+def test_dry_penalty_does_not_overflow() -> None:
     sampling = SamplingParams(seed=0, dry_multiplier=5.0, dry_base=1e30, dry_allowed_length=1)
     assert penalties(DryState(sampling, [7] * 300)) == {7: 1e6}
 
 
-def test_grows_and_forks() -> None:
+def test_dry_state_grows_and_forks() -> None:
     sampling = SamplingParams(seed=0, dry_multiplier=0.8)
     state = DryState(sampling, [])
     tokens = [i % 5 for i in range(1500)]
@@ -87,7 +87,7 @@ def test_grows_and_forks() -> None:
     assert_same(penalties(other), reference([*tokens, 3], sampling))
 
 
-def test_a_long_context_costs_little_a_step() -> None:
+def test_dry_step_is_fast_with_long_context() -> None:
     state = DryState(SamplingParams(seed=0, dry_multiplier=0.8), [1] * 32_000)
     started = time.process_time()
     for _ in range(10):

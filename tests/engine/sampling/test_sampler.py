@@ -17,7 +17,7 @@ from syringa.engine.sampling.sampler_input import NO_TOKEN, SamplerState, Sampli
 from syringa.types import SamplingParams
 from tests.tiers import examples
 
-VOCAB = 300  # more than one block of the search, and no multiple of it
+VOCAB = 300  # more than one block of the search, and not a multiple of it
 
 
 @pytest.fixture(scope="module", params=["cpu", "cuda"])
@@ -29,7 +29,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """For many small batches: waking a second thread for each costs more than their work on a busy machine."""
+    """Use one thread: for many small batches, waking a second one costs more than the work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -65,7 +65,7 @@ def bits(allowed: list[list[int] | None], vocab: int = VOCAB) -> torch.Tensor:
     return torch.from_numpy(masks)
 
 
-# --- steps 1 to 5: which logits change, and how
+# --- steps 1 to 5: edits of single logits
 
 
 def expected_edits(x: np.ndarray, s: SamplingParams, prompt: list[int], output: list[int]) -> np.ndarray:
@@ -92,7 +92,7 @@ tokens = st.lists(st.integers(0, VOCAB - 1), max_size=30)
     frequency=st.sampled_from([0.0, 0.5, -1.0]),
     presence=st.sampled_from([0.0, 0.7, -2.0]),
 )
-def test_edits_equal_the_reference(
+def test_edit_logits_equals_reference(
     device: torch.device,
     seed: int,
     prompt: list[int],
@@ -122,7 +122,7 @@ def test_edits_equal_the_reference(
     np.testing.assert_allclose(edited[1].cpu().numpy(), expected, 1e-5, 1e-5)
 
 
-def test_fork_goes_its_own_way(device: torch.device) -> None:
+def test_sampler_state_fork_is_independent(device: torch.device) -> None:
     state = SamplerState(SamplingParams(seed=0, frequency_penalty=1.0, dry_multiplier=1.0), [1, 2], [3])
     other = state.fork()
     other.observe(4)
@@ -131,7 +131,7 @@ def test_fork_goes_its_own_way(device: torch.device) -> None:
     assert edited.nonzero().tolist() == [[0, 3], [1, 3], [1, 4]]
 
 
-def test_dry_is_applied(device: torch.device) -> None:
+def test_edit_logits_applies_dry(device: torch.device) -> None:
     repeated = [5, 6, 7, 8, 5, 6, 7]
     edited = Sampler(VOCAB, device).edit_logits(
         torch.zeros(1, VOCAB, device=device), [row(repeated, dry_multiplier=1.0, dry_base=2.0)], None
@@ -140,13 +140,13 @@ def test_dry_is_applied(device: torch.device) -> None:
     assert edited[0, 8] == -2.0
 
 
-def test_ids_beyond_the_vocabulary_touch_no_neighbor(device: torch.device) -> None:
+def test_ids_beyond_vocabulary_do_not_change_other_rows(device: torch.device) -> None:
     rows = [row([VOCAB + 2, 1], repetition_penalty=2.0, banned=(VOCAB + 3,)), row()]
     logits = random_logits(2).to(device)
     assert torch.equal(Sampler(VOCAB, device).edit_logits(logits, rows, None)[1], logits[1])
 
 
-def test_masks_bans_and_padding_columns(device: torch.device) -> None:
+def test_sampler_applies_masks_and_bans_and_ignores_padding_columns(device: torch.device) -> None:
     logits = random_logits(4, vocab=VOCAB + 20).to(device)
     logits[:, VOCAB:] = 1e4
     rows = [row(temperature=0.0), row(temperature=0.0, banned=(11,)), row(temperature=0.0), row(temperature=0.5)]
@@ -155,8 +155,8 @@ def test_masks_bans_and_padding_columns(device: torch.device) -> None:
     assert result.tokens == [best, 10, int(logits[2, :VOCAB].argmax()), 299]
 
 
-def test_order_of_steps(device: torch.device) -> None:
-    # A bias comes before the repetition penalty, which must see its sign; a mask comes after every penalty.
+def test_sampler_applies_bias_then_penalty_then_mask(device: torch.device) -> None:
+    # The bias comes before the repetition penalty, which depends on the sign; the mask comes after all penalties.
     logits = torch.full((1, VOCAB), -50.0, device=device)
     logits[0, 4] = -1.0
     only = row([4], temperature=0.0, logit_bias={4: 3.0}, repetition_penalty=2.0)
@@ -167,7 +167,7 @@ def test_order_of_steps(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e40, 1.7e308])
-def test_a_penalty_of_any_size_leaves_numbers(penalty: float, device: torch.device) -> None:
+def test_extreme_repetition_penalty_keeps_logits_finite(penalty: float, device: torch.device) -> None:
     logits = torch.zeros((1, VOCAB), device=device)
     logits[0, :4] = torch.tensor([30.0, 20.0, -20.0, -30.0])
     seen = row([0, 1, 2, 3], repetition_penalty=penalty)
@@ -179,11 +179,11 @@ def test_a_penalty_of_any_size_leaves_numbers(penalty: float, device: torch.devi
     assert (sampler.sample(logits, [seen]).tokens == [0]) == (penalty < 1)
 
 
-# --- steps 7 to 9: what is left to draw from
+# --- steps 7 to 9: filters
 
 
 def kept(p: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """Plain loops over tokens, best first; tokens equal to the last one kept are kept."""
+    """Filter with plain loops, best first; ties with the last kept token are kept."""
     order = sorted(range(len(p)), key=lambda i: -p[i])
     left = order
     if 0 < top_k < len(p):
@@ -208,7 +208,7 @@ def kept(p: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
     top_p=st.sampled_from([1e-6, 0.31, 0.77, 0.95, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.013, 0.41, 1.0]),
 )
-def test_filters_equal_the_reference(
+def test_cutoffs_equal_reference(
     device: torch.device, seed: int, scale: float, ties: bool, top_k: int, top_p: float, min_p: float
 ) -> None:
     logits = random_logits(2, seed, scale=scale).to(device)
@@ -224,13 +224,13 @@ def test_filters_equal_the_reference(
         expected = kept(q, top_k, top_p, min_p)
         for cutoff in (by_row[i], by_sort[i]):
             actual = set(np.flatnonzero(q >= cutoff).tolist())
-            # Where the mass is `top_p` but for a rounding, either side of it is right.
+            # If the mass equals `top_p` up to rounding, either result is right.
             if actual != expected:
                 whole = float(q[q >= np.sort(q)[-min(top_k, VOCAB)]].sum()) if top_k else 1.0
                 assert sum(float(q[j]) for j in actual & expected) == pytest.approx(top_p * whole, abs=1e-5)
 
 
-def test_a_nucleus_wider_than_the_first_candidates() -> None:
+def test_nucleus_wider_than_first_candidates() -> None:
     logits = random_logits(3, 5, vocab=40_000, scale=0.5)
     p = logits.softmax(-1)
     p[1] = 1 / 40_000
@@ -252,9 +252,9 @@ def chi_square(counts: np.ndarray, p: np.ndarray) -> float:
     if expected[-1] < 8:
         observed, expected = observed[:-1], expected[:-1]
     statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-    freedom = max(len(expected) - 1, 1)
-    # Wilson and Hilferty: a chi-square's cube root is nearly normal.
-    return ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+    degrees = max(len(expected) - 1, 1)
+    # Wilson-Hilferty: the cube root of a chi-square variable is nearly normal.
+    return ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -269,7 +269,7 @@ def chi_square(counts: np.ndarray, p: np.ndarray) -> float:
         {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.02},
     ],
 )
-def test_frequencies(device: torch.device, rules: dict[str, Any]) -> None:
+def test_sampled_frequencies_match_probabilities(device: torch.device, rules: dict[str, Any]) -> None:
     logits = random_logits(1, 3, scale=2.0).to(device)
     n = 12_000
     state = SamplerState(SamplingParams(seed=1234, **rules))
@@ -285,7 +285,7 @@ def test_frequencies(device: torch.device, rules: dict[str, Any]) -> None:
     assert chi_square(counts, p / p.sum()) < 3.5
 
 
-def test_uniforms_are_uniform_and_keyed_by_all_three() -> None:
+def test_uniforms_are_uniform_and_keyed_by_seed_choice_and_position() -> None:
     n = 20_000
     u = draw.uniforms([7] * n, [0] * n, range(n))
     assert u.min() >= 0
@@ -299,7 +299,7 @@ def test_uniforms_are_uniform_and_keyed_by_all_three() -> None:
 
 
 @pytest.mark.parametrize("u", [0.0, 0.3, 1 - 2.0**-53])
-def test_weightless_tokens_are_never_picked(device: torch.device, u: float) -> None:
+def test_draw_never_picks_token_of_zero_weight(device: torch.device, u: float) -> None:
     logits = torch.full((1, 1000), float("-inf"), device=device)
     logits[0, 130], logits[0, 517] = 0.0, 1.0
     uniform = torch.tensor([u], dtype=torch.float64, device=device)
@@ -307,20 +307,20 @@ def test_weightless_tokens_are_never_picked(device: torch.device, u: float) -> N
     assert token.item() == (517 if u > 0.27 else 130)
 
 
-def test_greedy_takes_the_lowest_of_equals(device: torch.device) -> None:
+def test_greedy_takes_lowest_id_of_ties(device: torch.device) -> None:
     logits = torch.zeros(2, 1000, device=device)
     logits[0, [140, 139, 900]] = 3.0
     result = Sampler(1000, device).sample(logits, [row(temperature=0.0), row(temperature=0.0)])
     assert result.tokens == [139, 0]
 
 
-def test_a_tiny_temperature_is_greedy_and_a_low_one_nearly(device: torch.device) -> None:
+def test_tiny_temperature_is_greedy(device: torch.device) -> None:
     logits = random_logits(2).to(device)
     best = logits.argmax(-1).tolist()
     assert Sampler(VOCAB, device).sample(logits, [row(temperature=1e-30), row(temperature=1e-4)]).tokens == best
 
 
-# --- rows are independent
+# --- batch invariance
 
 
 def mixed_rows(count: int, seed: int, vocab: int) -> list[SamplingRow]:
@@ -354,7 +354,7 @@ def mixed_rows(count: int, seed: int, vocab: int) -> list[SamplingRow]:
 
 
 @pytest.mark.parametrize(("vocab", "count"), [(VOCAB, 37), (8192, 21), (8195, 18)])
-def test_a_row_alone_equals_the_row_in_any_batch(device: torch.device, vocab: int, count: int) -> None:
+def test_row_alone_equals_row_in_any_batch(device: torch.device, vocab: int, count: int) -> None:
     rows = mixed_rows(count, vocab, vocab)
     logits = random_logits(count, 9, vocab).to(device)
     allowed: list[list[int] | None] = [list(range(i, vocab, 3)) if i % 4 == 0 else None for i in range(count)]
@@ -370,8 +370,8 @@ def test_a_row_alone_equals_the_row_in_any_batch(device: torch.device, vocab: in
     assert shuffled.logprobs == [together.logprobs[i] for i in order]
 
 
-def test_weights_and_log_probabilities_have_the_same_bits_in_any_batch(device: torch.device) -> None:
-    # Tokens rarely show a last bit: look at the numbers they are drawn from.
+def test_weights_and_logprobs_are_bit_equal_in_any_batch(device: torch.device) -> None:
+    # Tokens rarely depend on the last bit, so the weights they are drawn from are compared.
     for vocab in (49_152, 5_003):
         logits = random_logits(17, 2, vocab).to(device)
         temperatures = torch.linspace(0.5, 1.5, 17, device=device)
@@ -385,7 +385,7 @@ def test_weights_and_log_probabilities_have_the_same_bits_in_any_batch(device: t
             assert torch.equal(logits[i : i + 1].log_softmax(-1)[0], scores[i])
 
 
-def test_degenerate_rows_harm_nobody(device: torch.device) -> None:
+def test_degenerate_rows_do_not_affect_other_rows(device: torch.device) -> None:
     logits = random_logits(8, 4).to(device)
     clean = logits.clone()
     logits[1, 50] = float("nan")
@@ -403,11 +403,11 @@ def test_degenerate_rows_harm_nobody(device: torch.device) -> None:
                 assert (result.tokens[i], result.logprobs[i]) == (expected.tokens[i], expected.logprobs[i])
 
 
-def test_an_empty_batch(device: torch.device) -> None:
+def test_sampler_accepts_empty_batch(device: torch.device) -> None:
     assert Sampler(VOCAB, device).sample(torch.empty(0, VOCAB, device=device), []).tokens == []
 
 
-def test_a_faster_function_can_take_the_place_of_the_plain_draw(device: torch.device) -> None:
+def test_sampler_plain_function_can_be_replaced(device: torch.device) -> None:
     sampler = Sampler(VOCAB, device)
     sampler.plain = lambda logits, temperatures, uniform: torch.full((len(logits),), 42, device=device)
     result = sampler.sample(random_logits(3).to(device), [row(), row(top_k=1), row()])
@@ -418,7 +418,7 @@ def test_a_faster_function_can_take_the_place_of_the_plain_draw(device: torch.de
 # --- log-probabilities
 
 
-def test_logprobs_are_the_models_own(device: torch.device) -> None:
+def test_logprobs_are_unaffected_by_sampling_rules(device: torch.device) -> None:
     logits = random_logits(3, 8).to(device)
     scores = logits.double().log_softmax(-1)
     rows = [row(logprobs=k, temperature=0.0, logit_bias={5: 100.0}) for k in (None, 0, 4)]
@@ -434,7 +434,7 @@ def test_logprobs_are_the_models_own(device: torch.device) -> None:
     assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_equal_alternatives_come_by_id_and_infinity_stays_json(device: torch.device) -> None:
+def test_logprobs_order_ties_by_id_and_floor_infinity(device: torch.device) -> None:
     logits = torch.full((1, VOCAB), float("-inf"), device=device)
     logits[0, [200, 7, 90]] = 1.0
     entry = Sampler(VOCAB, device).sample(logits, [row(logprobs=5, temperature=0.0)]).logprobs[0]
@@ -444,7 +444,7 @@ def test_equal_alternatives_come_by_id_and_infinity_stays_json(device: torch.dev
     assert len({token for token, _ in entry.top}) == 5
 
 
-def test_equals_at_the_end_of_a_list_do_not_depend_on_the_neighbors_wishes(device: torch.device) -> None:
+def test_logprob_ties_do_not_depend_on_other_rows(device: torch.device) -> None:
     logits = torch.zeros(2, 20_000, device=device)
     rows = [row(logprobs=3), row(logprobs=50)]
     assert (
@@ -467,25 +467,25 @@ def test_prompt_logprobs(device: torch.device) -> None:
     assert prompt_logprobs(logits[70:71], following[70:71], 3) == scored[70:71]
 
 
-# --- a decision that is not left to the draw
+# --- preferred tokens
 
 
-def test_a_favored_token_is_taken_where_it_is_the_best(device: torch.device) -> None:
+def test_preferred_token_is_taken_if_it_is_most_likely(device: torch.device) -> None:
     logits = torch.zeros(64, VOCAB, device=device)
-    logits[:, 7] = 1.0  # the likeliest, and yet seldom drawn
+    logits[:, 7] = 1.0  # the most likely, but rarely sampled
     rows = [row(seed=seed) for seed in range(64)]
     drawn = Sampler(VOCAB, device).sample(logits, rows).tokens
     assert drawn.count(7) < 16
     for each in rows[::2]:
         each.preferred = 7
     for each in rows[1::2]:
-        each.preferred = 8  # is not the best: the draw counts
+        each.preferred = 8  # not the most likely: the sample stands
     preferred = Sampler(VOCAB, device).sample(logits, rows).tokens
     assert preferred[::2] == [7] * 32
     assert preferred[1::2] == drawn[1::2]
 
 
-def test_a_mask_comes_before_a_favored_token(device: torch.device) -> None:
+def test_mask_applies_before_preferred_token(device: torch.device) -> None:
     logits = random_logits(1).to(device)
     best = int(logits.argmax())
     each = row(temperature=1.0)
@@ -496,8 +496,8 @@ def test_a_mask_comes_before_a_favored_token(device: torch.device) -> None:
 
 @pytest.mark.parametrize("length", [301, 302, 303, 304])
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
-def test_rows_are_filled_up_for_a_gpu(length: int, function: Any) -> None:
-    """What is filled in changes nothing. That a row's place does not show is for a GPU to say."""
+def test_by_row_pads_rows_on_gpu(length: int, function: Any) -> None:
+    """Padding does not change the result. That a row's position does not matter is tested on GPUs."""
 
     class OnGpu(torch.Tensor):
         is_cuda = True

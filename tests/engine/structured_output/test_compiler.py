@@ -15,7 +15,7 @@ from syringa.prompt.grammar.validation import validate_grammar
 from syringa.types import Grammar, GrammarKind, SamplingParams
 
 END, TURN = 0, 1
-VOCAB = 333  # more than the tokenizer has, as models do, and no multiple of 32
+VOCAB = 333  # more than the tokenizer has, as in real models, and not a multiple of 32
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer"}},
@@ -76,7 +76,7 @@ def generate(compiler: GrammarCompiler, tokenizer: Tokenizer, state: GrammarStat
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_drawn_fits_the_grammar(compiler: GrammarCompiler, tokenizer: Tokenizer, seed: int) -> None:
+def test_sampled_text_matches_grammar(compiler: GrammarCompiler, tokenizer: Tokenizer, seed: int) -> None:
     schema = json.dumps(PERSON)
     person = json.loads(generate(compiler, tokenizer, compiled(compiler, "json_schema", schema), seed))
     assert person.keys() == {"name", "age"}
@@ -89,7 +89,7 @@ def test_what_is_drawn_fits_the_grammar(compiler: GrammarCompiler, tokenizer: To
     assert generate(compiler, tokenizer, compiled(compiler, "llguidance", nested), seed) in ("n", "m")
 
 
-def test_a_forced_end_finishes_and_an_optional_one_allows_end_tokens(
+def test_forced_end_finishes_and_optional_end_allows_end_tokens(
     compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     state = compiled(compiler, "regex", "yes")
@@ -97,7 +97,7 @@ def test_a_forced_end_finishes_and_an_optional_one_allows_end_tokens(
     assert not allowed(compiler, state) & {END, TURN}
     feed(state, tokenizer, "yes")
     assert state.finished
-    assert state.accept(END)  # the engine may draw or skip it
+    assert state.accept(END)  # the engine may sample it or not
     state = compiled(compiler, "regex", "[0-9]+")
     feed(state, tokenizer, "1")
     assert state.accepting
@@ -110,13 +110,13 @@ def test_a_forced_end_finishes_and_an_optional_one_allows_end_tokens(
     assert state.error is None
 
 
-def test_no_free_whitespace_in_json(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_json_grammar_allows_no_extra_whitespace(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state = compiled(compiler, "json_schema", json.dumps(PERSON))
     feed(state, tokenizer, '{"name":')
     assert not any(tokenizer.decode([token])[:1].isspace() for token in allowed(compiler, state))
 
 
-def test_masks_of_a_batch_equal_those_alone(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_masks_of_batch_equal_masks_alone(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     states: list[GrammarState | None] = [None]
     for value in ("[0-9]+", "(yes|no)", "a*", "[a-z ]{3,20}"):
         state = compiled(compiler, "regex", value)
@@ -134,7 +134,7 @@ def test_masks_of_a_batch_equal_those_alone(compiler: GrammarCompiler, tokenizer
             assert torch.equal(compiler.fill_masks([state])[0], masks[i])
 
 
-def test_padding_ids_are_never_allowed(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_masks_never_allow_padding_ids(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state = compiled(compiler, "regex", "(.|\n)*")
     assert max(allowed(compiler, state)) < tokenizer.get_vocab_size()
 
@@ -150,20 +150,20 @@ def test_padding_ids_are_never_allowed(compiler: GrammarCompiler, tokenizer: Tok
         ("llguidance", '{"grammars": [{"lark_grammar": "start: \\"<turn>\\""}]}', "<turn>"),
     ],
 )
-def test_a_text_that_looks_like_a_special_token_is_text(
+def test_text_that_looks_like_special_token_is_text(
     compiler: GrammarCompiler, tokenizer: Tokenizer, kind: GrammarKind, value: str, text: str
 ) -> None:
     assert generate(compiler, tokenizer, compiled(compiler, kind, value), 1).startswith(text)
 
 
 @pytest.mark.parametrize("value", ["start: <turn>", "start: <[1]>", 'start: "a"? <turn> | <[1-1]>'])
-def test_special_tokens_go_by_name_and_by_id(compiler: GrammarCompiler, value: str) -> None:
+def test_lark_refers_to_special_tokens_by_name_and_id(compiler: GrammarCompiler, value: str) -> None:
     assert TURN in allowed(compiler, compiled(compiler, "lark", value))
     inside = json.dumps({"grammars": [{"lark_grammar": "start: @inner"}, {"name": "inner", "lark_grammar": value}]})
     assert TURN in allowed(compiler, compiled(compiler, "llguidance", inside))
 
 
-def test_a_failure_stays_with_its_sequence(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_rejected_token_fails_only_its_state(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     good, bad = compiled(compiler, "regex", "(yes|no)"), compiled(compiler, "regex", "(yes|no)")
     wrong = tokenizer.token_to_id("z")
     assert not bad.accept(wrong)
@@ -176,9 +176,9 @@ def test_a_failure_stays_with_its_sequence(compiler: GrammarCompiler, tokenizer:
     assert good.error is None
 
 
-def test_a_grammar_that_grows_too_large_fails_alone_and_late(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_grammar_that_grows_too_large_fails_while_generating(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state = compiled(compiler, "regex", "a{1000000}")
-    assert state.first_mask is not None, "it takes long, and belongs to compiling"
+    assert state.first_mask is not None, "computing it takes long and is part of compiling"
     assert allowed(compiler, state) - {END, TURN}
     for _ in range(3):
         if not state.accept(tokenizer.token_to_id("a")):
@@ -186,10 +186,10 @@ def test_a_grammar_that_grows_too_large_fails_alone_and_late(compiler: GrammarCo
         compiler.fill_masks([state])
     assert state.error is not None
     assert "too many" in state.error
-    assert not allowed(compiler, state), "an end token would look like an end"
+    assert not allowed(compiler, state), "an end token would look like a regular end"
 
 
-def test_a_state_can_be_failed_from_outside(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_grammar_state_fail_sets_error(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state, other = compiled(compiler, "regex", "a"), compiled(compiler, "regex", "a")
     state.fail("No more.")
     assert state.error == "No more."
@@ -200,7 +200,7 @@ def test_a_state_can_be_failed_from_outside(compiler: GrammarCompiler, tokenizer
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "says"),
+    ("kind", "value", "message"),
     [
         ("regex", "(a", "unclosed group"),
         ("regex", "(?=a)b", "look-around"),
@@ -214,23 +214,23 @@ def test_a_state_can_be_failed_from_outside(compiler: GrammarCompiler, tokenizer
         ("json_schema", '{"items":' * 300 + "{}" + "}" * 300, "recursion"),
     ],
 )
-def test_broken_grammars_are_refused_here_and_there(
-    compiler: GrammarCompiler, kind: GrammarKind, value: str, says: str
+def test_invalid_grammars_are_rejected_by_validation_and_compiler(
+    compiler: GrammarCompiler, kind: GrammarKind, value: str, message: str
 ) -> None:
     grammar = Grammar(kind, value)
     for check in (validate_grammar, lambda g: compiler.compile(g).result(10)):
         with pytest.raises(InvalidRequest) as caught:
             check(grammar)
-        assert says in caught.value.message
+        assert message in caught.value.message
         assert caught.value.param == "grammar"
 
 
 @pytest.mark.parametrize("value", ["{}", "true", json.dumps(PERSON)])
-def test_good_schemas_pass(value: str) -> None:
+def test_valid_schemas_pass_validation(value: str) -> None:
     validate_grammar(Grammar("json_schema", value))
 
 
-def test_unknown_special_tokens_fail_when_compiled(compiler: GrammarCompiler) -> None:
+def test_unknown_special_token_fails_compilation(compiler: GrammarCompiler) -> None:
     grammar = Grammar("lark", "start: <nope>")
     validate_grammar(grammar)
     with pytest.raises(InvalidRequest, match="nope"):
@@ -238,7 +238,7 @@ def test_unknown_special_tokens_fail_when_compiled(compiler: GrammarCompiler) ->
     assert allowed(compiler, compiled(compiler, "lark", "start: <turn>")) == {TURN}
 
 
-def test_the_cache_is_shared_and_bounded(tokenizer: Tokenizer) -> None:
+def test_compiler_cache_is_shared_and_bounded(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(tokenizer.to_str(), VOCAB, [END], threads=2, cache_size=3)
     try:
         pending = [compiler.compile(Grammar("regex", "x{3}")) for _ in range(8)]

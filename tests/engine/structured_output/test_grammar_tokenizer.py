@@ -1,4 +1,4 @@
-"""A tokenizer whose special tokens are no text."""
+"""The tokenizer for llguidance, whose special tokens no text can spell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from syringa.engine.structured_output.grammar_tokenizer import rename_special_tokens
 
 
-def built(model: Any) -> tokenizers.Tokenizer:
+def build_tokenizer(model: Any) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -34,17 +34,19 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_text_is_a_special_token_and_ids_stay(name: str) -> None:
-    tokenizer = built(MODELS[name]())
-    hidden, ids = rename_special_tokens(tokenizer.to_str())
+def test_rename_special_tokens_keeps_ids_and_text(name: str) -> None:
+    tokenizer = build_tokenizer(MODELS[name]())
+    renamed, ids = rename_special_tokens(tokenizer.to_str())
     assert ids == {each: tokenizer.token_to_id(each) for each in ("<s>", "[END]", "<call>")}
-    other = LLTokenizer(hidden, eos_token=ids["<s>"])
+    other = LLTokenizer(renamed, eos_token=ids["<s>"])
     text = "a<s>b[END]c<call>d"
     tokens = other.tokenize_str(text)
     assert not set(tokens) & set(ids.values())
     assert other.decode_str(tokens) == text
     assert all(other.is_special_token(id_) for id_ in ids.values())
     assert other.tokenize_str("x plain") == tokenizer.encode("x plain").ids
-    theirs = tokenizers.Tokenizer.from_str(hidden).get_vocab()
-    assert {token: id_ for token, id_ in tokenizer.get_vocab().items() if token not in ids}.items() <= theirs.items()
-    assert json.loads(tokenizer.to_str())["model"]["type"] == json.loads(hidden)["model"]["type"]
+    vocabulary = tokenizers.Tokenizer.from_str(renamed).get_vocab()
+    assert {
+        token: id_ for token, id_ in tokenizer.get_vocab().items() if token not in ids
+    }.items() <= vocabulary.items()
+    assert json.loads(tokenizer.to_str())["model"]["type"] == json.loads(renamed)["model"]["type"]

@@ -94,7 +94,7 @@ def test_prefix_cache_does_not_split_bidirectional_range(bidirectional: bool) ->
 @pytest.mark.parametrize("budget", [4, 20, 64])
 def test_scheduler_computes_bidirectional_ranges_whole_without_starvation(budget: int) -> None:
     engine = ModelFreeEngine(400, SchedulerLimits(step_tokens=budget, max_running=4))
-    engine._check_plan = lambda *_: None  # type: ignore[method-assign]
+    engine._check_output = lambda *_: None  # type: ignore[method-assign]
     engine.submit(sequence([1] * 5, max_tokens=60))
     one = engine.submit(with_images(90, (6, 38, b"a"), (38, 70, b"b"), bidirectional=True, max_tokens=2))
     seen = []

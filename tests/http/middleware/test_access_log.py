@@ -1,4 +1,4 @@
-"""What the log says of requests, and what it never says."""
+"""The access log, and what must never be logged."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from syringa.http.middleware.access_log import logger
 from tests.client import client, server
 from tests.fake_engine import FakeEngine
 
-SECRET = "tell nobody that"
+SECRET = "a secret text"
 
 
-class Kept(logging.Handler):
-    """The lines as JSON, as a log collector would see them."""
+class RecordingHandler(logging.Handler):
+    """Records log lines as JSON, as a log collector would receive them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,16 +35,16 @@ class Kept(logging.Handler):
 @pytest.fixture
 def log() -> Iterator[list[dict[str, Any]]]:
     ours = logging.getLogger("syringa")
-    kept, level = Kept(), ours.level
-    ours.addHandler(kept)
+    handler, level = RecordingHandler(), ours.level
+    ours.addHandler(handler)
     ours.setLevel(logging.DEBUG)
-    yield kept.lines
-    ours.removeHandler(kept)
+    yield handler.lines
+    ours.removeHandler(handler)
     ours.setLevel(level)
     logs.PROMPTS.setLevel(logging.CRITICAL + 1)
 
 
-def of(log: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+def lines_of(log: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [line for line in log if line["logger"] == name]
 
 
@@ -56,7 +56,7 @@ async def test_access_log_has_one_line_per_request(log: list[dict[str, Any]]) ->
         await http.post("/v1/completions", json=body)
         await http.get("/nowhere/a%0Ab", headers=headers)
         await http.get("/health")
-    done, unknown, lost, health = of(log, "syringa.access")
+    done, unknown, lost, health = lines_of(log, "syringa.access")
     assert {**done, "time": "", "seconds": 0, "message": "", "organization": "", "key": ""} == {
         "time": "", "level": "info", "logger": "syringa.access", "message": "", "request_id": "mine", "method": "POST",
         "path": "/v1/completions", "status": 200, "seconds": 0, "model": "fake", "outcome": "ok",
@@ -67,9 +67,9 @@ async def test_access_log_has_one_line_per_request(log: list[dict[str, Any]]) ->
     assert "model" not in unknown
     assert "\n" not in lost["message"]
     assert (health["level"], health["path"]) == ("debug", "/health")
-    said = json.dumps(log)
+    logged = json.dumps(log)
     for each in (SECRET, "the-key", "hello"):
-        assert each not in said
+        assert each not in logged
 
 
 async def test_access_log_records_a_stream_when_it_has_ended(log: list[dict[str, Any]]) -> None:
@@ -79,10 +79,10 @@ async def test_access_log_records_a_stream_when_it_has_ended(log: list[dict[str,
         async with http.stream("POST", "/v1/completions", json=body) as answer:
             async for _ in answer.aiter_lines():
                 break
-            assert not [line for line in of(log, "syringa.access") if line["method"] == "POST"]
+            assert not [line for line in lines_of(log, "syringa.access") if line["method"] == "POST"]
         for _ in range(3000):
             await asyncio.sleep(0.01)
-            if found := [line for line in of(log, "syringa.access") if line["method"] == "POST"]:
+            if found := [line for line in lines_of(log, "syringa.access") if line["method"] == "POST"]:
                 break
     assert (found[0]["status"], found[0]["outcome"]) == (200, "cancelled")
 
@@ -110,16 +110,16 @@ async def test_prompts_and_outputs_are_logged_only_if_enabled(log: list[dict[str
         for stream in (False, True):
             await http.post("/v1/completions", json={"prompt": SECRET, "stream": stream})
         await http.post("/v1/completions", json={"prompt": "x" * 50_000})
-    said = [line["message"] for line in of(log, "syringa.prompts")]
-    assert SECRET in said[0]
-    assert said[1] == said[3] == "answer: hello"
-    assert len(said[4]) < 10_100
-    assert "characters" in said[4]
+    logged = [line["message"] for line in lines_of(log, "syringa.prompts")]
+    assert SECRET in logged[0]
+    assert logged[1] == logged[3] == "answer: hello"
+    assert len(logged[4]) < 10_100
+    assert "characters" in logged[4]
 
 
 async def test_access_log_formats_nothing_if_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise AssertionError("a line was made")
+        raise AssertionError("a line was formatted")
 
     monkeypatch.setattr(logs, "line", fail)
     monkeypatch.setattr(logger, "disabled", False)

@@ -1,4 +1,4 @@
-"""Who comes in, how often, and what the books say of it afterwards."""
+"""Authentication, rate limits, and the accounting of requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from syringa.http.endpoints import ENDPOINTS
 from syringa.service.app_state import AppState
 from syringa.service.usage.accounting import RequestAccounting
 from tests.chat_models import plain_model
-from tests.client import eventually, server
+from tests.client import client, eventually, server
 from tests.fake_engine import FakeEngine
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -38,21 +38,27 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "syringa.db")
 
 
-class Seen(httpx.AsyncClient):
-    accounts: list[RequestAccounting]
+class AccountingClient(httpx.AsyncClient):
+    """A client that records the accounting of its requests."""
+
+    accounting: list[RequestAccounting]
     engine: FakeEngine
 
 
 @asynccontextmanager
-async def gate(file: str, engine: FakeEngine | None = None, **settings: Any) -> AsyncIterator[Seen]:
+async def accounting_client(
+    file: str, engine: FakeEngine | None = None, **settings: Any
+) -> AsyncIterator[AccountingClient]:
     config = Config(database=file, **settings)
     engine = engine or FakeEngine("hello")
     app_state = AppState(config)
-    accounts: list[RequestAccounting] = []
-    app_state.observers.append(accounts.append)
+    accounting: list[RequestAccounting] = []
+    app_state.observers.append(accounting.append)
     app = create_app(config, SingleEngineProvider(engine), FixedModels([plain_model(id="m")]), app_state)
-    async with Seen(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test") as http:
-        http.accounts, http.engine = accounts, engine
+    async with AccountingClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test"
+    ) as http:
+        http.accounting, http.engine = accounting, engine
         try:
             yield http
         finally:
@@ -67,27 +73,27 @@ def test_bodies_cover_all_metered_endpoints() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_metered_request_is_accounted_once(file: str, path: str, stream: bool) -> None:
     body = BODIES[path] | ({"stream": True} if stream and "compact" not in path else {})
-    async with gate(file) as http:
+    async with accounting_client(file) as http:
         answer = await http.post(path, json=body | ({"user": "ann"} if "compact" not in path else {}))
         assert answer.status_code == 200, answer.text
-    (account,) = http.accounts
-    assert (account.endpoint, account.outcome, account.status, account.model) == (path, "ok", 200, "m")
-    assert account.request_id == answer.headers["x-request-id"]
-    assert account.user == (None if "compact" in path else "ann")
-    assert account.stats.prompt_tokens == len(http.engine.requests[0].prompt)
-    assert account.stats.cached_tokens == account.stats.prompt_tokens // 2
-    assert account.stats.completion_tokens > 0
-    assert account.first_token_seconds is not None
-    assert 0 < account.first_token_seconds <= account.total_seconds
+    (entry,) = http.accounting
+    assert (entry.endpoint, entry.outcome, entry.status, entry.model) == (path, "ok", 200, "m")
+    assert entry.request_id == answer.headers["x-request-id"]
+    assert entry.user == (None if "compact" in path else "ann")
+    assert entry.stats.prompt_tokens == len(http.engine.requests[0].prompt)
+    assert entry.stats.cached_tokens == entry.stats.prompt_tokens // 2
+    assert entry.stats.completion_tokens > 0
+    assert entry.first_token_seconds is not None
+    assert 0 < entry.first_token_seconds <= entry.total_seconds
 
 
 async def test_background_response_is_accounted_when_it_ends(file: str) -> None:
-    async with gate(file, FakeEngine("hello", delay=0.02)) as http:
+    async with accounting_client(file, FakeEngine("hello", delay=0.02)) as http:
         await http.post("/v1/responses", json={"input": "hi", "background": True})
-        assert not http.accounts
-        assert await eventually(lambda: http.accounts)
-    (account,) = http.accounts
-    assert account.stats.completion_tokens == 6
+        assert not http.accounting
+        assert await eventually(lambda: http.accounting)
+    (entry,) = http.accounting
+    assert entry.stats.completion_tokens == 6
 
 
 @pytest.mark.parametrize(
@@ -101,11 +107,11 @@ async def test_background_response_is_accounted_when_it_ends(file: str) -> None:
 async def test_rejected_request_is_accounted_as_refused(
     file: str, body: dict[str, Any], status: int, outcome: str, model: str
 ) -> None:
-    async with gate(file) as http:
+    async with accounting_client(file) as http:
         assert (await http.post("/v1/completions", json=body)).status_code == status
-    (account,) = http.accounts
-    assert (account.status, account.outcome, account.model) == (status, outcome, model)
-    assert account.stats.prompt_tokens == 0
+    (entry,) = http.accounting
+    assert (entry.status, entry.outcome, entry.model) == (status, outcome, model)
+    assert entry.stats.prompt_tokens == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -113,12 +119,12 @@ async def test_rejected_request_is_accounted_as_refused(
 async def test_failed_request_is_accounted_as_failed(file: str, error: Exception, stream: bool) -> None:
     engine = FakeEngine("hello")
     engine.fail = error
-    async with gate(file, engine) as http:
+    async with accounting_client(file, engine) as http:
         answer = await http.post("/v1/completions", json={"prompt": "hi", "stream": stream})
         assert answer.status_code == (200 if stream else getattr(error, "status", 500))
-    (account,) = http.accounts
-    assert (account.status, account.outcome) == (getattr(error, "status", 500), "failed")
-    assert account.stats.completion_tokens == 1  # came before it failed
+    (entry,) = http.accounting
+    assert (entry.status, entry.outcome) == (getattr(error, "status", 500), "failed")
+    assert entry.stats.completion_tokens == 1  # generated before the failure
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -132,13 +138,13 @@ async def test_disconnected_request_is_accounted_as_cancelled(file: str, stream:
         await asyncio.sleep(0.1)
         waiting.cancel()
         assert await eventually(lambda: seen)
-    (account,) = seen
-    assert (account.outcome, account.status) == ("cancelled", 499)
-    assert 0 < account.stats.completion_tokens < 50
+    (entry,) = seen
+    assert (entry.outcome, entry.status) == ("cancelled", 499)
+    assert 0 < entry.stats.completion_tokens < 50
 
 
 async def test_rate_limits_apply_per_key(file: str) -> None:
-    async with gate(file, api_key=("a", "b"), requests_per_minute=2) as http:
+    async with accounting_client(file, api_key=("a", "b"), requests_per_minute=2) as http:
         first, second = {"authorization": "Bearer a"}, {"authorization": "Bearer b"}
         answers = [await http.post("/v1/completions", json={"prompt": "hi"}, headers=first) for _ in range(3)]
         other = await http.post("/v1/completions", json={"prompt": "hi"}, headers=second)
@@ -149,12 +155,12 @@ async def test_rate_limits_apply_per_key(file: str) -> None:
     refused = answers[-1]
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
     assert 1 <= int(refused.headers["retry-after"]) <= 60
-    assert [account.outcome for account in http.accounts] == ["ok", "ok", "refused", "ok"]
-    assert len({account.caller.organization for account in http.accounts}) == 2
+    assert [entry.outcome for entry in http.accounting] == ["ok", "ok", "refused", "ok"]
+    assert len({entry.caller.organization for entry in http.accounting}) == 2
 
 
 async def test_token_limit_counts_generated_tokens(file: str) -> None:
-    async with gate(file, api_key=("a",), requests_per_minute=0, tokens_per_minute=6) as http:
+    async with accounting_client(file, api_key=("a",), requests_per_minute=0, tokens_per_minute=6) as http:
         headers = {"authorization": "Bearer a"}
         answers = [await http.post("/v1/completions", json={"prompt": "hi"}, headers=headers) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]
@@ -162,7 +168,7 @@ async def test_token_limit_counts_generated_tokens(file: str) -> None:
 
 
 async def test_rate_limits_do_not_apply_without_keys(file: str) -> None:
-    async with gate(file, requests_per_minute=1) as http:
+    async with accounting_client(file, requests_per_minute=1) as http:
         for _ in range(3):
             answer = await http.post("/v1/completions", json={"prompt": "hi"})
             assert answer.status_code == 200
@@ -170,7 +176,7 @@ async def test_rate_limits_do_not_apply_without_keys(file: str) -> None:
 
 
 async def test_concurrency_limit_rejects_excess_requests(file: str) -> None:
-    async with gate(file, FakeEngine("hello", delay=0.02), api_key=("a",), concurrent_requests=2) as http:
+    async with accounting_client(file, FakeEngine("hello", delay=0.02), api_key=("a",), concurrent_requests=2) as http:
         headers = {"authorization": "Bearer a"}
         sent = [http.post("/v1/completions", json={"prompt": "hi"}, headers=headers) for _ in range(4)]
         assert sorted(answer.status_code for answer in await asyncio.gather(*sent)) == [200, 200, 429, 429]
@@ -178,16 +184,16 @@ async def test_concurrency_limit_rejects_excess_requests(file: str) -> None:
 
 
 async def test_timeout_header_sets_a_deadline(file: str) -> None:
-    async with gate(file, FakeEngine("hello", delay=0.05)) as http:
+    async with accounting_client(file, FakeEngine("hello", delay=0.05)) as http:
         slow = await http.post("/v1/completions", json={"prompt": "hi"}, headers={"x-syringa-timeout": "0.08"})
         wrong = await http.post("/v1/completions", json={"prompt": "hi"}, headers={"x-syringa-timeout": "soon"})
     assert (slow.status_code, slow.json()["error"]["code"]) == (503, "timeout")
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "x-syringa-timeout")
-    assert [account.outcome for account in http.accounts] == ["failed", "refused"]
+    assert [entry.outcome for entry in http.accounting] == ["failed", "refused"]
 
 
 async def test_request_without_key_is_counted_but_not_accounted(file: str) -> None:
-    async with gate(file, api_key=("secret",), public_metrics=True) as http:
+    async with accounting_client(file, api_key=("secret",), public_metrics=True) as http:
         wrong = {"authorization": "Bearer guess"}
         for headers in ({}, wrong, {"authorization": "Bearer secret"}):
             await http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2}, headers=headers)
@@ -197,4 +203,35 @@ async def test_request_without_key_is_counted_but_not_accounted(file: str) -> No
         assert [line.rpartition(" ")[2] for line in found] == ["2.0"]
         assert 'endpoint="/v1/completions"' in found[0]
         assert 'outcome="refused"' in found[0]
-        assert [account.status for account in http.accounts] == [200]
+        assert [entry.status for entry in http.accounting] == [200]
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401),
+        ("Bearer", 401),
+        ("Bearer wrong", 401),
+        ("Basic first", 401),
+        ("Bearer first", 200),
+        ("bearer second", 200),
+        ("Bearer caf\u00e9", 401),
+    ],
+)
+async def test_api_key_is_required(header: str | None, status: int) -> None:
+    headers = {"authorization": header.encode("latin-1")} if header else {}
+    async with client(config=Config(api_key=("first", "second"))) as http:
+        answer = await http.get("/v1/models", headers=headers)
+        assert answer.status_code == status
+        if status == 401:
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.json()["error"]["type"] == "authentication_error"
+        assert (await http.get("/health")).status_code == 200
+
+
+async def test_unknown_paths_are_not_counted(file: str) -> None:
+    async with accounting_client(file, public_metrics=True) as http:
+        for number in range(3):
+            assert (await http.post(f"/v1/secret-{number}", json={"prompt": "hi"})).status_code == 404
+        assert "secret" not in (await http.get("/metrics")).text
+    assert not http.accounting

@@ -1,4 +1,4 @@
-"""Keys, organizations and usage over HTTP: made by an administrator, and effective at once."""
+"""Administration of keys and organizations, and usage reports, over HTTP."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-from syringa.service.usage.pricing import Prices
 
 from syringa.api.models.served_model import FixedModels
-from syringa.config import Config
+from syringa.config import Config, Prices
 from syringa.engine.interface import SingleEngineProvider
 from syringa.http.app import create_app
 from syringa.service.app_state import AppState
-from syringa.service.auth.keys import mint
+from syringa.service.auth.keys import create_api_key
 from syringa.store import Store
 from tests.chat_models import plain_model
 from tests.client import until
@@ -32,7 +31,7 @@ class Client(httpx.AsyncClient):
     app_state: AppState
 
     async def until(self, status: int, key: str) -> None:
-        """Another process would have noticed within a second."""
+        """Wait until requests with the key get this status: changes take effect within a second."""
 
         async def answers() -> bool:
             return (await self.get("/v1/models", headers=bearer(key))).status_code == status
@@ -44,8 +43,8 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-async def made(database: str, organization: str = "ops", **kwargs: Any) -> str:
-    key, stored = mint(organization, **kwargs)
+async def stored_key(database: str, organization: str = "ops", **kwargs: Any) -> str:
+    key, stored = create_api_key(organization, **kwargs)
     async with Store(database) as store:
         assert await write(store).keys.create(stored)
     return key
@@ -53,10 +52,10 @@ async def made(database: str, organization: str = "ops", **kwargs: Any) -> str:
 
 @asynccontextmanager
 async def server(database: str, **settings: Any) -> AsyncIterator[Client]:
-    """A started server, as far as it can be without sockets."""
+    """Run a started server without sockets."""
     config = Config(database=database, **settings)
-    app_state = AppState(config)
-    app_state.price = lambda model: Prices(input=1.0, cached_input=0.5, output=2.0)
+    prices = Prices(input=1.0, cached_input=0.5, output=2.0)
+    app_state = AppState(config, prices=lambda model: prices)
     models = FixedModels([plain_model(id="m"), plain_model(id="other")])
     app = create_app(config, SingleEngineProvider(FakeEngine("hello")), models, app_state)
     await app_state.start()
@@ -70,7 +69,7 @@ async def server(database: str, **settings: Any) -> AsyncIterator[Client]:
 
 
 async def test_key_lifecycle(database: str) -> None:
-    admin = await made(database, admin=True)
+    admin = await stored_key(database, admin=True)
     async with server(database) as http:
         assert (await http.get("/v1/models")).status_code == 401
         body = {"organization": "acme", "name": "web", "models": ["m"], "requests_per_minute": 1}
@@ -84,12 +83,14 @@ async def test_key_lifecycle(database: str) -> None:
         assert [each["id"] for each in (await http.get("/v1/models", headers=bearer(key))).json()["data"]] == ["m"]
         for model, status in {"m": 200, "other": 403}.items():
             answer = await http.post("/v1/completions", json=COMPLETION | {"model": model}, headers=bearer(key))
-            assert answer.status_code == (429 if model == "other" else status)  # the first one used its minute up
+            assert answer.status_code == (
+                429 if model == "other" else status
+            )  # the first request has used up the minute
         listed = (await http.get("/admin/keys?organization=acme", headers=bearer(admin))).json()["data"]
         assert [each["id"] for each in listed] == [new["id"]]
         assert key not in str(listed)
-        gone = await http.delete(f"/admin/keys/{new['id']}", headers=bearer(admin))
-        assert gone.json()["revoked_at"] is not None
+        revoked = await http.delete(f"/admin/keys/{new['id']}", headers=bearer(admin))
+        assert revoked.json()["revoked_at"] is not None
         await http.until(401, key)
         assert (await http.get("/admin/keys?organization=acme", headers=bearer(admin))).json()["data"] == []
         kept = await http.get("/admin/keys?organization=acme&revoked=true", headers=bearer(admin))
@@ -97,7 +98,7 @@ async def test_key_lifecycle(database: str) -> None:
 
 
 async def test_key_is_restricted_to_its_models(database: str) -> None:
-    key = await made(database, models=["m"])
+    key = await stored_key(database, models=["m"])
     async with server(database) as http:
         answer = await http.post("/v1/completions", json=COMPLETION | {"model": "other"}, headers=bearer(key))
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed")
@@ -105,14 +106,14 @@ async def test_key_is_restricted_to_its_models(database: str) -> None:
 
 @pytest.mark.parametrize("path", ["/admin/keys", "/admin/organizations", "/admin/usage"])
 async def test_admin_endpoints_require_an_administrator(database: str, path: str) -> None:
-    key = await made(database)
+    key = await stored_key(database)
     async with server(database) as http:
         assert (await http.get(path, headers=bearer(key))).status_code == 403
         assert (await http.post("/admin/keys", json={"organization": "x"}, headers=bearer(key))).status_code == 403
 
 
 async def test_organization_limits_take_effect(database: str) -> None:
-    admin, key = await made(database, admin=True), await made(database, "acme")
+    admin, key = await stored_key(database, admin=True), await stored_key(database, "acme")
     async with server(database) as http:
         answer = await http.put("/admin/organizations/acme", json={"requests_per_minute": 0}, headers=bearer(admin))
         assert answer.json()["requests_per_minute"] == 0
@@ -130,21 +131,20 @@ async def test_organization_limits_take_effect(database: str) -> None:
 
 
 async def test_usage_is_reported_by_group_and_organization(database: str) -> None:
-    admin, key = await made(database, admin=True), await made(database, "acme")
+    admin, key = await stored_key(database, admin=True), await stored_key(database, "acme")
     async with server(database) as http:
         for model in ("m", "m", "other"):
             answer = await http.post("/v1/completions", json=COMPLETION | {"model": model}, headers=bearer(key))
             assert answer.status_code == 200
         await http.post("/v1/completions", json={"prompt": 1}, headers=bearer(key))
         await http.post("/v1/completions", json=COMPLETION, headers=bearer(admin))
-        assert http.app_state.meter is not None
-        await http.app_state.meter.flush()
+        await http.app_state.usage_writer.flush()
         rows = (await http.get("/admin/usage?by=organization,model", headers=bearer(admin))).json()["data"]
         counts = {(row["organization"], row["model"]): (row["requests"], row["refused"]) for row in rows}
         assert counts == {("acme", ""): (1, 1), ("acme", "m"): (2, 0), ("acme", "other"): (1, 0), ("ops", "m"): (1, 0)}
-        (twice,) = (row for row in rows if (row["organization"], row["model"]) == ("acme", "m"))
-        assert (twice["input_tokens"], twice["cached_tokens"], twice["output_tokens"]) == (4, 2, 12)
-        assert twice["cost"] == pytest.approx((2 * 1.0 + 2 * 0.5 + 12 * 2.0) / 1e6)
+        (row,) = (row for row in rows if (row["organization"], row["model"]) == ("acme", "m"))
+        assert (row["input_tokens"], row["cached_tokens"], row["output_tokens"]) == (4, 2, 12)
+        assert row["cost"] == pytest.approx((2 * 1.0 + 2 * 0.5 + 12 * 2.0) / 1e6)
         own = (await http.get("/v1/usage?by=organization", headers=bearer(key))).json()["data"]
         assert (await http.get("/v1/usage?organization=ops", headers=bearer(key))).status_code == 400
         assert [(row["organization"], row["requests"]) for row in own] == [("acme", 4)]

@@ -11,10 +11,10 @@ import pytest
 from syringa.errors import EngineUnavailable, StoreUnavailable
 from syringa.service.responses import background, process_identity
 from syringa.store import StoredEvent, StoredResponse
-from tests.chat_models import thinking_model
+from tests.chat_models import reasoning_model
 from tests.client import eventually
 from tests.fake_engine import FakeEngine
-from tests.http.responses_client import PATH, Client, responses_client, stream_events, text_of
+from tests.http.responses_client import PATH, ResponsesClient, responses_client, stream_events, text_of
 from tests.schemas import validate_open_responses, validate_openai
 from tests.store.helpers import read, write
 
@@ -24,14 +24,14 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "syringa.db")
 
 
-async def stored(http: Client, id: str) -> dict[str, Any]:
+async def stored(http: ResponsesClient, id: str) -> dict[str, Any]:
     answer = await http.get(f"{PATH}/{id}")
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
 
 
-async def ended(http: Client, id: str, seconds: float = 30.0) -> dict[str, Any]:
+async def finished(http: ResponsesClient, id: str, seconds: float = 30.0) -> dict[str, Any]:
     end = time.monotonic() + seconds
     while (found := await stored(http, id))["status"] in ("queued", "in_progress"):
         assert time.monotonic() < end
@@ -39,7 +39,7 @@ async def ended(http: Client, id: str, seconds: float = 30.0) -> dict[str, Any]:
     return found
 
 
-async def resumed(http: Client, id: str, after: int | None = None, **kwargs: Any) -> list[dict[str, Any]]:
+async def streamed(http: ResponsesClient, id: str, after: int | None = None, **kwargs: Any) -> list[dict[str, Any]]:
     query: dict[str, Any] = {"stream": "true"} | ({} if after is None else {"starting_after": after})
     answer = await http.get(f"{PATH}/{id}", params=query)
     assert answer.status_code == 200, answer.text
@@ -52,7 +52,7 @@ async def test_background_response_is_queued_and_completes(database: str) -> Non
         validate_openai(response, "Response")
         assert (response["status"], response["output"]) == ("queued", [])
         assert (await stored(http, response["id"]))["status"] in ("queued", "in_progress")
-        final = await ended(http, response["id"])
+        final = await finished(http, response["id"])
         assert (final["status"], text_of(final)) == ("completed", "hello")
         validate_openai(final, "Response")
 
@@ -60,8 +60,10 @@ async def test_background_response_is_queued_and_completes(database: str) -> Non
 async def test_background_response_can_be_streamed_from_any_event_and_process(database: str) -> None:
     async with responses_client(database, FakeEngine("hello", delay=0.02)) as http, responses_client(database) as other:
         response = await http.respond(background=True)
-        here = asyncio.create_task(resumed(http, response["id"]))
-        there = asyncio.create_task(resumed(other, response["id"]))  # from the store: it runs in another process
+        here = asyncio.create_task(streamed(http, response["id"]))
+        there = asyncio.create_task(
+            streamed(other, response["id"])
+        )  # from the store: the response runs in another process
         whole = await here
         assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
         for event in whole:
@@ -75,17 +77,17 @@ async def test_background_response_can_be_streamed_from_any_event_and_process(da
         assert whole[-1]["response"] == await stored(other, response["id"])
         assert await there == whole
         for after in (0, 4, len(whole) - 2):
-            assert await resumed(http, response["id"], after) == whole[after + 1 :]
-            assert await resumed(other, response["id"], after) == whole[after + 1 :]
-        assert await resumed(http, response["id"], 10_000) == []
-        assert await resumed(http, response["id"], len(whole) - 1) == []
+            assert await streamed(http, response["id"], after) == whole[after + 1 :]
+            assert await streamed(other, response["id"], after) == whole[after + 1 :]
+        assert await streamed(http, response["id"], 10_000) == []
+        assert await streamed(http, response["id"], len(whole) - 1) == []
 
 
 async def test_background_response_can_be_streamed_at_creation(database: str) -> None:
     async with responses_client(database) as http:
         seen = await http.stream(background=True)
         assert seen[-1]["type"] == "response.completed"
-        assert await resumed(http, seen[0]["response"]["id"]) == seen
+        assert await streamed(http, seen[0]["response"]["id"]) == seen
         answer = await http.get(
             f"{PATH}/{seen[0]['response']['id']}?stream=true", headers={"x-syringa-responses-mode": "open-responses"}
         )
@@ -114,7 +116,7 @@ async def test_old_events_are_released_from_memory(file: str, monkeypatch: pytes
         run = http.app_state.background.find("", response["id"])
         assert run is not None
         assert await eventually(lambda: run._first > 300 and len(run._events) < 200)
-        whole = await resumed(http, response["id"])
+        whole = await streamed(http, response["id"])
         assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
         assert len(whole) > 1000
 
@@ -123,7 +125,7 @@ async def test_cancel_stops_the_generation(database: str) -> None:
     engine = FakeEngine("hello", delay=0.02)
     async with responses_client(database, engine) as http:
         response = await http.respond(background=True, ignore_eos=True, max_output_tokens=1000)
-        follower = asyncio.create_task(resumed(http, response["id"]))
+        follower = asyncio.create_task(streamed(http, response["id"]))
         assert await eventually(lambda: engine.running)
         await asyncio.sleep(0.2)
         cancelled = (await http.post(f"{PATH}/{response['id']}/cancel")).json()
@@ -180,7 +182,7 @@ async def test_number_of_background_responses_is_limited(file: str) -> None:
         assert error["code"] == "too_many_background_responses"
         await http.respond()
         for each in running:
-            await ended(http, each["id"])
+            await finished(http, each["id"])
         assert await eventually(lambda: not http.app_state.background._runs)
         await http.respond(background=True)
 
@@ -196,7 +198,7 @@ async def test_engine_failure_fails_the_response(database: str) -> None:
         assert (failed["status"], failed["error"]["message"]) == ("failed", "it died")
         assert failed["usage"]["output_tokens"] == 1
         engine.fail_first = True
-        refused = await ended(http, (await http.respond(background=True))["id"])
+        refused = await finished(http, (await http.respond(background=True))["id"])
         assert (refused["status"], refused["usage"]["output_tokens"]) == ("failed", 0)
 
 
@@ -213,11 +215,11 @@ async def test_shutdown_fails_unfinished_responses(database: str) -> None:
         assert failed["status"] == "failed"
         assert "stopped" in failed["error"]["message"]
         assert failed["usage"]["output_tokens"] > 1
-        assert (await resumed(http, slow["id"]))[-1]["type"] == "response.failed"
+        assert (await streamed(http, slow["id"]))[-1]["type"] == "response.failed"
 
 
 async def test_responses_of_a_dead_process_are_failed(database: str) -> None:
-    """Its responses are failed for whoever asks, at once; a follower is told by an event."""
+    """The next read fails its responses, and a stream ends with an event."""
     machine, _, began, token = process_identity.name().split("/")
     dead = "/".join((machine, "1", str(int(began) + 1), token))
     async with responses_client(database) as http:
@@ -233,7 +235,7 @@ async def test_responses_of_a_dead_process_are_failed(database: str) -> None:
         lost = await stored(http, "resp_lost")
         assert (lost["status"], lost["error"]["code"]) == ("failed", "server_error")
         validate_openai(lost, "Response")
-        events = await resumed(http, "resp_lost")
+        events = await streamed(http, "resp_lost")
         assert [event["type"] for event in events] == ["response.failed"]
         validate_openai(events[0], "ResponseStreamEvent")
 
@@ -242,15 +244,15 @@ async def test_cancel_during_the_final_write_is_too_late(file: str, monkeypatch:
     begun, go_on = asyncio.Event(), asyncio.Event()
     write = background.ResponseRecorder._write
 
-    async def slowly(self: Any, *args: Any) -> None:
+    async def slow_write(self: Any, *args: Any) -> None:
         begun.set()
         await go_on.wait()
         await write(self, *args)
 
-    monkeypatch.setattr(background.ResponseRecorder, "_write", slowly)
+    monkeypatch.setattr(background.ResponseRecorder, "_write", slow_write)
     async with responses_client(file, FakeEngine("hello")) as http:
         response = await http.respond(background=True)
-        follower = asyncio.create_task(resumed(http, response["id"]))
+        follower = asyncio.create_task(streamed(http, response["id"]))
         await asyncio.wait_for(begun.wait(), 30)
         cancel = asyncio.create_task(http.post(f"{PATH}/{response['id']}/cancel"))
         await asyncio.sleep(0.05)
@@ -279,13 +281,13 @@ async def test_stream_of_a_dead_response_ends_with_its_failure(file: str) -> Non
 @pytest.mark.parametrize("written", ["openai", "open-responses"])
 @pytest.mark.parametrize("read", ["openai", "open-responses"])
 async def test_stream_uses_the_mode_of_its_request(file: str, written: str, read: str) -> None:
-    """Its text spells out the very field that is changed, where it must stay as it is."""
-    said = r'''"type":"response.reasoning_text.delta" "type":"response.reasoning.delta"'''
-    engine = FakeEngine(f"<think>{said}</think>hello".encode())
-    async with responses_client(file, engine, model=thinking_model(), responses_mode=written) as http:
+    """The text contains the field that is converted, and must not be changed."""
+    text = r'''"type":"response.reasoning_text.delta" "type":"response.reasoning.delta"'''
+    engine = FakeEngine(f"<think>{text}</think>hello".encode())
+    async with responses_client(file, engine, model=reasoning_model(), responses_mode=written) as http:
         begun = await http.respond(background=True)
-        final = await ended(http, begun["id"])
-        assert final["output"][0]["content"][0]["text"] == said
+        final = await finished(http, begun["id"])
+        assert final["output"][0]["content"][0]["text"] == text
         answer = await http.get(
             f"{PATH}/{begun['id']}", params={"stream": "true"}, headers={"x-syringa-responses-mode": read}
         )
@@ -297,14 +299,14 @@ async def test_stream_uses_the_mode_of_its_request(file: str, written: str, read
             validate_open_responses(event, "StreamingEvent")
     name = {"openai": "reasoning_text", "open-responses": "reasoning"}[read]
     thought = [event["delta"] for event in events if event["type"] == f"response.{name}.delta"]
-    assert "".join(thought) == said
+    assert "".join(thought) == text
 
 
 @pytest.mark.parametrize("mode", ["openai", "open-responses"])
 async def test_interrupted_stream_ends_with_an_error_event(
     file: str, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The response is another process's, and the store goes away while it is followed."""
+    """The response runs in another process, and the store becomes unavailable during the stream."""
     monkeypatch.setattr(background, "POLL_SECONDS", 0.01)
     async with responses_client(file, FakeEngine("hello"), responses_mode=mode) as http:
         store = http.app_state.responses.store
@@ -316,14 +318,14 @@ async def test_interrupted_stream_ends_with_an_error_event(
         await write(store).events.append("", "resp_1", [StoredEvent(0, msgspec.json.encode(event).decode())])
         look, looks = type(store).events_after, 0
 
-        async def away_soon(*arguments: Any, **named: Any) -> Any:
+        async def unavailable_soon(*arguments: Any, **named: Any) -> Any:
             nonlocal looks
             looks += 1
             if looks > 3:
                 raise StoreUnavailable("nothing can be looked up")
             return await look(*arguments, **named)
 
-        monkeypatch.setattr(type(store), "events_after", away_soon)
+        monkeypatch.setattr(type(store), "events_after", unavailable_soon)
         answer = await asyncio.wait_for(http.get(f"{PATH}/resp_1", params={"stream": "true"}), 30)
     *_, error = stream_events(answer.text, done=mode == "open-responses")
     if mode == "openai":
@@ -332,7 +334,7 @@ async def test_interrupted_stream_ends_with_an_error_event(
     else:
         validate_open_responses(error, "ErrorStreamingEvent")
         assert error["error"]["code"] == "store_unavailable"
-    assert error["sequence_number"] == 0, "who goes on after it misses nothing"
+    assert error["sequence_number"] == 0, "a client that continues after it must not miss events"
 
 
 async def test_model_that_cannot_be_loaded_fails_the_response(file: str) -> None:
@@ -340,5 +342,5 @@ async def test_model_that_cannot_be_loaded_fails_the_response(file: str) -> None
     engine.ready = False
     async with responses_client(file, engine) as http:
         begun = await http.respond(background=True)
-        found = await ended(http, begun["id"])
+        found = await finished(http, begun["id"])
     assert (found["status"], found["error"]["message"]) == ("failed", "The model is loading.")

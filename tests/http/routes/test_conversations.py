@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.http.responses_client import Client, responses_client
+from tests.http.responses_client import ResponsesClient, responses_client
 from tests.schemas import validate_openai
 
 PATH = "/v1/conversations"
-SAID = [{"role": "user", "content": "one"}, {"type": "message", "role": "assistant", "content": "two"}]
+ITEMS = [{"role": "user", "content": "one"}, {"type": "message", "role": "assistant", "content": "two"}]
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "syringa.db")
 
 
-async def created(http: Client, **body: Any) -> dict[str, Any]:
+async def created(http: ResponsesClient, **body: Any) -> dict[str, Any]:
     answer = await http.post(PATH, json=body)
     assert answer.status_code == 200, answer.text
     validate_openai(answer.json(), "ConversationResource")
@@ -25,7 +25,7 @@ async def created(http: Client, **body: Any) -> dict[str, Any]:
     return found
 
 
-async def items(http: Client, id: str, **query: Any) -> dict[str, Any]:
+async def items(http: ResponsesClient, id: str, **query: Any) -> dict[str, Any]:
     answer = await http.get(f"{PATH}/{id}/items", params=query)
     assert answer.status_code == 200, answer.text
     validate_openai(answer.json(), "ConversationItemList")
@@ -39,7 +39,7 @@ def texts(page: dict[str, Any]) -> list[str]:
 
 async def test_conversation_lifecycle(database: str) -> None:
     async with responses_client(database) as http:
-        conversation = await created(http, items=SAID, metadata={"a": "b"})
+        conversation = await created(http, items=ITEMS, metadata={"a": "b"})
         id = conversation["id"]
         assert (conversation["object"], conversation["metadata"]) == ("conversation", {"a": "b"})
         assert (await http.get(f"{PATH}/{id}")).json() == conversation
@@ -55,7 +55,7 @@ async def test_conversation_lifecycle(database: str) -> None:
             ("POST", "", {"metadata": {}}),
             ("DELETE", "", None),
             ("GET", "/items", None),
-            ("POST", "/items", {"items": SAID}),
+            ("POST", "/items", {"items": ITEMS}),
             ("GET", "/items/x", None),
             ("DELETE", "/items/x", None),
         ]:
@@ -72,7 +72,7 @@ async def test_conversation_can_be_empty(file: str) -> None:
 
 async def test_conversation_items_can_be_added_listed_and_deleted(database: str) -> None:
     async with responses_client(database) as http:
-        id = (await created(http, items=SAID))["id"]
+        id = (await created(http, items=ITEMS))["id"]
         more = [{"role": "user", "content": [{"type": "input_text", "text": str(number)}]} for number in range(20)]
         added = (await http.post(f"{PATH}/{id}/items", json={"items": more})).json()
         validate_openai(added, "ConversationItemList")
@@ -151,13 +151,13 @@ async def test_input_item_already_in_the_conversation_is_rejected(tmp_path: Path
 
 async def test_history_excludes_items_after_the_response(tmp_path: Path) -> None:
     async with responses_client(str(tmp_path / "syringa.db")) as http:
-        conversation = (await http.post(PATH, json={"items": SAID[:1]})).json()["id"]
+        conversation = (await http.post(PATH, json={"items": ITEMS[:1]})).json()["id"]
         first = await http.respond("first", conversation=conversation)
         await http.respond("LATER", conversation=conversation)
         await http.respond("x", previous_response_id=first["id"])
         assert "LATER" not in http.prompt()
         listed = (await http.get(f"{PATH}/{conversation}/items", params={"order": "asc"})).json()["data"]
-        for item in listed[1:3]:  # what the first response left
+        for item in listed[1:3]:  # those of the first response
             assert (await http.delete(f"{PATH}/{conversation}/items/{item['id']}")).status_code == 200
         await http.respond("y", previous_response_id=first["id"])
         assert "LATER" not in http.prompt()

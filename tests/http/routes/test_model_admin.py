@@ -1,4 +1,4 @@
-"""Models that are configured while the server runs."""
+"""Administration of models at run time."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_model_lifecycle(file: str) -> None:
         assert (request.sampling.temperature, request.stopping.max_tokens) == (0.25, 3)
         assert (await http.put("/admin/models/team/second", json={"path": "default"})).status_code == 200
         await http.post("/v1/completions", json={"model": "team/second", "prompt": "hi"})
-        assert http.engine.requests[0].sampling.temperature == 1.0  # the whole description was put in its place
+        assert http.engine.requests[0].sampling.temperature == 1.0  # the whole configuration was replaced
         assert (await http.delete("/admin/models/team/second")).json()["deleted"] is True
         assert await ids(http) == [default]
         assert (await http.post("/v1/completions", json={"model": "two", "prompt": "hi"})).status_code == 404

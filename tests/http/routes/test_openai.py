@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from syringa.config import Config
-from tests.chat_models import plain_model, thinking_model, vision_model
+from tests.chat_models import plain_model, reasoning_model, vision_model
 from tests.client import client
 from tests.fake_engine import END, FakeEngine, fake_model
 
@@ -92,7 +92,7 @@ async def test_tokenize_accepts_messages() -> None:
 async def test_model_capabilities_are_listed() -> None:
     for model, able in [
         (fake_model(), []),
-        (thinking_model(), ["chat", "reasoning"]),
+        (reasoning_model(), ["chat", "reasoning"]),
         (vision_model(), ["chat", "vision"]),
     ]:
         async with client(model=model) as http:

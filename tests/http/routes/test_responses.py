@@ -9,10 +9,10 @@ import pytest
 from syringa.config import Config
 from syringa.errors import EngineOverloaded, EngineUnavailable, StoreUnavailable
 from syringa.store import Store
-from tests.chat_models import plain_model, thinking_model
+from tests.chat_models import plain_model, reasoning_model
 from tests.client import eventually, server
 from tests.fake_engine import FakeEngine
-from tests.http.responses_client import PATH, Client, responses_client, stream_events, text_of
+from tests.http.responses_client import PATH, ResponsesClient, responses_client, stream_events, text_of
 from tests.schemas import validate_openai
 
 
@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "syringa.db")
 
 
-async def stored(http: Client, id: str) -> dict[str, Any]:
+async def stored(http: ResponsesClient, id: str) -> dict[str, Any]:
     answer = await http.get(f"{PATH}/{id}")
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
@@ -51,7 +51,7 @@ async def test_stream_ends_with_the_stored_response(database: str) -> None:
 
 
 async def test_response_is_stored_before_its_last_event(file: str) -> None:
-    """A client that goes on at once from what it was just told finds it there."""
+    """A client can continue a response as soon as it has received the last event."""
     async with responses_client(file) as http:
         for _ in range(5):
             seen = await http.stream()
@@ -63,7 +63,7 @@ async def test_response_is_not_stored_with_store_false(file: str) -> None:
         response = await http.respond(store=False)
         assert not response["store"]
         await http.stream(store=False)
-        assert http.app_state.responses._store._database is None, "nobody needed the store"
+        assert http.app_state.responses._store._database is None, "the store must not be opened"
         assert (await http.get(f"{PATH}/{response['id']}")).status_code == 404
 
 
@@ -71,7 +71,7 @@ async def test_response_is_not_stored_with_store_false(file: str) -> None:
 async def test_open_responses_mode_changes_event_names(file: str, mode: str | None, setting: Any) -> None:
     engine = FakeEngine(b"<think>hm</think>hello")
     headers = {"x-syringa-responses-mode": mode} if mode else {}
-    async with responses_client(file, engine, model=thinking_model(), responses_mode=setting) as http:
+    async with responses_client(file, engine, model=reasoning_model(), responses_mode=setting) as http:
         answer = await http.post(PATH, json={"input": "hi", "stream": True}, headers=headers)
         seen = stream_events(answer.text, done=True)
         assert "response.reasoning.delta" in [event["type"] for event in seen]
@@ -164,18 +164,18 @@ async def test_compacted_conversation_can_be_continued(database: str) -> None:
     async with responses_client(database) as http:
         output = answer.json()["output"]
         await http.respond([*output, {"role": "user", "content": "more"}])
-        assert http.prompt() == "[u]hi[a]hello[u]more[a]", "the fake summary is what the fake engine says"
+        assert http.prompt() == "[u]hi[a]hello[u]more[a]", "the summary is the output of the fake engine"
 
 
 async def test_encrypted_reasoning_is_restored(database: str) -> None:
     engine = FakeEngine(b"<think>a plan</think>hello")
     body: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"]}
-    async with responses_client(database, engine, model=thinking_model()) as http:
+    async with responses_client(database, engine, model=reasoning_model()) as http:
         output = (await http.respond(**body))["output"]
         thought = next(item for item in output if item["type"] == "reasoning")
         assert "plan" not in thought["encrypted_content"]
         thought.pop("content")
-    async with responses_client(database, FakeEngine("x"), model=thinking_model()) as http:
+    async with responses_client(database, FakeEngine("x"), model=reasoning_model()) as http:
         await http.respond([*output, {"role": "user", "content": "go on"}], **body)
         assert "<think>a plan</think>" in http.prompt()
 
@@ -219,16 +219,16 @@ AGENT: dict[str, Any] = {
 
 
 async def test_coding_agent_can_continue_without_storage(file: str) -> None:
-    """The way of Codex: nothing is stored, the thought travels sealed, and the whole conversation comes back."""
+    """As Codex does: nothing is stored, reasoning is sent encrypted, and every request has the whole conversation."""
     call = b'<tool_call>{"name": "exec_command", "arguments": {"cmd": "ls"}}</tool_call>'
     asked = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Read only."}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
     ]
-    async with responses_client(file, FakeEngine(b"<think>a plan</think>" + call), model=thinking_model()) as http:
+    async with responses_client(file, FakeEngine(b"<think>a plan</think>" + call), model=reasoning_model()) as http:
         answer = await http.post(PATH, json=AGENT | {"input": asked})
         assert answer.status_code == 200, answer.text
-        # It is told what made no difference.
+        # Fields without effect are named.
         assert set(answer.headers["x-syringa-ignored"].split(", ")) >= {"client_metadata", "reasoning.summary"}
         events = stream_events(answer.text)
         for event in events:
@@ -238,7 +238,7 @@ async def test_coding_agent_can_continue_without_storage(file: str) -> None:
         thought, called = ({name: each for name, each in item.items() if name != "content"} for item in done)
         assert thought["encrypted_content"]
     result = {"type": "function_call_output", "call_id": called["call_id"], "output": "a.txt"}
-    async with responses_client(file, FakeEngine(b"</think>done"), model=thinking_model()) as http:
+    async with responses_client(file, FakeEngine(b"</think>done"), model=reasoning_model()) as http:
         answer = await http.post(PATH, json=AGENT | {"input": [*asked, thought, called, result]})
         assert stream_events(answer.text)[-1]["type"] == "response.completed"
         assert "encrypted_content" not in answer.headers["x-syringa-ignored"]
@@ -274,7 +274,7 @@ async def test_failed_stream_is_reported_and_stored(database: str) -> None:
         failed = await stored(http, seen[0]["response"]["id"])
         assert (failed["status"], failed["error"]) == ("failed", {"code": "server_error", "message": "it died"})
         assert failed["usage"] == seen[-1]["response"]["usage"]
-        assert failed["usage"]["output_tokens"] == 1  # which it had said by then
+        assert failed["usage"]["output_tokens"] == 1  # generated before the failure
         error = await http.expect_error(400, previous_response_id=failed["id"])
         assert "has failed" in error["message"]
         open_ = await http.post(
@@ -305,7 +305,7 @@ async def test_unavailable_store_prevents_generation(tmp_path: Path) -> None:
 async def test_store_failure_at_the_end_is_retried_after_the_response(
     file: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def away(self: Store, app_state: Any) -> Any:
+    async def unavailable(self: Store, function: Any) -> Any:
         raise StoreUnavailable("away")
 
     async with responses_client(file, FakeEngine("hello", delay=0.02)) as http:
@@ -314,17 +314,17 @@ async def test_store_failure_at_the_end_is_retried_after_the_response(
             with monkeypatch.context() as patch:
                 task = asyncio.create_task(http.stream() if stream else http.respond())  # type: ignore[arg-type]
                 assert await eventually(lambda: http.engine.running)
-                patch.setattr(Store, "write", away)
+                patch.setattr(Store, "write", unavailable)
                 answer = await task
             response = answer[-1]["response"] if isinstance(answer, list) else answer
             assert (response["status"], text_of(response)) == ("completed", "hello")
-            assert "not stored yet" in caplog.text
-            # It is written as soon as that works.
+            assert "write failed, will retry" in caplog.text
+            # The write is retried until it succeeds.
             assert await eventually_stored(http, response["id"], "completed")
             assert await stored(http, response["id"]) == response
 
 
-async def eventually_stored(http: Client, id: str, status: str) -> bool:
+async def eventually_stored(http: ResponsesClient, id: str, status: str) -> bool:
     for _ in range(3000):
         if (await stored(http, id))["status"] == status:
             return True

@@ -1,4 +1,4 @@
-"""What a response goes on from, and who may see it."""
+"""The history that a response continues, and its isolation between organizations."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ async def test_organizations_are_isolated(database: str) -> None:
 
 
 async def test_long_chain_is_read_with_one_query(database: str) -> None:
-    """A thousand responses, one after the other, then listed and gone on from."""
-    from syringa.service.responses.history import encoded
+    """Continue a chain of a thousand responses."""
+    from syringa.service.responses.history import encode_items
     from syringa.store import StoredResponse
 
     count = 1000
@@ -179,8 +179,8 @@ async def test_long_chain_is_read_with_one_query(database: str) -> None:
         body = (await read(store).responses.get("", previous)).body  # type: ignore[union-attr]
         for number in range(count - 1):
             id = f"resp_{number}"
-            input = encoded([{"type": "message", "id": f"m{number}", "role": "user", "content": "."}])
-            output = encoded([{"type": "message", "id": f"a{number}", "role": "assistant", "content": "-"}])
+            input = encode_items([{"type": "message", "id": f"m{number}", "role": "user", "content": "."}])
+            output = encode_items([{"type": "message", "id": f"a{number}", "role": "assistant", "content": "-"}])
             row = StoredResponse(
                 id=id, created_at=1, model="fake", status="completed", previous_id=previous, body=body,
                 output=tuple(output),

@@ -80,7 +80,6 @@ async def test_metrics_leave_out_engines_that_do_not_respond(monkeypatch: pytest
     monkeypatch.setattr(system, "STATS_SECONDS", 0.01)
     cold = SilentEngine()  # a request for its statistics would hang
     cold.ready = False
-    dead = SilentEngine(EngineUnavailable("died"))
     service = Service(
         "gone", warm=FakeEngine(), hung=SilentEngine(), dead=SilentEngine(EngineUnavailable("died")), cold=cold
     )

@@ -13,9 +13,9 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from syringa.config import Config
 from syringa.errors import EngineOverloaded, EngineUnavailable
-from syringa.service.auth.keys import mint
+from syringa.service.auth.keys import create_api_key
 from syringa.store import Store
-from tests.chat_models import plain_model, thinking_model
+from tests.chat_models import plain_model, reasoning_model
 from tests.client import eventually, server, until
 from tests.fake_engine import FakeEngine
 from tests.schemas import validate_open_responses, validate_openai
@@ -24,7 +24,9 @@ from tests.store.helpers import read, write
 END = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
-class Socket:
+class ResponsesSocket:
+    """A client of the Responses API over a WebSocket."""
+
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
 
@@ -42,7 +44,7 @@ class Socket:
             seen.append(await self.next())
         return seen
 
-    async def refused(self, text: str | bytes) -> dict[str, Any]:
+    async def expect_error(self, text: str | bytes) -> dict[str, Any]:
         await self.connection.send(text)
         event = await self.next()
         assert event["type"] == "error"
@@ -52,13 +54,13 @@ class Socket:
 @contextlib.asynccontextmanager
 async def socket(
     tmp_path: Path, engine: FakeEngine | None = None, *, headers: dict[str, str] | None = None, **settings: Any
-) -> AsyncIterator[Socket]:
+) -> AsyncIterator[ResponsesSocket]:
     model = settings.pop("model", None) or plain_model()
     config = Config(port=0, drain_timeout=1.0, database=str(tmp_path / "syringa.db"), **settings)
     async with server(engine or FakeEngine("hello"), config, model) as http:
         url = str(http.base_url).replace("http:", "ws:") + "/v1/responses"
         async with connect(url, additional_headers=headers or {}, proxy=None) as connection:
-            yield Socket(connection)
+            yield ResponsesSocket(connection)
 
 
 async def test_websocket_serves_responses_in_sequence(tmp_path: Path) -> None:
@@ -121,11 +123,11 @@ async def test_invalid_message_gets_an_error_event(
     tmp_path: Path, text: str | bytes, code: str, param: str | None
 ) -> None:
     async with socket(tmp_path) as ws:
-        event = await ws.refused(text)
+        event = await ws.expect_error(text)
         assert event["status"] in (400, 404)
         assert (event["error"]["code"], event["error"]["param"]) == (code, param)
         assert set(event["error"]) == {"type", "code", "message", "param"}
-        assert (await ws.ask(store=False))[-1]["type"] == "response.completed", "the connection goes on"
+        assert (await ws.ask(store=False))[-1]["type"] == "response.completed", "the connection must stay usable"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ async def test_openai_mode_ignores_http_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize("store", [True, False])
 @pytest.mark.parametrize("input", [[], None, "one"])
 async def test_response_without_generation_can_be_continued(tmp_path: Path, store: bool, input: Any) -> None:
-    """As agents do it while their user is still typing: with instructions and tools, and nothing said yet."""
+    """Agents send instructions and tools in advance, while the user is still typing."""
     engine = FakeEngine("hello")
     async with socket(tmp_path, engine) as ws:
         seen = await ws.ask(input, store=store, stream=True, generate=False, instructions="Be brief.")
@@ -216,7 +218,7 @@ async def test_disconnect_cancels_the_response(tmp_path: Path) -> None:
     async with server(engine, config, plain_model()) as http:
         url = str(http.base_url).replace("http:", "ws:") + "/v1/responses"
         async with connect(url, proxy=None) as connection:
-            ws = Socket(connection)
+            ws = ResponsesSocket(connection)
             await ws.send(ignore_eos=True, max_output_tokens=3000)
             while (event := await ws.next())["type"] != "response.output_text.delta":
                 id = event.get("response", {}).get("id", "")
@@ -250,14 +252,14 @@ async def test_failure_is_reported_and_the_connection_continues(tmp_path: Path) 
 async def test_open_responses_mode_changes_event_names(tmp_path: Path) -> None:
     engine = FakeEngine(b"<think>hm</think>hello")
     headers = {"x-syringa-responses-mode": "open-responses"}
-    async with socket(tmp_path, engine, headers=headers, model=thinking_model()) as ws:
+    async with socket(tmp_path, engine, headers=headers, model=reasoning_model()) as ws:
         assert "response.reasoning.delta" in [event["type"] for event in await ws.ask(store=False)]
 
 
 async def test_idle_connection_is_closed(tmp_path: Path) -> None:
     engine = FakeEngine("hello", delay=0.2)
     async with socket(tmp_path, engine, websocket_idle=0.8) as ws:
-        assert (await ws.ask(store=False))[-1]["type"] == "response.completed", "while it answers, it is not idle"
+        assert (await ws.ask(store=False))[-1]["type"] == "response.completed", "a responding connection is not idle"
         with pytest.raises(websockets.ConnectionClosed) as caught:
             await ws.next()
         assert caught.value.rcvd is not None
@@ -276,7 +278,7 @@ async def test_handshake_on_another_path_is_rejected(tmp_path: Path) -> None:
 
 
 async def test_revoked_key_is_rejected_on_an_open_connection(tmp_path: Path) -> None:
-    key, stored = mint("acme")
+    key, stored = create_api_key("acme")
     database = str(tmp_path / "syringa.db")
     async with Store(database) as store:
         await write(store).keys.create(stored)
@@ -284,11 +286,11 @@ async def test_revoked_key_is_rejected_on_an_open_connection(tmp_path: Path) -> 
             assert (await ws.ask(store=False))[-1]["type"] == "response.completed"
             await write(store).keys.revoke(stored.id)
 
-            async def is_refused() -> bool:
+            async def is_rejected() -> bool:
                 await ws.send(store=False)
                 event = await ws.next()
                 while event["type"] not in (*END, "error"):
                     event = await ws.next()
                 return bool(event["type"] == "error" and event["error"]["code"] == "invalid_api_key")
 
-            await until(is_refused)
+            await until(is_rejected)

@@ -1,4 +1,4 @@
-"""Requests that are slow, broken or hostile, over real sockets."""
+"""Slow, broken and hostile requests, over real sockets."""
 
 from __future__ import annotations
 
@@ -63,22 +63,22 @@ async def test_read_timeout_does_not_cover_the_response() -> None:
     engine = FakeEngine("hello", delay=0.15)
     async with running_server(engine) as server, server.client(COMPLETION_REQUEST) as client:
         assert (await client.response())[0] == 200
-        await asyncio.sleep(0.4)  # kept alive, without a word, for longer than a request may take
+        await asyncio.sleep(0.4)  # idle for longer than the read timeout
         client.send(COMPLETION_REQUEST)
         assert (await client.response())[0] == 200
 
 
 async def test_keep_alive_timeout_ends_with_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends when a next request begins, which empty lines do not."""
+    """The timeout ends when the next request begins. Empty lines do not begin one."""
     monkeypatch.setattr(serving, "_KEEP_ALIVE_SECONDS", 0.3)
     engine = FakeEngine("hello", delay=0.1)
     async with running_server(engine, read_timeout=30) as server, server.client(HEALTH_REQUEST) as client:
-        for sent in (b"", COMPLETION_REQUEST, COMPLETION_REQUEST):  # each takes longer than that
+        for sent in (b"", COMPLETION_REQUEST, COMPLETION_REQUEST):  # each takes longer than the timeout
             client.send(sent)
             assert (await client.response())[0] == 200
         async with asyncio.timeout(30):
             while not await client.is_closed(0.1):
-                with contextlib.suppress(RuntimeError):  # what uvloop says when it has closed
+                with contextlib.suppress(RuntimeError):  # raised by uvloop after the close
                     client.send(b"\r\n")
 
 
@@ -151,7 +151,7 @@ async def test_connection_limits_the_head() -> None:
             assert (await client.response())[0] == 200
             client.send(HEALTH_REQUEST[:-2] + b"x-a: " + b"x" * 70_000 + b"\r\n\r\n")
             await client.expect_rejection(431, "headers_too_large")
-        async with server.client(HEALTH_REQUEST[:-2] + b"x-a: " + b"x" * 700_000) as client:  # without an end
+        async with server.client(HEALTH_REQUEST[:-2] + b"x-a: " + b"x" * 700_000) as client:  # incomplete
             await client.expect_rejection(431, "headers_too_large")
         async with server.client(HEALTH_REQUEST[:-2] + b"a: b\r\n" * 200_000) as client:
             await client.expect_rejection(431, "headers_too_large")
@@ -164,7 +164,7 @@ async def test_connection_limits_the_head() -> None:
 
 
 async def test_rejection_reaches_a_client_that_is_still_sending_its_head() -> None:
-    """Closing at once would make its kernel forget what came before."""
+    """An immediate close would make the client's kernel discard the response."""
     async with running_server(read_timeout=5) as server, server.client() as client:
         client.writer.transport.pause_reading()
         client.send(HEALTH_REQUEST[:-2] + b"a: b\r\n" * 1_000_000)
@@ -190,23 +190,23 @@ async def test_connection_rejects_invalid_websocket_handshakes() -> None:
             assert b"400" in await client.reader.readline()
         async with server.client(UPGRADE + b"\r\n") as client:
             assert b"101" in await client.reader.readline()
-            await asyncio.sleep(0.5)  # the time for requests is not for it
+            await asyncio.sleep(0.5)  # the read timeout does not apply
             client.send(b"\x89\x80\x00\x00\x00\x00")  # a ping
             assert await asyncio.wait_for(client.reader.readuntil(b"\x8a\x00"), 30)
 
 
 @pytest.mark.parametrize("cut", [0, 20, len(HEAD), -3])
 async def test_connection_ignores_other_upgrades(cut: int) -> None:
-    """Java's client offers HTTP/2 with every first request."""
-    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
-    ask = COMPLETION_REQUEST.replace(b"host: a\r\n", b"host: a\r\n" + offer)
-    async with running_server() as server, server.client(ask[:cut]) as client:
+    """Java's HTTP client offers HTTP/2 with every first request."""
+    upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+    request = COMPLETION_REQUEST.replace(b"host: a\r\n", b"host: a\r\n" + upgrade)
+    async with running_server() as server, server.client(request[:cut]) as client:
         await asyncio.sleep(0.02)
-        client.send(ask[cut:] + COMPLETION_REQUEST)
+        client.send(request[cut:] + COMPLETION_REQUEST)
         for _ in range(2):
             status, _, body = await client.response()
             assert (status, json.loads(body)["choices"][0]["text"]) == (200, "hello")
-        client.send(HEALTH_REQUEST.replace(b"host: a\r\n", b"host: a\r\n" + offer))
+        client.send(HEALTH_REQUEST.replace(b"host: a\r\n", b"host: a\r\n" + upgrade))
         assert (await client.response())[0] == 200
 
 
@@ -219,7 +219,7 @@ async def test_connection_responds_to_pipelined_requests_in_order() -> None:
 
 
 async def test_read_timeout_excludes_time_without_reading() -> None:
-    """While the first answer takes longer than a request may, most of the second request is not read."""
+    """While the first response takes longer than the read timeout, most of the second request is not read."""
     engine = FakeEngine("hello", delay=0.1)
     body = BODY + b" " * 900_000
     large = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
@@ -264,9 +264,9 @@ async def test_connection_limits_pipelined_requests() -> None:
 async def test_disconnect_discards_pipelined_requests() -> None:
     engine = FakeEngine("hello", delay=0.02)
     body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True}).encode()
-    ask = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    request = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
     async with running_server(engine) as server:
-        async with server.client(ask * 3):
+        async with server.client(request * 3):
             assert await eventually(lambda: engine.running)
         assert await eventually(lambda: not engine.running)
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Clients that do not read, and more of them than there is room for, over real sockets."""
+"""Clients that do not read, and more connections than the limit, over real sockets."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ async def test_write_timeout_spares_a_slow_reader(monkeypatch: pytest.MonkeyPatc
     aborted: list[bool] = []
     transport = SimpleNamespace(left=100, abort=lambda: aborted.append(True))
     transport.get_write_buffer_size = lambda: transport.left
-    watched = limits.WriteTimeout()
-    watched.transport, watched.loop = transport, asyncio.get_running_loop()  # type: ignore[assignment]
-    watched._start_write_timer()
+    protocol = limits.WriteTimeout()
+    protocol.transport, protocol.loop = transport, asyncio.get_running_loop()  # type: ignore[assignment]
+    protocol._start_write_timer()
     transport.left = 60
     await asyncio.sleep(0.3)
     transport.left = 20
@@ -58,7 +58,7 @@ async def test_connection_limit_closes_idle_connections_and_rejects_new_ones(
             assert await eventually(lambda: len(engine.running) == 2)
         silent = await stack.enter_async_context(server.client())
         await asyncio.sleep(0.05)
-        # The fifth finds no room, nor would it get any by closing those that run: the idle one has to go.
+        # The fifth is over the limit. Running ones are not closed: the idle one is.
         fifth = await stack.enter_async_context(server.client())
         assert await idle.is_closed()
         fifth.send(HEALTH_REQUEST)
@@ -66,8 +66,8 @@ async def test_connection_limit_closes_idle_connections_and_rejects_new_ones(
         sixth = await stack.enter_async_context(server.client(HEALTH_REQUEST))
         headers = await sixth.expect_rejection(503, "too_many_connections")
         assert int(headers["retry-after"]) >= 1
-        crowd = [await stack.enter_async_context(server.client()) for _ in range(12)]
-        assert sum([await each.is_closed(3) for each in crowd]) >= 12 - 3
+        excess = [await stack.enter_async_context(server.client()) for _ in range(12)]
+        assert sum([await each.is_closed(3) for each in excess]) >= 12 - 3
         for each in busy:
             assert (await each.response())[0] == 200
         assert caplog.text.count("limit=4") == 1

@@ -10,10 +10,10 @@ import pytest
 from syringa.http.context import REQUEST_CYCLE
 from syringa.http.server.request_cycle import RequestCycle
 from tests.client import eventually
-from tests.http.fake_transport import connection
+from tests.http.fake_transport import create_connection
 
 
-def answering(*parts: bytes, status: int = 200, headers: Any = (), pause: float | None = None) -> Any:
+def responding_app(*parts: bytes, status: int = 200, headers: Any = (), pause: float | None = None) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": status, "headers": list(headers)})
         if pause is not None:
@@ -24,7 +24,7 @@ def answering(*parts: bytes, status: int = 200, headers: Any = (), pause: float 
     return app
 
 
-async def turns() -> None:
+async def run_tasks() -> None:
     for _ in range(6):
         await asyncio.sleep(0)
 
@@ -34,33 +34,33 @@ SIZED = [(b"content-length", b"5")]
 
 
 async def test_cycle_writes_head_and_body_together() -> None:
-    made, transport = connection(answering(b"hello", headers=SIZED))
-    made.data_received(GET)
-    await turns()
+    connection, transport = create_connection(responding_app(b"hello", headers=SIZED))
+    connection.data_received(GET)
+    await run_tasks()
     assert len(transport.writes) == 1
     assert transport.text.startswith(b"HTTP/1.1 200 OK\r\n")
     assert transport.text.endswith(b"\r\n\r\nhello")
-    made.data_received(GET)
-    await turns()
+    connection.data_received(GET)
+    await run_tasks()
     assert len(transport.writes) == 2
     assert transport.writes[0] == transport.writes[1]
     assert not transport.closed
 
 
 async def test_cycle_writes_each_part_of_a_stream() -> None:
-    made, transport = connection(answering(b"a", b"b", b"c"))
-    made.data_received(GET)
-    await turns()
+    connection, transport = create_connection(responding_app(b"a", b"b", b"c"))
+    connection.data_received(GET)
+    await run_tasks()
     assert len(transport.writes) == 3
     assert transport.writes[0].endswith(b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n")
     assert transport.writes[1:] == [b"1\r\nb\r\n", b"1\r\nc\r\n0\r\n\r\n"]
-    assert made.cycle.transport is transport
+    assert connection.cycle.transport is transport
 
 
 async def test_cycle_delays_the_head_until_the_body() -> None:
-    made, transport = connection(answering(b"hello", headers=SIZED, pause=0.05))
-    made.data_received(GET)
-    await turns()
+    connection, transport = create_connection(responding_app(b"hello", headers=SIZED, pause=0.05))
+    connection.data_received(GET)
+    await run_tasks()
     assert not transport.writes
     assert await eventually(lambda: transport.writes)
     assert len(transport.writes) == 1
@@ -71,10 +71,12 @@ async def test_cycle_delays_the_head_until_the_body() -> None:
 @pytest.mark.parametrize("close", [False, True])
 async def test_cycle_sends_responses_without_body(method: bytes, status: int, close: bool) -> None:
     headers = SIZED if method == b"HEAD" else []
-    made, transport = connection(answering(b"hello" if headers else b"", status=status, headers=headers))
+    connection, transport = create_connection(
+        responding_app(b"hello" if headers else b"", status=status, headers=headers)
+    )
     more = b"connection: close\r\n" if close else b""
-    made.data_received(method + b" /x HTTP/1.1\r\nhost: a\r\n" + more + b"\r\n")
-    await turns()
+    connection.data_received(method + b" /x HTTP/1.1\r\nhost: a\r\n" + more + b"\r\n")
+    await run_tasks()
     assert transport.text.startswith(b"HTTP/1.1 %d" % status)
     assert transport.text.endswith(b"\r\n\r\n")
     assert b"transfer-encoding" not in transport.text
@@ -84,9 +86,11 @@ async def test_cycle_sends_responses_without_body(method: bytes, status: int, cl
 
 async def test_cycle_does_not_copy_a_large_body() -> None:
     body = bytes(1 << 20)
-    made, transport = connection(answering(body, headers=[(b"content-length", str(len(body)).encode())]))
-    made.data_received(GET)
-    await turns()
+    connection, transport = create_connection(
+        responding_app(body, headers=[(b"content-length", str(len(body)).encode())])
+    )
+    connection.data_received(GET)
+    await run_tasks()
     assert [len(each) for each in transport.writes][1:] == [1 << 20]
 
 
@@ -98,9 +102,9 @@ async def test_cycle_closes_the_connection_if_the_app_fails_after_the_head() -> 
         raise ValueError("no")
 
     for path, ending in (("/now", b""), ("/later", b"\r\n\r\n1\r\na\r\n")):
-        made, transport = connection(app)
-        made.data_received(GET.replace(b"/x", path.encode()))
-        await turns()
+        connection, transport = create_connection(app)
+        connection.data_received(GET.replace(b"/x", path.encode()))
+        await run_tasks()
         assert transport.text.endswith(ending)
         assert bool(transport.text) is bool(ending)
         assert transport.closed
@@ -126,7 +130,7 @@ async def test_cycle_closes_the_connection_if_the_app_fails_after_the_head() -> 
     ],
 )
 async def test_cycle_rejects_invalid_message_sequences(messages: list[Any]) -> None:
-    refused: list[Exception] = []
+    errors: list[Exception] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         for message in messages[:-1]:
@@ -134,13 +138,13 @@ async def test_cycle_rejects_invalid_message_sequences(messages: list[Any]) -> N
         try:
             await send(messages[-1])
         except RuntimeError as error:
-            refused.append(error)
+            errors.append(error)
             raise
 
-    made, transport = connection(app)
-    made.data_received(GET)
-    await turns()
-    assert refused
+    connection, transport = create_connection(app)
+    connection.data_received(GET)
+    await run_tasks()
+    assert errors
     assert b"b: c" not in transport.text
     assert b"longer" not in transport.text
 
@@ -150,21 +154,21 @@ async def test_cycle_writes_without_waiting() -> None:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         cycles.append(scope["extensions"][REQUEST_CYCLE])
-        assert not cycles[0].write([b"x"])  # nothing has begun
+        assert not cycles[0].write([b"x"])  # the response has not started
         await send({"type": "http.response.start", "status": 200, "headers": []})
         assert cycles[0].write([b"a", b"aa"])
         await asyncio.Event().wait()
 
-    made, transport = connection(app)
-    made.data_received(GET)
-    await turns()
+    connection, transport = create_connection(app)
+    connection.data_received(GET)
+    await run_tasks()
     (cycle,) = cycles
-    made.pause_writing()
+    connection.pause_writing()
     assert not cycle.write([b"b"])
     assert not cycle.finish([b"b"])
     assert len(transport.writes) == 1
     assert transport.text.endswith(b"\r\n\r\n1\r\na\r\n2\r\naa\r\n")
-    made.resume_writing()
+    connection.resume_writing()
     assert cycle.write([b"b"])
     assert cycle.finish([b"c"])
     assert transport.text.endswith(b"2\r\naa\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n")
@@ -173,22 +177,22 @@ async def test_cycle_writes_without_waiting() -> None:
 
 @pytest.mark.parametrize("complete", [False, True])
 async def test_cycle_reports_a_disconnect_before_the_end(complete: bool) -> None:
-    left: list[bool] = []
+    disconnects: list[bool] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         cycle = scope["extensions"][REQUEST_CYCLE]
-        cycle.on_disconnect = lambda: left.append(cycle.disconnected)
+        cycle.on_disconnect = lambda: disconnects.append(cycle.disconnected)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"a", "more_body": not complete})
         await asyncio.sleep(0.02)
-        assert cycle.write([b"b"])  # to nobody
+        assert cycle.write([b"b"])  # discarded
 
-    made, transport = connection(app)
-    made.data_received(GET)
-    await turns()
+    connection, transport = create_connection(app)
+    connection.data_received(GET)
+    await run_tasks()
     written = len(transport.writes)
-    made.connection_lost(None)
-    assert left == ([] if complete else [True])
+    connection.connection_lost(None)
+    assert disconnects == ([] if complete else [True])
     if not complete:
         await asyncio.sleep(0.05)
         assert len(transport.writes) == written
@@ -202,8 +206,8 @@ async def test_connection_sends_pipelined_responses_in_order() -> None:
         body = scope["path"].encode() * 2 + b"!" if headers else b""
         await send({"type": "http.response.body", "body": body})
 
-    made, transport = connection(app)
-    made.data_received(b"".join(b"%s /%d HTTP/1.1\r\nhost: a\r\n\r\n" % (b"GET", each) for each in (1, 2, 3)))
+    connection, transport = create_connection(app)
+    connection.data_received(b"".join(b"%s /%d HTTP/1.1\r\nhost: a\r\n\r\n" % (b"GET", each) for each in (1, 2, 3)))
     assert await eventually(lambda: len(transport.writes) == 3)
     bodies = [each.rpartition(b"\r\n\r\n")[2] for each in transport.writes]
     assert bodies == [b"/1/1!", b"/2/2!", b"/3/3!"]
@@ -211,7 +215,7 @@ async def test_connection_sends_pipelined_responses_in_order() -> None:
 
 @pytest.mark.parametrize("reads", [True, False])
 async def test_cycle_handles_expect_100_continue(reads: bool) -> None:
-    """Who is told to go on may use the connection again; who is answered before may not: is what comes next a body?"""
+    """After an early response without `100 Continue` the connection is closed: what follows may be a body or a request."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if reads:
@@ -219,21 +223,21 @@ async def test_cycle_handles_expect_100_continue(reads: bool) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": SIZED})
         await send({"type": "http.response.body", "body": b"hello"})
 
-    made, transport = connection(app)
-    made.data_received(b"POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
-    await turns()
+    connection, transport = create_connection(app)
+    connection.data_received(b"POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
+    await run_tasks()
     if reads:
         assert transport.writes == [b"HTTP/1.1 100 Continue\r\n\r\n"]
-        made.data_received(b"hello")
-        await turns()
+        connection.data_received(b"hello")
+        await run_tasks()
     assert len(transport.writes) == 1 + reads
     assert transport.text.endswith(b"\r\n\r\nhello")
-    assert transport.ended is not reads  # and closed when the client has been heard out
+    assert transport.ended is not reads  # and closed after a moment
     assert (b"connection: close" in transport.text) is not reads
 
 
 def test_parser_chains_errors_of_its_callbacks() -> None:
-    """`HttpConnection` finds the error that one of its callbacks raised as the context of the parser's own."""
+    """`HttpConnection` relies on the error of a callback being the context of the parser's own error."""
 
     def on_url(url: bytes) -> None:
         raise KeyError("x")
@@ -244,9 +248,9 @@ def test_parser_chains_errors_of_its_callbacks() -> None:
 
 
 async def test_cycle_sends_no_chunks_to_http_1_0() -> None:
-    made, transport = connection(answering(b"a", b"b"))
-    made.data_received(b"GET /x HTTP/1.0\r\nhost: a\r\n\r\n")
-    await turns()
+    connection, transport = create_connection(responding_app(b"a", b"b"))
+    connection.data_received(b"GET /x HTTP/1.0\r\nhost: a\r\n\r\n")
+    await run_tasks()
     head, _, body = transport.text.partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head
     assert b"connection: close" in head

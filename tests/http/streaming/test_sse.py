@@ -67,7 +67,7 @@ async def test_stream_sends_keep_alive_comments() -> None:
 
 async def test_error_after_a_keep_alive_comment_is_an_event() -> None:
     engine = FakeEngine("ab", delay=0.2)
-    engine._plan = lambda *_: 1 / 0  # type: ignore[method-assign]
+    engine.output_tokens = lambda *_: 1 / 0  # type: ignore[method-assign]
     engine.deltas = _late_refusal  # type: ignore[method-assign]
     async with client(engine, Config(keep_alive=0.02)) as http:
         answer = await http.post("/v1/completions", json={"prompt": "x", "stream": True})

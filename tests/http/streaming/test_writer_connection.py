@@ -9,7 +9,7 @@ from syringa.flush_queue import flush_queue
 from syringa.http.context import REQUEST_CYCLE
 from syringa.http.server.connection import HttpConnection
 from syringa.http.streaming.writer import StreamWriter
-from tests.http.fake_transport import Transport, connection
+from tests.http.fake_transport import FakeTransport, create_connection
 
 REQUEST = b"POST /v1/completions HTTP/%b\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 
@@ -30,8 +30,8 @@ class Stream:
 
     async def begin(self) -> None:
         self.connection: HttpConnection
-        self.transport: Transport
-        self.connection, self.transport = connection(self._app)
+        self.transport: FakeTransport
+        self.connection, self.transport = create_connection(self._app)
         self.connection.data_received(REQUEST % self._version)
         await self._ready.wait()
         await asyncio.sleep(0)

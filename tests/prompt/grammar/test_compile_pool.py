@@ -1,4 +1,4 @@
-"""Threads for grammars alone: a bounded queue, and a bounded wait."""
+"""The thread pool for grammars has a bounded queue and a timeout."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from syringa.prompt.grammar import compile_pool
 from syringa.prompt.grammar.compile_pool import CompilePool, run_in_compile_pool
 
 
-async def test_results_and_errors_come_back() -> None:
-    def refuse() -> None:
+async def test_compile_pool_returns_results_and_raises_errors() -> None:
+    def fail() -> None:
         raise InvalidRequest("no", param="x")
 
-    assert await run_in_compile_pool(lambda: threading.current_thread().name) in ("compiling-0", "compiling-1")
+    assert await run_in_compile_pool(lambda: threading.current_thread().name) in ("compile-0", "compile-1")
     with pytest.raises(InvalidRequest) as caught:
-        await run_in_compile_pool(refuse, "field")
+        await run_in_compile_pool(fail, "field")
     assert caught.value.param == "x"
     with pytest.raises(RecursionError):
-        await run_in_compile_pool(_endless)
+        await run_in_compile_pool(_recurse)
 
 
-def _endless() -> None:
-    _endless()
+def _recurse() -> None:
+    _recurse()
 
 
-async def test_a_slow_one_is_answered_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_pool, "_workshop", CompilePool(threads=2, seconds=1))
+async def test_slow_job_times_out_while_other_jobs_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_pool, "_pool", CompilePool(threads=2, timeout_seconds=1))
     release = threading.Event()
     slow = asyncio.create_task(run_in_compile_pool(lambda: release.wait(60), "tools"))
     await asyncio.sleep(0)
@@ -41,23 +41,23 @@ async def test_a_slow_one_is_answered_and_others_go_on(monkeypatch: pytest.Monke
     release.set()
 
 
-async def test_what_has_no_room_or_no_turn_is_told_to_come_again() -> None:
-    workshop = CompilePool(threads=1, waiting=2, seconds=0.3)
+async def test_pool_rejects_jobs_when_full_or_not_started_in_time() -> None:
+    pool = CompilePool(threads=1, max_queued=2, timeout_seconds=0.3)
     release = threading.Event()
-    began = threading.Event()
+    started = threading.Event()
 
     def slow() -> bool:
-        began.set()
+        started.set()
         return release.wait(60)
 
-    first = asyncio.create_task(workshop.run(slow))
+    first = asyncio.create_task(pool.run(slow))
     await asyncio.sleep(0)
-    assert began.wait(60)
+    assert started.wait(60)
     ran: list[int] = []
-    waiting = [asyncio.create_task(workshop.run(lambda: ran.append(1))) for _ in range(2)]
+    waiting = [asyncio.create_task(pool.run(lambda: ran.append(1))) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(EngineOverloaded, match="Too many grammars"):
-        await workshop.run(lambda: 1)
+        await pool.run(lambda: 1)
     for each in waiting:
         with pytest.raises(EngineOverloaded):
             await each
@@ -65,5 +65,5 @@ async def test_what_has_no_room_or_no_turn_is_told_to_come_again() -> None:
         await first
     release.set()
     await asyncio.sleep(0.1)
-    assert await workshop.run(lambda: 3) == 3
-    assert not ran, "nobody waits for those any more"
+    assert await pool.run(lambda: 3) == 3
+    assert not ran, "canceled jobs must not run"

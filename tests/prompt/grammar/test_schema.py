@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from syringa.errors import InvalidRequest
 from syringa.grammar import parser_limits, to_llguidance
-from syringa.prompt.grammar.schema import FORMATS, KNOWN, UNENFORCED, enforceable_schema
+from syringa.prompt.grammar.schema import ENFORCED_FORMATS, ENFORCED_KEYWORDS, UNENFORCED_KEYWORDS, enforceable_schema
 from syringa.prompt.grammar.validation import validate_grammar
 from syringa.types import Grammar
 
@@ -51,12 +51,12 @@ def allows(schema: Any, value: Any) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
-@pytest.mark.parametrize("keyword", UNENFORCED)
+@pytest.mark.parametrize("keyword", UNENFORCED_KEYWORDS)
 def test_llguidance_refuses_what_we_leave_out(keyword: str) -> None:
     assert not compiles({keyword: VALUES.get(keyword, {"type": "string"})})
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", sorted(ENFORCED_FORMATS))
 def test_known_formats_compile(name: str) -> None:
     assert compiles({"type": "string", "format": name})
 
@@ -115,7 +115,7 @@ def test_every_known_keyword_is_enforced_or_says_nothing() -> None:
         *("deprecated", "readOnly", "writeOnly", "discriminator"),
         *("contentEncoding", "contentMediaType", "contentSchema"),  # annotations, as the specification has them
     }
-    assert seen >= KNOWN - silent
+    assert seen >= ENFORCED_KEYWORDS - silent
 
 
 LEFT_OUT: list[tuple[Any, list[str]]] = [

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from syringa.errors import InvalidRequest
-from syringa.prompt.grammar.schema import MOST_NODES, MOST_OPTIONAL, enforceable_schema
-from syringa.prompt.grammar.schema_overlap import MOST_PATTERNS
+from syringa.prompt.grammar.schema import MAX_NODES, MAX_OPTIONAL_PROPERTIES, enforceable_schema
+from syringa.prompt.grammar.schema_overlap import MAX_PATTERNS
 
 MANY = range(20)
 
@@ -25,11 +25,11 @@ def chained(count: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{count}": {}}}
 
 
-FORMATS = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
+ENFORCED_FORMATS = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
     "allOf": ({"allOf": [pattern(each) for each in MANY]}, ""),
     "nested": ({"allOf": [{"allOf": [pattern(3 * a + b) for b in range(3)]} for a in range(6)]}, ""),
-    "formats": ({"allOf": [{"type": "string", "format": each} for each in FORMATS]}, ""),
+    "formats": ({"allOf": [{"type": "string", "format": each} for each in ENFORCED_FORMATS]}, ""),
     "references": (chained(20), ""),
     "escaped references": (
         {
@@ -88,13 +88,13 @@ def record(**properties: Any) -> dict[str, Any]:
 
 
 FINE: dict[str, Any] = {
-    "few": {"allOf": [{"type": "string", "pattern": f"^[a-z]{{{each},40}}$"} for each in range(MOST_PATTERNS)]},
+    "few": {"allOf": [{"type": "string", "pattern": f"^[a-z]{{{each},40}}$"} for each in range(MAX_PATTERNS)]},
     "the same": {"allOf": [pattern(1) for _ in MANY]},
     "apart": record(**{f"p{each}": pattern(each) for each in MANY}),
     "alternatives": {"anyOf": [record(id=pattern(each)) for each in MANY]},
     "inheritance": {
         "allOf": [
-            record(**{f"a{each}": {"type": "string", "format": FORMATS[each]} for each in range(10)}),
+            record(**{f"a{each}": {"type": "string", "format": ENFORCED_FORMATS[each]} for each in range(10)}),
             record(**{f"b{each}": pattern(each) for each in MANY}),
         ]
     },
@@ -110,7 +110,7 @@ FINE: dict[str, Any] = {
             "b": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "integer"}]},
         },
     },
-    "optional properties": {"properties": {str(each): {"type": "string"} for each in range(MOST_OPTIONAL)}},
+    "optional properties": {"properties": {str(each): {"type": "string"} for each in range(MAX_OPTIONAL_PROPERTIES)}},
 }
 
 
@@ -141,7 +141,7 @@ def test_what_only_leads_back_to_itself_is_refused(schema: Any, path: str) -> No
 
 def test_large_schemas_are_counted_first() -> None:
     optional = {"items": {"properties": {str(each): {"type": "string"} for each in range(10_000)}}}
-    names = [str(each) for each in range(MOST_NODES)]
+    names = [str(each) for each in range(MAX_NODES)]
     nodes = {"properties": {each: {"type": "string"} for each in names}, "required": names}
     started = time.process_time()
     with pytest.raises(InvalidRequest, match="400 properties can be optional, got 10000") as caught:

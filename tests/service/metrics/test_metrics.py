@@ -28,7 +28,7 @@ def account(model: str = "qwen", endpoint: str = CHAT, caller: Caller = ANONYMOU
     made.total_seconds, made.first_token_seconds = 3.0, 1.0
     made.stats.prompt_tokens, made.stats.completion_tokens = 100, 9
     made.stats.cached_tokens, made.stats.reasoning_tokens = 64, 4
-    made.stats.queued = 0.25
+    made.stats.queue_seconds = 0.25
     return made
 
 
@@ -93,7 +93,7 @@ async def test_a_request_is_counted_with_its_times_and_tokens() -> None:
 async def test_what_was_cut_went_well() -> None:
     metrics = Metrics("syringa_")
     ended = [account(), account(), account()]
-    ended[0].stats.cut = ended[1].stats.cut = True
+    ended[0].stats.truncated = ended[1].stats.truncated = True
     ended[1].cancel()
     for each in ended:
         metrics(each)

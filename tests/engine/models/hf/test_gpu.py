@@ -1,4 +1,4 @@
-"""`transformers`' models by the contract of the GPU's decoder: on a CPU, by the kernels' references."""
+"""`transformers`' models on the GPU code path, on a CPU with the reference implementations of the kernels."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.engine.models.hf.test_model import FULL, SLIDING, config_of
 from tests.engine.models.tiny_models import PROMPTS, difference, reference, run, save
 
 CPU = torch.device("cpu")
-# By the kernels: windows, a scale of its own, layers that differ in heads, experts. The last four by plain PyTorch:
-# caps, sinks, keys longer than values, heads that are too small.
+# On the kernels: windows, a custom scale, layers with different heads, experts. The last four on PyTorch: softcap,
+# sinks, keys longer than values, small heads.
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {},
     "granite": {},
@@ -43,7 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Waking a second one for operations as small as these costs many times their work on a busy machine."""
+    """On a busy machine, waking a second thread costs many times the work of such small operations."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -60,12 +60,12 @@ def load(folder: Path, dtype: str = "fp32") -> LoadedModel:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_transformers(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = save(tmp_path, config_of(family, **FAMILIES[family]))
+def test_gpu_hf_logits_match_transformers(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hf_model = save(tmp_path, config_of(family, **FAMILIES[family]))
     loaded = load(tmp_path)
-    expected = [reference(theirs, prompt) for prompt in PROMPTS]
+    expected = [reference(hf_model, prompt) for prompt in PROMPTS]
     batches = [run(loaded, PROMPTS), run(loaded, PROMPTS, chunk=13), run(loaded, PROMPTS[:2], chunk=1)]
-    monkeypatch.setattr(gpu, "MAX_SCORES", 2000)  # plain PyTorch then takes a few rows or sequences at a time
+    monkeypatch.setattr(gpu, "MAX_SCORES", 2000)  # the PyTorch path then takes a few rows or sequences at a time
     batches += [run(loaded, PROMPTS), run(loaded, PROMPTS[:2], chunk=1)]
     for batch in batches:
         for got, wanted in zip(batch, expected, strict=False):
@@ -84,7 +84,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str, monkeypat
         ("cohere2", {"head_dim": 8}, False),
     ],
 )
-def test_the_kernels_get_what_they_cover(
+def test_gpu_hf_attention_uses_kernels_where_supported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, changes: dict[str, Any], kernels: bool
 ) -> None:
     save(tmp_path, config_of(family, **changes))
@@ -101,7 +101,7 @@ def test_the_kernels_get_what_they_cover(
     assert (not called) == kernels
 
 
-def test_what_nobody_wrote_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_hf_attention_reads_no_unwritten_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, config_of("gemma2"))
     loaded = load(tmp_path)
     expected = run(loaded, PROMPTS, chunk=13)
@@ -112,8 +112,8 @@ def test_what_nobody_wrote_is_not_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("family", ["gemma2", "phi3"])
-def test_the_engine_gives_the_tokens_of_the_cpu_engine(tmp_path: Path, family: str) -> None:
-    """With lookahead, forks, a preemption, and rules that only the host can apply."""
+def test_gpu_hf_engine_matches_cpu_engine(tmp_path: Path, family: str) -> None:
+    """With async scheduling, forks, a preemption, and sampling parameters that only the host supports."""
     save(tmp_path, config_of(family))
     rules: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_p": 0.8}, {"repetition_penalty": 1.3}, {"choices": 3}]
     answers = []
@@ -125,8 +125,8 @@ def test_the_engine_gives_the_tokens_of_the_cpu_engine(tmp_path: Path, family: s
         assert (core.runner is None) == (loaded.gpu is None)
         driver = Driver(core)
         for i, prompt in enumerate([*PROMPTS, *PROMPTS]):
-            wishes = {"max_tokens": 30, "stopping": {"ignore_eos": True}, "seed": i} | rules[i % 4]
-            driver.submit(request(str(i), prompt, **wishes))
+            options = {"max_tokens": 30, "stopping": {"ignore_eos": True}, "seed": i} | rules[i % 4]
+            driver.submit(request(str(i), prompt, **options))
         answers.append({key: (answer.tokens, answer.finish) for key, answer in driver.finish().items()})
         stats = core.stats()
         assert stats.preemptions
@@ -135,15 +135,15 @@ def test_the_engine_gives_the_tokens_of_the_cpu_engine(tmp_path: Path, family: s
     assert answers[0] == answers[1]
 
 
-def test_rows_that_fill_up_a_graph_disturb_nobody(tmp_path: Path) -> None:
-    """Five sequences in a step for eight: the cache changes where they are, and nowhere else."""
+def test_padding_rows_write_no_other_cache_slots(tmp_path: Path) -> None:
+    """With five sequences in a graph for eight, the cache changes only in their slots."""
     save(tmp_path, config_of("phi3"))
     core = EngineCore(load(tmp_path), SchedulerLimits(max_running=8), kv_cache_tokens=320)
     driver = Driver(core)
     for i in range(5):
         driver.submit(request(str(i), [5 + i] * 9, max_tokens=12, stopping={"ignore_eos": True}))
     driver.step(2)
-    core.cache.keys.nan_to_num_(0.0).add_(1.0)  # what is written again and again would else look untouched
+    core.cache.keys.nan_to_num_(0.0).add_(1.0)  # otherwise repeated writes of the same values would go unnoticed
     before = core.cache.keys.clone()
     driver.step()
     changed = (core.cache.keys != before).any(-1).any(2)[0].nonzero().tolist()
@@ -155,16 +155,16 @@ def test_rows_that_fill_up_a_graph_disturb_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("family", "supports_cuda_graphs"), [("phi3", True), ("gpt2", True), ("gemma2", False)])
-def test_steps_are_recorded_where_the_kernels_do_everything(
-    tmp_path: Path, family: str, supports_cuda_graphs: bool
-) -> None:
+def test_cuda_graphs_need_kernels_for_all_layers(tmp_path: Path, family: str, supports_cuda_graphs: bool) -> None:
     save(tmp_path, config_of(family))
     loaded = load(tmp_path)
     assert loaded.gpu is not None
     assert loaded.gpu.decoder.supports_cuda_graphs == supports_cuda_graphs
 
 
-def test_recording_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_can_capture_graphs_checks_replayed_logits_and_synchronization(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path, config_of("phi3"))
     loaded = load(tmp_path)
     assert loaded.gpu is not None
@@ -173,9 +173,9 @@ def test_recording_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert can_capture_graphs(decoder)
     forward, calls = decoder.forward, []
 
-    def changing(*model_inputs: Any) -> torch.Tensor:
-        calls.append(model_inputs)
-        logits: torch.Tensor = forward(*model_inputs)
+    def changing(*arguments: Any) -> torch.Tensor:
+        calls.append(arguments)
+        logits: torch.Tensor = forward(*arguments)
         return logits.mul_(-1.0) if len(calls) > 1 else logits
 
     with monkeypatch.context() as patch:
@@ -191,19 +191,19 @@ def test_recording_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not can_capture_graphs(decoder)
 
 
-def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
-    theirs = save(tmp_path, config_of("gemma3_text"))
+def test_gpu_hf_bf16_is_close_to_fp32(tmp_path: Path) -> None:
+    hf_model = save(tmp_path, config_of("gemma3_text"))
     loaded = load(tmp_path, "bf16")
     assert loaded.cache.dtype == torch.bfloat16
     assert loaded.gpu is not None
     assert isinstance(loaded.gpu.decoder, HFGpuDecoder)
     assert isinstance(loaded.gpu.decoder.ops, ReferenceOps)
-    expected = reference(theirs, PROMPTS[0])
+    expected = reference(hf_model, PROMPTS[0])
     error = run(loaded, PROMPTS[:1])[0] - expected
     assert float(error.norm() / expected.norm()) < 0.03
 
 
-def test_what_mixes_tokens_is_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_check_refuses_gpu_model_that_mixes_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, config_of("phi3"))
     forward = HFGpuDecoder.forward
 

@@ -1,4 +1,4 @@
-"""Models on `transformers`' definitions, against `transformers` itself."""
+"""Models on `transformers`' definitions compared with `transformers` itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 16, "sliding_window": 12, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 20},
     "gemma3_text": {"head_dim": 16, "sliding_window": 12, "layer_types": [SLIDING, FULL] * 2},
-    "gemma4_text": {  # its kinds of layer differ in head size
+    "gemma4_text": {  # layer types with different head sizes
         "head_dim": 16,
         "global_head_dim": 32,
         "sliding_window": 12,
@@ -41,7 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": EXPERTS
     | LATENT  # keys longer than values
     | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
-    "dbrx": {  # experts that only run with weights
+    "dbrx": {  # its forward pass needs weights
         "d_model": 64,
         "n_heads": 4,
         "n_layers": 2,
@@ -63,8 +63,8 @@ def config_of(family: str, **changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """`small(family)`: its folder and transformers' model, made once."""
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`tiny_model(family)` returns the folder of a model and transformers' instance of it."""
     made: dict[str, tuple[Path, Any]] = {}
 
     def get(family: str) -> tuple[Path, Any]:
@@ -83,10 +83,10 @@ def load(folder: Path, dtype: str = "fp32", **options: Any) -> LoadedModel:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_transformers(small: Any, family: str) -> None:
-    folder, theirs = small(family)
+def test_hf_model_logits_match_transformers(tiny_model: Any, family: str) -> None:
+    folder, hf_model = tiny_model(family)
     loaded = load(folder)
-    expected = [reference(theirs, prompt) for prompt in PROMPTS]
+    expected = [reference(hf_model, prompt) for prompt in PROMPTS]
     alone = [run(loaded, [prompt])[0] for prompt in PROMPTS]
     for batch in (alone, run(loaded, PROMPTS), run(loaded, PROMPTS, chunk=13)):
         for got, wanted in zip(batch, expected, strict=True):
@@ -96,16 +96,16 @@ def test_logits_are_those_of_transformers(small: Any, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3_moe", "phi"])
-def test_plain_torch_agrees_with_the_kernels(small: Any, family: str) -> None:
-    folder, theirs = small(family)
+def test_hf_model_without_kernels_matches_transformers(tiny_model: Any, family: str) -> None:
+    folder, hf_model = tiny_model(family)
     loaded = load(folder, native_kernels=False)
     got = run(loaded, PROMPTS, chunk=20)
-    assert all(difference(x, reference(theirs, prompt)) < 1e-3 for x, prompt in zip(got, PROMPTS, strict=True))
+    assert all(difference(x, reference(hf_model, prompt)) < 1e-3 for x, prompt in zip(got, PROMPTS, strict=True))
 
 
 @pytest.mark.parametrize("family", ["gemma2", "phi3", "qwen3_moe", "gpt2", "cohere2"])
-def test_greedy_generation_is_that_of_transformers(small: Any, family: str) -> None:
-    folder, theirs = small(family)
+def test_hf_model_greedy_tokens_match_transformers(tiny_model: Any, family: str) -> None:
+    folder, hf_model = tiny_model(family)
     core = EngineCore(load(folder), kv_cache_tokens=1024)
     prompts = {str(i): prompt for i, prompt in enumerate(PROMPTS)}
     stopping = {"ignore_eos": True}
@@ -114,60 +114,60 @@ def test_greedy_generation_is_that_of_transformers(small: Any, family: str) -> N
     )
     core.close()
     for i, prompt in prompts.items():
-        output = theirs.generate(
+        output = hf_model.generate(
             torch.tensor([prompt]), do_sample=False, min_new_tokens=12, max_new_tokens=12, suppress_tokens=None
         )[0, len(prompt) :].tolist()
-        mine = answers[i, 0].tokens
-        assert len(mine) == 12
-        # transformers forbids the end token up to `min_new_tokens`, and this engine drew it: that ends the comparison.
-        same = mine.index(2) if 2 in mine else 12
-        assert mine[:same] == output[:same]
+        tokens = answers[i, 0].tokens
+        assert len(tokens) == 12
+        # transformers suppresses the end token up to `min_new_tokens`: compare up to the one this engine sampled.
+        same = tokens.index(2) if 2 in tokens else 12
+        assert tokens[:same] == output[:same]
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "mixtral", "gpt_oss", "deepseek_v3", "gpt2", "phi"])
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
-def test_half_and_int8_do_not_depend_on_the_batch(small: Any, family: str, dtype: str) -> None:
-    loaded = load(small(family)[0], dtype)
+def test_hf_model_bf16_and_int8_are_batch_invariant(tiny_model: Any, family: str, dtype: str) -> None:
+    loaded = load(tiny_model(family)[0], dtype)
     alone = [run(loaded, [prompt])[0] for prompt in PROMPTS]
     together, chunked = run(loaded, PROMPTS), run(loaded, PROMPTS, chunk=13)
     for one, other, pieces in zip(alone, together, chunked, strict=True):
         assert torch.equal(one, other)
-        # Attention that the kernels do not cover (sinks, keys longer than values) is only close when cut in pieces.
+        # Attention outside the kernels (sinks, keys longer than values) is not bit-exact across chunk sizes.
         assert torch.equal(one, pieces) or family in ("gpt_oss", "deepseek_v3")
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "phi3", "gpt2", "olmo2"])
-def test_half_and_int8_stay_near_fp32(small: Any, family: str) -> None:
-    folder, theirs = small(family)
-    expected = reference(theirs, PROMPTS[0])
+def test_hf_model_bf16_and_int8_are_close_to_fp32(tiny_model: Any, family: str) -> None:
+    folder, hf_model = tiny_model(family)
+    expected = reference(hf_model, PROMPTS[0])
     for dtype, tolerance in (("bf16", 0.03), ("int8", 0.08)):
         error = run(load(folder, dtype), PROMPTS[:1])[0] - expected
         assert float(error.norm() / expected.norm()) < tolerance, dtype
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
-def test_experts_are_packed_to_int8(small: Any, family: str) -> None:
-    folder, theirs = small(family)
+def test_hf_model_experts_are_quantized_to_int8(tiny_model: Any, family: str) -> None:
+    folder, hf_model = tiny_model(family)
     loaded = load(folder, "int8")
     assert isinstance(loaded.model, HFModel)
-    theirs.set_experts_implementation("eager")
-    name = next(name for name, _ in theirs.named_modules() if name.endswith("experts"))
+    hf_model.set_experts_implementation("eager")
+    name = next(name for name, _ in hf_model.named_modules() if name.endswith("experts"))
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(9, 64, generator=generator)
     chosen = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(9)])
     weights = torch.rand(9, 2, generator=generator)
     with torch.inference_mode():
-        expected = theirs.get_submodule(name)(hidden, chosen, weights)
+        expected = hf_model.get_submodule(name)(hidden, chosen, weights)
         got = loaded.model.model.get_submodule(name)(hidden, chosen, weights)
     assert float((got - expected).norm() / expected.norm()) < 0.02
     assert not any(parameter.dim() == 3 for parameter in loaded.model.model.parameters())
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
-def test_a_small_token_budget_changes_nothing(small: Any, dtype: str) -> None:
-    loaded = load(small("phi3")[0], dtype)
+def test_hf_model_output_does_not_depend_on_token_budget(tiny_model: Any, dtype: str) -> None:
+    loaded = load(tiny_model("phi3")[0], dtype)
     answers = []
-    for budget in (512, 8):  # with eight tokens a step, most steps want no logits at all
+    for budget in (512, 8):  # with 8 tokens per step, most steps need no logits
         core = EngineCore(loaded, SchedulerLimits(step_tokens=budget), kv_cache_tokens=512)
         asked = [request(str(i), prompt, temperature=0.0) for i, prompt in enumerate(PROMPTS)]
         answers.append({key: answer.tokens for key, answer in drive(core, asked).items()})
@@ -175,17 +175,17 @@ def test_a_small_token_budget_changes_nothing(small: Any, dtype: str) -> None:
     assert answers[0] == answers[1]
 
 
-def test_rotary_scaling_does_not_follow_the_batch(tmp_path: Path) -> None:
+def test_dynamic_rope_does_not_depend_on_batch(tmp_path: Path) -> None:
     short, long = [1.0 + i / 8 for i in range(8)], [4.0 + i for i in range(8)]
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long}
     config = config_of("phi3", original_max_position_embeddings=32, rope_parameters=rope, sliding_window=None)
-    theirs = save(tmp_path, config)
+    hf_model = save(tmp_path, config)
     loaded = load(tmp_path)
-    for prompt in PROMPTS:  # transformers takes the long factors beyond 32 tokens; this engine for a 256-token context
+    for prompt in PROMPTS:  # transformers uses the long factors beyond 32 tokens, this engine for any 256-token context
         got = run(loaded, [prompt], chunk=16)[0]
-        assert (difference(got, reference(theirs, prompt)) < 1e-3) == (len(prompt) > 32)
+        assert (difference(got, reference(hf_model, prompt)) < 1e-3) == (len(prompt) > 32)
     within = load(tmp_path, max_model_len=32)
-    assert difference(run(within, [PROMPTS[1]])[0], reference(theirs, PROMPTS[1])) < 1e-3
+    assert difference(run(within, [PROMPTS[1]])[0], reference(hf_model, PROMPTS[1])) < 1e-3
 
 
 REFUSED = {
@@ -207,14 +207,14 @@ REFUSED = {
 
 
 def save_config(folder: Path, config: dict[str, Any]) -> None:
-    """A folder whose weights cannot be read: a refusal has to come before that."""
+    """Save a folder with unreadable weights, to test that refusals come before they are read."""
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(b"no weights")
     save_tokenizer(folder)
 
 
 @pytest.mark.parametrize("family", REFUSED)
-def test_what_cannot_run_is_refused_by_name_before_its_weights(tmp_path: Path, family: str) -> None:
+def test_loader_refuses_unsupported_architectures_before_reading_weights(tmp_path: Path, family: str) -> None:
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -237,14 +237,14 @@ def test_what_cannot_run_is_refused_by_name_before_its_weights(tmp_path: Path, f
         ({"auto_map": {"AutoConfig": "evil.Evil"}, "model_type": "evil"}, "does not know its type, 'evil'"),
     ],
 )
-def test_folders_that_say_something_else_are_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_loader_refuses_unsupported_configs(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     config = config_of("gemma2").to_dict() | {"architectures": ["Gemma2ForCausalLM"]}
     save_config(tmp_path, config | changes)
     with pytest.raises(ModelError, match=reason):
         load(tmp_path)
 
 
-def test_missing_and_broken_weights_are_refused(tmp_path: Path) -> None:
+def test_loader_refuses_missing_and_broken_weights(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     save(tmp_path, config_of("gemma2"))
@@ -259,14 +259,14 @@ def test_missing_and_broken_weights_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_too_little_memory_is_said_before_the_weights_are_read(tmp_path: Path) -> None:
+def test_loader_checks_memory_before_reading_weights(tmp_path: Path) -> None:
     config = config_of("gemma2", hidden_size=65536, intermediate_size=262144, num_hidden_layers=80)
     save_config(tmp_path, config.to_dict() | {"architectures": ["Gemma2ForCausalLM"]})
     with pytest.raises(ModelError, match="GiB in bf16"):
         load(tmp_path, "bf16")
 
 
-def test_without_transformers_the_way_to_get_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_without_transformers_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_config(tmp_path, config_of("gemma2").to_dict() | {"architectures": ["Gemma2ForCausalLM"]})
     monkeypatch.setitem(__import__("sys").modules, "transformers.utils", None)
     with pytest.raises(ModelError, match=r"pip install 'syringa\[models\]'"):

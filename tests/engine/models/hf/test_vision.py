@@ -149,7 +149,7 @@ def answer(core: EngineCore, asked: list[EngineRequest]) -> list[Answers]:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", [*DIFFERENT, "llava"])
 def test_tokens_match_synchronous_execution(tiny_model: Any, name: str, seed: int) -> None:
-    """On the CPU's model with and without lookahead, and on the GPU's; chunks cut images, and blocks run out."""
+    """On the CPU with and without async scheduling, and on the GPU code path; with split images and preemption."""
     model = tiny_model(name)
     limits, room = SchedulerLimits(step_tokens=40, max_running=9), {"kv_cache_tokens": 416}
     asked = workload(model, seed)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from syringa.prompt.grammar.schema import FORMATS
+from syringa.prompt.grammar.schema import ENFORCED_FORMATS
 from syringa.prompt.grammar.tools.flat_schema import flatten
 from syringa.prompt.grammar.tools.string_terminals import FORMAT_REGEXES, text_terminal
 from tests.tiers import examples
@@ -108,4 +108,4 @@ def test_formats(name: str) -> None:
 
 
 def test_every_format_that_is_kept_has_a_regex() -> None:
-    assert FORMAT_REGEXES.keys() == FORMATS - {"unknown"}
+    assert FORMAT_REGEXES.keys() == ENFORCED_FORMATS - {"unknown"}

@@ -1,4 +1,4 @@
-"""Writes small GGUF files, with any fault that a test wants."""
+"""Builds tiny GGUF files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def value(item: Any) -> bytes:
 
 
 def gguf(metadata: dict[str, Any], tensors: dict[str, tuple[int, ...]] | None = None) -> bytes:
-    """A file with F32 tensors of ones."""
+    """Return a GGUF file with F32 tensors of ones."""
     tensors = tensors or {}
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     head += b"".join(string(key) + value(item) for key, item in metadata.items())
@@ -50,7 +50,7 @@ def gguf(metadata: dict[str, Any], tensors: dict[str, tuple[int, ...]] | None = 
 
 
 def llama(**changes: Any) -> dict[str, Any]:
-    """The metadata of a tiny model. A change to None removes a key; `__` stands for a dot."""
+    """Return the metadata of a tiny model. None removes a key; `__` stands for a dot."""
     metadata: dict[str, Any] = {
         "general.architecture": "llama",
         "llama.block_count": 1,

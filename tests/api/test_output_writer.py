@@ -1,4 +1,4 @@
-"""Tests of the encoder of text chunks."""
+"""Tests of `TextChunkEncoder`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syringa.api.completions.writer import Choice, Completion
-from syringa.api.text_chunks import TextChunkEncoder
+from syringa.api.output_writer import TextChunkEncoder
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.text()), max_size=8), st.text(max_size=8))
