@@ -66,7 +66,7 @@ def generate(core: EngineCore, requests: list[EngineRequest], background: list[E
         for _, delta in core.step():
             if delta.error:
                 raise RuntimeError(delta.error)
-            if output := outputs.get(f"{delta.request}/{delta.choice}"):
+            if output := outputs.get(f"{delta.request_id}/{delta.choice}"):
                 output[0] += delta.tokens
                 output[1] += delta.logprobs
                 output[2] = delta.prompt_logprobs or output[2]

@@ -172,7 +172,7 @@ def generate(
         core.submit(request)
     while core.busy:
         for _, delta in core.step():
-            outputs[delta.request] += delta.tokens
+            outputs[delta.request_id] += delta.tokens
             if delta.error:
                 raise RuntimeError(delta.error)
     stats = core.stats()

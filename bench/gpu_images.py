@@ -84,7 +84,7 @@ def generate(loaded: LoadedModel, requests: list[EngineRequest], cache: int) -> 
         core.submit(each)
     while core.busy or len(core.pending):
         for _, delta in core.step():
-            outputs[delta.request] += delta.tokens
+            outputs[delta.request_id] += delta.tokens
             if delta.error:
                 raise RuntimeError(delta.error)
     stats = core.stats()

@@ -66,10 +66,10 @@ def run(loaded: LoadedModel, requests: list[EngineRequest], free_mib: int | None
         core.submit(request)
     while core.busy:
         for _, delta in core.step():
-            result.outputs[delta.request] += delta.tokens
+            result.outputs[delta.request_id] += delta.tokens
             result.errors += delta.error is not None
             if delta.prompt_logprobs is not None:
-                result.scored[delta.request] = len(delta.prompt_logprobs)
+                result.scored[delta.request_id] = len(delta.prompt_logprobs)
         result.failures += core.executor.out_of_memory
         result.smallest = min(result.smallest, core.scheduler.oom_backoff.limit)
     occupied.clear()

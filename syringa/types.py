@@ -87,9 +87,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one step added to one choice. The last delta of a choice has `finish`."""
+    """The tokens that one step added to one choice. The last delta of a choice has `finish`."""
 
-    request: str
+    request_id: str
     choice: int
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []

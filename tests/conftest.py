@@ -13,6 +13,8 @@ from hypothesis import settings
 from tests.store.postgres import Postgres, why_not
 from tests.tiers import SLOW, examples
 
+_TESTS = Path(__file__).parent
+
 # A person's run looks for new examples; CI must give the same answer to the same tree. How long one takes says more of
 # what else the machine does.
 settings.register_profile("person", deadline=None, max_examples=examples(100))
@@ -31,10 +33,15 @@ os.environ["XDG_DATA_HOME"] = _data.name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if SLOW:
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    slow = [item for item in items if item.get_closest_marker("slow") or _repeats_on_postgres(item)]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
+
+
+def _repeats_on_postgres(item: pytest.Item) -> bool:
+    """Whether a test beyond the store runs once more on PostgreSQL. SQL differs in the store only."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return parameters.get("database") == "postgres" and "store" not in item.path.relative_to(_TESTS).parts
 
 
 @pytest.fixture(scope="session")

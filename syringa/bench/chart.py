@@ -22,7 +22,7 @@ def write_chart(path: Path, summary: Summary, title: str, subtitle: str = "") ->
 def render_chart(summary: Summary, title: str, subtitle: str = "") -> str:
     """Render grouped bars: one group per stream count, one bar per server with its value and range."""
     figures = [figure for figure in summary.figures if figure.key.startswith("tokens_per_second")]
-    top, step = _scale(max((value.high for figure in figures for value in figure.values.values()), default=1.0))
+    top, step = axis_scale(max((value.high for figure in figures for value in figure.values.values()), default=1.0))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'font-family="system-ui, Helvetica, Arial, sans-serif">',
@@ -100,7 +100,7 @@ def _text(
     )
 
 
-def _scale(highest: float) -> tuple[float, float]:
+def axis_scale(highest: float) -> tuple[float, float]:
     """Return the end of the axis and the distance of its lines: 1, 2 or 5 times a power of ten."""
     magnitude = 10.0 ** math.floor(math.log10(max(highest, 1e-9)))
     step = next(magnitude * part for part in (0.2, 0.5, 1.0, 2.0) if highest / (magnitude * part) <= 7)

@@ -117,13 +117,13 @@ def stop(process: subprocess.Popen[bytes], timeout: float = 10.0) -> None:
 def _still_alive(process: subprocess.Popen[bytes], known: set[int]) -> set[int]:
     """Return the live processes of `known` and of the current tree: a server may fork while it is being stopped."""
     process.poll()
-    return {pid for pid in known | process_tree(process.pid) if _alive(pid)}
+    return {pid for pid in known | process_tree(process.pid) if is_alive(pid)}
 
 
 def process_tree(root: int) -> set[int]:
     """Return `root`, its descendants, and the members of its session (found even after their parent has died)."""
     parents: dict[int, int] = {}
-    tree = {root} if _alive(root) else set()
+    tree = {root} if is_alive(root) else set()
     for pid in _pids():
         with suppress(OSError, ValueError):
             state, parent, _, session, *_ = _stat(pid)
@@ -206,7 +206,7 @@ def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return _stat(pid)[0] not in _DEAD
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""The load generator against a server of a few lines that answers as told, in pieces as awkward as a network's."""
+"""The load generator against a scripted server, and response parsing with arbitrary chunk boundaries."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 
 
 class FakeServer:
-    """Streams `tokens` chunks a request. What it was sent is in `bodies`, the most at a time in `most_at_once`."""
+    """Streams `tokens` chunks per request. Records request bodies, and the maximum concurrency in `max_concurrent`."""
 
     def __init__(self) -> None:
         self.tokens = 5
@@ -27,9 +27,9 @@ class FakeServer:
         self.error_event = b""
         self.bodies: list[dict[str, object]] = []
         self.heads: list[bytes] = []
-        self.at_once = self.most_at_once = 0
+        self.concurrent = self.max_concurrent = 0
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         self.heads.append(head)
         if head.startswith(b"GET"):
@@ -38,13 +38,13 @@ class FakeServer:
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             body = json.loads(await reader.readexactly(length))
             self.bodies.append(body)
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
+            self.concurrent += 1
+            self.max_concurrent = max(self.max_concurrent, self.concurrent)
             if self.status == b"200 OK":
                 await self._stream(writer, self.to_response_usage(body))
             else:
                 self._json(writer, {"error": {"message": "no"}})
-            self.at_once -= 1
+            self.concurrent -= 1
         await writer.drain()
         writer.close()
 
@@ -80,9 +80,9 @@ class FakeServer:
 
 @contextmanager
 def serving(fake: FakeServer) -> Iterator[str]:
-    """In a thread of its own, since the load generator brings its own event loop."""
+    """Serve in a thread of its own, since the load generator runs its own event loop."""
     loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(asyncio.start_server(fake.answer, "127.0.0.1", 0))
+    server = loop.run_until_complete(asyncio.start_server(fake.respond, "127.0.0.1", 0))
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -92,16 +92,16 @@ def serving(fake: FakeServer) -> Iterator[str]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         server.close()
-        loop.run_until_complete(_cancel_the_rest())
+        loop.run_until_complete(_cancel_remaining_tasks())
         loop.close()
 
 
-async def _cancel_the_rest() -> None:
-    """An answer that its client no longer waits for must not outlive the test."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+async def _cancel_remaining_tasks() -> None:
+    """Cancel responses whose client has gone, so that they do not outlive the test."""
+    remaining = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in remaining:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.gather(*remaining, return_exceptions=True)
 
 
 def load(fake: FakeServer, count: int = 1, streams: int = 1, **options: object) -> LoadResult:
@@ -110,20 +110,20 @@ def load(fake: FakeServer, count: int = 1, streams: int = 1, **options: object) 
         return run_load(url, prompts, model="fake", max_tokens=64, streams=streams, **options)  # type: ignore[arg-type]
 
 
-def test_counts_tokens_by_the_servers_usage() -> None:
+def test_run_load_counts_tokens_by_server_usage() -> None:
     (completion,) = load(FakeServer()).completions
     assert completion.error is None
     assert completion.text == " 0 1 2 3 4"
     assert (completion.output_tokens, completion.prompt_tokens, completion.cached_tokens) == (64, 7, 3)
 
 
-def test_counts_chunks_where_usage_is_missing() -> None:
+def test_run_load_counts_chunks_without_usage() -> None:
     fake = FakeServer()
     fake.usage = False
     assert load(fake).output_tokens == 5
 
 
-def test_times_each_token_and_counts_from_the_first_send_to_the_last_token() -> None:
+def test_run_load_times_tokens_from_first_send() -> None:
     fake = FakeServer()
     fake.delay = 0.03
     result = load(fake)
@@ -137,16 +137,16 @@ def test_times_each_token_and_counts_from_the_first_send_to_the_last_token() -> 
     assert 0 < result.client_cpu_share < 1
 
 
-def test_keeps_as_many_streams_busy_as_asked_and_sends_each_prompt_once() -> None:
+def test_run_load_keeps_streams_busy_and_sends_each_prompt_once() -> None:
     fake = FakeServer()
     fake.delay = 0.01
     result = load(fake, count=10, streams=4)
-    assert fake.most_at_once == 4
+    assert fake.max_concurrent == 4
     assert sorted(str(body["prompt"]) for body in fake.bodies) == sorted(f"prompt {index}" for index in range(10))
     assert result.output_tokens == 640
 
 
-def test_sends_the_streaming_options_and_whatever_else_it_is_given() -> None:
+def test_run_load_sends_streaming_options_and_extra_fields() -> None:
     fake = FakeServer()
     load(fake, api_key="secret", ignore_eos=True, temperature=0)
     assert fake.bodies[0] == {
@@ -172,7 +172,7 @@ def test_sends_the_streaming_options_and_whatever_else_it_is_given() -> None:
         ("error_event", b"[1]", "no completion chunk"),
     ],
 )
-def test_a_failed_answer_is_an_error_and_no_tokens(field: str, value: object, message: str) -> None:
+def test_run_load_reports_failed_response_without_tokens(field: str, value: object, message: str) -> None:
     fake = FakeServer()
     setattr(fake, field, value)
     result = load(fake)
@@ -181,7 +181,7 @@ def test_a_failed_answer_is_an_error_and_no_tokens(field: str, value: object, me
     assert result.tokens_per_second == 0
 
 
-def test_a_server_that_hangs_or_is_not_there_is_an_error() -> None:
+def test_run_load_reports_timeout_and_refused_connection() -> None:
     fake = FakeServer()
     fake.delay = 0.2
     assert "no end within" in load(fake, timeout=0.05).errors[0]
@@ -189,14 +189,19 @@ def test_a_server_that_hangs_or_is_not_there_is_an_error() -> None:
     assert "cannot connect" in gone.errors[0]
 
 
-def test_a_single_completion_counts_from_its_own_send() -> None:
+def test_complete_times_from_its_own_send() -> None:
     fake = FakeServer()
     with serving(fake) as url:
-        answer = asyncio.run(complete(LoadTarget(url, "key"), model="fake", prompt="one", max_tokens=3))
+        completion = asyncio.run(complete(LoadTarget(url, "key"), model="fake", prompt="one", max_tokens=3))
         fake.status = b"503 Overloaded"
         refused = asyncio.run(complete(LoadTarget(url), model="fake", prompt="two"))
-    assert (answer.error, answer.sent, len(answer.token_times), answer.output_tokens) == (None, 0, 5, 64)
-    assert answer.time_to_first_token == answer.token_times[0] > 0
+    assert (completion.error, completion.sent, len(completion.token_times), completion.output_tokens) == (
+        None,
+        0,
+        5,
+        64,
+    )
+    assert completion.time_to_first_token == completion.token_times[0] > 0
     usage = {"include_usage": True}
     assert fake.bodies[0] == {
         "stream": True, "stream_options": usage, "model": "fake", "prompt": "one", "max_tokens": 3,
@@ -205,7 +210,7 @@ def test_a_single_completion_counts_from_its_own_send() -> None:
     assert "503" in (refused.error or "")
 
 
-def test_asks_for_the_model() -> None:
+def test_first_model() -> None:
     with serving(FakeServer()) as url:
         assert first_model(url) == "fake"
         assert first_model(f"{url}/v1/") == "fake"
@@ -214,14 +219,14 @@ def test_asks_for_the_model() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "https://example.com", "http://"])
-def test_refuses_a_url_that_it_cannot_measure(url: str) -> None:
+def test_load_target_rejects_unsupported_url(url: str) -> None:
     with pytest.raises(StartupError, match="cannot measure"):
         LoadTarget(url)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-def test_events_survive_any_cut_and_carry_the_time_of_their_last_byte(size: int, newline: bytes) -> None:
+def test_read_response_handles_any_chunk_boundary(size: int, newline: bytes) -> None:
     events = [b'{"a": 1}', "çé".encode(), b"[DONE]"]
     wire = HEAD
     for event in events:
@@ -229,14 +234,14 @@ def test_events_survive_any_cut_and_carry_the_time_of_their_last_byte(size: int,
         wire += b"%x;ext=1\r\n%b\r\n" % (len(data), data)
     wire += b"0\r\n\r\n"
     arrivals = [(float(start), wire[start : start + size]) for start in range(0, len(wire), size)]
-    answer = read_response(arrivals)
-    assert answer.status == 200
-    assert [data for _, data in answer.events] == events
-    for arrived, data in answer.events:
+    response = read_response(arrivals)
+    assert response.status == 200
+    assert [data for _, data in response.events] == events
+    for arrived, data in response.events:
         assert arrived + size > wire.index(data) + len(data)
 
 
-def test_reads_what_there_is_of_a_cut_answer() -> None:
+def test_read_response_of_incomplete_data() -> None:
     assert read_response([]).status == 0
     assert read_response([(0.0, b"HTTP/1.1 200 OK\r\nConte")]).status == 200
     cut = read_response([(0.0, HEAD + b"9\r\ndata: a\n\n\r\n9\r\ndata")])

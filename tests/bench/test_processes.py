@@ -18,7 +18,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
     def log_message(self, *arguments): pass
-# A grandchild that ignores SIGTERM, in a group of its own: the kind that outlives careless cleaners.
+# A grandchild that ignores SIGTERM, in its own process group: simple cleanup would miss it.
 code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", code], process_group=0, stdout=subprocess.PIPE)
 child.stdout.readline()
@@ -37,7 +37,7 @@ def server(code: str, *arguments: str, timeout: float = 60.0) -> ServerSpec:
     )
 
 
-def test_a_server_and_its_grandchildren_are_measured_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_measures_and_stops_server_and_grandchildren(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid_file = tmp_path / "pid"
     stop = processes.stop
     monkeypatch.setattr(processes, "stop", lambda process: stop(process, timeout=0.3))
@@ -48,18 +48,16 @@ def test_a_server_and_its_grandchildren_are_measured_and_ended(tmp_path: Path, m
         assert processes.cpu_seconds(running.pid) > 0
         assert running.started_at < time.perf_counter()
     assert processes.process_tree(running.pid) == set()
-    assert not processes._alive(grandchild)
+    assert not processes.is_alive(grandchild)
 
 
-def test_a_server_that_ends_is_reported_with_its_last_words() -> None:
+def test_start_reports_output_of_server_that_exits() -> None:
     code = "import sys; sys.exit('no such model')"
     with pytest.raises(StartupError, match=r"ended with code 1: \nno such model"), processes.start(server(code), 1):
         pass
 
 
-def test_a_server_that_dies_under_load_is_reported_with_its_last_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_reports_output_of_server_that_dies_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dying = HEALTHY.replace(
         "do_GET(self):", "do_POST(self): sys.stderr.write('out of memory'), os._exit(3)\n    def do_GET(self):"
     )
@@ -75,19 +73,19 @@ def test_a_server_that_dies_under_load_is_reported_with_its_last_words(
         load_until_it_dies()
 
 
-def test_a_server_that_never_answers_is_reported_and_ended() -> None:
+def test_start_times_out_and_stops_unresponsive_server() -> None:
     code = "import time; time.sleep(60)"
     with pytest.raises(StartupError, match="did not answer"), processes.start(server(code, timeout=0.2), 1):
         pass
 
 
-def test_a_command_that_is_not_there_is_reported() -> None:
+def test_start_reports_missing_command() -> None:
     absent = ServerSpec(name="x", version="", precision="", command=lambda port, streams: ["/nonexistent/server"])
     with pytest.raises(StartupError, match="cannot be started"), processes.start(absent, 1):
         pass
 
 
-def test_variables_set_to_none_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_removes_variables_set_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYRINGA_PORT", "1")
     code = "import os, sys; sys.exit(os.environ.get('SYRINGA_PORT', 'not set'))"
     spec = ServerSpec(
@@ -101,7 +99,7 @@ def test_variables_set_to_none_are_taken_away(monkeypatch: pytest.MonkeyPatch) -
         pass
 
 
-def test_stop_is_content_with_a_process_that_has_ended() -> None:
+def test_stop_accepts_finished_process() -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
     process.wait()
     processes.stop(process)

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from syringa.bench.chart import _scale, render_chart
+from syringa.bench.chart import axis_scale, render_chart
 from syringa.bench.report import (
     LoadSample,
     ServerRun,
@@ -45,12 +45,12 @@ RUNS = [
 ]
 
 
-def test_spread_is_the_median_with_least_and_most() -> None:
+def test_make_spread_returns_median_and_range() -> None:
     assert make_spread([3.0, 1.0, 10.0]) == Spread(3.0, 1.0, 10.0, 3)
     assert make_spread([]) is None
 
 
-def test_summary_takes_medians_over_rounds_and_ratios_of_medians() -> None:
+def test_summarize_computes_medians_and_ratios_of_medians() -> None:
     figures = {figure.key: figure for figure in summarize(RUNS).figures}
     rate = figures["tokens_per_second_16"]
     assert rate.values["ours"] == Spread(500.0, 100.0, 600.0, 3)
@@ -63,7 +63,7 @@ def test_summary_takes_medians_over_rounds_and_ratios_of_medians() -> None:
     assert "start" not in figures
 
 
-def test_failures_are_named_in_every_rendering(tmp_path: Path) -> None:
+def test_renderings_list_failures(tmp_path: Path) -> None:
     summary = summarize(RUNS)
     assert summary.failures == ["peer, round 3: killed <by> someone [/red]"]
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
@@ -80,7 +80,7 @@ def test_failures_are_named_in_every_rendering(tmp_path: Path) -> None:
     assert document["summary"]["failures"] == summary.failures
 
 
-def test_a_server_that_never_started_has_a_column_without_figures() -> None:
+def test_markdown_has_empty_column_for_server_that_never_started() -> None:
     runs = [*RUNS, ServerRun(server="absent", version="", precision="", round=0, error="no wheel")]
     rows = [
         line for line in render_markdown(summarize(runs), "heading").splitlines() if line.startswith("| 16 streams")
@@ -88,25 +88,25 @@ def test_a_server_that_never_started_has_a_column_without_figures() -> None:
     assert rows[0].count("—") == 1
 
 
-def test_nothing_measured_renders_too() -> None:
+def test_renderings_without_measurements() -> None:
     summary = summarize([ServerRun(server="absent", version="", precision="", round=0, error="no wheel")])
     assert "FAILED: absent" in render_markdown(summary, "heading")
     ElementTree.fromstring(render_chart(summary, "title"))
 
 
-def test_the_chart_is_well_formed_and_shows_every_value() -> None:
+def test_chart_is_well_formed_and_shows_every_value() -> None:
     root = ElementTree.fromstring(render_chart(summarize(RUNS), "a <title> & more", "below"))
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"a <title> & more", "500", "100", "16 streams", "ours (int8)"} <= set(texts)
 
 
 @pytest.mark.parametrize("highest", [0.3, 1.0, 9.9, 10.0, 63.0, 99.0, 512.0, 6999.0, 7001.0])
-def test_the_axis_ends_above_the_highest_bar(highest: float) -> None:
-    top, step = _scale(highest)
+def test_chart_scale_ends_above_highest_bar(highest: float) -> None:
+    top, step = axis_scale(highest)
     assert highest < top <= (highest + step) * 1.001
     assert 2 <= round(top / step) <= 10
 
 
 @pytest.mark.parametrize(("value", "text"), [(1234.5, "1,234"), (99.96, "100.0"), (12.34, "12.3"), (0.123, "0.12")])
-def test_numbers_are_short(value: float, text: str) -> None:
+def test_format_number(value: float, text: str) -> None:
     assert format_number(value) == text

@@ -1,4 +1,4 @@
-"""The whole workload against the fake server of test_load, without a process or a model."""
+"""The whole workload against the fake server of test_load, without a server process or a model."""
 
 import json
 from pathlib import Path
@@ -14,21 +14,21 @@ from tests.bench.test_load import FakeServer, serving
 
 
 class CountingServer(FakeServer):
-    """Answers with as many tokens as asked for."""
+    """Responds with the requested number of tokens."""
 
     def to_response_usage(self, body: dict[str, object]) -> object:
         return body["max_tokens"]
 
 
-def quiet(tmp_path: Path) -> Console:
+def file_console(tmp_path: Path) -> Console:
     return Console(file=(tmp_path / "terminal").open("w"), width=120)
 
 
-def test_measures_a_running_server_and_writes_what_it_found(tmp_path: Path) -> None:
+def test_bench_measures_running_server_and_writes_results(tmp_path: Path) -> None:
     fake = CountingServer()
     with serving(fake) as url:
         runs = run_syringa_bench(
-            url=url, streams=(4, 1), repeats=2, output=tmp_path / "out.json", console=quiet(tmp_path)
+            url=url, streams=(4, 1), repeats=2, output=tmp_path / "out.json", console=file_console(tmp_path)
         )
     assert [sample.streams for run in runs for sample in run.samples] == [1, 4, 1, 4]
     assert all(sample.output_tokens == 64 * sample.requests for run in runs for sample in run.samples)
@@ -38,17 +38,17 @@ def test_measures_a_running_server_and_writes_what_it_found(tmp_path: Path) -> N
     assert "tok/s" in (tmp_path / "terminal").read_text()
 
 
-def test_no_prompt_is_sent_twice_but_the_prefix_that_is_to_be_cached(tmp_path: Path) -> None:
+def test_bench_repeats_only_the_prefix_to_be_cached(tmp_path: Path) -> None:
     fake = CountingServer()
     with serving(fake) as url:
-        run_syringa_bench(url=url, streams=(1, 4), repeats=2, console=quiet(tmp_path))
+        run_syringa_bench(url=url, streams=(1, 4), repeats=2, console=file_console(tmp_path))
     prompts = [str(body["prompt"]) for body in fake.bodies]
     assert len(set(prompts)) == len(prompts)
     continued = [text for text in prompts if any(other != text and other.startswith(text) for other in prompts)]
     assert len(continued) == 4
 
 
-def test_every_server_of_a_round_gets_the_same_texts() -> None:
+def test_bench_sends_same_texts_to_every_server_of_a_round() -> None:
     first, second = CountingServer(), CountingServer()
     workload = Workload(streams=(2,)).quick()
     for fake in (first, second):
@@ -57,20 +57,20 @@ def test_every_server_of_a_round_gets_the_same_texts() -> None:
     assert sorted(str(body["prompt"]) for body in first.bodies) == sorted(str(body["prompt"]) for body in second.bodies)
 
 
-def test_a_server_that_refuses_is_a_failure_and_has_no_figures(tmp_path: Path) -> None:
+def test_bench_fails_without_figures_if_server_rejects_requests(tmp_path: Path) -> None:
     fake = CountingServer()
     fake.status = b"503 Busy"
     with serving(fake) as url, pytest.raises(StartupError, match="nothing was measured: 1 of 1 requests failed"):
-        run_syringa_bench(url=url, model="m", console=quiet(tmp_path))
+        run_syringa_bench(url=url, model="m", console=file_console(tmp_path))
 
 
 @pytest.mark.parametrize("options", [{"streams": ()}, {"streams": (0,)}, {"repeats": 0}])
-def test_refuses_to_measure_nothing(options: dict[str, object]) -> None:
+def test_bench_rejects_empty_workload(options: dict[str, object]) -> None:
     with pytest.raises(StartupError, match="nothing to measure"):
         run_syringa_bench(url="http://127.0.0.1:1", **options)  # type: ignore[arg-type]
 
 
-def test_answers_of_another_length_void_a_load() -> None:
+def test_summarize_load_rejects_completions_of_other_length() -> None:
     completion = CompletionResult(sent=0.0, token_times=[0.5, 1.0], finished=1.1, output_tokens=2, prompt_tokens=100)
     load = LoadResult(streams=1, completions=[completion], client_cpu_seconds=0.011)
     with pytest.raises(StartupError, match="ignore_eos"):
@@ -82,12 +82,12 @@ def test_answers_of_another_length_void_a_load() -> None:
     assert sample.prompt_tokens == (100, 100)
 
 
-def test_the_server_under_test_does_not_see_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_syringa_server_does_not_inherit_user_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYRINGA_PORT", "9000")
     server = syringa_server("some-model")
     assert server.environment["SYRINGA_PORT"] is None
     assert server.command(1234, 16)[1:] == ["-m", "syringa", "serve", "--port", "1234", "--model", "some-model"]
 
 
-def test_prompts_of_different_parts_differ() -> None:
+def test_prompts_differ_between_parts() -> None:
     assert PromptGenerator("0 1 streams 4").text(50) != PromptGenerator("0 1 streams 16").text(50)

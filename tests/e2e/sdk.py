@@ -5,10 +5,12 @@ Made once and used again; the stamp carries the pins, so a changed pin makes the
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,9 @@ def python_with(name: str, *requirements: str) -> Path:
     """The interpreter of an environment that has `requirements`."""
     folder = VENVS / name
     python = folder / "bin" / "python"
-    if not _made(folder, requirements):
+    with _locked(name):
+        if _made(folder, requirements):
+            return python
         shutil.rmtree(folder, ignore_errors=True)
         _call([sys.executable, "-m", "venv", str(folder)])
         _call([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])
@@ -44,7 +48,9 @@ def node_with(name: str, *packages: str) -> tuple[str, Path]:
     if node is None or npm is None:
         pytest.skip("Node and npm are not installed")
     folder = VENVS / name
-    if not _made(folder, packages):
+    with _locked(name):
+        if _made(folder, packages):
+            return node, folder
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (folder / "package.json").write_text('{"private": true}')
@@ -53,6 +59,15 @@ def node_with(name: str, *packages: str) -> tuple[str, Path]:
         _call([npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--no-save", *quick, *packages])
         _stamp(folder).write_text(_pins(packages))
     return node, folder
+
+
+@contextlib.contextmanager
+def _locked(name: str) -> Iterator[None]:
+    """Keep other test processes from making the same environment."""
+    VENVS.mkdir(exist_ok=True)
+    with open(VENVS / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _made(folder: Path, pins: Sequence[str]) -> bool:

@@ -1,7 +1,7 @@
 """Chat with the clients that people use against `syringa serve`, on the real model.
 
-What each does with the server stands in its script, which prints a line of JSON for every check in it. The model is
-weak: the checks are on the shape of what it says, hardly on the sense.
+Each client's checks are in its script, which prints a line of JSON per check. The model is small, so they check the
+shape of its answers rather than their sense.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ PYTHON = {
     "instructor_client.py": INSTRUCTOR,
 }
 NODE = {"openai_chat_client.mjs": OPENAI_JS, "ai_sdk_client.mjs": AI_SDK}
+# OpenAI's own packages run in both tiers.
+SLOW = dict.fromkeys(("langchain_client.py", "instructor_client.py", "ai_sdk_client.mjs"), pytest.mark.slow)
 
 
-@pytest.mark.parametrize("script", PYTHON)
-def test_python(shared_server: Server, script: str) -> None:
+@pytest.mark.parametrize("script", [pytest.param(each, marks=SLOW.get(each, ())) for each in PYTHON])
+def test_python_client_passes_its_chat_checks(shared_server: Server, script: str) -> None:
     run_python(shared_server, script, PYTHON[script])
 
 
-@pytest.mark.parametrize("script", NODE)
-def test_node(shared_server: Server, script: str) -> None:
+@pytest.mark.parametrize("script", [pytest.param(each, marks=SLOW.get(each, ())) for each in NODE])
+def test_node_client_passes_its_chat_checks(shared_server: Server, script: str) -> None:
     run_node(shared_server, script, NODE[script])

@@ -43,7 +43,7 @@ async def until(condition: object) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_streaming_and_waiting_clients_that_leave() -> None:
+async def test_disconnected_clients_free_their_sequences() -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "n": 3}
     async with served() as (engine, url), httpx.AsyncClient(base_url=url, timeout=120) as client:
 

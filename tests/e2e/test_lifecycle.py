@@ -46,7 +46,7 @@ def warm(server: Server) -> None:
     wait_for(lambda: server.complete(prompt="x", max_tokens=1).status_code == 200, 60)
 
 
-def test_a_stream_that_does_not_finish_is_told_and_the_log_is_json() -> None:
+def test_drain_timeout_ends_a_stream_with_an_error_event_and_logs_json() -> None:
     with serve("--drain-timeout", "5", "--log-format", "json", "--log-level", "debug") as server:
         warm(server)
         children = server.children()
@@ -68,7 +68,7 @@ def test_a_stream_that_does_not_finish_is_told_and_the_log_is_json() -> None:
     assert any("shutdown: draining" in line["message"] for line in lines)
 
 
-def test_a_second_signal_ends_it_at_once() -> None:
+def test_second_signal_ends_the_drain_at_once() -> None:
     with serve("--drain-timeout", "60", "--workers", "2") as server:
         warm(server)
         children = server.children()

@@ -54,26 +54,26 @@ def only_choice(result: subprocess.CompletedProcess[str]) -> dict[str, object]:
     return choice
 
 
-def test_basic(python: Path, shared_server: Server) -> None:
+def test_lilac_chat_basic_example(python: Path, shared_server: Server) -> None:
     result = run(python, shared_server, lilac_chat.BASIC)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
 
 
-def test_disable_reasoning(python: Path, shared_server: Server) -> None:
+def test_lilac_chat_disable_reasoning_example(python: Path, shared_server: Server) -> None:
     message = answer(python, shared_server, lilac_chat.DISABLE_REASONING)["message"]
     assert isinstance(message, dict)
     assert message["content"]
     assert "reasoning" not in message
 
 
-def test_streaming(python: Path, shared_server: Server) -> None:
+def test_lilac_chat_streaming_example(python: Path, shared_server: Server) -> None:
     result = run(python, shared_server, lilac_chat.STREAMING)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
 
 
-def test_vision(python: Path, shared_server: Server) -> None:
+def test_lilac_chat_vision_example(python: Path, shared_server: Server) -> None:
     """This model sees no images, and the answer says so."""
     result = run(python, shared_server, lilac_chat.VISION)
     assert result.returncode == 1
@@ -84,7 +84,7 @@ def test_vision(python: Path, shared_server: Server) -> None:
     assert "images" in last
 
 
-def test_tool_calling(python: Path, shared_server: Server) -> None:
+def test_lilac_chat_tool_calling_example(python: Path, shared_server: Server) -> None:
     """Nobody makes it call, and it draws at temperature 1: it decides to, each time."""
     for _ in range(3):
         result = run(python, shared_server, lilac_chat.TOOL_CALLING + WHOLE)
@@ -97,7 +97,7 @@ def test_tool_calling(python: Path, shared_server: Server) -> None:
             assert choice["finish_reason"] == "length"
 
 
-def test_structured_output(python: Path, shared_server: Server) -> None:
+def test_lilac_chat_structured_output_example(python: Path, shared_server: Server) -> None:
     choice = answer(python, shared_server, lilac_chat.STRUCTURED_OUTPUT)
     message = choice["message"]
     assert isinstance(message, dict)

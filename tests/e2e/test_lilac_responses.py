@@ -97,14 +97,14 @@ def ended(answer: dict[str, Any]) -> bool:
     return False
 
 
-def test_all_of_them_ran(answers: Answers) -> None:
+def test_every_lilac_responses_example_ran(answers: Answers) -> None:
     assert len(answers) == 11
     for subject in ("basic", "structured", "tools", "instructions"):
         validate_openai(answers["curl", subject], "Response")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_basic(answers: Answers, language: str) -> None:
+def test_lilac_responses_basic_example(answers: Answers, language: str) -> None:
     answer = answers[language, "basic"]
     ended(answer)
     assert text(answer).strip()
@@ -112,7 +112,7 @@ def test_basic(answers: Answers, language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_structured_output(answers: Answers, language: str) -> None:
+def test_lilac_responses_structured_output_example(answers: Answers, language: str) -> None:
     answer = answers[language, "structured"]
     assert answer["text"]["format"]["name"] == "color"
     assert text(answer).startswith("{")
@@ -121,7 +121,7 @@ def test_structured_output(answers: Answers, language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_tools(answers: Answers, language: str) -> None:
+def test_lilac_responses_tools_example(answers: Answers, language: str) -> None:
     """The model calls, and what it calls is the tool, as the documentation shows."""
     answer = answers[language, "tools"]
     assert [tool["name"] for tool in answer["tools"]] == ["get_weather"]
@@ -134,14 +134,14 @@ def test_tools(answers: Answers, language: str) -> None:
 
 
 @pytest.mark.parametrize("language", ["python", "curl"])
-def test_instructions(answers: Answers, language: str) -> None:
+def test_lilac_responses_instructions_example(answers: Answers, language: str) -> None:
     answer = answers[language, "instructions"]
     ended(answer)
     assert answer["instructions"].startswith("Always respond in JSON")
     assert answer["usage"]["output_tokens"] <= 50
 
 
-def test_a_call(shared_server: Server) -> None:
+def test_lilac_responses_tool_call_example(shared_server: Server) -> None:
     """Made to call, and with an end to what it says, the example prints what its documentation shows."""
     example = lilac_responses.PYTHON_TOOLS.replace("tools=[", "tool_choice='required', temperature=0, tools=[", 1)
     bounded = example.replace('"location": {"type": "string"}', '"location": {"type": "string", "maxLength": 20}')

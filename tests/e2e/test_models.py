@@ -54,7 +54,7 @@ def entries(server: Server) -> dict[str, Any]:
     return {each["id"]: each for each in httpx.get(server.url + "/v1/models", timeout=10).json()["data"]}
 
 
-def test_a_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -> None:
+def test_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -> None:
     with serve("--config", config(tmp_path), "--workers", "2") as server:
         wait_for(lambda: entries(server)["first"]["status"] == "loaded")
         listed = entries(server)
@@ -85,7 +85,7 @@ def test_a_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -
         assert complete(server, "nobody").status_code == 404
 
 
-def test_models_take_turns_in_one_place(tmp_path: Path) -> None:
+def test_models_evict_each_other_when_one_may_be_loaded(tmp_path: Path) -> None:
     with serve("--config", config(tmp_path, "max_loaded = 1\n")) as server:
         wait_for(lambda: entries(server)["first"]["status"] == "loaded")
         names = ["first", "second"] * 4
@@ -97,7 +97,7 @@ def test_models_take_turns_in_one_place(tmp_path: Path) -> None:
         assert len(server.children(WORKER)) == 1
 
 
-def test_all_workers_end_with_a_killed_supervisor(tmp_path: Path) -> None:
+def test_workers_exit_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     with serve("--config", config(tmp_path)) as server:
         assert complete(server, "first").status_code == 200
         assert complete(server, "second").status_code == 200

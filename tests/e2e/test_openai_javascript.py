@@ -16,7 +16,7 @@ pytestmark = pytest.mark.model
 SCRIPT = Path(__file__).with_name("openai_client.mjs")
 
 
-def test_the_package(shared_server: Server) -> None:
+def test_openai_javascript_package_passes_its_checks(shared_server: Server) -> None:
     node, folder = node_with(*OPENAI_JS)
     # By way of standard input: packages are looked for beside a script, or in the working folder if there is none.
     command = [node, "--input-type=module", "-", shared_server.url, KEY, MODEL]

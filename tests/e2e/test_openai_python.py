@@ -50,12 +50,12 @@ def results(python: Path, shared_server: Server) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_the_package(results: dict[str, str | None], check: str) -> None:
+def test_openai_python_package_passes_its_check(results: dict[str, str | None], check: str) -> None:
     if wrong := results[check]:
         pytest.fail(wrong, pytrace=False)
 
 
-def test_lilacs_example(python: Path, shared_server: Server) -> None:
+def test_lilac_completions_example(python: Path, shared_server: Server) -> None:
     """Only the address, the key and the model differ."""
     example = LILAC
     for theirs, ours in {

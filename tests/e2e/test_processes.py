@@ -25,7 +25,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def test_a_completion_and_its_stream_are_the_same(server: Server) -> None:
+def test_completion_equals_its_stream(server: Server) -> None:
     body = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0.8, "seed": 5}
     whole = server.complete(**body).json()["choices"][0]["text"]
     pieces = []
@@ -42,7 +42,7 @@ def test_two_api_processes_share_one_worker(server: Server) -> None:
     assert len(server.children(WORKER)) == 1
 
 
-def test_a_killed_worker_is_an_error_at_once_and_comes_back(server: Server) -> None:
+def test_killed_worker_fails_its_requests_and_is_restarted(server: Server) -> None:
     (worker,) = server.children(WORKER)
     ends: list[tuple[float, str]] = []
     begun = threading.Semaphore(0)
@@ -80,14 +80,14 @@ def test_a_killed_worker_is_an_error_at_once_and_comes_back(server: Server) -> N
     assert server.children(WORKER) != [worker]
 
 
-def test_a_killed_api_process_comes_back(server: Server) -> None:
+def test_killed_api_process_is_restarted(server: Server) -> None:
     for process in server.children(API):
         os.kill(process, signal.SIGKILL)
     server.wait_ready()
     assert server.complete(prompt="x", max_tokens=1).status_code == 200
 
 
-def test_sigterm_finishes_streams_and_leaves_nothing_behind() -> None:
+def test_sigterm_finishes_streams_and_leaves_no_process() -> None:
     with serve() as server:
         children = server.children()
         lines: list[str] = []
@@ -110,7 +110,7 @@ def test_sigterm_finishes_streams_and_leaves_nothing_behind() -> None:
         assert not any(alive(child) for child in children)
 
 
-def test_children_end_with_a_killed_supervisor() -> None:
+def test_processes_exit_when_the_supervisor_is_killed() -> None:
     with serve() as server:
         children = server.children()
         assert len(children) == 2

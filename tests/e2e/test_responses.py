@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "syringa.db")
 
 
-def test_a_chain_goes_on_after_a_restart(database: str) -> None:
+def test_response_chain_continues_after_a_restart(database: str) -> None:
     with serve("--database", database) as server:
         one = respond(server, FACTS, **SHORT)
         two = respond(server, "How many boxes are there?", previous_response_id=one["id"], **SHORT)
@@ -65,7 +65,7 @@ def test_a_chain_goes_on_after_a_restart(database: str) -> None:
         assert same["usage"]["input_tokens_details"]["cached_tokens"] > 0
 
 
-def test_a_background_response_outlives_its_client_and_not_its_server(database: str) -> None:
+def test_background_response_outlives_its_client_and_fails_with_its_server(database: str) -> None:
     with serve("--database", database) as server:
         url = f"{server.url}/v1/responses"
         seen: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def test_a_background_response_outlives_its_client_and_not_its_server(database: 
         assert get(server, short["id"]).json()["status"] == "completed"
 
 
-def test_a_background_response_is_cancelled_by_any_process(file: str) -> None:
+def test_background_response_is_canceled_from_any_process(file: str) -> None:
     with serve("--database", file, "--workers", "2") as server:
         ids = [respond(server, "Tell a story.", **LONG)["id"] for _ in range(3)]
         for id in ids:
@@ -112,7 +112,7 @@ def test_a_background_response_is_cancelled_by_any_process(file: str) -> None:
         assert time.monotonic() - began < 20
 
 
-def test_a_server_that_is_stopped_says_what_became_of_its_responses(file: str) -> None:
+def test_shutdown_stores_the_state_of_running_responses(file: str) -> None:
     with serve("--database", file, "--drain-timeout", "1") as server:
         id = respond(server, "Tell a story.", **LONG)["id"]
         server.process.terminate()
@@ -123,7 +123,7 @@ def test_a_server_that_is_stopped_says_what_became_of_its_responses(file: str) -
         assert "stopped" in lost["error"]["message"]
 
 
-def test_two_organizations(file: str) -> None:
+def test_organizations_do_not_see_each_others_responses(file: str) -> None:
     with serve("--database", file, "--api-key", "one", "--api-key", "two") as server:
         mine = respond(server, "My secret is 42.", key="one", **SHORT)
         assert get(server, mine["id"], "two").status_code == 404
@@ -138,7 +138,7 @@ def test_two_organizations(file: str) -> None:
         respond(server, "What is it?", key="one", previous_response_id=mine["id"], **SHORT)
 
 
-def test_two_turns_over_a_websocket(file: str) -> None:
+def test_websocket_continues_its_last_response(file: str) -> None:
     with serve("--database", file) as server:
         url = server.url.replace("http", "ws") + "/v1/responses"
         with connect(url, proxy=None) as socket:

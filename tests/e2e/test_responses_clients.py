@@ -1,7 +1,7 @@
 """Responses with the clients that people use against `syringa serve`, on the real model.
 
-What each does with the server stands in its script. The model is weak: the checks are on the shape of what it says,
-hardly on the sense.
+Each client's checks are in its script. The model is small, so they check the shape of its answers rather than their
+sense.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ PYTHON = {
     "openai_responses_state_client.py": OPENAI_PYTHON,
     "openai_agents_client.py": OPENAI_AGENTS,
 }
+SLOW = {"openai_agents_client.py": pytest.mark.slow}
 
 
-@pytest.mark.parametrize("script", PYTHON)
-def test_python(shared_server: Server, script: str) -> None:
+@pytest.mark.parametrize("script", [pytest.param(each, marks=SLOW.get(each, ())) for each in PYTHON])
+def test_python_client_passes_its_responses_checks(shared_server: Server, script: str) -> None:
     run_python(shared_server, script, PYTHON[script])
 
 
-def test_node(shared_server: Server) -> None:
+def test_node_client_passes_its_responses_checks(shared_server: Server) -> None:
     run_node(shared_server, "openai_responses_client.mjs", OPENAI_JS)

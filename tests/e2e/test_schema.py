@@ -65,7 +65,7 @@ def post(http: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/api/v2/completions"])
 @pytest.mark.parametrize("name", REQUESTS)
-def test_bodies_and_chunks(http: httpx.Client, path: str, name: str) -> None:
+def test_bodies_and_chunks_match_openai_schemas(http: httpx.Client, path: str, name: str) -> None:
     body = {"model": "default", "seed": 7, **REQUESTS[name]}
     whole = post(http, path, body).json()
     validate_openai(whole)
@@ -82,7 +82,7 @@ def test_bodies_and_chunks(http: httpx.Client, path: str, name: str) -> None:
     assert streamed == whole
 
 
-def test_models(http: httpx.Client) -> None:
+def test_model_list_matches_openai_schema(http: httpx.Client) -> None:
     for path in ("/v1/models", "/api/v2/models"):
         listed = http.get(path).json()
         validate_openai(listed, "ListModelsResponse")
@@ -90,7 +90,7 @@ def test_models(http: httpx.Client) -> None:
     validate_openai(http.get(f"/v1/models/{model['id']}").json(), "Model")
 
 
-def test_an_error(http: httpx.Client) -> None:
+def test_error_matches_openai_schema(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json={"temperature": 3})
     assert answer.status_code == 400
     validate_openai(answer.json()["error"], "Error")

@@ -55,7 +55,7 @@ def score(http: httpx.Client, prompts: list[Any]) -> list[list[float]]:
     return [each[1:] for each in found]
 
 
-def test_the_sum_is_that_of_transformers(http: httpx.Client, reference: Any, tokenizer: Any) -> None:
+def test_echoed_logprobs_equal_transformers(http: httpx.Client, reference: Any, tokenizer: Any) -> None:
     expectations = token_logprobs(reference, [tokenizer.encode(text).ids for text in TEXTS])
     for text, scored, expected in zip(TEXTS, score(http, TEXTS), expectations, strict=True):
         assert len(scored) == len(expected) > 100
@@ -70,14 +70,14 @@ def one_more(http: httpx.Client, text: str) -> dict[str, Any]:
     return choice
 
 
-def test_one_more_token_changes_no_score(http: httpx.Client) -> None:
+def test_generating_a_token_changes_no_prompt_logprob(http: httpx.Client) -> None:
     (scored,) = score(http, [TEXTS[0]])
     choice = one_more(http, TEXTS[0])
     assert choice["finish_reason"] == "length"
     assert choice["logprobs"]["token_logprobs"][1:-1] == scored
 
 
-def test_one_more_token_that_ends_the_text(http: httpx.Client) -> None:
+def test_end_token_after_an_echoed_prompt(http: httpx.Client) -> None:
     text = "Question: Which season comes after winter?\nAnswer: spring"
     (scored,) = score(http, [text])
     choice = one_more(http, text)
@@ -85,7 +85,8 @@ def test_one_more_token_that_ends_the_text(http: httpx.Client) -> None:
     assert choice["logprobs"]["token_logprobs"][1:-1] == scored
 
 
-def test_multiple_choice_accuracy(http: httpx.Client, reference: Any, tokenizer: Any) -> None:
+@pytest.mark.slow
+def test_multiple_choice_answers_equal_transformers(http: httpx.Client, reference: Any, tokenizer: Any) -> None:
     right = {"syringa": 0, "transformers": 0}
     for first in range(0, len(QUESTIONS), 6):  # as many in one pass
         questions = QUESTIONS[first : first + 6]

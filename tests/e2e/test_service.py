@@ -71,7 +71,8 @@ def make_keys(database: str) -> Keys:
     return keys
 
 
-def test_every_answer_is_in_the_books(database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_every_request_has_a_usage_record(database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """2,000 requests of 200 clients; on PostgreSQL fewer, as the way there is the same."""
     clients, each = (50, 8) if database.startswith("postgresql:") else (200, 10)
     keys = make_keys(database)
@@ -168,7 +169,10 @@ def report(seen: Sequence[Seen], rows: Sequence[UsageRecord], *figures: dict[int
     print(f"MiB {[each >> 20 for each in early]}, then {[each >> 20 for each in late]}; files {files}, {files_late}")
 
 
-def test_killed_processes_under_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_killed_processes_under_load_lose_no_limits_or_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """First one that answers, then the one that computes. What was in flight breaks, nothing else does."""
     database = str(tmp_path / "syringa.db")
     command(database, "organizations", "set", "free", "--requests-per-minute", "0")
@@ -255,12 +259,12 @@ async def until(condition: object) -> None:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
     database = str(folder / "syringa.db")
-    create_key(database, "somebody")
+    create_key(database, "acme")
     with start(database, folder, *SETTINGS) as service:
         yield service
 
 
-def test_a_revoked_key_is_refused_by_every_process(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_revoked_key_is_refused_by_every_process(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     key = create_key(service.database, "leaver")
     service.wait_known(key)
     connections = service.connections()
@@ -277,7 +281,7 @@ def test_a_revoked_key_is_refused_by_every_process(service: Service, capsys: pyt
         print(f"\nrefused after {', '.join(f'{each:.2f}' for each in refused.values())} s")
 
 
-def test_the_openai_package_tries_again_by_itself(service: Service) -> None:
+def test_openai_package_retries_after_429(service: Service) -> None:
     key = create_key(service.database, "patient", "--concurrent", "1")
     service.wait_known(key)
     run_python(service.server, "openai_retry_client.py", OPENAI_PYTHON, key.text)

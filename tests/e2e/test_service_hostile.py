@@ -91,7 +91,7 @@ def everyone_else_is_served(place: Place) -> Iterator[list[float]]:
         b"\x1b[31mevil",
     ],
 )
-def test_a_request_id_is_sane_or_not_ours(place: Place, sent: bytes) -> None:
+def test_invalid_request_ids_are_replaced(place: Place, sent: bytes) -> None:
     key = b"authorization: " + place.ours.header.encode()
     answer = place.raw(b"GET /v1/models HTTP/1.1", b"host: a", key, b"x-request-id: " + sent)
     head = answer.partition(b"\r\n\r\n")[0].decode("latin-1")
@@ -104,7 +104,7 @@ def test_a_request_id_is_sane_or_not_ours(place: Place, sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["\r\nx-evil: 1", "evil\x00\x1b[31m", "../../etc/evil", "e" * 100_000, "\ud800", ""])
-def test_names_of_models(place: Place, name: str) -> None:
+def test_hostile_model_names_are_refused(place: Place, name: str) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 1, "model": name})
     answer = place.ask("POST", "/v1/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code in (400, 404)
@@ -112,7 +112,7 @@ def test_names_of_models(place: Place, name: str) -> None:
     assert "x-evil" not in answer.headers
 
 
-def test_names_of_fields_and_users(place: Place) -> None:
+def test_hostile_field_and_user_names_are_handled(place: Place) -> None:
     answer = place.complete(**{"a\r\nx-evil: 1": 1, "e\x00vil": 2, "é" * 50_000: 3})
     assert answer.status_code == 200
     assert "x-evil" not in answer.headers
@@ -130,7 +130,7 @@ def test_names_of_fields_and_users(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\r\nb", "evil\x00", "a/b", "o" * 65, "o" * 100_000, "é", "a b"])
-def test_names_of_organizations(place: Place, name: str) -> None:
+def test_hostile_organization_names_are_refused(place: Place, name: str) -> None:
     made = place.ask("POST", "/admin/keys", place.admin, json={"organization": name})
     assert made.status_code == 400, made.text
     assert made.json()["error"]["param"] == "organization"
@@ -165,7 +165,7 @@ AUTHORIZATIONS = [
 
 
 @pytest.mark.parametrize("given", AUTHORIZATIONS)
-def test_authorizations(place: Place, given: bytes | None) -> None:
+def test_malformed_authorization_headers_are_refused(place: Place, given: bytes | None) -> None:
     body = b'{"prompt": "x", "max_tokens": 1}'
     lines = [b"POST /v1/completions HTTP/1.1", b"host: a", b"content-length: %d" % len(body)]
     if given is not None:
@@ -184,7 +184,7 @@ def test_authorizations(place: Place, given: bytes | None) -> None:
     assert len(books(place.database)) == before
 
 
-def test_two_authorizations(place: Place) -> None:
+def test_two_authorization_headers_are_refused(place: Place) -> None:
     """One of them counts, for all that is asked: nobody gets in with one key and is charged on another."""
     body = b'{"prompt": "x", "max_tokens": 1}'
     lines = [b"POST /v1/completions HTTP/1.1", b"host: a", b"content-length: %d" % len(body), b"x-request-id: both"]
@@ -194,7 +194,7 @@ def test_two_authorizations(place: Place) -> None:
     wait_for(lambda: [row.key for row in books(place.database) if row.request_id == "both"] == [place.theirs.id])
 
 
-def test_another_organizations_things(place: Place) -> None:
+def test_objects_of_another_organization_are_not_found(place: Place) -> None:
     made = place.ask("POST", "/v1/responses", json={"input": PROMPT, "max_output_tokens": 16}).json()
     path = f"/v1/responses/{made['id']}"
     assert place.ask("GET", path).status_code == 200
@@ -229,7 +229,7 @@ def test_another_organizations_things(place: Place) -> None:
     assert place.ask("POST", "/admin/keys", place.theirs, json={"organization": "ours"}).status_code == 403
 
 
-def test_clients_that_never_finish_sending(place: Place) -> None:
+def test_unfinished_requests_time_out(place: Place) -> None:
     """A hundred of them: half with half a head, half with half a body."""
     files = place.service.files()
     key = b"authorization: " + place.ours.header.encode()
@@ -254,7 +254,7 @@ def test_clients_that_never_finish_sending(place: Place) -> None:
     wait_for(lambda: all(count <= files[pid] + 8 for pid, count in place.service.files().items()))
 
 
-def test_clients_that_never_read(place: Place) -> None:
+def test_clients_that_never_read_are_dropped(place: Place) -> None:
     """Twenty, of long answers. They leave in the end, and what they asked for ends with them."""
     body = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "stream": True, "logprobs": 5}
     sent = json.dumps(body).encode()

@@ -31,18 +31,18 @@ def folder(path: Path, **config: object) -> Path:
     return path
 
 
-def test_a_missing_file() -> None:
+def test_missing_model_file_is_reported() -> None:
     assert "nowhere.gguf" in fails("--model", "nowhere.gguf")
 
 
-def test_a_truncated_gguf(tmp_path: Path) -> None:
+def test_truncated_gguf_is_reported(tmp_path: Path) -> None:
     whole = Path(locate("default").path).read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[: len(whole) // 2])
     assert "truncated" in fails("--model", str(cut))
 
 
-def test_an_unknown_architecture(tmp_path: Path) -> None:
+def test_unknown_architecture_is_reported(tmp_path: Path) -> None:
     path = folder(tmp_path / "m", model_type="martian", architectures=["MartianForCausalLM"], vocab_size=8)
     (path / "tokenizer.json").write_text(
         json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}})
@@ -50,24 +50,24 @@ def test_an_unknown_architecture(tmp_path: Path) -> None:
     assert "martian" in fails("--model", str(path)).lower()
 
 
-def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
+def test_folder_without_tokenizer_is_reported(tmp_path: Path) -> None:
     assert "tokenizer" in fails("--model", str(folder(tmp_path / "m", model_type="llama")))
 
 
-def test_a_missing_chat_template() -> None:
+def test_missing_chat_template_is_reported() -> None:
     assert "nowhere.jinja" in fails("--chat-template", "nowhere.jinja")
 
 
-def test_too_little_memory() -> None:
+def test_too_little_memory_is_reported() -> None:
     assert "memory" in fails("--kv-cache-gb", "100000")
 
 
-def test_beyond_loopback_without_a_key() -> None:
+def test_listening_beyond_loopback_without_a_key_is_refused() -> None:
     line = fails("--host", "0.0.0.0")
     assert "--api-key" in line or "SYRINGA_API_KEY" in line
 
 
-def test_an_impossible_length() -> None:
+def test_impossible_context_length_is_reported() -> None:
     assert "8192" in fails("--max-model-len", "1000000")
 
 
@@ -82,7 +82,7 @@ def test_an_impossible_length() -> None:
         ("port = ", "cannot be read"),
     ],
 )
-def test_a_settings_file_with_a_wrong_value(tmp_path: Path, wrong: str, expected: str) -> None:
+def test_wrong_value_in_the_settings_file_is_reported(tmp_path: Path, wrong: str, expected: str) -> None:
     path = tmp_path / "syringa.toml"
     path.write_text(f'# settings\nhost = "127.0.0.1"\n{wrong}\n')
     line = fails("--config", str(path))

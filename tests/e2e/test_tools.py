@@ -67,7 +67,7 @@ def check(choice: dict[str, Any]) -> int:
     return len(choice["tool_calls"])
 
 
-def test_required(server: Server) -> None:
+def test_required_tool_choice_always_calls(server: Server) -> None:
     choices = ask(server, tool_choice="required", n=30)["choices"]
     whole = [choice for choice in choices if choice["finish_reason"] != "length"]
     calls = [check(choice) for choice in whole]
@@ -78,7 +78,7 @@ def test_required(server: Server) -> None:
     assert len(whole) >= 28
 
 
-def test_a_named_function(server: Server) -> None:
+def test_named_function_is_called(server: Server) -> None:
     choice = {"type": "function", "function": {"name": "send_mail"}}
     for each in ask(server, tool_choice=choice, n=4)["choices"]:
         assert check(each) == 1
@@ -87,7 +87,7 @@ def test_a_named_function(server: Server) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_auto(server: Server, strict: bool) -> None:
+def test_auto_tool_choice_calls_where_it_fits(server: Server, strict: bool) -> None:
     """After an example the model likes to call, and a call that begins also ends well-formed."""
     tools = [{**tool, "function": {**tool["function"], "strict": strict}} for tool in TOOLS]
     example = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome", "unit": "celsius"}}</tool_call>'
@@ -106,7 +106,7 @@ def test_auto(server: Server, strict: bool) -> None:
     assert seen
 
 
-def test_a_stream_gives_the_same_calls(server: Server) -> None:
+def test_streamed_tool_calls_equal_the_body(server: Server) -> None:
     asked = {"tool_choice": "required"}
     (whole,) = ask(server, **asked)["choices"]
     answer = httpx.post(server.url + "/v1/completions", json=ASK | asked | {"stream": True}, timeout=300)

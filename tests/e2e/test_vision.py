@@ -72,7 +72,7 @@ def seen(answer: httpx.Response) -> tuple[int, list[float]]:
     return body["usage"]["prompt_tokens"], [each["logprob"] for each in body["choices"][0]["logprobs"]["content"]]
 
 
-def test_responses_see_the_same_and_remember_it(server: Server) -> None:
+def test_responses_api_sees_images_and_remembers_them(server: Server) -> None:
     parts = [
         {"type": "input_image", "image_url": data_uri(FIRST.data)},
         {"type": "input_text", "text": "What is this?"},
@@ -94,7 +94,7 @@ def test_responses_see_the_same_and_remember_it(server: Server) -> None:
     assert [each["logprob"] for each in third] != scores
 
 
-def test_pictures_are_seen_and_counted(server: Server) -> None:
+def test_images_are_seen_and_counted(server: Server) -> None:
     without, blind = seen(ask(server))
     tokens, first = seen(ask(server, image(data_uri(FIRST.data))))
     assert tokens > without + 4
@@ -104,7 +104,7 @@ def test_pictures_are_seen_and_counted(server: Server) -> None:
     assert both > tokens
 
 
-def test_the_same_picture_again_is_a_cache_hit_and_another_is_not(server: Server) -> None:
+def test_same_image_is_a_prefix_cache_hit_and_another_is_not(server: Server) -> None:
     text = {"type": "text", "text": "Look closely at this, please. " * 3}
     parts = image(data_uri(make_image(7, 64, 64).data)), text
     first = ask(server, *parts).json()
@@ -122,11 +122,11 @@ def test_low_detail_takes_fewer_tokens(server: Server) -> None:
     assert seen(ask(server, image(url, "low")))[0] < seen(ask(server, image(url, "high")))[0]
 
 
-def test_a_picture_by_its_address(server: Server, web: str) -> None:
+def test_image_is_fetched_by_its_url(server: Server, web: str) -> None:
     assert seen(ask(server, image(web + "/one.png"))) == seen(ask(server, image(data_uri(FIRST.data))))
 
 
-def test_a_stream_with_a_picture(server: Server) -> None:
+def test_stream_with_an_image(server: Server) -> None:
     answer = ask(server, image(data_uri(FIRST.data)), stream=True, stream_options={"include_usage": True})
     assert answer.status_code == 200
     assert answer.text.rstrip().endswith("[DONE]")
@@ -146,7 +146,7 @@ def test_a_stream_with_a_picture(server: Server) -> None:
         (data_uri(FIRST.data[:-30]), "image"),
     ],
 )
-def test_what_is_no_picture(server: Server, web: str, url: str, said: str) -> None:
+def test_invalid_image_is_refused(server: Server, web: str, url: str, said: str) -> None:
     answer = ask(server, image(data_uri(FIRST.data)), image(url.format(web=web)))
     assert answer.status_code == 400
     error = answer.json()["error"]
@@ -154,7 +154,7 @@ def test_what_is_no_picture(server: Server, web: str, url: str, said: str) -> No
     assert said in error["message"]
 
 
-def test_a_prompt_that_pictures_make_too_long(server: Server) -> None:
+def test_prompt_too_long_because_of_images_is_refused(server: Server) -> None:
     many = [image(data_uri(make_image(each, 256, 256).data), "high") for each in range(20)]
     answer = ask(server, *many)
     assert answer.status_code == 400

@@ -109,7 +109,7 @@ class Driver:
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             for _, delta in self.core.step():
-                self.answers[delta.request, delta.choice].add(delta)
+                self.answers[delta.request_id, delta.choice].add(delta)
 
     def finish(self, seconds: float = 120) -> Answers:
         """Step until nothing is left, and return the answers."""

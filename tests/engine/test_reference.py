@@ -15,12 +15,13 @@ from syringa.engine.worker.core import EngineCore
 from syringa.modelfiles import describe, locate
 from tests.engine.conftest import Driver, drive, request
 from tests.reference import reference_model
+from tests.tiers import SLOW
 
 pytestmark = pytest.mark.model
 LENGTH = 64
 TIE = 1e-3  # if the reference's two best logits are closer than this, either token is correct
 
-PROMPTS = [
+ALL_PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a village by the sea, there was a girl who",
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
@@ -42,6 +43,7 @@ PROMPTS = [
     "In 1969, Apollo 11 landed on the Moon. The crew, Neil Armstrong, Buzz Aldrin and Michael Collins, " * 3,
     "😀 is an emoji that",
 ]
+PROMPTS = ALL_PROMPTS if SLOW else ALL_PROMPTS[::5]
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -7,28 +7,27 @@ from syringa.service.app_state import AppState
 from syringa.service.auth.keys import ANONYMOUS
 
 
-def counted(text: bytes) -> list[str]:
+def request_counts(text: bytes) -> list[str]:
     return [line for line in text.decode().splitlines() if line.startswith("syringa_requests_total{")]
 
 
-async def test_requests_are_counted_together_and_none_is_missed(tmp_path: Path) -> None:
-    work = AppState(Config(database=str(tmp_path / "a.db")))
-    work.books.open(ANONYMOUS, "/v1/completions", "before").close()
-    await work.start()
+async def test_app_state_counts_every_request_in_metrics_and_usage(tmp_path: Path) -> None:
+    app_state = AppState(Config(database=str(tmp_path / "a.db")))
+    app_state.start_accounting(ANONYMOUS, "/v1/completions", "before").close()
+    await app_state.start()
     for name in ("a", "b"):
-        account = work.books.open(ANONYMOUS, "/v1/completions", name)
-        account.model = "m"
-        account.close()
-    shown = counted(await work.metrics.render({}))
+        accounting = app_state.start_accounting(ANONYMOUS, "/v1/completions", name)
+        accounting.model = "m"
+        accounting.close()
+    shown = request_counts(await app_state.metrics.render({}))
     assert sum(float(line.rpartition(" ")[2]) for line in shown) == 3
-    assert counted(await work.metrics.render({})) == shown
-    assert work.meter is not None
-    await work.meter.flush()
-    rows = await work.state.database.usage.rows(after=None, limit=10)
-    assert {row.request_id for row in rows} == {"a", "b"}
-    work.books.open(ANONYMOUS, "/v1/completions", "c").close()
-    await work.close()
+    assert request_counts(await app_state.metrics.render({})) == shown
+    await app_state.usage_writer.flush()
+    records = await app_state.store.read(lambda session: session.usage.records())
+    assert {record.request_id for record in records} == {"a", "b"}
+    app_state.start_accounting(ANONYMOUS, "/v1/completions", "c").close()
+    await app_state.close()
     again = AppState(Config(database=str(tmp_path / "a.db")))
-    rows = await again.state.database.usage.rows(after=None, limit=10)
-    assert {row.request_id for row in rows} == {"a", "b", "c"}
+    records = await again.store.read(lambda session: session.usage.records())
+    assert {record.request_id for record in records} == {"a", "b", "c"}
     await again.close()

@@ -64,9 +64,7 @@ async def test_failed_migration_is_rolled_back(store: Store, database: str, monk
         assert not inspect(connection).has_table("half")
 
 
-async def test_database_of_newer_version_is_refused(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_newer_database_is_refused(store: Store, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     await store.open()
     message = rf"newer Syringa \(its schema has version {len(migrations.MIGRATIONS)}, this Syringa knows 0\)"
     monkeypatch.setattr(migrations, "MIGRATIONS", ())

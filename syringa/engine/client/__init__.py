@@ -1,0 +1,1 @@
+"""The clients of model workers, and the protocol between the two."""

@@ -25,7 +25,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Stop one choice of a request, or all of them."""
 
-    request: str
+    request_id: str
     choice: int | None = None
 
 
@@ -61,7 +61,7 @@ class Deltas(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class RequestRejected(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A request that will not run. `code` is the error code where the client is at fault."""
 
-    request: str
+    request_id: str
     message: str
     param: str | None = None
     overloaded: bool = False

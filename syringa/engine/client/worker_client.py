@@ -204,7 +204,7 @@ class WorkerClient:
         match message:
             case protocol.Deltas(deltas):
                 for delta in deltas:
-                    if (active := self._by_wire_id.get(delta.request)) is not None:
+                    if (active := self._by_wire_id.get(delta.request_id)) is not None:
                         active.handle_delta(delta)
             case protocol.Ready(info):
                 self._info = info

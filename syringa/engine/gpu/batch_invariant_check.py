@@ -50,7 +50,7 @@ def matmul_is_batch_invariant(
     weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None = None
 ) -> bool:
     """Return whether all tile configurations give a row the same bits. Also compiles all of them."""
-    x = _random(weight, ROWS, weight.shape[1])
+    x = random_like(weight, ROWS, weight.shape[1])
     x[:, ::OUTLIER_STRIDE] *= 100  # as in real models: summation order shows where magnitudes differ
 
     def matmul(rows: torch.Tensor, config: TiledMatmulConfig | None = None) -> torch.Tensor:
@@ -71,9 +71,9 @@ def attention_is_batch_invariant(
 ) -> bool:
     """Return whether a sequence's rows get the same bits as one prefill, in chunks, and as decode steps."""
     blocks = -(-LENGTH // BLOCK_SIZE)
-    keys, values = (_random(like, blocks, kv_heads, BLOCK_SIZE, size, seed=seed) for seed in (1, 2))
+    keys, values = (random_like(like, blocks, kv_heads, BLOCK_SIZE, size, seed=seed) for seed in (1, 2))
     table = torch.arange(blocks, dtype=torch.int32, device=like.device).flip(0)[None]
-    q = _random(like, LENGTH, heads * size, seed=3)
+    q = random_like(like, LENGTH, heads * size, seed=3)
 
     def prefill(begin: int, end: int) -> torch.Tensor:
         starts = torch.tensor([0, end - begin], dtype=torch.int32, device=like.device)
@@ -88,7 +88,7 @@ def attention_is_batch_invariant(
     return torch.equal(whole, chunks) and torch.equal(whole, decoded)
 
 
-def _random(like: torch.Tensor, *shape: int, seed: int = 0) -> torch.Tensor:
+def random_like(like: torch.Tensor, *shape: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator(like.device).manual_seed(seed)
     return torch.randn(*shape, generator=generator, device=like.device, dtype=like.dtype)
 

@@ -60,7 +60,7 @@ class ModelInput:
     """
 
     tokens: torch.Tensor
-    sources: torch.Tensor  # index of the token among the previous step's sampled tokens; negative: use `tokens`
+    token_sources: torch.Tensor  # index of the token among the previous step's sampled tokens; negative: use `tokens`
     slot_mapping: torch.Tensor  # block · BLOCK_SIZE + offset; negative: padding
     block_tables: torch.Tensor  # of the decode rows
     lengths: torch.Tensor  # of the decode rows: tokens of the sequence including the new one; 0: padding
@@ -127,7 +127,7 @@ class GpuDecoder:
         self, rows: ModelInput, sampled: torch.Tensor, cache: GpuCache, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         self.ops.begin_step(len(rows.tokens), rows.prefill is None)
-        x = self.ops.embed(self.embedding, rows.tokens, rows.sources, sampled)
+        x = self.ops.embed(self.embedding, rows.tokens, rows.token_sources, sampled)
         decode_only = rows.prefill is None and rows.logit_rows is None
         if decode_only and self.unquantized and len(x) <= self.ops.max_fused_rows:
             x = self._forward_fused(x, rows, cache)

@@ -42,13 +42,13 @@ ROW_DTYPES: list[type[np.generic]] = [np.int32] * 5  # token, source, slot, leng
 class AsyncStepOutput:
     """A step running on the device.
 
-    `logits` has the rows to sample from, and where prompt log-probabilities are wanted also those of the prompts.
+    `logits` has the rows to sample from, and where prompt log-probabilities are logit_rows also those of the prompts.
     """
 
     num_sampled: int
     logits: torch.Tensor
     host_copy: HostCopy
-    logit_rows: torch.Tensor | None = None  # logits row of each sampled token; None: in order
+    sample_rows: torch.Tensor | None = None  # logits row of each sampled token; None: in order
     tokens: torch.Tensor | None = None  # on the host, valid after `host_copy.synchronize()`
     deferred: list[tuple[list[int], PendingTokens]] = field(default_factory=list)
 
@@ -65,8 +65,8 @@ class GpuModelRunner:
         rows = max(max_running, MIN_SAMPLED_TOKENS)
         self.sampled_tokens = torch.zeros(rows, dtype=torch.int64, device=self.device)
         graph_sizes = graph_batch_sizes(max_running) if model.supports_cuda_graphs else []
-        widest = max(graph_sizes, default=1)
-        self._graph_logits = torch.zeros(widest, model.vocabulary, dtype=torch.float32, device=self.device)
+        max_size = max(graph_sizes, default=1)
+        self._graph_logits = torch.zeros(max_size, model.vocabulary, dtype=torch.float32, device=self.device)
         self._graph_tables = torch.zeros(
             max_running, self.input_batch.tables.shape[1], dtype=torch.int32, device=self.device
         )
@@ -95,12 +95,14 @@ class GpuModelRunner:
             size = self.cuda_graphs.size_for(len(step.scheduled)) if step.decode_only else None
             return self._replay_cuda_graph(step, size) if size is not None else self._run_eager(step)
 
-    def resample(self, handle: AsyncStepOutput, at: list[int], rows: Seq[SamplingRow], masks: torch.Tensor | None) -> None:
+    def resample(
+        self, handle: AsyncStepOutput, at: list[int], rows: Seq[SamplingRow], masks: torch.Tensor | None
+    ) -> None:
         """Sample the rows `at` again, with every sampling rule and token masks."""
         with torch.inference_mode():
             index = torch.tensor(at).to(self.device, non_blocking=True)
-            places = index if handle.logit_rows is None else handle.logit_rows[index]
-            pending = self.sampler.launch(handle.logits[places], rows, masks)
+            sample_rows = index if handle.sample_rows is None else handle.sample_rows[index]
+            pending = self.sampler.launch(handle.logits[sample_rows], rows, masks)
             self.sampled_tokens[index] = pending.tokens
             handle.deferred.append((at, pending.copy_to_host(handle.host_copy.copy)))
 
@@ -121,6 +123,7 @@ class GpuModelRunner:
         return sampled
 
     def forget(self, sequence: Sequence) -> None:
+        """Drop the state of a finished or preempted sequence."""
         self.input_batch.remove(sequence)
 
     # Decode-only steps: CUDA graphs
@@ -166,33 +169,36 @@ class GpuModelRunner:
     # All other steps: eager
 
     def _run_eager(self, step: StepInput) -> AsyncStepOutput:
-        rows, places, (sampling, filters) = self._prepare_inputs(step)
+        rows, sample_rows, (sampling, filters) = self._prepare_inputs(step)
         logits = self.model.forward(rows, self.sampled_tokens, self.cache)
-        handle = AsyncStepOutput(len(step.sampled), logits, HostCopy(self.device), places)
+        handle = AsyncStepOutput(len(step.sampled), logits, HostCopy(self.device), sample_rows)
         if step.sampled:
-            chosen = logits if places is None else logits.index_select(0, places)
+            sample_logits = logits if sample_rows is None else logits.index_select(0, sample_rows)
             filtered = any(sequence.state.filtered for sequence in step.sampled)
-            self.model.ops.sample(chosen, sampling, filters if filtered else (), self.sampled_tokens[: len(chosen)])
+            self.model.ops.sample(
+                sample_logits, sampling, filters if filtered else (), self.sampled_tokens[: len(sample_logits)]
+            )
         return handle
 
     def _prepare_inputs(
         self, step: StepInput
     ) -> tuple[ModelInput, torch.Tensor | None, tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        """Return the model input, the logits row of each sampled token (None: in order), and the sampling inputs."""
         items = step.scheduled
         num_decodes = next((i for i, item in enumerate(items) if item.count > 1), len(items))
         indices = self.input_batch.update(items)
         starts = np.array([item.start for item in items], dtype=np.int32)
         counts = np.array([item.count for item in items], dtype=np.int32)
         tables = self.input_batch.tables[indices, : table_width(int((starts + counts).max()))]
-        begins = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
+        row_starts = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
         owner = np.repeat(np.arange(len(items)), counts)
-        positions = np.arange(len(owner), dtype=np.int32) - begins[owner] + starts[owner]
+        positions = np.arange(len(owner), dtype=np.int32) - row_starts[owner] + starts[owner]
         slots = tables[owner, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         sources = np.full(len(owner), -1, dtype=np.int32)
-        sources[begins[:-1]] = step.token_sources
-        prefill_starts = (begins[num_decodes:] - begins[num_decodes]).astype(np.int32)
+        sources[row_starts[:-1]] = step.token_sources
+        prefill_starts = (row_starts[num_decodes:] - row_starts[num_decodes]).astype(np.int32)
         tiles = self.model.ops.plan_prefill(prefill_starts.tolist(), starts[num_decodes:].tolist())
-        draws = self.input_batch.indices_of(step.sampled)
+        sampled_indices = self.input_batch.indices_of(step.sampled)
         arrays = [
             np.array(step.tokens(), dtype=np.int32),
             sources,
@@ -208,26 +214,28 @@ class GpuModelRunner:
         ]
         dtypes = SAMPLING_DTYPES + FILTER_DTYPES
         arrays += [
-            np.asarray(c).astype(dtype)
-            for c, dtype in zip(self._sampling_columns(step.sampled, draws), dtypes, strict=True)
+            np.asarray(column).astype(dtype)
+            for column, dtype in zip(self._sampling_columns(step.sampled, sampled_indices), dtypes, strict=True)
         ]
-        sent = upload(arrays, self.device)
-        token, source, slot, table, length, position, tile, prefill_start, first, wanted, places = sent[:11]
-        rest = (
-            PrefillInput(position, table[num_decodes:], tile, prefill_start, first)
+        tensors = upload(arrays, self.device)
+        token, source, slot, table, length, position, tile, row_start, first_position, logit_rows, sample_rows = (
+            tensors[:11]
+        )
+        prefill = (
+            PrefillInput(position, table[num_decodes:], tile, row_start, first_position)
             if num_decodes < len(items)
             else None
         )
         images = copy_images_to_device(
             locate_images(items, RowPositions(torch.from_numpy(positions), table)), self.device
         )
-        rows = ModelInput(token, source, slot, table[:num_decodes], length, rest, wanted, images)
+        rows = ModelInput(token, source, slot, table[:num_decodes], length, prefill, logit_rows, images)
         in_order = step.sample_rows == list(range(len(step.logit_rows)))
-        return rows, None if in_order else places, (sent[11:15], sent[15:18])
+        return rows, None if in_order else sample_rows, (tensors[11:15], tensors[15:18])
 
-    def _sampling_columns(self, draws: Seq[Sequence], indices: np.ndarray) -> list[np.ndarray]:
+    def _sampling_columns(self, sampled: Seq[Sequence], indices: np.ndarray) -> list[np.ndarray]:
         batch = self.input_batch
-        positions = np.array([sequence.generated for sequence in draws], dtype=np.int32)
+        positions = np.array([sequence.generated for sequence in sampled], dtype=np.int32)
         return [
             batch.temperatures[indices],
             batch.seeds[indices],

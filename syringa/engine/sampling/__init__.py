@@ -1,0 +1,1 @@
+"""Sampling: from a batch's logits to tokens and log-probabilities."""

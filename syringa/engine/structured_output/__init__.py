@@ -1,0 +1,1 @@
+"""Structured output: grammars, and token masks computed from them."""

@@ -53,7 +53,7 @@ class _OverlapChecker:
             path = self._paths[schema_set]
             alternatives = self._alternatives(schema_set)
             if not alternatives:
-                raise InvalidRequest("the schema refers only to itself.", param=str(path))
+                raise InvalidRequest("the schema refers to itself, and to nothing else.", param=str(path))
             self._needs[schema_set] = [self._visit(each, path, queue) for each in alternatives]
         self._check_finite(start)
 
@@ -177,7 +177,7 @@ class _OverlapChecker:
             seen.add(schema_set)
             schema_set = next(need for need in self._needs[schema_set][0] if need not in finite)
         if schema_set not in finite:
-            raise InvalidRequest("the schema is recursive without end.", param=str(self._paths[schema_set]))
+            raise InvalidRequest("the schema refers to itself without end.", param=str(self._paths[schema_set]))
 
     def _check_all_patterns(self) -> None:
         """Check all patterns together: references by anchor or URI are not followed and may lead to any part."""

@@ -72,14 +72,14 @@ def _check_rules(rules: Rules, path: str) -> None:
     for name in rules:
         if _count_operators(name, rules, counts) > MAX_OPERATORS:
             raise InvalidRequest(
-                f"{path}: at most {MAX_OPERATORS} of & and ~ are allowed in one terminal, including those it refers to: {name} "
-                "has more.",
+                f"{path}: at most {MAX_OPERATORS} of \& and ~ are allowed in one terminal, including the terminals it "
+                f"refers to: {name} has more.",
                 param=path,
             )
     productive = _productive_rules(rules)
     if "start" in rules and "start" not in productive:
         name = _unproductive_rule(rules, productive)
-        raise InvalidRequest(f"{path}: the rule {name} is recursive without end.", param=path)
+        raise InvalidRequest(f"{path}: the rule {name} refers to itself without end.", param=path)
 
 
 def _check_schema(schema: Any, path: str) -> None:

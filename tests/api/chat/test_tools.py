@@ -14,7 +14,9 @@ from tests.fake_engine import FakeEngine
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 
 
-@pytest.mark.parametrize(("model", "call"), [(plain_model(), CALL), (tool_model(), HERMES), (reasoning_model(), HERMES)])
+@pytest.mark.parametrize(
+    ("model", "call"), [(plain_model(), CALL), (tool_model(), HERMES), (reasoning_model(), HERMES)]
+)
 @pytest.mark.parametrize("choice", [None, "auto", "required", named()])
 async def test_chat_returns_tool_calls(model: Any, call: str, choice: Any) -> None:
     engine = FakeEngine(call)

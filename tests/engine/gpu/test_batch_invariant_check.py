@@ -45,7 +45,7 @@ def test_check_rejects_gpu_that_is_not_batch_invariant(tmp_path: Path, monkeypat
 def test_matmul_check_detects_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums that are exact in any order pass; a small difference for one batch size is detected."""
     weight = torch.ones(8, 16)
-    monkeypatch.setattr(batch_invariant_check, "_random", lambda like, *shape, seed=0: torch.ones(*shape))
+    monkeypatch.setattr(batch_invariant_check, "random_like", lambda like, *shape, seed=0: torch.ones(*shape))
     monkeypatch.setattr(batch_invariant_check, "TILED_CONFIGS", dict.fromkeys(TILES, 0))
     bias = torch.ones(8)
     assert batch_invariant_check.matmul_is_batch_invariant(weight, bias)

@@ -1,4 +1,4 @@
-"""The choice of the prefill attention kernel and the arguments to FlashInfer, checked by a fake that computes from them."""
+"""The choice of the prefill attention kernel, and the arguments to FlashInfer, checked by a fake that uses them."""
 
 from __future__ import annotations
 

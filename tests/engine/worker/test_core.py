@@ -226,7 +226,7 @@ def test_grammar_failures_affect_only_their_request(engine: Make, encode: Any, t
     for name in ("list", "free"):  # a delta between the first and the last has nothing but its token
         for delta in answers[name, 0].deltas[1:-1]:
             assert len(delta.tokens) == 1
-            assert delta == EngineDelta(delta.request, 0, delta.tokens)
+            assert delta == EngineDelta(delta.request_id, 0, delta.tokens)
     assert all_blocks_are_free(core)
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from syringa.errors import StartupError, StoreUnavailable, SyringaError, Unauthorized
 from syringa.service.auth import key_cache as module
-from syringa.service.auth.key_cache import ApiKeyCache, usable
-from syringa.service.auth.keys import ANONYMOUS, Caller, RateLimits, digest, mint
+from syringa.service.auth.key_cache import ApiKeyCache, has_valid_key
+from syringa.service.auth.keys import ANONYMOUS, Caller, RateLimits, create_api_key, digest
 from syringa.store import ApiKey, Store, migrations
 from tests.store.helpers import START, Clock, read, write
 from tests.store.postgres import Postgres
@@ -39,18 +39,18 @@ async def store(database: str, clock: Clock) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def running(store: Store, *static: str, **changes: Any) -> AsyncIterator[ApiKeyCache]:
-    ring = ApiKeyCache(store, static, DEFAULTS, **changes)
-    await ring.start()
+    cache = ApiKeyCache(store, static, DEFAULTS, **changes)
+    await cache.start()
     try:
-        yield ring
+        yield cache
     finally:
-        await ring.close()
+        await cache.close()
 
 
 async def add(store: Store, organization: str = "acme", **changes: Any) -> tuple[str, ApiKey]:
-    key, kept = mint(organization, **({"now": START} | changes))
-    assert await write(store).keys.create(kept)
-    return f"Bearer {key}", kept
+    key, record = create_api_key(organization, **({"now": START} | changes))
+    assert await write(store).keys.create(record)
+    return f"Bearer {key}", record
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -58,20 +58,20 @@ async def until(condition: Callable[[], Any]) -> None:
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it did not come about")
+    raise AssertionError("the condition did not become true")
 
 
-def failure(ring: ApiKeyCache, header: str | bytes | None) -> SyringaError | None:
+def failure(cache: ApiKeyCache, header: str | bytes | None) -> SyringaError | None:
     try:
-        ring.find(header)
+        cache.authenticate(header)
     except SyringaError as error:
         return error
     return None
 
 
-def refused(ring: ApiKeyCache, header: str | bytes | None) -> str:
-    """The reason, or nothing."""
-    error = failure(ring, header)
+def refused(cache: ApiKeyCache, header: str | bytes | None) -> str:
+    """Return the reason, or an empty string."""
+    error = failure(cache, header)
     if error is None:
         return ""
     assert isinstance(error, Unauthorized)
@@ -79,44 +79,44 @@ def refused(ring: ApiKeyCache, header: str | bytes | None) -> str:
     return error.message
 
 
-def unavailable(ring: ApiKeyCache, header: str | None = "Bearer x") -> bool:
-    error = failure(ring, header)
+def unavailable(cache: ApiKeyCache, header: str | None = "Bearer x") -> bool:
+    error = failure(cache, header)
     return isinstance(error, StoreUnavailable) and error.status == 503 and bool(error.retry_after)
 
 
-async def test_a_stored_key(store: Store) -> None:
-    header, kept = await add(store, models=["m"], rates=RateLimits(concurrent=2), admin=True)
+async def test_authenticate_stored_key(store: Store) -> None:
+    header, record = await add(store, models=["m"], rates=RateLimits(concurrent=2), admin=True)
     other, theirs = await add(store, "other")
-    await write(store).organizations.set_limits("acme", requests_per_minute=0, tokens_per_minute=7)
-    async with running(store) as ring:
-        assert ring.required
+    await write(store).organizations.set_limits("acme", {"requests_per_minute": 0, "tokens_per_minute": 7})
+    async with running(store) as cache:
+        assert cache.required
         expected = Caller(
             organization="acme",
-            key=kept.id,
+            key=record.id,
             admin=True,
             models=frozenset({"m"}),
             rates=RateLimits(requests_per_minute=0, tokens_per_minute=7, concurrent=8),
             key_rates=RateLimits(concurrent=2),
         )
-        assert ring.find(header) == expected
-        assert ring.find(header.encode()) == expected
-        assert ring.find("bearer  " + header.removeprefix("Bearer ") + " ") == expected
-        assert ring.find(other) == Caller(organization="other", key=theirs.id, rates=DEFAULTS)
+        assert cache.authenticate(header) == expected
+        assert cache.authenticate(header.encode()) == expected
+        assert cache.authenticate("bearer  " + header.removeprefix("Bearer ") + " ") == expected
+        assert cache.authenticate(other) == Caller(organization="other", key=theirs.id, rates=DEFAULTS)
 
 
-async def test_a_key_of_the_settings(store: Store) -> None:
+async def test_authenticate_key_of_configuration(store: Store) -> None:
     header, _ = await add(store)
-    async with running(store, "open sesame", "x" * 600) as ring:
+    async with running(store, "open sesame", "x" * 600) as cache:
         hashed = digest("open sesame")
         expected = Caller(organization=hashed[:16], key=f"config-{hashed[:8]}", rates=DEFAULTS)
-        assert ring.find("Bearer open sesame") == expected
-        assert ring.find("Bearer " + "x" * 600).organization == digest("x" * 600)[:16]
-        assert ring.find(header).organization == "acme"
-        assert refused(ring, "Bearer open sesam")
+        assert cache.authenticate("Bearer open sesame") == expected
+        assert cache.authenticate("Bearer " + "x" * 600).organization == digest("x" * 600)[:16]
+        assert cache.authenticate(header).organization == "acme"
+        assert refused(cache, "Bearer open sesam")
 
 
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("header", "message"),
     [
         (None, "is needed"),
         ("", "is needed"),
@@ -134,46 +134,46 @@ async def test_a_key_of_the_settings(store: Store) -> None:
         ("Bearer sk-syr-" + "a" * 43, "unknown"),
     ],
 )
-async def test_headers_without_a_key_that_counts(tmp_path: Path, header: str | bytes | None, said: str) -> None:
+async def test_invalid_headers_are_refused(tmp_path: Path, header: str | bytes | None, message: str) -> None:
     async with Store(str(tmp_path / "syringa.db")) as store:
         await add(store)
-        async with running(store) as ring:
-            reason = refused(ring, header)
-            assert said in reason
+        async with running(store) as cache:
+            reason = refused(cache, header)
+            assert message in reason
             assert "abc" not in reason
 
 
-async def test_an_expired_key_is_refused_from_its_second_on(store: Store, clock: Clock) -> None:
+async def test_expired_key_is_refused(store: Store, clock: Clock) -> None:
     header, _ = await add(store, expires_at=START + 10)
-    async with running(store, clock=clock) as ring:
+    async with running(store, clock=clock) as cache:
         clock.now = START + 9.9
-        assert ring.find(header).organization == "acme"
+        assert cache.authenticate(header).organization == "acme"
         clock.now = START + 10.0
-        assert "expired" in refused(ring, header)
+        assert "expired" in refused(cache, header)
 
 
-async def test_keys_come_and_go_while_it_runs(store: Store, database: str) -> None:
-    async with running(store) as ring, Store(database) as elsewhere:
-        assert not ring.required
-        assert ring.find("Bearer anything") is ring.find(None) is ANONYMOUS
-        header, kept = await add(elsewhere)
-        await until(lambda: ring.required)
-        assert ring.find(header).key == kept.id
-        assert "is needed" in refused(ring, None)
-        await write(elsewhere).organizations.set_limits("acme", concurrent=1)
-        await until(lambda: ring.find(header).rates.concurrent == 1)
-        await write(elsewhere).keys.revoke(kept.id)
-        await until(lambda: refused(ring, header))
-        assert "revoked" in refused(ring, header)
-        assert ring.required  # a revoked last key does not open the server
+async def test_changes_of_keys_are_noticed(store: Store, database: str) -> None:
+    async with running(store) as cache, Store(database) as elsewhere:
+        assert not cache.required
+        assert cache.authenticate("Bearer anything") is cache.authenticate(None) is ANONYMOUS
+        header, record = await add(elsewhere)
+        await until(lambda: cache.required)
+        assert cache.authenticate(header).key == record.id
+        assert "is needed" in refused(cache, None)
+        await write(elsewhere).organizations.set_limits("acme", {"concurrent": 1})
+        await until(lambda: cache.authenticate(header).rates.concurrent == 1)
+        await write(elsewhere).keys.revoke(record.id)
+        await until(lambda: refused(cache, header))
+        assert "revoked" in refused(cache, header)
+        assert cache.required  # revoking the last key does not open the server
 
 
-async def test_a_server_whose_keys_are_all_revoked_starts_closed(store: Store) -> None:
-    _, kept = await add(store)
-    await write(store).keys.revoke(kept.id)
-    async with running(store) as ring:
-        assert ring.required
-        assert refused(ring, None)
+async def test_key_is_required_when_all_are_revoked(store: Store) -> None:
+    _, record = await add(store)
+    await write(store).keys.revoke(record.id)
+    async with running(store) as cache:
+        assert cache.required
+        assert refused(cache, None)
 
 
 REVOKE = """
@@ -181,67 +181,67 @@ import asyncio, sys
 from syringa.store import Store
 async def main():
     async with Store(sys.argv[1]) as store:
-        await store.keys.revoke(sys.argv[2])
+        await store.write(lambda session: session.keys.revoke(sys.argv[2]))
 asyncio.run(main())
 """
 
 
-async def test_another_process_revokes(store: Store, database: str) -> None:
-    header, kept = await add(store)
-    async with running(store) as ring:
-        ring.find(header)
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", REVOKE, database, kept.id)
+async def test_revocation_by_another_process_is_noticed(store: Store, database: str) -> None:
+    header, record = await add(store)
+    async with running(store) as cache:
+        cache.authenticate(header)
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", REVOKE, database, record.id)
         assert await process.wait() == 0
-        await until(lambda: refused(ring, header))
+        await until(lambda: refused(cache, header))
 
 
-async def test_nothing_is_opened_for_a_file_that_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_missing_database_is_not_created(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with Store(str(tmp_path / "new" / "syringa.db")) as store:
-        assert not await usable(store)
-        async with running(store) as ring:
+        assert not await has_valid_key(store)
+        async with running(store) as cache:
             await asyncio.sleep(0.1)
-            assert not ring.required
+            assert not cache.required
             assert store._database is None
             assert not (tmp_path / "new").exists()
             (tmp_path / "new").mkdir()
-            (tmp_path / "new" / "syringa.db").touch()  # a full disk leaves this behind
+            (tmp_path / "new" / "syringa.db").touch()  # as a full disk leaves it behind
             await asyncio.sleep(0.1)
-            assert not ring.required
-            async with Store(store.location.place) as elsewhere:
+            assert not cache.required
+            async with Store(store.location.target) as elsewhere:
                 header, _ = await add(elsewhere)
-                await until(lambda: ring.required)
-                assert ring.find(header).organization == "acme"
+                await until(lambda: cache.required)
+                assert cache.authenticate(header).organization == "acme"
     assert not caplog.records
 
 
-async def test_a_file_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_database_that_cannot_be_created_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "taken").write_text("")
-    async with Store(str(tmp_path / "taken" / "syringa.db")) as store, running(store) as ring:
+    async with Store(str(tmp_path / "taken" / "syringa.db")) as store, running(store) as cache:
         await asyncio.sleep(0.1)
-        assert not ring.required
-        assert ring.find(None) is ANONYMOUS
+        assert not cache.required
+        assert cache.authenticate(None) is ANONYMOUS
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "cannot be made" in caplog.text
+    assert "cannot be created" in caplog.text
 
 
-async def test_a_file_that_is_no_database_closes_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_database_refuses_stored_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "syringa.db"
-    async with Store(str(file)) as store, running(store, "static") as both, running(store) as ring:
-        assert not ring.required
+    async with Store(str(file)) as store, running(store, "static") as both, running(store) as cache:
+        assert not cache.required
         file.write_text("not a database, " * 100)
-        await until(lambda: ring.required and unavailable(both))
-        assert unavailable(ring)
-        assert unavailable(ring, None)
-        assert both.find("Bearer static").key.startswith("config-")
+        await until(lambda: cache.required and unavailable(both))
+        assert unavailable(cache)
+        assert unavailable(cache, None)
+        assert both.authenticate("Bearer static").key.startswith("config-")
         assert "is needed" in refused(both, None)
         caplog.clear()
         await asyncio.sleep(0.1)
-        assert not caplog.records  # told once
+        assert not caplog.records  # logged once
         file.unlink()
-        await until(lambda: not ring.required)
+        await until(lambda: not cache.required)
 
 
-async def test_a_path_that_may_not_be_looked_at_is_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_path_counts_as_existing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "syringa.db"
     real = os.stat
 
@@ -251,77 +251,79 @@ async def test_a_path_that_may_not_be_looked_at_is_not_absent(tmp_path: Path, mo
         return real(path, **options)
 
     async with Store(str(file)) as store:
-        monkeypatch.setattr(module.os, "stat", stat)
-        monkeypatch.setattr(Store, "revision", away)
-        async with running(store) as ring:
-            assert unavailable(ring)
+        monkeypatch.setattr(os, "stat", stat)
+        monkeypatch.setattr(Store, "poll", unavailable_store)
+        async with running(store) as cache:
+            assert unavailable(cache)
 
 
-async def away(*given: Any) -> Any:
-    raise StoreUnavailable("away")
+async def unavailable_store(*given: Any) -> Any:
+    raise StoreUnavailable("unavailable")
 
 
-async def test_the_last_copy_stays_in_use(
+async def test_cached_keys_stay_valid_while_store_is_unavailable(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    header, kept = await add(store)
-    async with running(store) as ring:
+    header, record = await add(store)
+    async with running(store) as cache:
         with monkeypatch.context() as broken:
-            broken.setattr(Store, "revision", away)
+            broken.setattr(Store, "poll", unavailable_store)
             await until(lambda: caplog.records)
             await asyncio.sleep(0.1)
-            assert ring.find(header).key == kept.id
-            assert refused(ring, "Bearer unknown")
+            assert cache.authenticate(header).key == record.id
+            assert refused(cache, "Bearer unknown")
         assert len(caplog.records) == 1
-        await write(store).keys.revoke(kept.id)
-        await until(lambda: refused(ring, header))
+        await write(store).keys.revoke(record.id)
+        await until(lambda: refused(cache, header))
 
 
-@pytest.mark.parametrize("anew", [False, True])
-async def test_a_database_that_is_removed(tmp_path: Path, anew: bool, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("recreated", [False, True])
+async def test_removed_database_does_not_open_server(
+    tmp_path: Path, recreated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "data" / "syringa.db"
-    async with Store(str(file)) as store, running(store) as ring:
-        header, kept = await add(store)
-        await until(lambda: ring.required)
+    async with Store(str(file)) as store, running(store) as cache:
+        header, record = await add(store)
+        await until(lambda: cache.required)
         caplog.clear()
         for each in file.parent.iterdir():
             each.unlink()
-        if anew:  # somebody else makes it, and it is empty
+        if recreated:  # another process creates an empty one
             async with Store(str(file)) as elsewhere:
                 await elsewhere.open()
         await until(lambda: caplog.records)
         await asyncio.sleep(0.1)
-        assert ring.find(header).key == kept.id
-        assert ring.required
-        told = [record.message for record in caplog.records if record.name == "syringa.service"]
-        assert len(told) == len(set(told))  # each thing once, not at each poll
-        assert anew or not file.exists()
+        assert cache.authenticate(header).key == record.id
+        assert cache.required
+        logged = [record.message for record in caplog.records if record.name == "syringa.service"]
+        assert len(logged) == len(set(logged))  # once, not at each poll
+        assert recreated or not file.exists()
         async with Store(str(file)) as elsewhere:
             other, _ = await add(elsewhere)
-            await until(lambda: not refused(ring, other))
-            assert refused(ring, header)  # the new database is the one that counts
+            await until(lambda: not refused(cache, other))
+            assert refused(cache, header)  # the new database counts
 
 
-async def test_a_server_that_is_away_at_first(postgres: Postgres) -> None:
+async def test_unavailable_database_at_start_refuses_all_keys(postgres: Postgres) -> None:
     async with Store(postgres.new_database()) as store:
-        header, kept = await add(store)
-        url = store.location.place.replace("+psycopg", "")
+        header, record = await add(store)
+        url = store.location.target.replace("+psycopg", "")
     async with Store(url) as store:
         postgres.stop()
-        ring = ApiKeyCache(store)
+        cache = ApiKeyCache(store)
         try:
-            await ring.start()
-            assert ring.required
-            assert unavailable(ring, header)
-            assert unavailable(ring, None)
+            await cache.start()
+            assert cache.required
+            assert unavailable(cache, header)
+            assert unavailable(cache, None)
         finally:
             postgres.start()
-        await until(lambda: not unavailable(ring, header))
-        assert ring.find(header).key == kept.id
-        await ring.close()
+        await until(lambda: not unavailable(cache, header))
+        assert cache.authenticate(header).key == record.id
+        await cache.close()
 
 
-async def test_a_newer_database_ends_the_start(store: Store, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_fails_for_newer_database(store: Store, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     await store.open()
     monkeypatch.setattr(migrations, "MIGRATIONS", ())
     async with Store(database) as older:
@@ -329,18 +331,18 @@ async def test_a_newer_database_ends_the_start(store: Store, database: str, monk
             await ApiKeyCache(older).start()
 
 
-async def test_last_use_is_written_now_and_then(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TOUCH_SECONDS", 0.05)
-    header, kept = await add(store)
+async def test_last_use_is_written_periodically(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAST_USED_SECONDS", 0.05)
+    header, record = await add(store)
     expired, old = await add(store, expires_at=START + 1)
-    async with running(store, "static", clock=clock) as ring:
+    async with running(store, "static", clock=clock) as cache:
         clock.now += 5
-        ring.find(header)
-        ring.find("Bearer static")
-        refused(ring, expired)
+        cache.authenticate(header)
+        cache.authenticate("Bearer static")
+        refused(cache, expired)
 
         for _ in range(3000):
-            found = await read(store).keys.get(kept.id)
+            found = await read(store).keys.get(record.id)
             assert found is not None
             if found.last_used_at:
                 break
@@ -351,34 +353,34 @@ async def test_last_use_is_written_now_and_then(store: Store, clock: Clock, monk
     assert unused.last_used_at is None
 
 
-async def test_last_use_is_written_at_the_end(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    header, kept = await add(store)
-    async with running(store, clock=clock) as ring:
+async def test_last_use_is_written_at_close(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    header, record = await add(store)
+    async with running(store, clock=clock) as cache:
         clock.now += 5
-        ring.find(header)
+        cache.authenticate(header)
         with monkeypatch.context() as broken:
-            broken.setattr(type(store.keys), "touch", away)
+            broken.setattr(Store, "write", unavailable_store)
             with pytest.raises(StoreUnavailable):
-                await ring._touch()  # what could not be written is not forgotten
-    found = await read(store).keys.get(kept.id)
+                await cache._write_last_used()  # a failed write is repeated later
+    found = await read(store).keys.get(record.id)
     assert found is not None
     assert found.last_used_at == START + 5
 
 
-async def test_a_store_that_is_closed_first_does_no_harm(tmp_path: Path) -> None:
+async def test_close_after_store_was_closed(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "syringa.db"))
     header, _ = await add(store)
-    ring = ApiKeyCache(store)
-    await ring.start()
-    ring.find(header)
+    cache = ApiKeyCache(store)
+    await cache.start()
+    cache.authenticate(header)
     await store.close()
-    await ring.close()
-    await ApiKeyCache(store).close()  # and one that was never started
+    await cache.close()
+    await ApiKeyCache(store).close()  # a cache that was never started
 
 
-async def test_whether_a_store_lets_anybody_in(store: Store, clock: Clock) -> None:
-    assert not await usable(store)
-    _, kept = await add(store)
-    assert await usable(store)
-    await write(store).keys.revoke(kept.id)
-    assert not await usable(store)
+async def test_has_valid_key(store: Store, clock: Clock) -> None:
+    assert not await has_valid_key(store)
+    _, record = await add(store)
+    assert await has_valid_key(store)
+    await write(store).keys.revoke(record.id)
+    assert not await has_valid_key(store)

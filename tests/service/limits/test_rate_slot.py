@@ -15,7 +15,7 @@ class Clock:
 
 
 class Table(SharedRateTable):
-    """With one slot, so that a test knows where it is."""
+    """A table with one slot, whose position is known."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(None, index=0, clock=clock, slots=1)
@@ -48,7 +48,7 @@ def table(clock: Clock) -> Table:
     return Table(clock)
 
 
-def test_a_count_is_forgotten_after_a_minute_to_the_microsecond(table: Table, clock: Clock) -> None:
+def test_count_expires_after_exactly_a_minute(table: Table, clock: Clock) -> None:
     clock.now = 1000.25
     table.add(requests=3, tokens=70)
     clock.now = 1060.249999
@@ -57,7 +57,7 @@ def test_a_count_is_forgotten_after_a_minute_to_the_microsecond(table: Table, cl
     assert table.used == (0, 0)
 
 
-def test_it_slides_second_by_second(table: Table, clock: Clock) -> None:
+def test_window_slides_by_seconds(table: Table, clock: Clock) -> None:
     for second in range(60):
         clock.now = 1000.5 + second
         table.add(requests=second + 1)
@@ -68,7 +68,7 @@ def test_it_slides_second_by_second(table: Table, clock: Clock) -> None:
         assert table.used[0] == sum(range(second + 2, 61))
 
 
-def test_the_last_of_a_second_holds_the_rest_of_it(table: Table, clock: Clock) -> None:
+def test_counts_of_a_second_expire_with_the_last(table: Table, clock: Clock) -> None:
     for clock.now in (1000.1, 1000.8):
         table.add(requests=1)
     clock.now = 1060.5
@@ -77,7 +77,7 @@ def test_the_last_of_a_second_holds_the_rest_of_it(table: Table, clock: Clock) -
     assert table.used[0] == 0
 
 
-def test_tokens_do_not_hold_requests(table: Table, clock: Clock) -> None:
+def test_tokens_and_requests_expire_independently(table: Table, clock: Clock) -> None:
     clock.now = 1000.1
     table.add(requests=1)
     clock.now = 1000.8
@@ -87,7 +87,7 @@ def test_tokens_do_not_hold_requests(table: Table, clock: Clock) -> None:
     assert table.used == (0, 5)
 
 
-def test_a_bin_is_clean_when_its_turn_comes_again(table: Table, clock: Clock) -> None:
+def test_reused_bin_is_cleared(table: Table, clock: Clock) -> None:
     table.add(requests=7)
     clock.now += 61
     table.add(requests=1)
@@ -96,7 +96,7 @@ def test_a_bin_is_clean_when_its_turn_comes_again(table: Table, clock: Clock) ->
     assert table.used[0] == 0
 
 
-def test_the_wait_is_until_enough_is_forgotten(table: Table, clock: Clock) -> None:
+def test_wait_until_below_limit(table: Table, clock: Clock) -> None:
     for clock.now, number in ((1000.5, 2), (1010.0, 3), (1030.25, 1)):
         table.add(requests=number)
     clock.now = 1040.0
@@ -107,20 +107,20 @@ def test_the_wait_is_until_enough_is_forgotten(table: Table, clock: Clock) -> No
         assert requests.reset() == 50.25
 
 
-def test_nothing_to_wait_for(table: Table) -> None:
+def test_no_wait_when_empty(table: Table) -> None:
     with table:
         assert table.slot().requests.wait(1) == 0.0
         assert table.slot().tokens.reset() == 0.0
 
 
-def test_nobody_waits_for_more_than_a_minute(table: Table, clock: Clock) -> None:
+def test_wait_is_at_most_a_minute(table: Table, clock: Clock) -> None:
     clock.now = 1000.999999
     table.add(requests=1)
     with table:
         assert table.slot().requests.wait(1) == 60.0
 
 
-def test_a_huge_count_stays_in_its_word(table: Table, clock: Clock) -> None:
+def test_count_saturates(table: Table, clock: Clock) -> None:
     table.add(tokens=2**31)
     table.add(tokens=2**40)
     assert table.used[1] == 2**32 - 1
@@ -129,7 +129,7 @@ def test_a_huge_count_stays_in_its_word(table: Table, clock: Clock) -> None:
     assert table.used[1] == 2**32 + 4
 
 
-def test_what_runs(table: Table) -> None:
+def test_running_count(table: Table) -> None:
     with table:
         slot = table.slot()
         slot.begin()
@@ -144,18 +144,16 @@ def test_what_runs(table: Table) -> None:
         assert slot.running() == 1
 
 
-@pytest.mark.parametrize("moment", [0, MICRO - 1, MICRO, 2**32 - 1])
+@pytest.mark.parametrize("microsecond", [0, MICRO - 1, MICRO, 2**32 - 1])
 @pytest.mark.parametrize("second", [0, 939, 940, 1000, 1001, 2**32 - 1])
-def test_whatever_a_killed_process_left_is_over_in_a_minute(
-    table: Table, clock: Clock, second: int, moment: int
-) -> None:
+def test_corrupt_slot_recovers_within_a_minute(table: Table, clock: Clock, second: int, microsecond: int) -> None:
     table.add(requests=1)
     with table:
         words = table._words
         words[HEADER + 4] = second
-        for word in range(HEADER + 5, HEADER + 5 + 61):  # the counts of requests and, after them, their moments
+        for word in range(HEADER + 5, HEADER + 5 + 61):  # counts of requests, followed by their times
             words[word] = 2**32 - 1
-            words[word + 61] = moment
+            words[word + 61] = microsecond
         assert 0 <= table.slot().requests.wait(1) <= 60
         assert 0 <= table.slot().requests.reset() <= 60
     clock.now += 61
@@ -164,13 +162,13 @@ def test_whatever_a_killed_process_left_is_over_in_a_minute(
     assert table.used[0] == 1
 
 
-def test_a_slot_of_its_own(clock: Clock) -> None:
-    """What one slot holds stays inside it."""
+def test_slots_are_isolated(clock: Clock) -> None:
+    """A slot does not write outside of its memory."""
     table = SharedRateTable(None, index=63, clock=clock, slots=2)
     with table:
         for base in (HEADER, HEADER + SLOT):
-            RateSlot(table._words, base, int(clock.now * MICRO), 63, table._life).advance()
-        first = RateSlot(table._words, HEADER, int(clock.now * MICRO), 63, table._life)
+            RateSlot(table._words, base, int(clock.now * MICRO), 63, table._generation).advance()
+        first = RateSlot(table._words, HEADER, int(clock.now * MICRO), 63, table._generation)
         other = bytes(table._memory[4 * (HEADER + SLOT) :])
         for second in range(61):
             first.now = int((clock.now + second) * MICRO)

@@ -1,4 +1,4 @@
-"""The dashboard and the documentation name metrics that there are."""
+"""The dashboard and the documentation refer to existing metrics."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from syringa.errors import RateLimited
 from syringa.service.metrics.metrics import Metrics
 from syringa.types import EngineStats
-from tests.service.metrics.test_metrics import account, parsed, refused
+from tests.service.metrics.test_metrics import accounting, parsed, refused
 
 DOCS = Path(__file__).parents[3] / "docs"
 DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana.json").read_text())
 PREFIX = "syringa_"
-ADDED = {"instance", "job"}  # labels that Prometheus gives to all
+ADDED = {"instance", "job"}  # labels added by Prometheus
 
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 VARIABLES = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
@@ -27,10 +27,10 @@ QUERIES = [each["query"]["query"] for each in VARIABLES.values() if each["type"]
 
 @pytest.fixture(scope="module")
 def rendered() -> dict[str, set[str]]:
-    """Every name that can be asked for, with its labels."""
+    """All metric names with their labels."""
     metrics = Metrics(PREFIX)
-    metrics(account())
-    metrics(refused(RateLimited("slower")))
+    metrics.observe(accounting())
+    metrics.observe(refused(RateLimited("slower")))
     found: dict[str, set[str]] = {}
     for name, labels in parsed(metrics._text({"qwen": EngineStats()})):
         found.setdefault(name, set()).update(dict(labels))
@@ -38,7 +38,7 @@ def rendered() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("expression", [*EXPRESSIONS, *QUERIES])
-def test_the_dashboard_asks_for_what_there_is(expression: str, rendered: dict[str, set[str]]) -> None:
+def test_dashboard_queries_existing_metrics(expression: str, rendered: dict[str, set[str]]) -> None:
     text = expression.replace("${prefix}", PREFIX)
     names = re.findall(r"\b(?:syringa|process)_\w+", text)
     assert names
@@ -51,7 +51,7 @@ def test_the_dashboard_asks_for_what_there_is(expression: str, rendered: dict[st
     assert not unknown
 
 
-def test_each_panel_has_its_place_and_its_source() -> None:
+def test_panels_do_not_overlap() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     assert {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]} == {"${datasource}"}
     cells: set[tuple[int, int]] = set()
@@ -63,7 +63,7 @@ def test_each_panel_has_its_place_and_its_source() -> None:
         cells |= mine
 
 
-def test_the_rows_are_those_that_people_look_for() -> None:
+def test_dashboard_rows() -> None:
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
     assert rows == [
         *("Traffic", "Latency", "Tokens", "Cache", "Engine", "Errors and limits", "Models and processes"),

@@ -21,8 +21,8 @@ CHAT = "/v1/chat/completions"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def account(model: str = "qwen", endpoint: str = CHAT, caller: Caller = ANONYMOUS) -> RequestAccounting:
-    """A request that went well: three seconds, ten tokens, the first after one second."""
+def accounting(model: str = "qwen", endpoint: str = CHAT, caller: Caller = ANONYMOUS) -> RequestAccounting:
+    """A successful request: three seconds, nine tokens, the first after one second."""
     made = RequestAccounting([], caller, endpoint, "req-secret")
     made.model, made.user = model, "user-secret"
     made.total_seconds, made.first_token_seconds = 3.0, 1.0
@@ -42,7 +42,7 @@ def refused(error: Exception, model: str = "") -> RequestAccounting:
 def parsed(text: bytes) -> Samples:
     samples = [each for family in text_string_to_metric_families(text.decode()) for each in family.samples]
     found = {(each.name, tuple(sorted(each.labels.items()))): each.value for each in samples}
-    assert len(found) == len(samples), "a series is there twice"
+    assert len(found) == len(samples), "duplicate series"
     return found
 
 
@@ -58,10 +58,10 @@ def named(samples: Samples, name: str) -> Iterator[dict[str, str]]:
     return (dict(labels) for found, labels in samples if found == name)
 
 
-async def test_a_request_is_counted_with_its_times_and_tokens() -> None:
+async def test_request_times_and_tokens() -> None:
     metrics = Metrics("syringa_")
-    metrics(account())
-    metrics(account())
+    metrics.observe(accounting())
+    metrics.observe(accounting())
     found = await scraped(metrics)
     ended = {"model_name": "qwen", "endpoint": CHAT, "outcome": "ok", "status": "200"}
     assert value(found, "syringa_requests_total", **ended) == 2
@@ -90,30 +90,30 @@ async def test_a_request_is_counted_with_its_times_and_tokens() -> None:
     assert value(found, "syringa_model_load_seconds_count", model_name="qwen") == 0
 
 
-async def test_what_was_cut_went_well() -> None:
+async def test_truncated_request_counts_as_length() -> None:
     metrics = Metrics("syringa_")
-    ended = [account(), account(), account()]
+    ended = [accounting(), accounting(), accounting()]
     ended[0].stats.truncated = ended[1].stats.truncated = True
     ended[1].cancel()
     for each in ended:
-        metrics(each)
+        metrics.observe(each)
     found = await scraped(metrics)
     reasons = {each["finished_reason"]: value(found, "syringa_request_success_total", **each)
                for each in named(found, "syringa_request_success_total")}  # fmt: skip
     assert reasons == {"length": 1, "abort": 1, "stop": 1}
 
 
-async def test_how_a_request_ended() -> None:
+async def test_requests_by_outcome() -> None:
     metrics = Metrics("syringa_")
-    cancelled = account()
+    cancelled = accounting()
     cancelled.cancel()
-    failed = account()
+    failed = accounting()
     failed.fail(EngineError("broken"))
     for each in (
         *(cancelled, failed, refused(InvalidRequest("no")), refused(EngineUnavailable("away"), "qwen")),
         *(refused(RateLimited("slower")), refused(RateLimited("slower"))),
     ):
-        metrics(each)
+        metrics.observe(each)
     found = await scraped(metrics)
     counted = {
         (each["model_name"], each["outcome"], each["status"]): value(found, "syringa_requests_total", **each)
@@ -130,36 +130,36 @@ async def test_how_a_request_ended() -> None:
     reasons = {each["finished_reason"]: value(found, "syringa_request_success_total", **each)
                for each in named(found, "syringa_request_success_total")}  # fmt: skip
     assert reasons == {"abort": 1, "error": 2}
-    # What was begun has its times, whatever became of it; how long it took says something only where it went well.
+    # Every request that began has times; the total latency is of successful requests only.
     assert value(found, "syringa_time_to_first_token_seconds_count", model_name="qwen") == 2
     assert value(found, "syringa_e2e_request_latency_seconds_count", model_name="qwen") == 0
 
 
-async def test_one_token_has_no_time_between_tokens() -> None:
+async def test_single_token_has_no_inter_token_latency() -> None:
     metrics = Metrics("syringa_")
-    one = account()
+    one = accounting()
     one.stats.completion_tokens = 1
-    metrics(one)
+    metrics.observe(one)
     found = await scraped(metrics)
     assert value(found, "syringa_inter_token_latency_seconds_count", model_name="qwen") == 0
     assert value(found, "syringa_time_to_first_token_seconds_count", model_name="qwen") == 1
 
 
-async def test_waiting_for_a_model_is_counted_apart() -> None:
+async def test_model_loading_time_is_separate() -> None:
     metrics = Metrics("syringa_")
-    cold = account()
+    cold = accounting()
     cold.load_seconds = 0.5
-    metrics(cold)
+    metrics.observe(cold)
     given_up = refused(EngineUnavailable("it cannot be loaded"), "qwen")
     given_up.load_seconds = 40.0
-    metrics(given_up)
+    metrics.observe(given_up)
     found = await scraped(metrics)
     assert value(found, "syringa_model_load_seconds_sum", model_name="qwen") == 40.5
     assert value(found, "syringa_request_prefill_time_seconds_sum", model_name="qwen") == pytest.approx(0.25)
     assert value(found, "syringa_time_to_first_token_seconds_sum", model_name="qwen") == 1.0
 
 
-async def test_what_engines_say_is_passed_on() -> None:
+async def test_engine_metrics() -> None:
     stats = EngineStats(
         running=3, waiting=5, queue_tenants=2, refused=6, blocks_total=100, blocks_free=20, blocks_cached=30,
         preemptions=7, steps=11, step_seconds=2.5, prompt_tokens=1000, cached_tokens=400, output_tokens=77,
@@ -187,7 +187,7 @@ async def test_what_engines_say_is_passed_on() -> None:
     assert value(found, "vllm:kv_cache_usage_perc", model_name="empty") == 0
 
 
-async def test_the_process_and_the_version() -> None:
+async def test_process_memory_and_version() -> None:
     found = await scraped(Metrics(""))
     assert [each["version"] for each in named(found, "build_info")]
     if sys.platform == "linux":
@@ -196,14 +196,14 @@ async def test_the_process_and_the_version() -> None:
         assert 10e6 < memory < 10e9
 
 
-async def test_nothing_that_a_client_wrote_becomes_a_label() -> None:
+async def test_labels_contain_no_client_data() -> None:
     metrics = Metrics("syringa_")
     caller = Caller(organization="organization-secret", key="key-secret")
     for number in range(50):
-        made = account("", "", caller)
+        made = accounting("", "", caller)
         made.request_id = f"req-secret-{number}"
         metrics(made)
-    metrics(account(caller=caller))
+    metrics.observe(accounting(caller=caller))
     text = await metrics.render({})
     assert b"secret" not in text
     found = parsed(text)
@@ -213,10 +213,10 @@ async def test_nothing_that_a_client_wrote_becomes_a_label() -> None:
     assert names == {"model_name", "endpoint", "outcome", "status", "finished_reason", "le", "version"}
 
 
-async def test_odd_model_names_stay_inside_their_label() -> None:
+async def test_model_names_are_escaped() -> None:
     odd = 'a"b\\c\nsyringa_forged 1'
     metrics = Metrics("syringa_")
-    metrics(account(odd))
+    metrics.observe(accounting(odd))
     found = await scraped(metrics, {odd: EngineStats(running=1)})
     assert value(found, "syringa_num_requests_running", model_name=odd) == 1
     assert value(found, "syringa_time_to_first_token_seconds_count", model_name=odd) == 1
@@ -224,15 +224,15 @@ async def test_odd_model_names_stay_inside_their_label() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["1x", "a b", "a-b", "a\n", "é", "{"])
-def test_a_prefix_that_cannot_be_is_refused(prefix: str) -> None:
+def test_invalid_prefix_is_refused(prefix: str) -> None:
     with pytest.raises(ConfigError, match="metrics_prefix"):
         Metrics(prefix)
 
 
-def test_the_variable_of_another_program_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_of_prometheus_client_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     metrics = Metrics("syringa_")
-    metrics(account())
+    metrics.observe(accounting())
     found = asyncio.run(scraped(metrics))
     assert value(found, "syringa_time_to_first_token_seconds_count", model_name="qwen") == 1
     assert list(tmp_path.iterdir()) == []
@@ -242,7 +242,7 @@ def test_the_variable_of_another_program_changes_nothing(tmp_path: Path, monkeyp
 
 PROCESS = """
 import asyncio, sys
-from tests.service.metrics.test_metrics import account
+from tests.service.metrics.test_metrics import accounting
 from syringa.service.metrics.metrics import Metrics
 from syringa.types import EngineStats
 
@@ -250,7 +250,7 @@ metrics = Metrics("syringa_", sys.argv[1], index=int(sys.argv[2]))
 for line in sys.stdin:
     if line.startswith("count"):
         for _ in range(int(line.split()[1])):
-            metrics(account())
+            metrics.observe(accounting())
         print("done", flush=True)
     else:
         text = asyncio.run(metrics.render({"qwen": EngineStats(output_tokens=5)}))
@@ -261,7 +261,7 @@ for line in sys.stdin:
 
 
 class Process:
-    """An API process that counts and is scraped."""
+    """An API process that counts requests and is scraped."""
 
     def __init__(self, folder: Path, index: int) -> None:
         command = [sys.executable, "-c", PROCESS, str(folder), str(index)]
@@ -309,7 +309,7 @@ def total(samples: Samples) -> float | None:
     return found
 
 
-def test_whichever_process_is_asked_adds_up_all(tmp_path: Path, processes: list[Process]) -> None:
+def test_every_process_reports_sum_of_all(tmp_path: Path, processes: list[Process]) -> None:
     processes += [Process(tmp_path, 0), Process(tmp_path, 1)]
     first, second = processes
     first.count(3)
@@ -317,12 +317,12 @@ def test_whichever_process_is_asked_adds_up_all(tmp_path: Path, processes: list[
     for each in processes:
         found = each.scrape()
         assert total(found) == 7
-        # The engine counts for all of them already.
+        # Engine statistics are not added up.
         assert value(found, "syringa_generation_tokens_total", model_name="qwen") == 5
         assert not any("pid" in dict(labels) for _, labels in found)
     both = value(first.scrape(), "process_resident_memory_bytes")
 
-    # One dies: nothing that it counted is lost, and nothing of it is shown as if it lived.
+    # A process is killed: its counts are kept, its memory is not reported.
     second.kill()
     files = sorted(each.name for each in tmp_path.iterdir())
     found = first.scrape()
@@ -332,15 +332,15 @@ def test_whichever_process_is_asked_adds_up_all(tmp_path: Path, processes: list[
         assert one is not None
         assert one < 0.75 * both
 
-    # Another takes its place, and its files.
+    # Another process replaces it and continues its files.
     processes.append(Process(tmp_path, 1))
     processes[-1].count(2)
     assert total(first.scrape()) == total(processes[-1].scrape()) == 9
     assert sorted(each.name for each in tmp_path.iterdir()) == files
 
 
-def test_a_half_made_file_does_not_stop_a_scrape(tmp_path: Path, processes: list[Process]) -> None:
-    """A process begins at the moment of a scrape: its file is there, and empty."""
+def test_empty_file_does_not_break_scrape(tmp_path: Path, processes: list[Process]) -> None:
+    """The file of a process that is just starting is empty."""
     processes.append(Process(tmp_path, 0))
     processes[0].count(1)
     (tmp_path / "counter_7.db").touch()

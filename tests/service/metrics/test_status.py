@@ -19,12 +19,12 @@ SCHEMA: Any = STATUS.response
 
 
 def usage(model: str = "m", **given: Any) -> ModelUsage:
-    default = {"ok": 3, "failed": 1, "later_tokens": 90, "later_seconds": 4.5, "first_token_seconds": 0.25}
+    default = {"ok": 3, "failed": 1, "decode_tokens": 90, "decode_seconds": 4.5, "first_token_seconds": 0.25}
     return ModelUsage(**({"model": model, "last_at": NOON} | default | given))
 
 
-class Book:
-    """A database that can be away or slow, and a clock."""
+class FakeUsage:
+    """A source of usage that can be unavailable or slow, and a clock."""
 
     def __init__(self, *rows: ModelUsage) -> None:
         self.rows = list(rows)
@@ -34,7 +34,7 @@ class Book:
         self.open = asyncio.Event()
         self.open.set()
         self.models = [("m", "The model")]
-        self.status = ModelStatus(self.read, lambda: self.models, lambda: self.now, patience=30)
+        self.status = ModelStatus(self.read, lambda: self.models, lambda: self.now, max_wait=30)
 
     async def read(self, since: float) -> list[ModelUsage]:
         self.asked.append(since)
@@ -49,19 +49,19 @@ class Book:
         jsonschema.Draft202012Validator(SCHEMA, format_checker=checker).validate(report)
         return report
 
-    async def figures(self, window: str | None = None) -> tuple[Any, Any, Any]:
+    async def statistics(self, window: str | None = None) -> tuple[Any, Any, Any]:
         (model,) = (await self.report(window))["models"]
         return model["tps"], model["ttfb_seconds"], model["uptime_pct"]
 
 
-async def turns() -> None:
-    """As often as anything here takes."""
+async def run_pending() -> None:
+    """Let all pending callbacks run."""
     for _ in range(50):
         await asyncio.sleep(0)
 
 
-async def test_the_shape() -> None:
-    assert await Book(usage()).report() == {
+async def test_report_format() -> None:
+    assert await FakeUsage(usage()).report() == {
         "updated_at": "2026-01-31T12:00:00Z",
         "window": "5m",
         "window_secs": 300,
@@ -73,143 +73,143 @@ async def test_the_shape() -> None:
 @pytest.mark.parametrize(
     ("window", "seconds"), [("5m", 300), ("1h", 3600), ("24h", 86_400), ("30d", 2_592_000), (None, 300)]
 )
-async def test_a_window_is_asked_for_by_its_length(window: str | None, seconds: int) -> None:
-    book = Book(usage())
-    report = await book.report(window)
+async def test_window_length(window: str | None, seconds: int) -> None:
+    source = FakeUsage(usage())
+    report = await source.report(window)
     assert (report["window"], report["window_secs"]) == (window or "5m", seconds)
-    assert book.asked == [NOON - seconds]
+    assert source.asked == [NOON - seconds]
 
 
-def test_the_windows_are_the_published_ones() -> None:
+def test_windows_match_openapi() -> None:
     assert list(status.WINDOWS) == STATUS_WINDOWS
 
 
 @pytest.mark.parametrize("window", ["1m", "5M", "300", "5m ", "x" * 10_000])
-async def test_another_window_is_refused(window: str) -> None:
-    book = Book(usage())
+async def test_unknown_window_is_refused(window: str) -> None:
+    source = FakeUsage(usage())
     with pytest.raises(InvalidRequest, match=r"5m, 1h, 24h, 30d") as refusal:
-        await book.status.report(window)
+        await source.status.report(window)
     assert refusal.value.param == "window"
     assert len(refusal.value.message) < 120
-    assert book.asked == []
+    assert source.asked == []
 
 
 @pytest.mark.parametrize(
-    ("given", "figures"),
+    ("given", "statistics"),
     [
-        ({"ok": 0, "failed": 0, "later_tokens": 0, "later_seconds": 0.0, "first_token_seconds": None}, (None,) * 3),
-        ({"ok": 0, "failed": 4, "later_tokens": 0, "first_token_seconds": None}, (None, None, 0.0)),
-        ({"ok": 1, "failed": 0, "later_tokens": 0, "later_seconds": 0.0}, (None, 0.25, 100.0)),
-        ({"ok": 1, "failed": 0, "later_seconds": 0.0}, (None, 0.25, 100.0)),
+        ({"ok": 0, "failed": 0, "decode_tokens": 0, "decode_seconds": 0.0, "first_token_seconds": None}, (None,) * 3),
+        ({"ok": 0, "failed": 4, "decode_tokens": 0, "first_token_seconds": None}, (None, None, 0.0)),
+        ({"ok": 1, "failed": 0, "decode_tokens": 0, "decode_seconds": 0.0}, (None, 0.25, 100.0)),
+        ({"ok": 1, "failed": 0, "decode_seconds": 0.0}, (None, 0.25, 100.0)),
         ({"ok": 999_999, "failed": 1}, (20.0, 0.25, 99.999)),
     ],
 )
-async def test_what_is_not_known_is_null(given: dict[str, Any], figures: tuple[Any, ...]) -> None:
-    assert await Book(usage(**given)).figures() == figures
+async def test_unknown_statistics_are_null(given: dict[str, Any], statistics: tuple[Any, ...]) -> None:
+    assert await FakeUsage(usage(**given)).statistics() == statistics
 
 
-async def test_every_configured_model_is_listed_and_no_other() -> None:
-    book = Book(usage("gone"), usage("b", ok=1, failed=0))
-    book.models = [("a", "A"), ("b", "B")]
-    models = (await book.report())["models"]
+async def test_report_lists_configured_models() -> None:
+    source = FakeUsage(usage("gone"), usage("b", ok=1, failed=0))
+    source.models = [("a", "A"), ("b", "B")]
+    models = (await source.report())["models"]
     assert [(each["id"], each["name"], each["uptime_pct"]) for each in models] == [("a", "A", None), ("b", "B", 100.0)]
-    book.models = [("b", "B"), ("c", "C")]  # known at once, although the sums are still kept
-    assert [each["id"] for each in (await book.report())["models"]] == ["b", "c"]
-    assert len(book.asked) == 1
+    source.models = [("b", "B"), ("c", "C")]  # known at once, although statistics are cached
+    assert [each["id"] for each in (await source.report())["models"]] == ["b", "c"]
+    assert len(source.asked) == 1
 
 
 @pytest.mark.parametrize("window", status.WINDOWS)
-async def test_sums_are_kept_for_a_while(window: str) -> None:
-    book, keep = Book(usage()), status.WINDOWS[window].keep
-    await book.report(window)
-    book.rows = [usage(failed=0)]
-    book.now += keep - 0.01
-    report = await book.report(window)
+async def test_statistics_are_cached(window: str) -> None:
+    source, keep = FakeUsage(usage()), status.WINDOWS[window].keep
+    await source.report(window)
+    source.rows = [usage(failed=0)]
+    source.now += keep - 0.01
+    report = await source.report(window)
     assert (report["updated_at"], report["models"][0]["uptime_pct"]) == ("2026-01-31T12:00:00Z", 75.0)
-    assert len(book.asked) == 1
-    book.now += 0.02
-    assert (await book.report(window))["models"][0]["uptime_pct"] == 100.0
-    assert len(book.asked) == 2
+    assert len(source.asked) == 1
+    source.now += 0.02
+    assert (await source.report(window))["models"][0]["uptime_pct"] == 100.0
+    assert len(source.asked) == 2
 
 
-async def test_a_clock_that_is_set_back_keeps_nothing_for_longer() -> None:
-    book = Book(usage())
-    await book.report()
-    book.now -= 3600
-    assert (await book.report())["updated_at"] == "2026-01-31T11:00:00Z"
+async def test_cache_expires_when_clock_is_set_back() -> None:
+    source = FakeUsage(usage())
+    await source.report()
+    source.now -= 3600
+    assert (await source.report())["updated_at"] == "2026-01-31T11:00:00Z"
 
 
-async def test_many_who_ask_at_once_are_one_query() -> None:
-    book = Book(usage())
-    book.open.clear()
-    asking = [asyncio.create_task(book.report("1h")) for _ in range(50)]
+async def test_concurrent_reports_share_one_query() -> None:
+    source = FakeUsage(usage())
+    source.open.clear()
+    asking = [asyncio.create_task(source.report("1h")) for _ in range(50)]
     await asyncio.sleep(0)
-    asking[0].cancel()  # the one that began the query goes away
+    asking[0].cancel()  # the request that started the query disconnects
     await asyncio.sleep(0)
-    book.open.set()
+    source.open.set()
     reports = await asyncio.gather(*asking[1:])
-    assert len(book.asked) == 1
+    assert len(source.asked) == 1
     assert not any(report["stale"] for report in reports)
 
 
-async def test_windows_do_not_take_all_readers() -> None:
-    book = Book(usage())
-    book.open.clear()
-    asking = [asyncio.create_task(book.report(window)) for window in STATUS_WINDOWS]
-    await turns()
-    assert len(book.asked) == status.AT_ONCE < len(STATUS_WINDOWS)
-    book.open.set()
+async def test_concurrent_queries_are_limited() -> None:
+    source = FakeUsage(usage())
+    source.open.clear()
+    asking = [asyncio.create_task(source.report(window)) for window in STATUS_WINDOWS]
+    await run_pending()
+    assert len(source.asked) == status.MAX_QUERIES < len(STATUS_WINDOWS)
+    source.open.set()
     await asyncio.gather(*asking)
-    assert len(book.asked) == len(STATUS_WINDOWS)
+    assert len(source.asked) == len(STATUS_WINDOWS)
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("away"), ValueError("a defect")])
-async def test_a_database_that_is_away_makes_the_report_stale(error: Exception) -> None:
-    book = Book(usage())
-    await book.report()
-    book.fail, book.now = error, book.now + 10
-    report = await book.report()
+@pytest.mark.parametrize("error", [StoreUnavailable("unavailable"), ValueError("a defect")])
+async def test_report_is_stale_while_database_is_unavailable(error: Exception) -> None:
+    source = FakeUsage(usage())
+    await source.report()
+    source.fail, source.now = error, source.now + 10
+    report = await source.report()
     assert (report["stale"], report["updated_at"]) == (True, "2026-01-31T12:00:00Z")
     assert report["models"][0]["uptime_pct"] == 75.0
-    await book.report()
-    assert len(book.asked) == 2  # it is not asked again at once
-    book.fail, book.now = None, book.now + 10
-    report = await book.report()
+    await source.report()
+    assert len(source.asked) == 2  # not queried again at once
+    source.fail, source.now = None, source.now + 10
+    report = await source.report()
     assert (report["stale"], report["updated_at"]) == (False, "2026-01-31T12:00:20Z")
 
 
-async def test_a_long_window_is_tried_again_soon_after_a_failure() -> None:
-    book = Book(usage())
-    book.fail = StoreUnavailable("away")
-    assert (await book.report("30d"))["stale"]
-    book.fail, book.now = None, book.now + status.RETRY_SECONDS
-    assert not (await book.report("30d"))["stale"]
+async def test_failed_query_is_retried_soon() -> None:
+    source = FakeUsage(usage())
+    source.fail = StoreUnavailable("unavailable")
+    assert (await source.report("30d"))["stale"]
+    source.fail, source.now = None, source.now + status.RETRY_SECONDS
+    assert not (await source.report("30d"))["stale"]
 
 
-async def test_without_any_figures_the_models_are_listed_all_the_same() -> None:
-    book = Book()
-    book.fail = StoreUnavailable("away")
-    report = await book.report()
+async def test_models_are_listed_without_statistics() -> None:
+    source = FakeUsage()
+    source.fail = StoreUnavailable("unavailable")
+    report = await source.report()
     assert (report["stale"], report["updated_at"]) == (True, "2026-01-31T12:00:00Z")
     assert report["models"] == [{"id": "m", "name": "The model", "tps": None, "ttfb_seconds": None, "uptime_pct": None}]
 
 
-async def test_nobody_waits_for_a_database_that_hangs_and_it_is_not_asked_twice() -> None:
-    book = Book(usage())
-    book.open.clear()
-    book.status._patience = 0.02
-    assert (await book.report())["stale"]
-    book.status._patience = 3600  # the next one must not use it up
-    book.now += 100
-    assert (await asyncio.wait_for(book.report(), 30))["stale"]
-    assert len(book.asked) == 1
-    book.open.set()
-    await turns()
-    report = await book.report()
+async def test_slow_query_is_awaited_only_once() -> None:
+    source = FakeUsage(usage())
+    source.open.clear()
+    source.status._max_wait = 0.02
+    assert (await source.report())["stale"]
+    source.status._max_wait = 3600  # the next request must not wait for it
+    source.now += 100
+    assert (await asyncio.wait_for(source.report(), 30))["stale"]
+    assert len(source.asked) == 1
+    source.open.set()
+    await run_pending()
+    report = await source.report()
     assert (report["stale"], report["updated_at"]) == (False, "2026-01-31T12:00:00Z")
 
 
-async def test_the_figures_of_real_records(database: str) -> None:
+async def test_statistics_of_real_records(database: str) -> None:
     common: Any = {"model": "m", "endpoint": "/v1/completions", "status": 200, "outcome": "ok"}
     quick = common | {"output_tokens": 11, "first_token_seconds": 0.1, "total_seconds": 0.6}
     slow = common | {"output_tokens": 11, "first_token_seconds": 0.3, "total_seconds": 1.8}

@@ -62,7 +62,7 @@ async def test_all_keys_sorted_and_filtered(store: Store) -> None:
     await write(store).keys.revoke("z")
     assert [each.id for each in await read(store).keys.all()] == ["z", "a", "b"]
     assert [each.id for each in await read(store).keys.all(US)] == ["z", "a"]
-    assert await read(store).keys.all("nobody") == []
+    assert await read(store).keys.all("unknown") == []
 
 
 async def test_revoke_keeps_first_time(store: Store, clock: Clock) -> None:
@@ -188,6 +188,12 @@ async def test_poll_is_one_query(store: Store) -> None:
     assert "FROM revisions" in statement
 
 
+def replace_file(old: Path, new: Path) -> None:
+    new.rename(old)
+    for suffix in ("-wal", "-shm"):
+        Path(f"{old}{suffix}").unlink(missing_ok=True)
+
+
 async def test_revision_changes_when_database_file_is_replaced(tmp_path: Path) -> None:
     paths = [tmp_path / "a.db", tmp_path / "b.db"]
     for path in paths:
@@ -196,9 +202,7 @@ async def test_revision_changes_when_database_file_is_replaced(tmp_path: Path) -
             await asyncio.sleep(0.002)
     async with Store(str(paths[0])) as store:
         first = await read(store).revisions.get("keys")
-        paths[1].rename(paths[0])
-        for suffix in ("-wal", "-shm"):
-            Path(f"{paths[0]}{suffix}").unlink(missing_ok=True)
+        replace_file(*paths)
         with contextlib.suppress(StoreUnavailable):  # the first transaction notices the other file
             await read(store).revisions.get("keys")
         assert await read(store).revisions.get("keys") not in (0, first)

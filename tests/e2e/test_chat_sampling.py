@@ -1,7 +1,7 @@
-"""400 answers of the real model by way of chat, at a temperature at which it alone would write noise.
+"""Sampled chat answers of the real model, at a temperature at which it would write noise without constraints.
 
-Nearly all find their end in the room that they get, and every one that does is valid: calls that had to be made, and
-answers that have a format.
+Nearly all of them end within their limit, and every one that does is valid: required tool calls, and answers with a
+format.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import pytest
 
 from tests.e2e.conftest import KEY
 from tests.e2e.server import Server
+from tests.tiers import examples
 
 pytestmark = pytest.mark.model
 
-DRAWS = 200
+DRAWS = examples(200)
 AT_ONCE = 8  # requests, of several choices each
 CHOICES = 4
 
@@ -129,7 +130,7 @@ def valid(value: str, schema: dict[str, Any]) -> None:
     jsonschema.validate(json.loads(value), schema, jsonschema.Draft202012Validator, format_checker=checker)
 
 
-def test_calls(shared_server: Server) -> None:
+def test_sampled_tool_calls_match_their_schemas(shared_server: Server) -> None:
     whole = calls = 0
     for choice, body in draw(shared_server, ASKED, CALLS):
         if choice["finish_reason"] == "length":
@@ -151,7 +152,7 @@ def test_calls(shared_server: Server) -> None:
     assert whole >= DRAWS * 0.95
 
 
-def test_formats(shared_server: Server) -> None:
+def test_sampled_answers_match_their_schemas(shared_server: Server) -> None:
     ways = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}}
         for schema in ANSWERS
