@@ -32,9 +32,9 @@ from tests.fake_engine import FakeEngine, fake_model
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SYRINGA_HOME", str(models_dir().parent))  # where the tests' own set-up has put the model
+    monkeypatch.setenv("SYRINGA_HOME", str(models_dir().parent))  # the folder of models prepared for tests
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in FIELDS:
         monkeypatch.delenv(variable(name), raising=False)
@@ -48,7 +48,7 @@ def run(*arguments: str) -> int:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """Commands that would load a model find this one."""
+    """Replace the engine that commands would start."""
     fake = FakeEngine("hello")
 
     @contextlib.asynccontextmanager
@@ -62,24 +62,24 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     return fake
 
 
-def test_help_is_quick_and_imports_little() -> None:
+def test_help_imports_no_heavy_modules() -> None:
     code = "import sys; from syringa.cli import main\ntry: main(['--help'])\nfinally: print(sorted(sys.modules))"
     started = time.perf_counter()
     root = Path(__file__).parents[1]
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root).stdout
-    assert time.perf_counter() - started < 3  # a loaded machine; alone it takes a tenth
-    assert "serve" in said
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root).stdout
+    assert time.perf_counter() - started < 3  # generous for a loaded machine; alone it takes 0.3 s
+    assert "serve" in output
     for heavy in ("'torch'", "'transformers'", "'numpy'", "'tokenizers'", "'starlette'", "'httpx'", "'rich'"):
-        assert heavy not in said
+        assert heavy not in output
 
 
 @pytest.mark.parametrize("command", ["serve", "complete", "chat", "models", "pull", "bench"])
-def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command, "--help") == 0
-    said = capsys.readouterr().out
-    assert "Usage" in said
+    output = capsys.readouterr().out
+    assert "Usage" in output
     if command == "serve":
-        assert all(variable(name) in said for name in FIELDS)
+        assert all(variable(name) in output for name in FIELDS)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,19 +87,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("syringa")
 
 
-def test_the_option_table_has_every_sampling_field() -> None:
+def test_options_cover_all_sampling_fields() -> None:
     fields = set(SamplingFields.__struct_fields__) | {"max_tokens"}
     assert set(SAMPLING) == fields
     assert fields < set(CompletionRequest.__struct_fields__)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (("serve", "--port", "x"), "--port 'x': expected a whole number"),
-        (("serve", "--host", "0.0.0.0"), "make one with `syringa keys create ORGANIZATION`"),
+        (("serve", "--host", "0.0.0.0"), "create one with `syringa keys create ORGANIZATION`"),
         (("serve", "--dtype", "int3"), "expected one of auto, int8, bf16, fp32"),
-        (("serve", "--config", "missing.toml"), "missing.toml: there is no such file"),
+        (("serve", "--config", "missing.toml"), "missing.toml: no such file"),
         (("serve", "--model", "/no/such/file.gguf"), "no such file or folder"),
         (("complete", "x", "--model", "/no/such/file.gguf"), "no such file or folder"),
         (("complete", "x", "--url", "http://127.0.0.1:9"), "127.0.0.1:9"),
@@ -107,15 +107,17 @@ def test_the_option_table_has_every_sampling_field() -> None:
         (("bench", "--streams", "a"), "--streams"),
     ],
 )
-def test_errors_are_one_line(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_startup_errors_are_one_line(
+    arguments: tuple[str, ...], output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(*arguments) == 1
     error = capsys.readouterr().err
-    assert said in error
+    assert output in error
     assert error.startswith("syringa: ")
     assert error.count("\n") == 1
 
 
-def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert run("serve", "--port", str(port)) == 1
@@ -143,19 +145,19 @@ def test_complete_reads_standard_input(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [(("--temperature", "3"), "temperature"), (("--grammar", "regex:("), "regex"), (("--top-p", "0"), "top_p")],
 )
-def test_bad_fields_are_one_line(
-    engine: FakeEngine, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_fields_are_one_line(
+    engine: FakeEngine, arguments: tuple[str, ...], output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("complete", "x", *arguments) == 1
     error = capsys.readouterr().err
-    assert said in error
+    assert output in error
     assert "Traceback" not in error
 
 
-def test_an_engine_that_fails(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engine_failure_is_reported(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.fail = EngineUnavailable("the worker died")
     assert run("complete", "x") == 1
     assert "syringa: the worker died" in capsys.readouterr().err
@@ -198,10 +200,10 @@ def test_chat(engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatc
         "s:be kind;u:one;a:hello;u:two \nlines;a:hello;u:three;",
         "s:be kind;u:four;",
     ]
-    said = capsys.readouterr().out
-    assert said.count("hello") == 4
-    assert "6 tokens" in said
-    assert "There is no /nonsense" in said
+    output = capsys.readouterr().out
+    assert output.count("hello") == 4
+    assert "6 tokens" in output
+    assert "Unknown command /nonsense" in output
 
 
 def test_chat_survives_interrupts_and_errors(
@@ -234,11 +236,11 @@ def interrupt(engine: FakeEngine) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interrupt")
-def test_ctrl_c_stops_the_answer_and_not_the_chat(
+def test_ctrl_c_stops_answer_but_not_chat(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.script, engine.delay = b"0123456789" * 100, 0.02
-    monkeypatch.setattr("syringa.cli.chat.Conversation._command", lambda *_: setattr(engine, "script", b"!") or True)
+    monkeypatch.setattr("syringa.cli.chat.ChatSession._command", lambda *_: setattr(engine, "script", b"!") or True)
     assert chat(monkeypatch, "one", "/next", "two") == 0
     assert "(stopped)" in capsys.readouterr().out
     assert engine.aborted
@@ -246,21 +248,21 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(
 
 
 @pytest.mark.usefixtures("interrupt")
-def test_ctrl_c_ends_complete_cleanly(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_complete(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.script, engine.delay = b"0123456789" * 100, 0.02
     assert run("complete", "x") == 130
-    said = capsys.readouterr()
-    assert said.out.startswith("0123")
-    assert "Traceback" not in said.err
+    output = capsys.readouterr()
+    assert output.out.startswith("0123")
+    assert "Traceback" not in output.err
     assert not engine.running
 
 
-def test_models(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_lists_known_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("models") == 0
     assert "SmolLM2" in capsys.readouterr().out
 
 
-def test_text_fields(tmp_path: Path) -> None:
+def test_to_fields(tmp_path: Path) -> None:
     (tmp_path / "g").write_text("[a-z]")
     assert to_fields({"grammar": f"regex:@{tmp_path / 'g'}", "logit_bias": ["5=-1.5"]}) == {
         "grammar": {"type": "regex", "value": "[a-z]"},
@@ -274,7 +276,7 @@ def test_text_fields(tmp_path: Path) -> None:
             to_fields(bad)
 
 
-def test_chat_shows_thoughts_and_leaves_them_out_of_the_conversation(
+def test_chat_shows_reasoning_and_excludes_it_from_messages(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = reasoning_model("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
@@ -285,9 +287,9 @@ def test_chat_shows_thoughts_and_leaves_them_out_of_the_conversation(
     assert capsys.readouterr().out.count("let me see\n\nhello") == 2
 
 
-def test_chat_says_when_the_context_is_full(
+def test_chat_reports_full_context(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert chat(monkeypatch, "x" * 5000) == 0
     assert not engine.requests
-    assert "/reset begins a new conversation" in " ".join(capsys.readouterr().out.split())
+    assert "/reset starts a new conversation" in " ".join(capsys.readouterr().out.split())

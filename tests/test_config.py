@@ -17,7 +17,7 @@ def test_defaults() -> None:
     assert read() == Config()
 
 
-def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
+def test_precedence_of_flags_variables_and_file(tmp_path: Path) -> None:
     (tmp_path / "syringa.toml").write_text('port = 1\nthreads = 1\nmax-queue = 1\nserved_model_name = ["a", "b"]\n')
     got = read({"port": 3, "model": None}, {"SYRINGA_PORT": "2", "SYRINGA_THREADS": "2"}, tmp_path)
     assert (got.port, got.threads, got.max_queue, got.served_model_name) == (3, 2, 1, ("a", "b"))
@@ -28,7 +28,7 @@ def test_lists_and_booleans_in_variables() -> None:
     assert (got.api_key, got.prefix_caching, got.kv_cache_gb) == (("a", "b"), False, 1.5)
 
 
-def test_named_file(tmp_path: Path) -> None:
+def test_settings_file_by_path(tmp_path: Path) -> None:
     path = tmp_path / "other.toml"
     path.write_text("port = 7")
     assert load(environ={"SYRINGA_CONFIG": str(path)}).port == 7
@@ -38,7 +38,7 @@ def test_named_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "environ", "text", "said"),
+    ("flags", "environ", "text", "message"),
     [
         ({"port": 70000}, {}, "", "--port 70000: expected a whole number, at most 65535"),
         ({}, {"SYRINGA_PORT": "abc"}, "", "SYRINGA_PORT 'abc': expected a whole number"),
@@ -52,69 +52,67 @@ def test_named_file(tmp_path: Path) -> None:
             "SYRINGA_REASONING_FORMAT 'on': expected one of auto, none, think",
         ),
         ({}, {"SYRINGA_IMAGE_HOSTS_PRIVATE": "some"}, "", "SYRINGA_IMAGE_HOSTS_PRIVATE 'some': expected true or false"),
-        ({}, {}, "image_max_bytes = 0", "syringa.toml, line 1: image_max_bytes 0: expected a whole number, at least 1"),
-        ({}, {}, '\n\nport = "80"', 'syringa.toml, line 3: port "80": expected a whole number'),
-        ({}, {}, "port = 1\nhost = [1]", "syringa.toml, line 2: host [1]: expected text"),
-        ({}, {}, "prot = 80", "syringa.toml, line 1: unknown setting 'prot'; did you mean 'port'?"),
-        ({}, {}, "\n[server]\nport = 80", "syringa.toml, line 2: unknown setting 'server'"),
-        ({}, {}, "\nport = \n", "syringa.toml, line 2: cannot be read: Invalid value"),
-        ({}, {}, "load_timeout = inf", "syringa.toml, line 1: load_timeout Infinity: expected a finite number"),
+        ({}, {}, "image_max_bytes = 0", "syringa.toml: image_max_bytes 0: expected a whole number, at least 1"),
+        ({}, {}, '\n\nport = "80"', 'syringa.toml: port "80": expected a whole number'),
+        ({}, {}, "port = 1\nhost = [1]", "syringa.toml: host [1]: expected text"),
+        ({}, {}, "prot = 80", "syringa.toml: unknown setting 'prot'; did you mean 'port'?"),
+        ({}, {}, "\n[server]\nport = 80", "syringa.toml: unknown setting 'server'"),
+        ({}, {}, "\nport = \n", "syringa.toml, line 2: invalid TOML: Invalid value"),
+        ({}, {}, "load_timeout = inf", "syringa.toml: load_timeout Infinity: expected a finite number"),
         ({}, {}, "cors_origins = 5", "cors_origins 5: expected a list of texts"),
         ({"api_key": ["a b", "ü"]}, {}, "", "ASCII"),
     ],
 )
-def test_a_bad_value_is_one_line_that_says_where_it_came_from(
-    flags: dict, environ: dict, text: str, said: str, tmp_path: Path
-) -> None:
+def test_invalid_value_names_its_source(flags: dict, environ: dict, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "syringa.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         read(flags, environ, tmp_path)
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert "\n" not in caught.value.message
 
 
-def test_a_bad_key_is_not_shown(tmp_path: Path) -> None:
+def test_invalid_api_key_is_not_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read({"api_key": [5]})
     assert "5" not in caught.value.message.split(":")[0]
     (tmp_path / "syringa.toml").write_text('port = 1\napi_key = ["secret", 77]')
     with pytest.raises(ConfigError) as caught:
         read(folder=tmp_path)
-    assert caught.value.message == "syringa.toml, line 2: api_key: expected a list of texts"
+    assert caught.value.message == "syringa.toml: api_key: expected a list of texts"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.3.2.1"])
-def test_what_only_this_machine_reaches(host: str) -> None:
+def test_loopback_hosts(host: str) -> None:
     assert config.is_loopback(read({"host": host}).host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "example.org", "::"])
-def test_what_lies_beyond_loopback(host: str) -> None:
+def test_public_hosts(host: str) -> None:
     assert not config.is_loopback(read({"host": host}).host)
 
 
-def test_the_models_are_no_flag() -> None:
+def test_models_have_no_flag_or_variable() -> None:
     assert "models" not in config.FIELDS
-    with pytest.raises(ConfigError, match="SYRINGA_MODELS: unknown variable"):
+    with pytest.raises(ConfigError, match="SYRINGA_MODELS: unknown environment variable"):
         load(environ={"SYRINGA_MODELS": "x"})
 
 
-def test_every_setting_explains_itself() -> None:
+def test_every_setting_has_a_description() -> None:
     assert all(config.describe(name) for name in config.FIELDS)
 
 
-def test_a_mistyped_variable_is_named() -> None:
-    with pytest.raises(ConfigError, match="SYRINGA_PROT: unknown variable; did you mean SYRINGA_PORT"):
+def test_unknown_variable_suggests_known_one() -> None:
+    with pytest.raises(ConfigError, match="SYRINGA_PROT: unknown environment variable; did you mean SYRINGA_PORT"):
         load(environ={"SYRINGA_PROT": "3", "SYRINGA_HOME": "/x", "PATH": "/bin"})
 
 
 @pytest.mark.parametrize("name", ["kv_cache_gb", "image_timeout", "request_timeout"])
 @pytest.mark.parametrize("value", ["inf", "nan"])
-def test_what_is_not_finite_is_refused(name: str, value: str) -> None:
+def test_non_finite_numbers_are_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name.replace("_", "[_-]")):
         load({name: value}, environ={})
 
 
-def test_what_a_model_writes_may_be_said() -> None:
+def test_formats_of_model_output() -> None:
     got = read({"tool_format": "glm"}, {"SYRINGA_REASONING_FORMAT": "none", "SYRINGA_CHAT_TEMPLATE": "a.jinja"})
     assert (got.tool_format, got.reasoning_format, got.chat_template) == ("glm", "none", "a.jinja")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -108,6 +109,30 @@ def with_table(text: str, table: str) -> str:
 def test_tables_are_current(page: str) -> None:
     text = (DOCS / page).read_text()
     assert text == with_table(text, TABLES[page]()), "run: python -m tests.test_docs"
+
+
+PAGES = sorted(DOCS.rglob("*.md")) + [DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_paths_in_docs_exist(page: Path) -> None:
+    text = page.read_text()
+    root = DOCS.parent
+    missing = [
+        link for link in re.findall(r"\]\((?!https?:)([^)#]+)", text) if not (page.parent / link).exists()
+    ]  # fmt: skip
+    for path in re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]*(?:\.py|\.md)?)`", text):
+        if path.split("/")[0] not in (
+            "syringa",
+            "tests",
+            "bench",
+            "docs",
+            *(each.name for each in (root / "syringa").iterdir()),
+        ):
+            continue  # not a path of the repository
+        if not any((folder / path).exists() for folder in (root, root / "syringa")):
+            missing.append(path)
+    assert not missing
 
 
 if __name__ == "__main__":

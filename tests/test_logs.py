@@ -21,8 +21,8 @@ STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    """What `configure` does to a process, undone."""
+def _restore_logging() -> Iterator[None]:
+    """Undo what `configure` does to the process."""
     root, ours = logging.getLogger(), logging.getLogger("syringa")
     levels, handlers, hook = (root.level, ours.level, logs.PROMPTS.level), list(root.handlers), sys.excepthook
     yield
@@ -34,6 +34,10 @@ def _as_before() -> Iterator[None]:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = True
 
 
+def log_line(logger: str, message: str, fields: dict[str, object], request_id: str) -> None:
+    logging.getLogger(logger).info(message, extra={"fields": fields, "request_id": request_id})
+
+
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
@@ -42,7 +46,7 @@ def objects(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines(capsys)]
 
 
-def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_format(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info")
     logging.getLogger("syringa.http").info("hello %s", "you")
     logging.getLogger("syringa.http").debug("not this")
@@ -50,9 +54,9 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(STAMP + r" INFO syringa\.http: hello you", line)
 
 
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_format(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("debug", "json")
-    logs.line(logging.getLogger("syringa.access"), logging.INFO, "done", {"status": 200, "model": "é"}, "abc")
+    log_line("syringa.access", "done", {"status": 200, "model": "é"}, "abc")
     logging.getLogger("syringa.http").debug("small talk")
     first, second = objects(capsys)
     assert re.fullmatch(STAMP, str(first.pop("time")))
@@ -66,40 +70,40 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("format", ["text", "json"])
 @pytest.mark.parametrize("id", ["", "abc\n"])
-def test_a_line_is_the_same_whoever_else_listens(format: str, id: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_line_does_not_depend_on_other_handlers(format: str, id: str, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", format)  # type: ignore[arg-type]
     root = logging.getLogger()
     ours = [each for each in root.handlers if type(each).__module__ == "syringa.logs"]
     for handlers in ([*ours, logging.NullHandler()], ours):
         root.handlers[:] = handlers
-        logs.line(logging.getLogger("syringa.access"), logging.INFO, "done\x1b", {"status": 200, "model": "é"}, id)
+        log_line("syringa.access", "done\x1b", {"status": 200, "model": "é"}, id)
     first, second = [re.sub(STAMP, "", line) for line in lines(capsys)]
     assert first == second
     assert "syringa.access" in first
 
 
 @pytest.mark.parametrize("name", ["syringa", "syringa.access"])
-def test_whoever_else_listens_is_heard(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_handlers_and_filters_are_respected(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info")
     root, logger = logging.getLogger(), logging.getLogger(name)
     root.handlers[:] = [each for each in root.handlers if type(each).__module__ == "syringa.logs"]
-    heard: list[logging.LogRecord] = []
+    received: list[logging.LogRecord] = []
     listener = logging.Handler()
-    listener.emit = heard.append  # type: ignore[method-assign]
+    listener.emit = received.append  # type: ignore[method-assign]
     logger.addHandler(listener)
     try:
-        logs.line(logging.getLogger("syringa.access"), logging.INFO, "done", {}, "abc")
+        log_line("syringa.access", "done", {}, "abc")
     finally:
         logger.removeHandler(listener)
-    assert [record.getMessage() for record in heard] == ["done"]
+    assert [record.getMessage() for record in received] == ["done"]
     assert len(lines(capsys)) == 1
-    logging.getLogger("syringa.access").addFilter(refuse := lambda record: False)
-    logs.line(logging.getLogger("syringa.access"), logging.INFO, "done", {}, "abc")
-    logging.getLogger("syringa.access").removeFilter(refuse)
+    logging.getLogger("syringa.access").addFilter(reject := lambda record: False)
+    log_line("syringa.access", "done", {}, "abc")
+    logging.getLogger("syringa.access").removeFilter(reject)
     assert not lines(capsys)
 
 
-def test_a_line_that_cannot_be_written_costs_nobody_anything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_line_that_cannot_be_formatted_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     class Odd:
         def __str__(self) -> str:
             raise ValueError("it has no text")
@@ -107,13 +111,13 @@ def test_a_line_that_cannot_be_written_costs_nobody_anything(capsys: pytest.Capt
     logs.configure("info", "json")
     root = logging.getLogger()
     root.handlers[:] = [each for each in root.handlers if type(each).__module__ == "syringa.logs"]
-    logs.line(logging.getLogger("syringa.access"), logging.INFO, "done", {"odd": Odd()}, "")
-    logs.line(logging.getLogger("syringa.access"), logging.INFO, "next", {}, "")
+    log_line("syringa.access", "done", {"odd": Odd()}, "")
+    log_line("syringa.access", "next", {}, "")
     (line,) = lines(capsys)
     assert "next" in line
 
 
-def test_configuring_twice_says_everything_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configure_twice_logs_once(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info")
     logs.configure("warning", "json")
     logging.getLogger("syringa").warning("once")
@@ -122,30 +126,30 @@ def test_configuring_twice_says_everything_once(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("name", ["httpx", "uvicorn.error", "websockets.server", "asyncio", "sqlalchemy.engine"])
-def test_libraries_are_quiet_at_any_level(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_libraries_log_warnings_only(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("debug")
     logging.getLogger(name).info("GET https://user:%s@host/", SECRET)
     logging.getLogger(name).debug("> Authorization: Bearer %s", SECRET)
-    logging.getLogger(name).warning("this is heard")
+    logging.getLogger(name).warning("this is received")
     assert len(lines(capsys)) == 1
 
 
-def test_warnings_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_warnings_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", "json")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        logging.captureWarnings(True)  # catch_warnings took it back
+        logging.captureWarnings(True)  # undone by catch_warnings
         warnings.warn("old", stacklevel=1)
     (line,) = objects(capsys)
     assert line["logger"] == "py.warnings"
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_a_line_cannot_be_forged(format: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_escaped(format: str, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", format)  # type: ignore[arg-type]
     evil = "a\nINFO forged\r\x1b[2J\x00\x7f\x9b\u2028\u202e\ud800b"
     logging.getLogger("syringa").info("path %s", evil)
-    logs.line(logging.getLogger("syringa"), logging.INFO, evil, {"path": evil}, evil)
+    log_line("syringa", evil, {"path": evil}, evil)
     found = lines(capsys)
     assert len(found) == 2
     for line in found:
@@ -175,7 +179,7 @@ def failing(error: Exception) -> None:
         LookupError(SECRET),
     ],
 )
-def test_exceptions_do_not_quote(
+def test_exception_messages_are_hidden(
     error: Exception, format: str, prompts: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure("info", format, prompts=prompts)  # type: ignore[arg-type]
@@ -192,7 +196,7 @@ def test_exceptions_do_not_quote(
 
 
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_task_that_nobody_awaited_does_not_quote_either(
+def test_exception_of_forgotten_task_is_hidden(
     factory: Callable[[], asyncio.AbstractEventLoop], capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure("info")
@@ -214,7 +218,7 @@ def test_a_task_that_nobody_awaited_does_not_quote_either(
     assert SECRET not in text
 
 
-def test_a_chain_without_an_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cyclic_exception_chain(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info")
     first, second = OSError("one"), OSError("two")
     first.__cause__, second.__cause__ = second, first
@@ -223,7 +227,7 @@ def test_a_chain_without_an_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert (text.count("one"), text.count("two")) == (1, 1)
 
 
-async def test_the_request_is_named_in_lines_about_it(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_request_id_is_added(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", "json")
 
     async def request(name: str) -> None:
@@ -236,11 +240,11 @@ async def test_the_request_is_named_in_lines_about_it(capsys: pytest.CaptureFixt
         logging.getLogger("syringa").error("later")
 
     await asyncio.gather(*(asyncio.create_task(request(name)) for name in ("a", "b")))
-    logging.getLogger("syringa").error("nobody's")
+    logging.getLogger("syringa").error("without a request")
     assert [each.get("request_id") for each in objects(capsys)] == ["a", "b", "a", "b", None]
 
 
-def test_prompts_are_off_until_they_are_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompts_are_off_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("debug")
     logs.PROMPTS.critical(SECRET)
     assert not lines(capsys)
@@ -249,7 +253,7 @@ def test_prompts_are_off_until_they_are_wanted(capsys: pytest.CaptureFixture[str
     assert SECRET in lines(capsys)[0]
 
 
-def test_the_last_words_of_a_process_are_a_line() -> None:
+def test_uncaught_exception_is_logged() -> None:
     code = f"from syringa import logs; logs.configure('info', 'json'); raise ValueError({SECRET!r})"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
@@ -258,42 +262,42 @@ def test_the_last_words_of_a_process_are_a_line() -> None:
     assert SECRET not in line
 
 
-def test_a_broken_pipe_breaks_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_stderr_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def write(self, text: str) -> None:
             raise BrokenPipeError
 
     logs.configure("info")
     monkeypatch.setattr(sys, "stderr", Broken())
-    logging.getLogger("syringa").error("nobody hears this")
+    logging.getLogger("syringa").error("not written")
 
 
-class Written(list[str]):
-    """Stands in for stderr."""
+class FakeStderr(list[str]):
+    """A replacement of stderr."""
 
     def write(self, text: str) -> None:
         self.append(text)
 
 
-async def test_what_is_said_in_one_turn_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_of_one_loop_iteration_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     logs.configure("info")
-    logger, written = logging.getLogger("syringa.x"), Written()
+    logger, written = logging.getLogger("syringa.x"), FakeStderr()
     monkeypatch.setattr(sys, "stderr", written)
-    for turn in range(2):
+    for iteration in range(2):
         logger.info("a")
         logger.info("b")
-        assert len(written) == turn
+        assert len(written) == iteration
         await asyncio.sleep(0)
-        assert len(written) == turn + 1
+        assert len(written) == iteration + 1
         assert written[-1].count("\n") == 2
     logger.info("c")
-    logger.warning("d")  # what is wrong is told at once, and nothing overtakes it
+    logger.warning("d")  # a warning is written at once, after earlier lines
     assert [line[-1] for line in written[-1].splitlines()] == ["c", "d"]
 
 
-def test_what_a_loop_leaves_unsaid_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_a_stopped_loop_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     logs.configure("info")
-    logger, written = logging.getLogger("syringa.x"), Written()
+    logger, written = logging.getLogger("syringa.x"), FakeStderr()
     monkeypatch.setattr(sys, "stderr", written)
     loop = asyncio.new_event_loop()
 

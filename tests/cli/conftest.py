@@ -1,4 +1,4 @@
-"""Commands run in a folder of their own, with none of the user's settings."""
+"""Fixtures that run commands in an empty folder, without the user's settings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from syringa.config import FIELDS, variable
 from syringa.store import Store
 
 
-class Said(NamedTuple):
+class Result(NamedTuple):
     status: int
     out: str
     err: str
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SYRINGA_CONFIG", raising=False)
@@ -30,41 +30,41 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def syringa(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    def run(*arguments: str) -> Said:
+def syringa(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    def run(*arguments: str) -> Result:
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main(arguments)
-        said = capsys.readouterr()
-        return Said(int(ended.value.code or 0), said.out, said.err)
+        captured = capsys.readouterr()
+        return Result(int(ended.value.code or 0), captured.out, captured.err)
 
     return run
 
 
 @pytest.fixture
-def stored(database: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Store], Awaitable[Any]]], Any]:
-    """Runs something on the store that the commands find by their environment."""
+def on_store(database: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Store], Awaitable[Any]]], Any]:
+    """Run a coroutine function on the store that commands find through the environment."""
     monkeypatch.setenv("SYRINGA_DATABASE", database)
 
     def run(work: Callable[[Store], Awaitable[Any]]) -> Any:
-        async def inside() -> Any:
+        async def run_on_store() -> Any:
             async with Store(database) as store:
                 return await work(store)
 
-        return asyncio.run(inside())
+        return asyncio.run(run_on_store())
 
     return run
 
 
 @pytest.fixture
-def refusal(syringa: Callable[..., Said]) -> Callable[..., str]:
-    """The one line that a command ends with."""
+def error_of(syringa: Callable[..., Result]) -> Callable[..., str]:
+    """Run a command that fails, and return its error message of one line."""
 
     def run(*arguments: str) -> str:
-        said = syringa(*arguments)
-        assert (said.status, said.out) == (1, "")
-        assert said.err.startswith("syringa: ")
-        assert said.err.count("\n") == 1
-        return said.err
+        result = syringa(*arguments)
+        assert (result.status, result.out) == (1, "")
+        assert result.err.startswith("syringa: ")
+        assert result.err.count("\n") == 1
+        return str(result.err)
 
     return run

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from syringa.cli.usage import NUMBERS
-from syringa.service.auth.keys import mint
+from syringa.service.auth.keys import create_api_key
 from syringa.store import Store, UsageRecord
 from tests.store.helpers import write
 
 DAY = 86400
 
 
-def row(days_ago: float, **changes: Any) -> UsageRecord:
+def record(days_ago: float, **changes: Any) -> UsageRecord:
     at = time.time() - days_ago * DAY
     given = {"organization": "acme", "key": "k1", "model": "m", "endpoint": "/v1/completions"}
     tokens = {"input_tokens": 1000, "cached_tokens": 400, "output_tokens": 20, "reasoning_tokens": 5, "cost": 0.000001}
@@ -23,33 +23,33 @@ def row(days_ago: float, **changes: Any) -> UsageRecord:
 
 
 @pytest.fixture
-def used(stored: Any) -> str:
-    """The id of a key that was used; with it, some usage of two organizations over time."""
-    _, key = mint("acme", name="laptop")
+def used(on_store: Any) -> str:
+    """Store usage of two organizations over time, and return the id of a key that was used."""
+    _, key = create_api_key("acme", name="laptop")
 
     async def fill(store: Store) -> None:
         await write(store).keys.create(key)
         await write(store).usage.add(
             [
-                row(0, key=key.id),
-                row(0, model="n", outcome="refused", status=429, requests=40),
-                row(3, organization="other", outcome="failed", status=500, cost=1.5),
-                row(40),
+                record(0, key=key.id),
+                record(0, model="n", outcome="refused", status=429, requests=40),
+                record(3, organization="other", outcome="failed", status=500, cost=1.5),
+                record(40),
             ]
         )
 
-    stored(fill)
+    on_store(fill)
     return key.id
 
 
-def read(text: str) -> list[dict[str, str]]:
+def parse(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_a_table_with_a_total(syringa: Any, used: str) -> None:
-    said = syringa("usage", "--by", "organization")
-    assert said.status == 0
-    lines = [line.split() for line in said.out.splitlines()]
+def test_usage_table_with_total(syringa: Any, used: str) -> None:
+    result = syringa("usage", "--by", "organization")
+    assert result.status == 0
+    lines = [line.split() for line in result.out.splitlines()]
     assert lines[0] == ["organization", *(name.removesuffix("_tokens") for name in NUMBERS)]
     assert lines[1] == ["acme", "41", "1", "0", "40", "0", "2,000", "800", "40", "10", "0.000002"]
     assert lines[2] == ["other", "1", "0", "0", "0", "1", "1,000", "400", "20", "5", "1.500000"]
@@ -57,47 +57,47 @@ def test_a_table_with_a_total(syringa: Any, used: str) -> None:
     assert len(lines) == 4
 
 
-def test_csv(syringa: Any, used: str) -> None:
-    said = syringa("usage", "--by", "organization", "--csv")
-    assert said.out.splitlines()[0] == (
+def test_usage_csv(syringa: Any, used: str) -> None:
+    result = syringa("usage", "--by", "organization", "--csv")
+    assert result.out.splitlines()[0] == (
         "organization,requests,ok,cancelled,refused,failed,"
         "input_tokens,cached_tokens,output_tokens,reasoning_tokens,cost"
     )
-    assert said.out.splitlines()[1:] == [
+    assert result.out.splitlines()[1:] == [
         "acme,41,1,0,40,0,2000,800,40,10,0.000002",
         "other,1,0,0,0,1,1000,400,20,5,1.5",
     ]
 
 
-def test_days(syringa: Any, used: str) -> None:
+def test_usage_by_day(syringa: Any, used: str) -> None:
     days = [time.strftime("%Y-%m-%d", time.gmtime(time.time() - ago * DAY)) for ago in (40, 3, 0)]
-    assert [each["day"] for each in read(syringa("usage", "--csv", "--since", "all").out)] == days
-    assert [each["day"] for each in read(syringa("usage", "--csv").out)] == days[1:]
-    assert [each["day"] for each in read(syringa("usage", "--csv", "--since", "1d").out)] == days[2:]
+    assert [each["day"] for each in parse(syringa("usage", "--csv", "--since", "all").out)] == days
+    assert [each["day"] for each in parse(syringa("usage", "--csv").out)] == days[1:]
+    assert [each["day"] for each in parse(syringa("usage", "--csv", "--since", "1d").out)] == days[2:]
     between = syringa("usage", "--csv", "--since", "7d", "--until", days[2])
-    assert [each["day"] for each in read(between.out)] == days[1:2]
+    assert [each["day"] for each in parse(between.out)] == days[1:2]
 
 
-def test_keys_have_their_names(syringa: Any, used: str) -> None:
+def test_usage_by_key_shows_names(syringa: Any, used: str) -> None:
     assert f"{used} (laptop)" in syringa("usage", "--by", "key").out
-    assert {each["key"] for each in read(syringa("usage", "--by", "key", "--csv").out)} == {used, "k1"}
+    assert {each["key"] for each in parse(syringa("usage", "--by", "key", "--csv").out)} == {used, "k1"}
 
 
-def test_several_groups_and_filters(syringa: Any, used: str) -> None:
-    said = read(syringa("usage", "--by", "model,organization", "--csv").out)
-    assert [(each["model"], each["organization"]) for each in said] == [("m", "acme"), ("m", "other"), ("n", "acme")]
+def test_usage_groups_and_filters(syringa: Any, used: str) -> None:
+    result = parse(syringa("usage", "--by", "model,organization", "--csv").out)
+    assert [(each["model"], each["organization"]) for each in result] == [("m", "acme"), ("m", "other"), ("n", "acme")]
     for option, value, expected in (("--organization", "other", 1), ("--key", used, 1), ("--model", "n", 40)):
-        [total] = read(syringa("usage", "--by", "endpoint", option, value, "--csv").out)
+        [total] = parse(syringa("usage", "--by", "endpoint", option, value, "--csv").out)
         assert int(total["requests"]) == expected
 
 
-def test_what_a_client_wrote_is_harmless(syringa: Any, stored: Any) -> None:
+def test_usage_escapes_client_text(syringa: Any, on_store: Any) -> None:
     users = ("=cmd()", "\x1b[31m[red]x", 'a,"b', None)
-    stored(lambda store: write(store).usage.add([row(0, user=user) for user in users]))
-    said = syringa("usage", "--by", "user")
-    assert "\x1b" not in said.out
-    assert "�[31m[red]x" in said.out
-    assert {each["user"] for each in read(syringa("usage", "--by", "user", "--csv").out)} == {
+    on_store(lambda store: write(store).usage.add([record(0, user=user) for user in users]))
+    result = syringa("usage", "--by", "user")
+    assert "\x1b" not in result.out
+    assert "�[31m[red]x" in result.out
+    assert {each["user"] for each in parse(syringa("usage", "--by", "user", "--csv").out)} == {
         "'=cmd()",
         "�[31m[red]x",
         'a,"b',
@@ -106,14 +106,14 @@ def test_what_a_client_wrote_is_harmless(syringa: Any, stored: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "result"),
     [
         (("--by", "week"), "--by 'week': expected day, organization, key"),
         (("--by", ""), "--by ''"),
         (("--since", "yesterday"), "--since 'yesterday': expected a span"),
-        (("--since", "1d", "--until", "2d"), "not after --since"),
+        (("--since", "1d", "--until", "2d"), "expected a time after --since"),
         (("--until", "99999-01-01"), "--until '99999-01-01'"),
     ],
 )
-def test_mistakes(refusal: Any, arguments: tuple[str, ...], said: str) -> None:
-    assert said in refusal("usage", *arguments)
+def test_usage_refuses_invalid_options(error_of: Any, arguments: tuple[str, ...], result: str) -> None:
+    assert result in error_of("usage", *arguments)

@@ -108,7 +108,7 @@ async def test_events_are_stored_during_generation(file: str) -> None:
 
 
 async def test_old_events_are_released_from_memory(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "RECENT", 10)
+    monkeypatch.setattr(background, "MAX_RECENT_EVENTS", 10)
     monkeypatch.setattr(background, "FLUSH_SECONDS", 0.02)
     engine = FakeEngine("x", delay=0.001)
     async with responses_client(file, engine) as http:
@@ -183,7 +183,7 @@ async def test_number_of_background_responses_is_limited(file: str) -> None:
         await http.respond()
         for each in running:
             await finished(http, each["id"])
-        assert await eventually(lambda: not http.app_state.background._runs)
+        assert await eventually(lambda: not http.app_state.background._active)
         await http.respond(background=True)
 
 
@@ -220,15 +220,15 @@ async def test_shutdown_fails_unfinished_responses(database: str) -> None:
 
 async def test_responses_of_a_dead_process_are_failed(database: str) -> None:
     """The next read fails its responses, and a stream ends with an event."""
-    machine, _, began, token = process_identity.name().split("/")
-    dead = "/".join((machine, "1", str(int(began) + 1), token))
+    machine, _, started_at, token = process_identity.new_identity().split("/")
+    dead = "/".join((machine, "1", str(int(started_at) + 1), token))
     async with responses_client(database) as http:
         whole = await http.respond()
         found = await read(http.app_state.responses.store).responses.get("", whole["id"])
         assert found is not None
         body = found.body.replace(whole["id"], "resp_lost").replace('"completed"', '"in_progress"')
         row = StoredResponse(
-            id="resp_lost", created_at=1, model="fake", status="in_progress", background=True, body=body, owner=dead
+            id="resp_lost", created_at=1, model="fake", status="in_progress", background=True, body=body, process=dead
         )
         await write(http.app_state.responses.store).responses.create(row)
     async with responses_client(database) as http:
@@ -316,21 +316,21 @@ async def test_interrupted_stream_ends_with_an_error_event(
         await write(store).responses.create(row)
         event = {"type": "response.in_progress", "sequence_number": 0, "response": {}}
         await write(store).events.append("", "resp_1", [StoredEvent(0, msgspec.json.encode(event).decode())])
-        look, looks = type(store).events_after, 0
+        events_after, reads = background._events_after, 0
 
-        async def unavailable_soon(*arguments: Any, **named: Any) -> Any:
-            nonlocal looks
-            looks += 1
-            if looks > 3:
-                raise StoreUnavailable("nothing can be looked up")
-            return await look(*arguments, **named)
+        async def unavailable_soon(*arguments: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            if reads > 3:
+                raise StoreUnavailable("the store is unavailable")
+            return await events_after(*arguments)
 
-        monkeypatch.setattr(type(store), "events_after", unavailable_soon)
+        monkeypatch.setattr(background, "_events_after", unavailable_soon)
         answer = await asyncio.wait_for(http.get(f"{PATH}/resp_1", params={"stream": "true"}), 30)
     *_, error = stream_events(answer.text, done=mode == "open-responses")
     if mode == "openai":
         validate_openai(error, "ResponseErrorEvent")
-        assert (error["code"], error["message"]) == ("store_unavailable", "nothing can be looked up")
+        assert (error["code"], error["message"]) == ("store_unavailable", "the store is unavailable")
     else:
         validate_open_responses(error, "ErrorStreamingEvent")
         assert error["error"]["code"] == "store_unavailable"

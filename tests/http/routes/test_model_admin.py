@@ -17,8 +17,10 @@ from syringa.engine.interface import SingleEngineProvider
 from syringa.http.app import create_app
 from syringa.service.app_state import AppState
 from syringa.service.model_catalog import ModelCatalog
+from syringa.store import Store
 from tests.client import until
 from tests.fake_engine import FakeEngine
+from tests.store.helpers import read
 
 pytestmark = pytest.mark.model
 
@@ -38,11 +40,11 @@ def file(tmp_path: Path) -> str:
 @asynccontextmanager
 async def process(file: str) -> AsyncIterator[Client]:
     config = Config(database=file)
-    app_state = AppState(config)
     models = ModelRegistry(config)
     await models.start()
-    app_state.price = models.prices
-    app_state.catalog = ModelCatalog(app_state.store, config, models.set_added, read_defaults)
+    store = Store(file)
+    catalog = ModelCatalog(store, config, models.set_added, read_defaults)
+    app_state = AppState(config, store=store, catalog=catalog, prices=models.prices)
     engine = FakeEngine("hello")
     app = create_app(config, SingleEngineProvider(engine), models, app_state)
     await app_state.start()
@@ -83,10 +85,8 @@ async def test_model_lifecycle(file: str) -> None:
         assert (await http.delete("/admin/models/team/second")).json()["deleted"] is True
         assert await ids(http) == [default]
         assert (await http.post("/v1/completions", json={"model": "two", "prompt": "hi"})).status_code == 404
-        usage = other.app_state.store.usage
-        assert other.app_state.meter is not None
-        await other.app_state.meter.flush()
-        (row,) = await usage.rows()
+        await other.app_state.usage_writer.flush()
+        (row,) = await read(other.app_state.store).usage.records()
         assert row.cost == pytest.approx((row.input_tokens * 1.0 + row.output_tokens * 2.0) / 1e6)
 
 

@@ -18,7 +18,7 @@ from syringa.service.metrics.status import ModelStatus
 from syringa.store.records import ModelUsage
 from syringa.types import EngineStats
 from tests.fake_engine import FakeEngine
-from tests.service.metrics.test_metrics import account, parsed, value
+from tests.service.metrics.test_metrics import accounting, parsed, value
 
 
 class SilentEngine(FakeEngine):
@@ -67,7 +67,7 @@ class Service:
 
 async def test_metrics_are_prometheus_text() -> None:
     service = Service(warm=FakeEngine())
-    service.metrics.observe(account("warm"))
+    service.metrics.observe(accounting("warm"))
     async with service.client() as http:
         answer = await http.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"

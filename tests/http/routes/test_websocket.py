@@ -165,7 +165,7 @@ async def test_response_without_generation_can_be_continued(tmp_path: Path, stor
         await ws.ask("two", store=store, previous_response_id=response["id"], instructions="Be brief.")
         assert bytes(engine.requests[-1].prompt).decode() == f"[s]Be brief.{before}[u]two[a]"
     async with Store(str(tmp_path / "syringa.db")) as kept:
-        found = await kept.get_response("", response["id"])
+        found = await read(kept).responses.get("", response["id"])
         assert (found.status if found else None) == ("completed" if store else None)
 
 

@@ -215,7 +215,7 @@ async def test_connection_sends_pipelined_responses_in_order() -> None:
 
 @pytest.mark.parametrize("reads", [True, False])
 async def test_cycle_handles_expect_100_continue(reads: bool) -> None:
-    """After an early response without `100 Continue` the connection is closed: what follows may be a body or a request."""
+    """An early response without `100 Continue` closes the connection: a body or another request may follow."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if reads:

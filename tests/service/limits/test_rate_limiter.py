@@ -332,7 +332,8 @@ from syringa.service.auth.keys import Caller, RateLimits
 from syringa.service.limits.rate_limiter import RateLimiter
 limiter = RateLimiter(sys.argv[1], index=int(sys.argv[2]))
 key = RateLimits(requests_per_minute=400, tokens_per_minute=10**6, concurrent=50)
-sender = Caller(organization="acme", key=sys.argv[2], rates=RateLimits(requests_per_minute=500, concurrent=100), key_rates=key)
+rates = RateLimits(requests_per_minute=500, concurrent=100)
+sender = Caller(organization="acme", key=sys.argv[2], rates=rates, key_rates=key)
 print("ready", flush=True)
 sys.stdin.readline()
 admitted, end = 0, time.monotonic() + 2

@@ -202,7 +202,7 @@ async def test_labels_contain_no_client_data() -> None:
     for number in range(50):
         made = accounting("", "", caller)
         made.request_id = f"req-secret-{number}"
-        metrics(made)
+        metrics.observe(made)
     metrics.observe(accounting(caller=caller))
     text = await metrics.render({})
     assert b"secret" not in text
