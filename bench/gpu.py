@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
+from syringa.engine.gpu.decoder import GpuExperts
 from syringa.engine.gpu.ops.base import choose_ops
-from syringa.engine.loading.loader import LoadedModel, load_gpu_model
+from syringa.engine.loading.loader import LoadedModel, load_native_on_gpu
 from syringa.engine.models.config import DecoderConfig, read_config
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
@@ -57,6 +58,19 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+MODELS["qwen3-30b-a3b"] = QWEN3_CONFIG | {
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 4,
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "intermediate_size": 6144,
+    "tie_word_embeddings": False,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
 # vLLM 0.26.0 on an H200, minimum and maximum of two runs: tokens per second, and seconds until ready.
 VLLM = {
     "qwen3-0.6b": {
@@ -72,6 +86,13 @@ VLLM = {
         "nano256": (9_540, 9_660),
         "prefill": (42_600, 42_800),
         "ready": 67,
+    },
+    "qwen3-30b-a3b": {
+        "decode_b1": (236, 236),
+        "decode_b64": (3_470, 3_470),
+        "nano256": (6_030, 6_030),
+        "prefill": (68_443, 68_443),
+        "ready": 108,
     },
 }
 TARGETS = {"decode_b1": 1.0, "decode_b64": 1.0, "nano256": 1.0, "prefill": 0.9}
@@ -104,11 +125,20 @@ class RandomWeights:
             "embed_tokens": (c.vocab, c.hidden),
             "lm_head": (c.vocab, c.hidden),
         }
+        self.expert_shapes = {
+            "gate": (c.experts, c.hidden),
+            "gate_proj": (c.expert_intermediate, c.hidden),
+            "up_proj": (c.expert_intermediate, c.hidden),
+            "down_proj": (c.hidden, c.expert_intermediate),
+        }
         self.sizes = {"q_norm": c.head_size, "k_norm": c.head_size}
         self.hidden = c.hidden
 
     def __call__(self, name: str) -> torch.Tensor:
         kind = name.split(".")[-2]
+        if ".experts." in name or name.endswith(".mlp.gate.weight"):
+            weight = torch.empty(self.expert_shapes[kind], dtype=torch.bfloat16, device=self.device)
+            return weight.normal_(0, self.expert_shapes[kind][1] ** -0.5, generator=self.generator)
         if name.endswith("bias") or kind not in self.shapes:
             size = self.shapes[kind][0] if kind in self.shapes else self.sizes.get(kind, self.hidden)
             middle = 0.0 if name.endswith("bias") else 1.0
@@ -134,7 +164,7 @@ def build_model(
     )
     weights = RandomWeights(config, device)
     ops = choose_ops(device, attention, deterministic=deterministic)
-    return load_gpu_model(config, description, weights, device, dtype, length, time.perf_counter(), ops=ops)
+    return load_native_on_gpu(config, description, weights, device, dtype, length, time.perf_counter(), ops=ops)
 
 
 def make_request(rng: random.Random, number: int, prompt: int, output: int, temperature: float = 0.6) -> EngineRequest:
@@ -360,7 +390,11 @@ def measure(name: str, options: argparse.Namespace, dtype: str, bandwidths: dict
 
 
 def _bytes(layer: Any) -> int:
-    return sum(part.weight.nbytes for part in (layer.qkv, layer.out, layer.gate_up, layer.down))
+    mlp = layer.mlp
+    if isinstance(mlp, GpuExperts):  # what one token reads
+        used = mlp.per_token / len(mlp.gate_up)
+        return layer.qkv.weight.nbytes + layer.out.weight.nbytes + int(used * (mlp.gate_up.nbytes + mlp.down.nbytes))
+    return sum(part.weight.nbytes for part in (layer.qkv, layer.out, mlp.gate_up, mlp.down))
 
 
 def render_table(results: dict[str, Any], bandwidths: dict[str, float]) -> str:
@@ -373,17 +407,17 @@ def render_table(results: dict[str, Any], bandwidths: dict[str, float]) -> str:
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for name, result in results.items():
-        theirs: dict[str, Any] = VLLM.get(name, {})
+        vllm: dict[str, Any] = VLLM.get(name, {})
         for work, speeds in result["workloads"].items():
             shown = " – ".join(f"{speed:,.0f}" for speed in speeds)
-            bounds = theirs.get(work)
+            bounds = vllm.get(work)
             beside = (
                 f"{bounds[0]:,}–{bounds[1]:,} | {max(speeds) / bounds[1]:.2f} × | {TARGETS[work]:.1f} ×"
                 if bounds
                 else "| |"
             )
             lines.append(f"| {name} | {work} | {shown} | {beside} |")
-        lines.append(f"| {name} | start to first token, s | {result['ready']:.1f} | {theirs.get('ready', '')} | | |")
+        lines.append(f"| {name} | start to first token, s | {result['ready']:.1f} | {vllm.get('ready', '')} | | |")
         if wall := result.get("wall"):
             lines.append(
                 f"| {name} | decode_b1 ÷ memory's limit ({wall['tokens_per_second']:.0f} tok/s) | "

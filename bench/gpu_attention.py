@@ -101,16 +101,16 @@ def bench_prefill() -> None:
         cache = PagedCache([f + c for f, c in zip(first, counts, strict=True)], kv_heads, size)
         starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
         q = random_tensor(starts[-1], heads * size)
-        places = int_tensor(starts), int_tensor(first)
+        layout = int_tensor(starts), int_tensor(first)
         expected = reference.paged_attention(
-            q.unflatten(1, (heads, size)), *cache.tensors[:3], *places, window=window, dtype=torch.float64
+            q.unflatten(1, (heads, size)), *cache.tensors[:3], *layout, window=window, dtype=torch.float64
         )
         small = PrefillConfig(64, 32, 4, 2)
         for config in [small, *PREFILL] if heads == 32 else [small]:
             tiles = query_tiles(starts, first, config.rows).to(DEVICE)
             out = nan_tensor(*q.shape)
             try:
-                prefill_attention(q, *cache.tensors[:3], tiles, *places, heads, window=window, out=out, config=config)
+                prefill_attention(q, *cache.tensors[:3], tiles, *layout, heads, window=window, out=out, config=config)
             except triton.runtime.errors.OutOfResources:
                 continue
             check("prefill_attention", out, expected.flatten(1), 1e-2)
@@ -120,11 +120,11 @@ def bench_prefill() -> None:
         starts, first = [count * i for i in range(batch + 1)], [earlier] * batch
         q = random_tensor(batch * count, heads * size)
         out = nan_tensor(*q.shape)
-        places = int_tensor(starts), int_tensor(first)
+        layout = int_tensor(starts), int_tensor(first)
 
         def launches(config: PrefillConfig) -> list[Launch]:
             tiles = query_tiles(starts, first, config.rows).to(DEVICE)
-            return [lambda: prefill_attention(q, *cache.tensors[:3], tiles, *places, heads, out=out, config=config)]
+            return [lambda: prefill_attention(q, *cache.tensors[:3], tiles, *layout, heads, out=out, config=config)]
 
         config, us = tune(launches, PREFILL, f"prefill {heads} {batch}x{count}+{earlier}")
         work = 4 * heads * size * batch * count * (earlier + (count + 1) / 2)

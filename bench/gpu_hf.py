@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bench.gpu import LENGTH, MAX_RUNNING, MODELS, STEP_TOKENS, log, run_requests, workload
-from syringa.engine.loading.loader import LoadedModel, loaded_gpu_model
+from syringa.engine.loading.loader import LoadedModel, wrap_gpu_model
 from syringa.engine.models.hf import attention
 from syringa.engine.models.hf import gpu as hf_gpu
 from syringa.engine.models.hf import model as hf_model
@@ -39,7 +39,7 @@ def build_model(name: str, device: torch.device, length: int = LENGTH, **changes
     description = ModelDescription(
         name=name, architecture=type(model).__name__, config=settings, max_model_len=length, end_tokens=frozenset()
     )
-    return loaded_gpu_model(gpu, description, sum(p.numel() for p in model.parameters()), "bf16", started)
+    return wrap_gpu_model(gpu, description, sum(p.numel() for p in model.parameters()), "bf16", started)
 
 
 def main(name: str) -> None:

@@ -37,22 +37,22 @@ def main() -> int:
         folder = Path(name)
         print("writing the model as a Hugging Face folder in fp32 …", flush=True)
         _write_model(folder)
-        theirs = _run(python, folder, "hf", pretrained=str(folder), dtype="float32", device="cpu")
+        hf = _run(python, folder, "hf", pretrained=str(folder), dtype="float32", device="cpu")
         server = syringa_server()
         environment = {**server.environment, "SYRINGA_DTYPE": "fp32"}
         with start(msgspec.structs.replace(server, environment=environment), STREAMS) as running:
             where = {"base_url": running.url + "/v1/completions", "model": "default", "num_concurrent": STREAMS}
-            ours = _run(python, folder, "local-completions", tokenizer=str(folder), **where)
-    return _compare(ours, theirs)
+            syringa = _run(python, folder, "local-completions", tokenizer=str(folder), **where)
+    return _compare(syringa, hf)
 
 
-def _compare(ours: dict[str, Any], theirs: dict[str, Any]) -> int:
-    for name, found in (("Syringa, local-completions", ours), ("transformers, hf", theirs)):
+def _compare(syringa: dict[str, Any], hf: dict[str, Any]) -> int:
+    for name, found in (("Syringa, local-completions", syringa), ("transformers, hf", hf)):
         print(f"{name}: acc {found['acc']:.4f}, acc_norm {found['acc_norm']:.4f} on {found['questions']} questions")
-    flat = [list(itertools.chain.from_iterable(found["scores"])) for found in (ours, theirs)]
+    flat = [list(itertools.chain.from_iterable(found["scores"])) for found in (syringa, hf)]
     worst = max(abs(a - b) for a, b in zip(*flat, strict=True))
     print(f"log-likelihoods differ by {worst:.1e} at most")
-    same = all(ours[name] == theirs[name] for name in ("acc", "acc_norm", "questions")) and worst < TOLERANCE
+    same = all(syringa[name] == hf[name] for name in ("acc", "acc_norm", "questions")) and worst < TOLERANCE
     print("the same" if same else "NOT the same")
     return 0 if same else 1
 

@@ -1,7 +1,7 @@
-"""Every error that Syringa raises on purpose.
+"""The exception tree of Syringa.
 
     SyringaError
-    ├── RequestError                 the client's fault; has a status, a type, a code and a param
+    ├── RequestError                 the request is wrong; has a status, a type, a code and a param
     │   ├── InvalidRequest           400
     │   │   └── ContextLengthExceeded
     │   ├── Unauthorized             401
@@ -10,23 +10,23 @@
     │   ├── PayloadTooLarge          413
     │   ├── UnsupportedMediaType     415
     │   └── RateLimited              429, with Retry-After
-    ├── EngineError                  500, ours
+    ├── EngineError                  500, internal error
     │   ├── EngineUnavailable        503, with Retry-After: the worker died or is loading
     │   └── EngineOverloaded         503, with Retry-After: the queue is full
-    ├── StoreError                   500, ours
-    │   └── StoreUnavailable         503, with Retry-After: the database is away, full, locked or read-only
-    └── StartupError                 a command cannot start; one line that says what to do
-        ├── ModelError               the files are missing, broken or of a kind we do not run
-        └── ConfigError              an option is missing or impossible
+    ├── StoreError                   500, internal error
+    │   └── StoreUnavailable         503, with Retry-After: the database is unreachable, full, locked or read-only
+    └── StartupError                 a command cannot start; one line with the remedy
+        ├── ModelError               model files are missing, corrupt or unsupported
+        └── ConfigError              an option is missing or invalid
 
-Errors are raised, never returned. The HTTP layer renders any of them from the class alone.
+Errors are raised, never returned. The HTTP layer renders them from the attributes of the class.
 """
 
 from __future__ import annotations
 
 
 class SyringaError(Exception):
-    """The root of the tree. `message` is what a person reads."""
+    """The root of the tree. `message` is shown to the client or operator."""
 
     status = 500
     type = "server_error"
@@ -79,7 +79,7 @@ class UnsupportedMediaType(RequestError):
 
 
 class RateLimited(RequestError):
-    """`headers` say what is left of the limits; they belong in the answer."""
+    """A rate limit was exceeded. `headers` are the rate limit headers of the response."""
 
     status = 429
     type = "rate_limit_error"

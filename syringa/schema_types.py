@@ -1,5 +1,8 @@
-"""Which types of value a JSON schema allows. Formats of calls that write texts without quotes leave it to the schema
-whether `5` is a number or a text, so the grammar of a call and its parser have to read a schema alike."""
+"""The types of value that a JSON schema allows.
+
+In tool-call formats that write strings without quotes, the schema decides whether `5` is a number or a string. The
+grammar and the parser of a call have to agree on it, so both use this module.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Any
 
 Types = frozenset[str]
 ALL: Types = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
-_NOTHING: Types = frozenset()
-_DEEPEST = 100  # references and alternatives inside each other
+_NONE: Types = frozenset()
+_MAX_DEPTH = 100  # of nested references and alternatives
 
 
 def type_of(value: Any) -> str:
-    """The narrowest type of a JSON value: a number without a fraction is an integer, however it is written."""
+    """Return the narrowest type of a JSON value; a number without a fraction is an integer, however it is written."""
     match value:
         case None:
             return "null"
@@ -31,7 +34,7 @@ def type_of(value: Any) -> str:
 
 
 class SchemaTypes:
-    """Reads one schema. Every reference is followed once, however many ways lead to it: clients write schemas."""
+    """The types allowed by one schema. Each reference is resolved only once: schemas come from clients."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -39,10 +42,10 @@ class SchemaTypes:
         self._properties: dict[tuple[str, str | None], Types | None] = {}
 
     def allowed(self, schema: Any, depth: int = 0) -> Types:
-        """The types of the values that may fit `schema`, a part of the root. What cannot be resolved allows any."""
+        """Return the types that `schema`, a part of the root, allows. Unresolvable references allow any type."""
         if schema is False:
-            return _NOTHING
-        if not isinstance(schema, Mapping) or depth > _DEEPEST:
+            return _NONE
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return ALL
         found = _declared(schema.get("type"))
         if "const" in schema:
@@ -51,41 +54,43 @@ class SchemaTypes:
             found &= with_integers(type_of(each) for each in schema["enum"])
         if isinstance(schema.get("$ref"), str):
             found &= self._referenced(schema["$ref"], depth)
-        for each in _listed(schema, "allOf"):
+        for each in _list_at(schema, "allOf"):
             found &= self.allowed(each, depth + 1)
         for key in ("anyOf", "oneOf"):
-            if alternatives := _listed(schema, key):
-                found &= _NOTHING.union(*(self.allowed(each, depth + 1) for each in alternatives))
+            if alternatives := _list_at(schema, key):
+                found &= _NONE.union(*(self.allowed(each, depth + 1) for each in alternatives))
         return found
 
     def parameter(self, name: str | None) -> Types:
-        """The types that one of a function's arguments may have, by the schema of them all; None: one that it does not
-        name. Of which nothing is known, it may have any."""
+        """Return the types of one property of the root; None as the name stands for any property it does not name.
+
+        A property without any constraint may have all types.
+        """
         return self._property(self._root, name, 0) or ALL
 
     def _referenced(self, reference: str, depth: int) -> Types:
         if reference not in self._values:
-            self._values[reference] = _NOTHING  # until it is known, for references in a circle
+            self._values[reference] = _NONE  # for circular references
             self._values[reference] = self.allowed(resolve(self._root, reference), depth + 1)
         return self._values[reference]
 
     def _property(self, schema: Any, name: str | None, depth: int) -> Types | None:
-        """None where the schema does not say anything of it."""
-        if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        """Return the types of a property; None if the schema does not constrain it."""
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return None
         properties = schema.get("properties")
         if isinstance(properties, Mapping) and name in properties:
             found = [self.allowed(properties[name])]
         else:
-            found = self._undeclared(schema)
-        inner = [self._property(each, name, depth + 1) for each in _listed(schema, "allOf")]
+            found = self._undeclared_types(schema)
+        inner = [self._property(each, name, depth + 1) for each in _list_at(schema, "allOf")]
         if isinstance(schema.get("$ref"), str):
             inner.append(self._referenced_property(schema["$ref"], name, depth))
         found += [each for each in inner if each is not None]
         for key in ("anyOf", "oneOf"):
-            inner = [self._property(each, name, depth + 1) for each in _listed(schema, key)]
-            if said := [each for each in inner if each is not None]:
-                found.append(_NOTHING.union(*said))
+            inner = [self._property(each, name, depth + 1) for each in _list_at(schema, key)]
+            if constrained := [each for each in inner if each is not None]:
+                found.append(_NONE.union(*constrained))
         return ALL.intersection(*found) if found else None
 
     def _referenced_property(self, reference: str, name: str | None, depth: int) -> Types | None:
@@ -95,21 +100,23 @@ class SchemaTypes:
             self._properties[key] = self._property(resolve(self._root, reference), name, depth + 1)
         return self._properties[key]
 
-    def _undeclared(self, schema: Mapping[str, Any]) -> list[Types]:
-        """The types of a property that is not declared by name, as far as something is said of those. Patterns of names
-        are not tried: they are the client's, and could take for ever."""
+    def _undeclared_types(self, schema: Mapping[str, Any]) -> list[Types]:
+        """Return the types of a property that is not declared by name, or an empty list if they are not constrained.
+
+        Name patterns are not evaluated: they come from clients, and matching has no time bound.
+        """
         patterns = schema.get("patternProperties")
-        said = [self.allowed(each) for each in patterns.values()] if isinstance(patterns, Mapping) else []
+        found = [self.allowed(each) for each in patterns.values()] if isinstance(patterns, Mapping) else []
         rest = schema.get("additionalProperties")
         if isinstance(rest, Mapping):
-            said.append(self.allowed(rest))
-        elif said and rest is not False:
-            said.append(ALL)
-        return [_NOTHING.union(*said)] if said else []
+            found.append(self.allowed(rest))
+        elif found and rest is not False:
+            found.append(ALL)
+        return [_NONE.union(*found)] if found else []
 
 
 def resolve(root: Any, reference: str) -> Any:
-    """What a reference inside a schema points to; None where it does not point to anything in it."""
+    """Return the target of a reference inside a schema; None if there is none."""
     if reference == "#":
         return root
     if not reference.startswith("#/"):
@@ -127,7 +134,7 @@ def resolve(root: Any, reference: str) -> Any:
 
 
 def with_integers(names: Iterable[str]) -> Types:
-    """With the integers among the numbers."""
+    """Return the types with `integer` added where `number` is present."""
     found = frozenset(names)
     return found | {"integer"} if "number" in found else found
 
@@ -138,5 +145,5 @@ def _declared(kind: Any) -> Types:
     return with_integers(str(each) for each in kind) if isinstance(kind, list) else ALL
 
 
-def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+def _list_at(schema: Mapping[str, Any], key: str) -> list[Any]:
     return schema[key] if isinstance(schema.get(key), list) else []

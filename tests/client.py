@@ -1,4 +1,4 @@
-"""Helpers of the HTTP tests: a client on the app itself, and a real server where sockets matter."""
+"""Helpers of the HTTP tests: a client of the app itself, and a real server where sockets matter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from tests.fake_engine import FakeEngine, fake_model
 def client(
     engine: FakeEngine | None = None, config: Config | None = None, model: ServedModel | None = None
 ) -> httpx.AsyncClient:
-    app = create_app(config or Config(), SingleEngineProvider(engine or FakeEngine("hello")), FixedModels([model or fake_model()]))
+    app = create_app(
+        config or Config(), SingleEngineProvider(engine or FakeEngine("hello")), FixedModels([model or fake_model()])
+    )
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test")
 
 
@@ -34,7 +36,7 @@ async def server(
     model: ServedModel | None = None,
     observe: Observer | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A server on a free port, in this loop. `observe` is told of each request's end."""
+    """Run a server on a free port, in this event loop. `observe` is called at the end of each metered request."""
     config = config or Config(port=0, drain_timeout=1.0)
     listener = listen(config)
     port = listener.getsockname()[1]
@@ -57,7 +59,7 @@ async def server(
 
 
 def events(text: str) -> list[Any]:
-    """The data of each server-sent event; comments are left out."""
+    """Return the data of each server-sent event, without comments."""
     found = []
     for block in text.split("\n\n"):
         if block.startswith("data: "):
@@ -75,7 +77,7 @@ async def eventually(condition: Any, seconds: float = 30.0) -> bool:
 
 
 async def until(condition: Callable[[], Awaitable[object]], seconds: float = 30.0) -> None:
-    """What is asked for over and over, until it is so."""
+    """Wait until a condition holds, polling it."""
     async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110  it can only be asked
+        while not await condition():  # noqa: ASYNC110  it can only be polled
             await asyncio.sleep(0.02)

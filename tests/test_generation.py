@@ -61,7 +61,7 @@ async def test_no_stop_string_is_looked_for_in_the_first_min_tokens(at_once: int
 
 async def test_stop_string_aborts_only_its_choice() -> None:
     engine = FakeEngine()
-    engine._plan = lambda request, choice: [*(b"aXb" if choice else b"abcdefgh"), END]  # type: ignore[method-assign]
+    engine.output_tokens = lambda request, choice: [*(b"aXb" if choice else b"abcdefgh"), END]  # type: ignore[method-assign]
     whole = await run(engine, request(choices=3, stop=("X",)))
     assert [choice.text for choice in whole.choices] == ["abcdefgh", "a", "a"]
     assert engine.aborted == [("r", 1), ("r", 2)]
@@ -108,7 +108,7 @@ async def test_prompt_scores_that_come_late_hold_the_rest_back() -> None:
 async def test_best_of_returns_the_likeliest() -> None:
     engine = FakeEngine()
     texts = [b"zz", b"bb", b"cc"]  # the fake's log-probability is -token / 64
-    engine._plan = lambda request, choice: list(texts[choice])  # type: ignore[method-assign]
+    engine.output_tokens = lambda request, choice: list(texts[choice])  # type: ignore[method-assign]
     whole = await run(engine, request(prompts=2, choices=2, candidates=3))
     assert [choice.text for choice in whole.choices] == ["bb", "cc"] * 2
     assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]

@@ -31,7 +31,7 @@ DEFS = {"text": {"type": "string"}, "loop": {"anyOf": [{"$ref": "#/$defs/loop"},
         ({"type": "integer", "allOf": "nonsense", "anyOf": None}, {"integer"}),
     ],
 )
-def test_allowed(schema: Any, types: set[str]) -> None:
+def test_allowed_types_of_a_schema(schema: Any, types: set[str]) -> None:
     assert SchemaTypes({"$defs": DEFS}).allowed(schema) == types
 
 
@@ -60,18 +60,18 @@ def test_allowed(schema: Any, types: set[str]) -> None:
         (None, "a", ALL),
     ],
 )
-def test_parameter(schema: Any, name: str | None, types: set[str]) -> None:
+def test_types_of_a_parameter(schema: Any, name: str | None, types: set[str]) -> None:
     assert SchemaTypes(schema).parameter(name) == types
 
 
-def test_many_ways_to_one_definition_take_no_longer() -> None:
+def test_shared_definitions_are_resolved_once() -> None:
     defs: dict[str, Any] = {"n0": {"type": "string"}}
     for index in range(1, 30):
         defs[f"n{index}"] = {"anyOf": [{"$ref": f"#/$defs/n{index - 1}"}] * 4}
     assert SchemaTypes({"$defs": defs}).allowed({"$ref": "#/$defs/n20"}) == {"string"}
 
 
-def test_type_of() -> None:
+def test_type_of_returns_the_narrowest_type() -> None:
     assert [type_of(each) for each in (None, True, "", 1, 1.0, 1.5, [], {})] == [
         "null",
         "boolean",

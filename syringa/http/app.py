@@ -70,8 +70,8 @@ def create_handlers(config: Config, dispatcher: GenerationDispatcher, models: Mo
         responses=ResponseRoutes(runs, app_state),
         websocket=ResponsesWebSocket(runs, app_state),
         conversations=ConversationRoutes(config, app_state.responses),
-        admin=AdminRoutes(config, app_state),
-        model_admin=ModelAdminRoutes(config, models, app_state),
+        admin=AdminRoutes(config, app_state.store),
+        model_admin=ModelAdminRoutes(models, app_state),
     )
 
 

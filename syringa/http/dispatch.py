@@ -39,16 +39,16 @@ class GenerationDispatcher:
         self._running: set[CancelScope] = set()
         self._stopped = False
 
-    def prepare(self, call: PreparedRequest, accounting: RequestAccounting) -> Generation:
+    def prepare(self, prepared: PreparedRequest, accounting: RequestAccounting) -> Generation:
         """Return a function that runs the request and returns its usage."""
-        accounting.model, accounting.user = call.model.id, call.request.user
-        return functools.partial(self._run, call, accounting)
+        accounting.model, accounting.user = prepared.model.id, prepared.request.user
+        return functools.partial(self._run, prepared, accounting)
 
     def prepare_with_usage_event(
-        self, call: PreparedRequest, accounting: RequestAccounting
+        self, prepared: PreparedRequest, accounting: RequestAccounting
     ) -> Callable[[Emit], Awaitable[None]]:
         """Like `prepare`, but emit `Usage` as the last event instead of returning it."""
-        generate = self.prepare(call, accounting)
+        generate = self.prepare(prepared, accounting)
 
         async def generate_with_usage_event(emit: Emit) -> None:
             emit([await generate(emit)])
@@ -61,7 +61,7 @@ class GenerationDispatcher:
         for scope in self._running:
             scope.cancel(shutdown_error())
 
-    async def _run(self, call: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
+    async def _run(self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
         timeout = min(self._timeout, accounting.timeout or math.inf)
         try:
             if self._stopped:
@@ -72,7 +72,7 @@ class GenerationDispatcher:
                     scope.cancel_after(timeout, late)
                 self._running.add(scope)
                 try:
-                    return await self._generate(call, accounting, emit)
+                    return await self._generate(prepared, accounting, emit)
                 finally:
                     self._running.discard(scope)
         except (asyncio.CancelledError, ClientDisconnected):
@@ -82,12 +82,12 @@ class GenerationDispatcher:
             accounting.fail(error)
             raise
 
-    async def _generate(self, call: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
-        engine = self.engines.engine(call.model.id)
+    async def _generate(self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
+        engine = self.engines.engine(prepared.model.id)
         if not engine.ready:
             await _load(engine, accounting)
         with log_output(emit) as emit:
-            return await run_generation(engine, call.model.tokenizer, call.request, emit, accounting.stats)
+            return await run_generation(engine, prepared.model.tokenizer, prepared.request, emit, accounting.stats)
 
 
 def parse_timeout(value: bytes | None) -> float | None:

@@ -77,8 +77,9 @@ class Router:
                     self._exact[endpoint.path, method] = endpoint
         self._paths = [_Path(path, group) for path, group in by_path.items()]
         self._apps |= {path.method_not_allowed: _rejecting_app(405, path.allow) for path in self._paths}
-        self._not_found = Endpoint("", "", lambda _: _rejecting_app(404), None)
-        self._apps[self._not_found] = _rejecting_app(404)
+        not_found = _rejecting_app(404)
+        self._not_found = Endpoint("", "", lambda _: not_found, None)
+        self._apps[self._not_found] = not_found
 
     def resolve(self, scope: Scope) -> Endpoint:
         """Return the endpoint of a request, and store its path parameters in the scope.

@@ -150,7 +150,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _gguf(path: Path, name: str) -> ModelFiles:
     if path.suffix == ".safetensors":
-        raise ModelError(f"{path} is one file of a model: give the folder that it lies in")
+        raise ModelError(f"{path} is one file of a model: give the folder that contains it")
     read_gguf(path)
     return ModelFiles(name, str(path), "gguf")
 

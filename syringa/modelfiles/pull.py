@@ -97,7 +97,7 @@ def _largest_file(folder: Path) -> int:
 def _reason(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")]
-    return (errors or lines or ["pip said nothing"])[-1]
+    return (errors or lines or ["pip printed nothing"])[-1]
 
 
 def _install(wheel: Path, target: Path) -> None:

@@ -75,8 +75,8 @@ def state_with_admin_key() -> AppState:
     folder = tempfile.mkdtemp(prefix="syringa-test-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     app_state = AppState(Config(api_key=("secret",), database=f"{folder}/syringa.db", requests_per_minute=0))
-    find = app_state.keys.find
-    app_state.keys.find = lambda header: msgspec.structs.replace(find(header), admin=True)  # type: ignore[method-assign]
+    authenticate = app_state.keys.authenticate
+    app_state.keys.authenticate = lambda header: msgspec.structs.replace(authenticate(header), admin=True)  # type: ignore[method-assign]
     return app_state
 
 

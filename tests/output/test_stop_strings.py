@@ -115,7 +115,10 @@ def test_which_one_wins(stops: list[str], text: str, left: str, matched: str) ->
 
 def test_a_mark_that_is_named_ends_the_text() -> None:
     stop = StopStringMatcher(["<|im_end|>"])
-    assert stop.feed([TextSegment("a <"), TextSegment("<|im_end|>", 1, True, 2), TextSegment("b")]) == [TextSegment("a "), TextSegment("<", 0)]
+    assert stop.feed([TextSegment("a <"), TextSegment("<|im_end|>", 1, True, 2), TextSegment("b")]) == [
+        TextSegment("a "),
+        TextSegment("<", 0),
+    ]
     assert (stop.matched, stop.consumed) == ("<|im_end|>", 2)
 
 

@@ -1,4 +1,4 @@
-"""Every test of the store runs on both databases."""
+"""Fixtures of the store; tests run on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 

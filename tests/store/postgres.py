@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, where its programs are installed: no TCP, a socket in a short path."""
+"""A PostgreSQL server for tests, if its programs are installed. It listens on a Unix socket only."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-PLACES = "/usr/lib/postgresql"
+INSTALL_FOLDER = "/usr/lib/postgresql"
 _numbers = itertools.count()
 
 
 def programs() -> Path | None:
-    """The folder that has initdb, pg_ctl and postgres: the newest of a system's, or the one on the PATH."""
-    found = sorted(Path(PLACES).glob("*/bin"), key=lambda path: float(path.parent.name))
+    """Return the folder with initdb and pg_ctl: the newest installed version, or the one on the PATH."""
+    found = sorted(Path(INSTALL_FOLDER).glob("*/bin"), key=lambda path: float(path.parent.name))
     on_path = shutil.which("initdb")
     candidates = [*reversed(found), *([Path(on_path).resolve().parent] if on_path else [])]
     return next((path for path in candidates if all((path / name).exists() for name in ("initdb", "pg_ctl"))), None)
 
 
 def why_not() -> str | None:
-    """The reason for which no server can be started here."""
+    """Return the reason why no server can be started, or None."""
     if programs() is None:
         return "PostgreSQL's initdb and pg_ctl are not installed"
     if os.geteuid() == 0 and (shutil.which("runuser") is None or not _has_user()):
@@ -64,7 +64,7 @@ class Postgres:
         self._run("pg_ctl", "-D", self._data, "-w", "-m", "immediate", "stop")
 
     def new_database(self) -> str:
-        """The URL of an empty database."""
+        """Create an empty database, and return its URL."""
         import psycopg
 
         name = f"test{next(_numbers)}"
@@ -81,11 +81,11 @@ class Postgres:
         assert folder is not None
         user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
         command = [*user, str(folder / program), *arguments]
-        # Into a file and not a pipe: the server that pg_ctl starts would keep a pipe open.
-        with (self.folder / "said").open("w+") as said:
+        # A file instead of a pipe: the server that pg_ctl starts would keep a pipe open.
+        with (self.folder / "output").open("w+") as output:
             done = subprocess.run(
-                command, cwd="/", stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=120, check=False
+                command, cwd="/", stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=120, check=False
             )
-            said.seek(0)
+            output.seek(0)
             if done.returncode:
-                raise RuntimeError(f"{program}: {said.read()}")
+                raise RuntimeError(f"{program}: {output.read()}")

@@ -12,10 +12,9 @@ from syringa.api.chat.content import count_characters
 from syringa.api.chat.messages import PromptMessage
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import ContextLengthExceeded, InvalidRequest
-from syringa.prompt.chat.call_ids import with_ids_of
-from syringa.prompt.chat.plain_tools import with_tools, without_calls
 from syringa.prompt.chat.template import ChatTemplate, Message
 from syringa.prompt.chat.template_capabilities import TemplateCapabilities, probe_template
+from syringa.prompt.chat.tool_messages import add_tool_instructions, rewrite_tool_call_ids, tool_calls_as_text
 from syringa.prompt.chat.tools import ToolUse, tool_definition
 from syringa.prompt.images.loader import ImageSource
 
@@ -50,12 +49,12 @@ class PromptRenderer:
         plain = [each.message for each in messages]
         tools = None
         if self.model.formats.supports_tools:
-            plain = with_ids_of(self.model.formats.tool_calls, plain)
+            plain = rewrite_tool_call_ids(self.model.formats.tool_calls, plain)
             tools = [tool_definition(tool) for tool in self.tools.tools] if self.tools is not None else None
         else:
-            plain = without_calls(plain)
+            plain = tool_calls_as_text(plain)
             if self.tools is not None:
-                plain = with_tools(plain, self.tools, takes_system=capabilities.takes_system)
+                plain = add_tool_instructions(plain, self.tools, supports_system=capabilities.supports_system)
         return self.template.render(
             [_adapt_to_template(each, capabilities) for each in plain],
             tools=tools,
@@ -97,7 +96,7 @@ def require_template(model: ServedModel) -> ChatTemplate:
 
 def report_ignored_names(messages: Sequence[PromptMessage], template: ChatTemplate, ignored: list[str]) -> None:
     """Append the `name` fields of messages to `ignored` if the template does not render them."""
-    if not probe_template(template).reads_names:
+    if not probe_template(template).renders_names:
         ignored += [
             f"messages[{index}].name"
             for index, each in enumerate(messages)
@@ -167,10 +166,10 @@ async def _drop_oldest_turns(
 
 def _adapt_to_template(message: Message, capabilities: TemplateCapabilities) -> Message:
     """Return the message in the form that the template can render."""
-    if message["role"] == "developer" and not capabilities.knows_developer:
+    if message["role"] == "developer" and not capabilities.supports_developer:
         return {**message, "role": "system"}
     if message.get("tool_calls"):
-        content = capabilities.empty if message["content"] is None else message["content"]
+        content = capabilities.empty_content if message["content"] is None else message["content"]
         calls = message["tool_calls"]
         return {
             **message,

@@ -138,7 +138,7 @@ async def prepare_completion(
         (preamble,) = await model.encode_all([tools_preamble(tools.use)])
         prompts = [_with_preamble(preamble, prompt, model) for prompt in prompts]
     elif fim is not None and body.suffix:
-        stopping = msgspec.structs.replace(stopping, end_tokens=stopping.end_tokens | fim.ends)
+        stopping = msgspec.structs.replace(stopping, end_tokens=stopping.end_tokens | fim.end_tokens)
         suffix = await asyncio.to_thread(fim.encode_suffix, body.suffix)
         prompts = [_with_suffix(fim, prompt, suffix) for prompt in prompts]
     for index, prompt in enumerate(prompts):

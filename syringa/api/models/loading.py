@@ -93,7 +93,7 @@ def _supports_images(description: modelfiles.ModelDescription) -> bool:
 def image_policy(config: Config) -> ImagePolicy:
     """Return the image limits of the settings."""
     return ImagePolicy(
-        private=config.image_hosts_private,
+        allow_private=config.image_hosts_private,
         max_bytes=config.image_max_bytes,
         timeout=config.image_timeout,
         max_pixels=config.image_max_pixels,

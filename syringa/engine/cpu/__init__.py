@@ -1,0 +1,1 @@
+"""The CPU backend: compiled kernels, their bindings and PyTorch fallbacks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from triton.runtime.errors import OutOfResources
 
-from syringa.engine.gpu.decoder import GpuDecoder
+from syringa.engine.gpu.decoder import GpuDecoder, GpuMlp
 from syringa.engine.gpu.kernels.batch_invariant_matmul import TILED_CONFIGS, TiledMatmulConfig, batch_invariant_matmul
 from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, query_tiles
 from syringa.engine.gpu.ops.base import GpuOps
@@ -34,7 +34,8 @@ def check_batch_invariance(loaded: LoadedModel) -> None:
 
 def _check(decoder: GpuDecoder) -> None:
     layer = decoder.layers[0]
-    for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
+    assert isinstance(layer.mlp, GpuMlp)  # experts are refused before
+    for linear in (layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down):
         if not matmul_is_batch_invariant(linear.weight, linear.bias):
             outputs, inputs = linear.weight.shape
             raise _not_batch_invariant(f"matmuls with {outputs} × {inputs} weights")

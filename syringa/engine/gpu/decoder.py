@@ -30,13 +30,29 @@ class GpuLinear:
 
 
 @dataclass
+class GpuExperts:
+    """The router and the experts of a mixture-of-experts layer."""
+
+    router: torch.Tensor  # [experts, hidden]
+    gate_up: torch.Tensor  # [experts, 2 × intermediate, hidden], gates first
+    down: torch.Tensor  # [experts, hidden, intermediate]
+    per_token: int
+    normalize: bool
+
+
+@dataclass
+class GpuMlp:
+    gate_up: GpuLinear | Fp8Linear
+    down: GpuLinear | Fp8Linear
+
+
+@dataclass
 class GpuLayer:
     input_norm: torch.Tensor
     qkv: GpuLinear | Fp8Linear
     out: GpuLinear | Fp8Linear
     post_norm: torch.Tensor
-    gate_up: GpuLinear | Fp8Linear
-    down: GpuLinear | Fp8Linear
+    mlp: GpuMlp | GpuExperts
     qk_norm_rope: QKNormRope
     window: int
 
@@ -144,18 +160,22 @@ class GpuDecoder:
         for layer, (keys, values) in zip(self.layers, cache.layers, strict=True):
             assert isinstance(layer.qkv, GpuLinear)
             assert isinstance(layer.out, GpuLinear)
-            assert isinstance(layer.gate_up, GpuLinear)
-            assert isinstance(layer.down, GpuLinear)
             qkv = ops.linear(x, layer.qkv.weight, layer.qkv.bias, norm_weight=layer.input_norm, eps=eps)
             store = rows.slot_mapping, layer.qk_norm_rope
             attended = ops.decode_attention(
                 qkv, keys, values, rows.block_tables, rows.lengths, heads, layer.window, store
             )
             ops.linear(attended, layer.out.weight, layer.out.bias, residual=x, out=x)
+            mlp = layer.mlp
+            if isinstance(mlp, GpuExperts):
+                x = self._experts(ops.rms_norm(x, layer.post_norm, eps), mlp, residual=x)
+                continue
+            assert isinstance(mlp.gate_up, GpuLinear)
+            assert isinstance(mlp.down, GpuLinear)
             hidden = ops.linear(
-                x, layer.gate_up.weight, layer.gate_up.bias, norm_weight=layer.post_norm, eps=eps, gated=True
+                x, mlp.gate_up.weight, mlp.gate_up.bias, norm_weight=layer.post_norm, eps=eps, gated=True
             )
-            ops.linear(hidden, layer.down.weight, layer.down.bias, residual=x, out=x)
+            ops.linear(hidden, mlp.down.weight, mlp.down.bias, residual=x, out=x)
         return ops.rms_norm(x, self.norm, eps)
 
     def _forward_unfused(self, x: torch.Tensor, rows: ModelInput, cache: GpuCache) -> torch.Tensor:
@@ -165,9 +185,19 @@ class GpuDecoder:
         for layer, (keys, values), next_norm in zip(self.layers, cache.layers, norms, strict=True):
             attended = self._attend(layer, self._linear(normed, layer.qkv), rows, keys, values)
             normed = ops.add_rms_norm(self._linear(attended, layer.out), x, layer.post_norm, eps)
-            hidden = ops.silu_mul(self._linear(normed, layer.gate_up))
-            normed = ops.add_rms_norm(self._linear(hidden, layer.down), x, next_norm, eps)
+            if isinstance(layer.mlp, GpuExperts):
+                output = self._experts(normed, layer.mlp)
+            else:
+                output = self._linear(ops.silu_mul(self._linear(normed, layer.mlp.gate_up)), layer.mlp.down)
+            normed = ops.add_rms_norm(output, x, next_norm, eps)
         return normed
+
+    def _experts(self, x: torch.Tensor, experts: GpuExperts, residual: torch.Tensor | None = None) -> torch.Tensor:
+        few = len(x) <= self.ops.max_fused_rows
+        logits = self.ops.linear(x, experts.router, None) if few else self.ops.matmul(x, experts.router, None)
+        return self.ops.moe_mlp(
+            x, logits, experts.gate_up, experts.down, experts.per_token, normalize=experts.normalize, residual=residual
+        )
 
     def _linear(self, x: torch.Tensor, layer: GpuLinear | Fp8Linear) -> torch.Tensor:
         return self.ops.matmul(x, layer.weight, layer.bias) if isinstance(layer, GpuLinear) else layer(x)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from syringa.engine.cpu.layers.rotary import rotary_tables
-from syringa.engine.gpu.decoder import GpuDecoder, GpuLayer, GpuLinear
+from syringa.engine.gpu.decoder import GpuDecoder, GpuExperts, GpuLayer, GpuLinear, GpuMlp
 from syringa.engine.gpu.ops.base import GpuOps, QKNormRope, choose_ops
 from syringa.engine.gpu.ops.fp8 import Fp8Linear
 from syringa.engine.models.config import DecoderConfig
@@ -42,6 +42,20 @@ def load_gpu_decoder(
         offset = torch.cat([on_device(f"{prefix}{name}_proj.bias") for name in names]) if bias else None
         return Fp8Linear(weight, offset) if fp8 else GpuLinear(weight, offset)
 
+    def load_experts(prefix: str) -> GpuExperts:
+        size, hidden = config.expert_intermediate, config.hidden
+        gate_up = torch.empty(config.experts, 2 * size, hidden, dtype=dtype, device=device)
+        down = torch.empty(config.experts, hidden, size, dtype=dtype, device=device)
+        for e in range(config.experts):
+            gate_up[e, :size] = weights(f"{prefix}experts.{e}.gate_proj.weight").to(device)
+            gate_up[e, size:] = weights(f"{prefix}experts.{e}.up_proj.weight").to(device)
+            down[e] = weights(f"{prefix}experts.{e}.down_proj.weight").to(device)
+        router = on_device(f"{prefix}gate.weight")
+        return GpuExperts(router, gate_up, down, config.experts_per_token, config.normalize_experts)
+
+    def load_mlp(prefix: str) -> GpuMlp:
+        return GpuMlp(fused(prefix, ("gate", "up"), config.mlp_bias), fused(prefix, ("down",), config.mlp_bias))
+
     cosine, sine = (
         table.to(device) for table in rotary_tables(config.rope, config.rotary, length, config.max_positions)
     )
@@ -57,8 +71,7 @@ def load_gpu_decoder(
                 qkv=fused(attention, ("q", "k", "v"), config.qkv_bias),
                 out=fused(attention, ("o",), config.out_bias),
                 post_norm=norm(f"model.layers.{i}.post_attention_layernorm.weight"),
-                gate_up=fused(mlp, ("gate", "up"), config.mlp_bias),
-                down=fused(mlp, ("down",), config.mlp_bias),
+                mlp=load_experts(mlp) if config.sparse[i] else load_mlp(mlp),
                 qk_norm_rope=QKNormRope((cosine, sine) if config.rotated[i] else None, norms, config.eps),
                 window=config.windows[i],
             )

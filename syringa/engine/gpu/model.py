@@ -69,10 +69,10 @@ class GpuModel:
             step.first_positions[:num_decodes] + 1,
         ]
         ints += [step.positions, tiles, starts, first]
-        token, source, slot, table, length, position, tile, begin, place = (
+        token, source, slot, table, length, position, tile, row_start, first_position = (
             each.to(torch.int32).to(self.shape.device) for each in ints
         )
-        prefill = PrefillInput(position, table[num_decodes:], tile, begin, place) if len(first) else None
+        prefill = PrefillInput(position, table[num_decodes:], tile, row_start, first_position) if len(first) else None
         all_rows = step.logit_rows.tolist() == list(range(len(step.tokens)))
         logit_rows = None if all_rows else step.logit_rows.to(self.shape.device)
         images = copy_images_to_device(step.images, self.shape.device)

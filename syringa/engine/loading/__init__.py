@@ -1,0 +1,1 @@
+"""Loading of models: files to tensors, choice of device and dtype."""

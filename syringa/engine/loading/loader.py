@@ -106,11 +106,11 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     device = choose_device(
         options.device,
         options.dtype,
-        native=is_native(description.config),
+        native=is_native(description.config, "cuda"),
         name=description.architecture,
     )
     if device.type == "cuda":
-        return _load_gpu(options, files, description, device, progress)
+        return load_on_gpu(options, files, description, device, progress)
     threads = options.threads or available_cores()
     kernels = load_kernels(threads) if options.native_kernels else None
     dtype = choose_dtype(options.dtype, kernels)
@@ -145,7 +145,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     return LoadedModel(model, kernels, cache, description, info, vision)
 
 
-def _load_gpu(
+def load_on_gpu(
     options: LoadOptions,
     files: ModelFiles,
     description: ModelDescription,
@@ -157,18 +157,20 @@ def _load_gpu(
 
     started = time.perf_counter()
     length = _max_model_len(options.max_model_len, description)
+    native = is_native(description.config, "cuda")
+    experts = native and read_config(description.config).experts > 0
     if options.deterministic:
-        check_deterministic_gpu(options.dtype, native=is_native(description.config), attention=options.attention)
+        check_deterministic_gpu(options.dtype, native=native, attention=options.attention, experts=experts)
+    if experts and options.dtype == "fp8":
+        raise ConfigError(f"--dtype fp8 does not support the experts of {description.name} yet: use --dtype bf16")
     ops = choose_ops(device, options.attention, deterministic=options.deterministic)
-    if not is_native(description.config):
+    if not native:
         from syringa.engine.models.hf.model import load_hf_model
 
         threads = options.threads or available_cores()  # images are processed on the CPU
         found = load_hf_model(files, description, "bf16", None, length, threads, device, ops)
         assert found.gpu is not None
-        return loaded_gpu_model(
-            found.gpu, description, found.parameters, "bf16", started, options.threads, found.vision
-        )
+        return wrap_gpu_model(found.gpu, description, found.parameters, "bf16", started, options.threads, found.vision)
     config = read_config(description.config)
     weights = open_weights(files, description.config)
     dtype = "bf16" if options.dtype == "auto" else options.dtype
@@ -179,10 +181,10 @@ def _load_gpu(
         description.name,
         gpu_device.free_memory(device),
         name,
-        supports_fp8=not options.deterministic,
+        supports_fp8=not options.deterministic and not experts,
     )
     check_shapes(config, weights, files.path)
-    loaded = load_gpu_model(
+    loaded = load_native_on_gpu(
         config, description, weights, device, dtype, length, started, options.threads, progress, ops
     )
     if options.deterministic:
@@ -194,7 +196,7 @@ def _load_gpu(
     return loaded
 
 
-def load_gpu_model(
+def load_native_on_gpu(
     config: DecoderConfig,
     description: ModelDescription,
     weights: ReadWeight,
@@ -223,10 +225,10 @@ def load_gpu_model(
     )
     shape = GpuCacheShape(config.layers, config.kv_heads, config.head_size, kind, device)
     gpu = GpuModel(decoder, shape, length)
-    return loaded_gpu_model(gpu, description, count_parameters(config), dtype, started, threads)
+    return wrap_gpu_model(gpu, description, count_parameters(config), dtype, started, threads)
 
 
-def loaded_gpu_model(
+def wrap_gpu_model(
     gpu: GpuModel,
     description: ModelDescription,
     parameters: int,

@@ -35,11 +35,13 @@ def check_memory(parameters: int, dtype: str, name: str) -> None:
         )
 
 
-def check_deterministic_gpu(dtype: str, *, native: bool, attention: str = "auto") -> None:
+def check_deterministic_gpu(dtype: str, *, native: bool, attention: str = "auto", experts: bool = False) -> None:
     """Raise `ConfigError` if `--deterministic` is not supported on a GPU for these options."""
     _check_native(native)
     if dtype == "fp8":
         raise ConfigError("--deterministic on a GPU is for bf16, not for fp8")
+    if experts:
+        raise ConfigError("--deterministic on a GPU does not support mixture-of-experts models yet: leave it out")
     if attention == "flashinfer":
         raise ConfigError("--deterministic takes our own attention: leave out --attention flashinfer")
 

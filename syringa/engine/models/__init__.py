@@ -1,0 +1,1 @@
+"""Model definitions: the native decoder, and `transformers`' definitions in `hf`."""

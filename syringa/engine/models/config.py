@@ -8,6 +8,7 @@ from typing import Any
 from syringa.errors import ModelError
 
 NATIVE_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+GPU_NATIVE_TYPES = (*NATIVE_TYPES, "qwen3_moe")  # mixture-of-experts models run natively on a GPU only
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,17 @@ class DecoderConfig:
     rotated: tuple[bool, ...] = field(
         default=()
     )  # whether rotary embedding applies, per layer; not to every fourth layer of SmolLM3
+    experts: int = 0  # per sparse layer; 0: a dense model
+    experts_per_token: int = 0
+    expert_intermediate: int = 0
+    normalize_experts: bool = True  # the weights of a token's experts add up to 1
+    sparse: tuple[bool, ...] = field(default=())  # whether a layer has experts instead of an MLP
 
 
-def is_native(config: dict[str, Any]) -> bool:
-    """Return whether the native decoder supports this model."""
-    return config.get("model_type") in NATIVE_TYPES and config.get("hidden_act", "silu") == "silu"
+def is_native(config: dict[str, Any], device: str = "cpu") -> bool:
+    """Return whether the native decoder supports this model on a device (cpu or cuda)."""
+    types = GPU_NATIVE_TYPES if device == "cuda" else NATIVE_TYPES
+    return config.get("model_type") in types and config.get("hidden_act", "silu") == "silu"
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
@@ -62,9 +69,10 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
             qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
             out_bias=kind != "qwen2" and bool(config.get("attention_bias", False)),
             mlp_bias=bool(config.get("mlp_bias", False)),
-            qk_norm=kind == "qwen3",
+            qk_norm=kind in ("qwen3", "qwen3_moe"),
             windows=_windows(config, kind, layers),
             rotated=_rotated(config, kind, layers),
+            **(_experts(config, layers) if kind == "qwen3_moe" else {"sparse": (False,) * layers}),
         )
     except KeyError as missing:
         raise ModelError(f"config.json has no {missing.args[0]!r}: the model is incomplete") from None
@@ -87,14 +95,25 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
 
 def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
     window = config.get("sliding_window") or 0
-    if kind in ("qwen2", "qwen3", "smollm3") and not config.get("use_sliding_window", False):
+    if kind in ("qwen2", "qwen3", "qwen3_moe", "smollm3") and not config.get("use_sliding_window", False):
         window = 0
     if types := config.get("layer_types"):
         return tuple(window if each == "sliding_attention" else 0 for each in types)
-    if kind in ("qwen2", "qwen3"):
+    if kind in ("qwen2", "qwen3", "qwen3_moe"):
         first = config.get("max_window_layers", 28)
         return tuple(window if i >= first else 0 for i in range(layers))
     return (window,) * layers
+
+
+def _experts(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    return {
+        "experts": config.get("num_local_experts") or config["num_experts"],  # the former since transformers 5
+        "experts_per_token": config["num_experts_per_tok"],
+        "expert_intermediate": config["moe_intermediate_size"],
+        "normalize_experts": bool(config.get("norm_topk_prob", False)),
+        "sparse": tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
+    }
 
 
 def _rotated(config: dict[str, Any], kind: str, layers: int) -> tuple[bool, ...]:

@@ -117,7 +117,10 @@ def load_qk_norms(config: DecoderConfig, weight: ReadWeight) -> list[tuple[torch
 def count_parameters(c: DecoderConfig) -> int:
     """Return the number of weights by the config, without norms and biases."""
     attention = c.hidden * c.head_size * (2 * c.heads + 2 * c.kv_heads)
-    return c.layers * (attention + 3 * c.hidden * c.intermediate) + c.vocab * c.hidden * (1 if c.tied else 2)
+    sparse = sum(c.sparse)
+    mlps = (c.layers - sparse) * 3 * c.hidden * c.intermediate
+    experts = sparse * c.experts * (3 * c.hidden * c.expert_intermediate + c.hidden)
+    return c.layers * attention + mlps + experts + c.vocab * c.hidden * (1 if c.tied else 2)
 
 
 def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
@@ -134,10 +137,16 @@ def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
             prefix + "self_attn.k_proj.weight": (c.kv_heads * c.head_size, c.hidden),
             prefix + "self_attn.v_proj.weight": (c.kv_heads * c.head_size, c.hidden),
             prefix + "self_attn.o_proj.weight": (c.hidden, c.heads * c.head_size),
-            prefix + "mlp.gate_proj.weight": (c.intermediate, c.hidden),
-            prefix + "mlp.up_proj.weight": (c.intermediate, c.hidden),
-            prefix + "mlp.down_proj.weight": (c.hidden, c.intermediate),
         }
+        if c.sparse[i]:
+            expected[prefix + "mlp.gate.weight"] = (c.experts, c.hidden)
+        size = c.expert_intermediate if c.sparse[i] else c.intermediate
+        for mlp in [f"mlp.experts.{e}." for e in range(c.experts)] if c.sparse[i] else ["mlp."]:
+            expected |= {
+                f"{prefix}{mlp}gate_proj.weight": (size, c.hidden),
+                f"{prefix}{mlp}up_proj.weight": (size, c.hidden),
+                f"{prefix}{mlp}down_proj.weight": (c.hidden, size),
+            }
     for name, shape in expected.items():
         if not weights.has(name):
             raise ModelError(f"{path} has no tensor for {name!r}: the model is incomplete")

@@ -252,7 +252,7 @@ class WorkerManager:
         self._set_phase(worker, "loading")
 
     def _unload(self, worker: WorkerHandle, *, idle: float = 0.0, drain: bool = False) -> None:
-        """Ask a worker to exit. API servers are told first, so that they know why a late request was lost."""
+        """Ask a worker to exit. API servers are notified first, so that they know why a late request was lost."""
         now = self._clock()
         worker.unload_requested_at = now
         worker.unload_deadline = float("inf") if drain else now + UNLOAD_SECONDS

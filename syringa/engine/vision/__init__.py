@@ -1,0 +1,1 @@
+"""Images in prompts: decoding, vision tower, placeholder tokens, caching."""

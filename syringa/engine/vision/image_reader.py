@@ -128,7 +128,7 @@ def _image_processor(files: ModelFiles) -> Any:
             files.path, backend="pil", local_files_only=True, trust_remote_code=False
         )
     except (ValueError, OSError, ImportError, KeyError, TypeError, AttributeError) as error:
-        raise UnsupportedModel(f"its image processor cannot be made: {_first_line(error)}") from None
+        raise UnsupportedModel(f"its image processor cannot be created: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:

@@ -27,10 +27,9 @@ from syringa.api.admin import (
 from syringa.config import Config
 from syringa.errors import InvalidRequest, NotFound
 from syringa.http import dependencies
-from syringa.service.app_state import AppState
 from syringa.service.auth import keys
 from syringa.service.auth.keys import RateLimits
-from syringa.store import Grouping, UsageFilter
+from syringa.store import Grouping, Store, UsageFilter
 
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent")
 _USAGE_PARAMETERS = ("by", "since", "until", "key", "model", "format")
@@ -38,9 +37,8 @@ _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 
 class AdminRoutes:
-    def __init__(self, config: Config, app_state: AppState) -> None:
-        self._config, self._app_state = config, app_state
-        self._store = app_state.store
+    def __init__(self, config: Config, store: Store) -> None:
+        self._config, self._store = config, store
 
     # Keys
 

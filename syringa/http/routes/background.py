@@ -28,12 +28,12 @@ async def begin(
     runs: ResponseRuns, response_run: ResponseRun, app_state: AppState
 ) -> tuple[BackgroundResponse, Response]:
     """Start a response that continues without its client, and return it in its queued state."""
-    assert response_run.record is not None
+    assert response_run.recorder is not None
     created, queued, started = response_run.writer.begin(queued=True)
     response: Response = msgspec.to_builtins(created)["response"]
     with app_state.background.reserve():
         await runs.begin(response_run, response)
-        background = BackgroundResponse(response_run.record)
+        background = BackgroundResponse(response_run.recorder)
         background.publish(_to_stored([created, queued]))
         response_run.accounting.detached = True
         app_state.background.start(background, _generate(response_run, background, [started]))
@@ -41,15 +41,15 @@ async def begin(
 
 
 async def _generate(response_run: ResponseRun, background: BackgroundResponse, opening: list[StreamEvent]) -> None:
-    assert response_run.record is not None
-    record, writer = response_run.record, response_run.writer
+    assert response_run.recorder is not None
+    recorder, writer = response_run.recorder, response_run.writer
 
     def emit(batch: Sequence[Event]) -> None:
         events = [each for event in batch for each in writer.write(event)]
         if opening:
             events[:0] = opening
             opening.clear()
-            record.manager.spawn(record.update(response_run.response))
+            recorder.manager.spawn(recorder.update(response_run.response))
         background.publish(_to_stored(events))
 
     try:

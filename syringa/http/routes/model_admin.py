@@ -14,7 +14,7 @@ from syringa.api.decoding import decode_object
 from syringa.api.models.loading import describe_model
 from syringa.api.models.registry import ModelRegistry
 from syringa.api.models.served_model import Models
-from syringa.config import Config, ModelSpec
+from syringa.config import ModelSpec
 from syringa.errors import InvalidRequest, NotFound, StartupError
 from syringa.http import dependencies
 from syringa.service.app_state import AppState
@@ -24,8 +24,8 @@ from syringa.service.model_catalog import ModelCatalog
 class ModelAdminRoutes:
     """Where models cannot be added at run time, those of the settings can only be listed."""
 
-    def __init__(self, config: Config, models: Models, app_state: AppState) -> None:
-        self._config, self._models, self._app_state = config, models, app_state
+    def __init__(self, models: Models, app_state: AppState) -> None:
+        self._models, self._app_state = models, app_state
 
     async def list(self, request: Request) -> Response:
         specs = self._registry.specs if isinstance(self._models, ModelRegistry) else ()

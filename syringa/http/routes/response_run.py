@@ -47,14 +47,14 @@ class ResponseRun:
         self,
         prepared: PreparedResponse,
         generation: Generation,
-        record: ResponseRecorder | None,
+        recorder: ResponseRecorder | None,
         history: Items,
         accounting: RequestAccounting,
     ) -> None:
         assert isinstance(prepared.writer, ResponseWriter)
         self.writer = prepared.writer
         self.input, self.history = prepared.input, history
-        self.record = record
+        self.recorder = recorder
         self.failure: Sequence[Any] = ()  # the events that report an error to the client
         self._generation, self.accounting = generation, accounting
 
@@ -111,14 +111,14 @@ class ResponseRun:
         return closing
 
     async def _store(self) -> None:
-        if self.record is not None:
-            await self.record.finish(self.response)
+        if self.recorder is not None:
+            await self.recorder.finish(self.response)
 
     def _store_cancelled(self) -> None:
         """Store the incomplete response as cancelled, without waiting: the client has disconnected."""
         self.writer.cancel()
-        if self.record is not None:
-            self.record.finish_later(self.response)
+        if self.recorder is not None:
+            self.recorder.finish_later(self.response)
 
 
 class ResponseRuns:
@@ -144,20 +144,20 @@ class ResponseRuns:
         prepared = await prepare_response(body, self.models.for_key(accounting.caller.models), ignored, context)
         if body.conversation_id is not None:
             _check_new_ids(prepared.input, context.history)
-        record: ResponseRecorder | None = None
+        recorder: ResponseRecorder | None = None
         if body.store is not False:
-            record = ResponseRecorder(self.responses, organization, prepared.request.id)
+            recorder = ResponseRecorder(self.responses, organization, prepared.request.id)
         elif body.conversation_id is not None:
-            record = ConversationRecorder(self.responses, organization, prepared.request.id, body.conversation_id)
+            recorder = ConversationRecorder(self.responses, organization, prepared.request.id, body.conversation_id)
         return ResponseRun(
-            prepared, self.dispatcher.prepare(prepared, accounting), record, list(context.history), accounting
+            prepared, self.dispatcher.prepare(prepared, accounting), recorder, list(context.history), accounting
         )
 
     async def begin(self, run: ResponseRun, response: Response | None = None) -> None:
         """Store that the response is in progress. Raises `StoreUnavailable`, so that nothing is generated."""
-        if run.record is not None:
+        if run.recorder is not None:
             try:
-                await run.record.begin(response or run.response, run.input)
+                await run.recorder.begin(response or run.response, run.input)
             except StoreUnavailable as error:
                 raise StoreUnavailable(
                     f"The response was not started, because it cannot be stored: {error.message}. Send store: false to"

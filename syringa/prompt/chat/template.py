@@ -1,4 +1,4 @@
-"""Renders a model's chat template, to the character as transformers does, without importing it."""
+"""Rendering of chat templates, character by character identical to transformers, without importing it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continu
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _IMAGES = ("image", "image_url", "input_image")
 
-# Put behind the text that is to be continued, and looked for in the prompt. The space tells whether the template trims.
-_CUT = "SYRINGA-CONTINUES-HERE "
-_SEEN, _UNSEEN = "syringa-shows-this", "syringa-hides-this"
+# Appended to the text to continue, and searched for in the prompt. The space shows whether the template strips text.
+_CONTINUATION_MARKER = "SYRINGA-CONTINUES-HERE "
+_VISIBLE, _HIDDEN = "syringa-shows-this", "syringa-hides-this"
 _TOOL = {
     "type": "function",
     "function": {"name": "f", "description": "A function.", "parameters": {"type": "object", "properties": {}}},
@@ -34,20 +34,19 @@ _TOOL = {
 
 
 class ChatTemplate:
-    """A chat template, and where the model has one, its other template for requests with tools."""
+    """A chat template, and the model's separate template for requests with tools, if it has one."""
 
     def __init__(
         self, source: str, special_tokens: dict[str, Any] | None = None, tool_source: str | None = None
     ) -> None:
         special = special_tokens or {}
-        self._plain = _Source(source, special)
-        # With tools a template may take another way through its messages, even where it is the same.
-        self._with_tools = _Source(tool_source or source, special, tools=[_TOOL])
+        self._plain = _CompiledTemplate(source, special)
+        # With tools, even the same template may render messages differently.
+        self._with_tools = _CompiledTemplate(tool_source or source, special, tools=[_TOOL])
         self.variables = template_variables(source) | template_variables(tool_source or "")
-        """The names that the template reads: `tools` where it knows tools, `enable_thinking` where thinking can be
-        turned off."""
-        self.takes_parts = self._plain.takes_parts
-        """Whether content may be a list of text and image parts; otherwise the texts of a list are joined."""
+        """Names that the template reads, such as `tools`, or `enable_thinking` where reasoning can be turned off."""
+        self.accepts_content_parts = self._plain.accepts_content_parts
+        """Whether content may be a list of text and image parts; otherwise text parts are joined."""
 
     def render(
         self,
@@ -59,21 +58,21 @@ class ChatTemplate:
         continue_final_message: bool = False,
         kwargs: dict[str, Any] | None = None,
     ) -> str:
-        """The prompt. It begins with the model's first token where the template writes it: do not add it again.
+        """Return the prompt, with the BOS token if the template writes it.
 
-        `continue_final_message` leaves the last message open, for the model to go on with.
+        `continue_final_message` leaves the last message open for the model to continue.
         """
         extra = kwargs or {}
         if not messages:
             raise InvalidRequest("there must be at least one message", param="messages")
-        if taken := _RESERVED & extra.keys():
+        if reserved := _RESERVED & extra.keys():
             raise InvalidRequest(
-                f"chat_template_kwargs cannot set {', '.join(sorted(taken))}", param="chat_template_kwargs"
+                f"chat_template_kwargs cannot set {', '.join(sorted(reserved))}", param="chat_template_kwargs"
             )
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
-                "continue_final_message goes on with the last message, add_generation_prompt begins another: "
-                "set one of them",
+                "continue_final_message continues the last message, add_generation_prompt begins another: "
+                "set only one of them",
                 param="continue_final_message",
             )
         source = self._plain if tools is None else self._with_tools
@@ -82,67 +81,70 @@ class ChatTemplate:
         if not continue_final_message:
             return source.render(shaped, given, extra)
         param = f"messages[{len(shaped) - 1}].content"
-        text, shaped[-1] = _marked(shaped[-1], param)
-        return _cut(source.render(shaped, given, extra), text, param)
+        text, shaped[-1] = _append_marker(shaped[-1], param)
+        return _cut_at_marker(source.render(shaped, given, extra), text, param)
 
 
-def opens_reasoning(prompt: str, marks: ReasoningMarkers) -> bool:
-    """Whether a rendered prompt has begun a thought, which the model only has to go on with.
+def opens_reasoning(prompt: str, markers: ReasoningMarkers) -> bool:
+    """Return whether a rendered prompt ends inside an open reasoning section.
 
-    Only its very end counts: what users write may have marks in it.
+    Only the end of the prompt counts: user messages may contain markers.
     """
-    return prompt.rstrip().endswith(marks.begin.rstrip())
+    return prompt.rstrip().endswith(markers.begin.rstrip())
 
 
-class _Source:
-    """One template, and the shape in which it wants the content of messages.
+class _CompiledTemplate:
+    """One compiled template, and the form in which it takes the content of messages.
 
-    That is found out by trying, because templates reach the parts of a content in too many ways to be read off.
+    The form is found by rendering probes, because templates access content parts in too many ways to analyze.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, Any], tools: list[dict[str, Any]] | None = None) -> None:
         self._template = _compile(source)
         self._special_tokens = special_tokens
-        self.takes_parts = self._shows([{"type": "text", "text": _SEEN, _UNSEEN: _UNSEEN}], tools)
-        self._takes_text = not self.takes_parts or self._shows(_SEEN, tools)
+        self.accepts_content_parts = self._renders([{"type": "text", "text": _VISIBLE, _HIDDEN: _HIDDEN}], tools)
+        self._accepts_text = not self.accepts_content_parts or self._renders(_VISIBLE, tools)
 
     def render(self, messages: list[Message], given: dict[str, Any], extra: dict[str, Any]) -> str:
         try:
-            # As one dictionary: a client may use any name, `self` too.
+            # As one dictionary: clients may use any name, including `self`.
             return self._template.render({**self._special_tokens, **extra, **given, "messages": messages})
         except jinja2.TemplateError as error:
-            raise InvalidRequest(f"the model's chat template refuses this: {error}", param="messages") from error
-        except Exception as error:
-            # What a template does with a message of an unexpected shape can fail in any way that Python can.
             raise InvalidRequest(
-                f"the model's chat template cannot render this: {type(error).__name__}: {error}", param="messages"
+                f"the model's chat template rejects these messages: {error}", param="messages"
+            ) from error
+        except Exception as error:
+            # A message of an unexpected form can raise any exception in a template.
+            raise InvalidRequest(
+                f"the model's chat template cannot render these messages: {type(error).__name__}: {error}",
+                param="messages",
             ) from error
 
     def shape(self, message: Message, index: int) -> Message:
-        """The message with its content as this template takes it."""
+        """Return the message with its content in the form that this template takes."""
         content = message.get("content")
         if isinstance(content, list):
-            pictured = any(_is_image(part) for part in content)
-            if pictured and not self.takes_parts:
+            has_images = any(_is_image(part) for part in content)
+            if has_images and not self.accepts_content_parts:
                 raise InvalidRequest(
-                    "the model's chat template has no place for images", param=f"messages[{index}].content"
+                    "the model's chat template does not support images", param=f"messages[{index}].content"
                 )
-            if pictured or (self.takes_parts and message.get("role") == "user"):
+            if has_images or (self.accepts_content_parts and message.get("role") == "user"):
                 return {**message, "content": [{"type": "image"} if _is_image(part) else part for part in content]}
-            # Templates that take a user's parts often read no more than the first of another role's.
+            # Templates that take content parts of users often read only the first part of other roles.
             content = "\n".join(part["text"] for part in content if _has_text(part))
-        if isinstance(content, str) and not self._takes_text:
+        if isinstance(content, str) and not self._accepts_text:
             content = [{"type": "text", "text": content}]
         return {**message, "content": content} if "content" in message else message
 
-    def _shows(self, content: Any, tools: list[dict[str, Any]] | None) -> bool:
-        """Whether a user's text comes out, and not the list that it came in."""
+    def _renders(self, content: Any, tools: list[dict[str, Any]] | None) -> bool:
+        """Return whether the text of a user message is rendered, and not the list around it."""
         given = {"tools": tools, "documents": None, "add_generation_prompt": False}
         try:
             prompt = self.render([{"role": "user", "content": content}], given, {})
         except InvalidRequest:
             return False
-        return _SEEN in prompt and _UNSEEN not in prompt
+        return _VISIBLE in prompt and _HIDDEN not in prompt
 
 
 def _is_image(part: Any) -> bool:
@@ -153,32 +155,32 @@ def _has_text(part: Any) -> bool:
     return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
-def _marked(message: Message, param: str) -> tuple[str, Message]:
-    """The text that ends a message, and the message with the mark behind it."""
+def _append_marker(message: Message, param: str) -> tuple[str, Message]:
+    """Return the final text of a message, and the message with the continuation marker after it."""
     content = message.get("content")
     if isinstance(content, str):
-        return content, {**message, "content": content + _CUT}
+        return content, {**message, "content": content + _CONTINUATION_MARKER}
     parts = list(content) if isinstance(content, list) else []
     for index, part in reversed(list(enumerate(parts))):
         if _has_text(part):
-            parts[index] = {**part, "text": part["text"] + _CUT}
+            parts[index] = {**part, "text": part["text"] + _CONTINUATION_MARKER}
             return part["text"], {**message, "content": parts}
     raise InvalidRequest("the final message has no text to continue", param=param)
 
 
-def _cut(prompt: str, text: str, param: str) -> str:
-    """The prompt up to the mark; where the template trims the text, without blanks at its end."""
-    at = prompt.rfind(_CUT.rstrip())
+def _cut_at_marker(prompt: str, text: str, param: str) -> str:
+    """Return the prompt up to the marker, without trailing whitespace if the template strips text."""
+    at = prompt.rfind(_CONTINUATION_MARKER.rstrip())
     if at < 0 or text.strip() not in prompt:
         raise InvalidRequest(
-            "the model's chat template does not show the final message as it is, so that it cannot be continued",
+            "the model's chat template changes the final message, so it cannot be continued",
             param=param,
         )
-    return prompt[:at] if prompt.startswith(_CUT, at) else prompt[:at].rstrip()
+    return prompt[:at] if prompt.startswith(_CONTINUATION_MARKER, at) else prompt[:at].rstrip()
 
 
 def _with_reasoning(message: Message) -> Message:
-    """Templates disagree on the name of an earlier turn's reasoning; whichever one is given, they find it."""
+    """Return the message with its reasoning under all names that templates use."""
     for name in _REASONING_NAMES:
         reasoning = message.get(name)
         if reasoning is not None:
@@ -190,16 +192,16 @@ def _compile(source: str) -> jinja2.Template:
     try:
         return _environment.from_string(source)
     except (jinja2.TemplateError, RecursionError) as error:
-        raise ModelError(f"the chat template is broken: {error}") from error
+        raise ModelError(f"the chat template is invalid: {error}") from error
 
 
 def template_variables(source: str) -> frozenset[str]:
-    """The names that a template reads and does not set itself."""
+    """Return the names that a template reads and does not set itself."""
     return frozenset(jinja2.meta.find_undeclared_variables(_environment.parse(source)))
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the answers for training; here it only has to be understood."""
+class _GenerationTag(jinja2.ext.Extension):
+    """The tag `{% generation %}`, which marks assistant text for training and is ignored here."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -210,7 +212,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Refuses names that could lead a template to Python's internals."""
+    """Namespace that rejects names through which a template could reach Python internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, values = args[0], dict(*args[1:], **kwargs)
@@ -231,7 +233,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja's own filter escapes HTML characters, which no model has seen in its prompts.
+    # Jinja's own filter escapes HTML characters, which models do not see in training.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -249,7 +251,7 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 def _make_environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals.update(

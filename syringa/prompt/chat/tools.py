@@ -1,5 +1,4 @@
-"""Functions that a model may call, and how a prompt tells of them where the model's template does not: raw prompts, and
-models that were not taught any format."""
+"""Tools of a request, and their description in prompts for models whose template has no tools, and for raw prompts."""
 
 from __future__ import annotations
 
@@ -12,12 +11,22 @@ import msgspec
 TOOL_CALL_BEGIN, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-# Beside these, closing an object could leave nothing that fits.
-_OPEN = {"$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "unevaluatedProperties", "minProperties"}
+# Next to these keywords, closing an object could leave no valid value.
+_UNCLOSABLE = {
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "patternProperties",
+    "unevaluatedProperties",
+    "minProperties",
+}
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function. `schema` is what its arguments are held to, `parameters` what the client said of them."""
+    """A function. `schema` is the schema to enforce on its arguments, `parameters` the schema as the client sent it."""
 
     name: str
     description: str | None = None
@@ -27,20 +36,21 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools of a request, and what may be done with them.
+    """The tools of a request, and how they may be called.
 
-    `auto`: text and calls; `required`: at least one call and nothing else. `callable`: the names that may be called.
+    `auto` allows text and calls, `required` at least one call and nothing else. `callable` contains the names that may
+    be called.
     """
 
     tools: Sequence[Tool]
     mode: Literal["auto", "required"]
     callable: frozenset[str]
-    parallel: bool = True  # more than one call at once
+    parallel: bool = True  # allow more than one call
     enforce_schemas: bool = False  # also for tools that are not `strict`
 
 
 def tools_preamble(use: ToolUse) -> str:
-    """What stands before a prompt. It depends on the tools alone, so that it is computed once for many prompts."""
+    """Return the description of the tools that precedes a prompt. It depends on the tools only, for prefix caching."""
     functions = "\n".join(json.dumps(tool_definition(tool)["function"], ensure_ascii=False) for tool in use.tools)
     return (
         "You can call these functions. Each line describes one, with a JSON schema of its parameters:\n"
@@ -52,7 +62,7 @@ def tools_preamble(use: ToolUse) -> str:
 
 
 def tool_definition(tool: Tool) -> dict[str, Any]:
-    """A tool as prompts and chat templates take it."""
+    """Return a tool in the form that prompts and chat templates use."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
@@ -61,35 +71,36 @@ def tool_definition(tool: Tool) -> dict[str, Any]:
 
 
 def close_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without properties that it does not declare.
+    """Return the schema with undeclared properties forbidden.
 
-    A schema that is silent on them allows any, and a model would make them up. Whatever fits the result fits `schema`.
+    A schema that does not mention them allows any, and models would make them up. A value that is valid for the result
+    is valid for `schema`.
     """
     text = json.dumps(schema)
-    # Parts that hold together with others must not be closed one by one: nothing could fit them all, or too much.
-    alone = not any(f'"{word}"' in text for word in ("allOf", "oneOf", "not", "if"))
-    result: dict[str, Any] = _closed(schema, alone)
+    # Subschemas that apply together cannot be closed one by one: nothing could be valid for all of them, or too much.
+    independent = not any(f'"{word}"' in text for word in ("allOf", "oneOf", "not", "if"))
+    result: dict[str, Any] = _close(schema, independent)
     return result
 
 
-def _closed(schema: Any, alone: bool) -> Any:
+def _close(schema: Any, independent: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
     result = dict(schema)
-    if alone:
+    if independent:
         for key in ("$defs", "definitions"):
             if isinstance(schema.get(key), dict):
-                result[key] = {name: _closed(value, alone) for name, value in schema[key].items()}
+                result[key] = {name: _close(value, independent) for name, value in schema[key].items()}
         if isinstance(schema.get("anyOf"), list) and "properties" not in schema:
-            result["anyOf"] = [_closed(value, alone) for value in schema["anyOf"]]
-    if _OPEN & schema.keys():
+            result["anyOf"] = [_close(value, independent) for value in schema["anyOf"]]
+    if _UNCLOSABLE & schema.keys():
         return result
     properties = schema.get("properties")
     if isinstance(properties, dict):
-        result["properties"] = {name: _closed(value, alone) for name, value in properties.items()}
+        result["properties"] = {name: _close(value, independent) for name, value in properties.items()}
         required = schema.get("required", [])
         if isinstance(required, list) and all(name in properties for name in map(str, required)):
             result.setdefault("additionalProperties", False)
     if isinstance(schema.get("items"), dict):
-        result["items"] = _closed(schema["items"], alone)
+        result["items"] = _close(schema["items"], independent)
     return result

@@ -43,7 +43,7 @@ ENFORCED_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
 # Keywords that llguidance enforces, or that constrain nothing. All others are unknown.
-ENFORCED_KEYWORDS = frozenset(
+SUPPORTED_KEYWORDS = frozenset(
     re.findall(
         r"\S+",
         """
@@ -58,7 +58,7 @@ ENFORCED_KEYWORDS = frozenset(
     )
 )
 
-_ALL_KEYWORDS = ENFORCED_KEYWORDS | UNENFORCED_KEYWORDS.keys()
+_ALL_KEYWORDS = SUPPORTED_KEYWORDS | UNENFORCED_KEYWORDS.keys()
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties")  # objects whose values are schemas
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE_SCHEMAS = ("additionalProperties", "items", "additionalItems")

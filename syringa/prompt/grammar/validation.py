@@ -72,7 +72,7 @@ def _check_rules(rules: Rules, path: str) -> None:
     for name in rules:
         if _count_operators(name, rules, counts) > MAX_OPERATORS:
             raise InvalidRequest(
-                f"{path}: at most {MAX_OPERATORS} of \& and ~ are allowed in one terminal, including the terminals it "
+                f"{path}: at most {MAX_OPERATORS} of & and ~ are allowed in one terminal, including the terminals it "
                 f"refers to: {name} has more.",
                 param=path,
             )

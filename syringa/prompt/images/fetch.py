@@ -1,8 +1,8 @@
-"""Fetches what a client's URL points at, without becoming the client's way into the network behind the server.
+"""Fetch client-supplied URLs without server-side request forgery (SSRF).
 
-A name is resolved here, its addresses are checked, and the connection goes to a checked one, so that a name that
-resolves differently the next time gains nothing. Every redirect goes through the same. What is refused is told without
-the addresses: they are the inside of a network.
+A host name is resolved here, its addresses are checked, and the connection goes to a checked address, so DNS rebinding
+gains nothing. Every redirect is checked the same way. Error messages contain no addresses, which could reveal the
+server's network.
 """
 
 from __future__ import annotations
@@ -23,55 +23,55 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_REDIRECTS = 3
-_MAX_ADDRESSES = 3  # that are tried, where a name has many
+_MAX_ADDRESSES = 3  # tried for one host name
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _FAILED, _BAD_URL, _TOO_LARGE = "failed_to_download_image", "invalid_image_url", "image_file_too_large"
 
-# A slow name server must not hold the threads that other requests are tokenized in.
-_THREADS = ThreadPoolExecutor(16, thread_name_prefix="resolve")
+# Separate from the default executor: a slow name server must not block the tokenization of other requests.
+_RESOLVER_THREADS = ThreadPoolExecutor(16, thread_name_prefix="resolve")
 
 
 class FetchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    private: bool  # whether loopback and private networks may be reached
+    allow_private: bool  # loopback and private networks
     max_bytes: int
-    timeout: float  # for all of it, in seconds; 0: none
+    timeout: float  # seconds for the whole fetch; 0: none
 
 
 async def fetch(url: str, limits: FetchLimits) -> bytes:
-    """What is at an http or https URL. Raises `InvalidRequest` that says what went wrong, without a `param`."""
+    """Return the content of an http or https URL. Raises `InvalidRequest` with the reason, without a `param`."""
     try:
         async with asyncio.timeout(limits.timeout or None):
-            # httpx and the certificates take a tenth of a second to load, the first time.
-            tls = await asyncio.get_running_loop().run_in_executor(_THREADS, _tls)
-            return await _follow(url, limits, tls)
+            # Loading httpx and the certificates takes 0.1 s the first time.
+            ssl_context = await asyncio.get_running_loop().run_in_executor(_RESOLVER_THREADS, _ssl_context)
+            return await _follow_redirects(url, limits, ssl_context)
     except TimeoutError:
         raise InvalidRequest(f"fetching it took longer than {limits.timeout:g} seconds.", code=_FAILED) from None
 
 
-async def _follow(given: str, limits: FetchLimits, tls: ssl.SSLContext) -> bytes:
+async def _follow_redirects(location: str, limits: FetchLimits, ssl_context: ssl.SSLContext) -> bytes:
     import httpx
 
     url = httpx.URL()
     for _ in range(MAX_REDIRECTS + 1):
         try:
-            url = url.join(given)
+            url = url.join(location)
         except (httpx.InvalidURL, ValueError):
             raise InvalidRequest("this is not a URL.", code=_BAD_URL) from None
         try:
-            _check(url)
-        except ValueError:  # a host that is no name in any language is found out when it is read
+            _check_url(url)
+        except ValueError:  # raised on access to an invalid internationalized host
             raise InvalidRequest("this is not a URL.", code=_BAD_URL) from None
         try:
-            answer = await _get(url, limits, tls)
+            answer = await _get(url, limits, ssl_context)
         except httpx.HTTPError:
-            raise InvalidRequest("its server sent no whole and proper answer.", code=_FAILED) from None
+            raise InvalidRequest("its server sent no complete and valid response.", code=_FAILED) from None
         if isinstance(answer, bytes):
             return answer
-        given = answer
+        location = answer
     raise InvalidRequest(f"its server redirects more than {MAX_REDIRECTS} times.", code=_FAILED)
 
 
-def _check(url: httpx.URL) -> None:
+def _check_url(url: httpx.URL) -> None:
     if url.scheme not in ("http", "https"):
         raise InvalidRequest("only http, https and data URLs are fetched.", code=_BAD_URL)
     if not url.host:
@@ -80,55 +80,55 @@ def _check(url: httpx.URL) -> None:
         raise InvalidRequest("a URL with a user name or a password is not fetched.", code=_BAD_URL)
 
 
-async def _get(url: httpx.URL, limits: FetchLimits, tls: ssl.SSLContext) -> bytes | str:
+async def _get(url: httpx.URL, limits: FetchLimits, ssl_context: ssl.SSLContext) -> bytes | str:
     import httpx
 
-    addresses = await _addresses(url, limits.private)
-    patience = limits.timeout / len(addresses) or None  # so that there is time for the next
+    addresses = await _resolve(url, limits.allow_private)
+    connect_timeout = limits.timeout / len(addresses) or None  # leaves time for the other addresses
     for address in addresses:
         try:
-            return await _ask(url, address, patience, limits.max_bytes, tls)
+            return await _request(url, address, connect_timeout, limits.max_bytes, ssl_context)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             continue
     raise InvalidRequest("no connection to its server could be made.", code=_FAILED)
 
 
-async def _ask(
-    url: httpx.URL, address: str, patience: float | None, max_bytes: int, tls: ssl.SSLContext
+async def _request(
+    url: httpx.URL, address: str, connect_timeout: float | None, max_bytes: int, ssl_context: ssl.SSLContext
 ) -> bytes | str:
-    """The body that `address` has for the URL, or where it says to look instead.
+    """Return the body that `address` serves for the URL, or the location it redirects to.
 
-    A client for each: connections are kept by address, and one that was made for a host must not serve another.
+    Each request has its own client: connections are pooled by address, and must not be shared between hosts.
     """
     import httpx
 
     headers = {
         "Host": url.netloc.decode("ascii"),
         "Accept": "image/*",
-        "Accept-Encoding": "identity",  # a few compressed bytes can be very many
+        "Accept-Encoding": "identity",  # avoids decompression bombs
         "User-Agent": "syringa",
     }
-    timeout = httpx.Timeout(None, connect=patience)
+    timeout = httpx.Timeout(None, connect=connect_timeout)
     async with (
-        httpx.AsyncClient(verify=tls, trust_env=False, follow_redirects=False, timeout=timeout) as client,
+        httpx.AsyncClient(verify=ssl_context, trust_env=False, follow_redirects=False, timeout=timeout) as client,
         client.stream(
             "GET",
             url.copy_with(host=address),
             headers=headers,
-            extensions={"sni_hostname": url.raw_host.decode("ascii")},  # whose certificate it must be
+            extensions={"sni_hostname": url.raw_host.decode("ascii")},  # the host of the certificate
         ) as response,
     ):
         if response.status_code in _REDIRECTS and "location" in response.headers:
             return response.headers["location"]
         if response.status_code != 200:
-            raise InvalidRequest(f"its server answered with status {response.status_code}.", code=_FAILED)
+            raise InvalidRequest(f"its server responded with status {response.status_code}.", code=_FAILED)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise InvalidRequest("its server compressed it, although asked not to.", code=_FAILED)
-        return await _body(response, max_bytes)
+            raise InvalidRequest("its server compressed it although the request forbids that.", code=_FAILED)
+        return await _read_body(response, max_bytes)
 
 
-async def _body(response: httpx.Response, max_bytes: int) -> bytes:
-    """Reads no further than the limit, whatever length the server states."""
+async def _read_body(response: httpx.Response, max_bytes: int) -> bytes:
+    """Read at most `max_bytes`, whatever length the server states."""
     stated = response.headers.get("content-length", "")
     size = int(stated) if stated.isdecimal() else 0
     data = bytearray()
@@ -146,24 +146,24 @@ def too_large(max_bytes: int) -> InvalidRequest:
     return InvalidRequest(f"it has more than {max_bytes} bytes, which is the most allowed.", code=_TOO_LARGE)
 
 
-async def _addresses(url: httpx.URL, private: bool) -> list[str]:
-    """Those of the URL's host that may be reached. An unknown name and a private one are not told apart."""
+async def _resolve(url: httpx.URL, allow_private: bool) -> list[str]:
+    """Return the allowed addresses of the URL's host. Unknown and private names give the same error."""
     loop = asyncio.get_running_loop()
     lookup = functools.partial(socket.getaddrinfo, url.host, None, type=socket.SOCK_STREAM)
     try:
-        found = await loop.run_in_executor(_THREADS, lookup)
+        found = await loop.run_in_executor(_RESOLVER_THREADS, lookup)
     except (OSError, UnicodeError):
         found = []
     addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
-    allowed = [address for address in addresses if may_reach(address, private)]
+    allowed = [address for address in addresses if is_allowed_address(address, allow_private)]
     if not allowed:
-        public = "" if private else "public "
+        public = "" if allow_private else "public "
         raise InvalidRequest(f"its host has no {public}address that may be fetched from.", code=_BAD_URL)
     return allowed[:_MAX_ADDRESSES]
 
 
 @functools.cache
-def _tls() -> ssl.SSLContext:
+def _ssl_context() -> ssl.SSLContext:
     import httpx
 
     return httpx.create_ssl_context(trust_env=False)
@@ -173,8 +173,7 @@ _PRIVATE = [
     ipaddress.ip_network(each)
     for each in ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")
 ]
-# After IANA's registries of special-purpose addresses. What lies in 2001::/23 and 2002::/16 (Teredo, 6to4) carries
-# another address inside.
+# From IANA's registries of special-purpose addresses. 2001::/23 and 2002::/16 (Teredo, 6to4) embed other addresses.
 _SPECIAL = [
     ipaddress.ip_network(each)
     for each in (
@@ -183,21 +182,21 @@ _SPECIAL = [
         *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
     )
 ]
-# All that is public in IPv6. Outside are link-local, multicast and unspecified addresses, and those that stand for an
-# IPv4 address (::ffff:0:0/96, 64:ff9b::/96).
+# The public IPv6 addresses, without link-local, multicast, unspecified and IPv4-mapped addresses (::ffff:0:0/96,
+# 64:ff9b::/96).
 _GLOBAL_V6 = ipaddress.ip_network("2000::/3")
 
 
-def may_reach(address: str, private: bool) -> bool:
-    """Whether an address is public, or `private` and of this machine or a private network.
+def is_allowed_address(address: str, allow_private: bool) -> bool:
+    """Return whether an address may be fetched from: public ones, and with `allow_private` loopback and private ones.
 
-    Link-local addresses never are: clouds keep credentials there.
+    Link-local addresses are never allowed: cloud providers serve credentials there.
     """
     if "%" in address:
         return False
     ip = ipaddress.ip_address(address)
     if any(ip in network for network in _PRIVATE):
-        return private
+        return allow_private
     if ip.version == 6 and ip not in _GLOBAL_V6:
         return False
     return not any(ip in network for network in _SPECIAL)

@@ -1,4 +1,4 @@
-"""Whether bytes are an image that can be decoded, found out at little cost and before any of it is believed."""
+"""Validation of image files, with bounds on memory and without trusting their headers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from syringa.errors import InvalidRequest
 if TYPE_CHECKING:
     from PIL import Image
 
-_BEGINNINGS = {
+_SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": "PNG",
     b"\xff\xd8\xff": "JPEG",
     b"GIF87a": "GIF",
@@ -20,17 +20,17 @@ _BEGINNINGS = {
 
 
 def check_image(data: bytes, max_pixels: int, spend: Callable[[int], None] | None = None) -> None:
-    """Refuses, with `InvalidRequest`, what is not a whole PNG, JPEG, WebP or GIF file of at most so many pixels.
+    """Raise `InvalidRequest` unless the data is a complete PNG, JPEG, WebP or GIF file of at most `max_pixels`.
 
-    `spend` is told how many there are before any is decoded, and may refuse too.
-    Of an animation the first picture counts, which is the one that a model gets to see.
+    `spend` is called with the number of pixels before decoding, and may raise too. Of an animation only the first frame
+    counts, which is the one that models see.
     """
     if not data:
         raise InvalidRequest("it is empty.", code="empty_image_file")
     kind = _kind(data)
     if kind is None:
         raise InvalidRequest("it is not a PNG, JPEG, WebP or GIF image.", code="invalid_image_format")
-    # Opening a WebP file already makes room for all of it, and so its header is read here.
+    # Pillow allocates the whole image when it opens a WebP file, so the header is read here first.
     if kind == "WEBP":
         _check_size(_webp_size(data), max_pixels)
 
@@ -51,11 +51,11 @@ def check_image(data: bytes, max_pixels: int, spend: Callable[[int], None] | Non
 def _kind(data: bytes) -> str | None:
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return "WEBP"
-    return next((kind for beginning, kind in _BEGINNINGS.items() if data.startswith(beginning)), None)
+    return next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), None)
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-    """As the header of the first chunk states it; the three kinds of chunk pack it differently."""
+    """Return the size from the header of the first chunk, which has one of three layouts."""
     chunk, head = data[12:16], data[20:30]
     if len(head) < 10 or chunk not in (b"VP8X", b"VP8L", b"VP8 "):
         raise _broken()
@@ -69,11 +69,11 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 def _load(image: Image.Image) -> None:
     try:
-        # A JPEG file is read to its end at an eighth of the size too, with a fraction of the memory.
+        # Decoding a JPEG at an eighth of its size reads the whole file with a fraction of the memory.
         image.draft("RGB", (1, 1))
         image.load()
     except Exception:
-        # Pillow raises whatever its parsers run into: OSError, SyntaxError, ValueError, struct.error …
+        # Pillow's parsers raise many types: OSError, SyntaxError, ValueError, struct.error.
         raise _broken() from None
     finally:
         image.close()

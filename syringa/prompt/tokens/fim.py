@@ -1,4 +1,4 @@
-"""Fill in the middle: which tokens a model has for it, and the prompt that they make of a prefix and a suffix."""
+"""Fill-in-the-middle (FIM): the special tokens of model families, and prompts from a prefix and a suffix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class FimTokenizer(Protocol):
-    """What is needed of a tokenizer."""
+    """The part of a tokenizer that fill-in-the-middle needs."""
 
     strips_leading_space: bool
 
@@ -18,43 +18,43 @@ class FimTokenizer(Protocol):
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
 
 
-class _Family(msgspec.Struct, frozen=True):
+class _FimMarkers(msgspec.Struct, frozen=True):
     prefix: str
     suffix: str
     middle: str | None
-    ends: tuple[str, ...] = ()  # end the middle, where the model has them, beside the marks and the model's own ends
+    ends: tuple[str, ...] = ()  # further end tokens, besides the markers and the model's own
     suffix_first: bool = False
 
 
-_FAMILIES = (
+_FORMATS: tuple[_FimMarkers, ...] = (
     # Qwen-Coder, and CodeGemma with its own separator
-    _Family(
+    _FimMarkers(
         "<|fim_prefix|>",
         "<|fim_suffix|>",
         "<|fim_middle|>",
         ("<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>"),
     ),
     # StarCoder 1 and 2, Granite
-    _Family(
+    _FimMarkers(
         "<fim_prefix>",
         "<fim_suffix>",
         "<fim_middle>",
         ("<|endoftext|>", "<fim_pad>", "<file_sep>", "<repo_name>", "<reponame>", "<filename>"),
     ),
     # SantaCoder
-    _Family("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ("<|endoftext|>", "<fim-pad>")),
+    _FimMarkers("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ("<|endoftext|>", "<fim-pad>")),
     # CodeLlama
-    _Family("▁<PRE>", "▁<SUF>", "▁<MID>", ("▁<EOT>",)),
-    # DeepSeek-Coder; the hole stands where the middle was cut out
-    _Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", ("<|EOT|>", "<｜end▁of▁sentence｜>")),
-    # Codestral, whose middle follows the prefix
-    _Family("[PREFIX]", "[SUFFIX]", None, ("[MIDDLE]",), suffix_first=True),
+    _FimMarkers("▁<PRE>", "▁<SUF>", "▁<MID>", ("▁<EOT>",)),
+    # DeepSeek-Coder; the hole is where the middle was removed
+    _FimMarkers("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", ("<|EOT|>", "<｜end▁of▁sentence｜>")),
+    # Codestral, whose prefix comes last
+    _FimMarkers("[PREFIX]", "[SUFFIX]", None, ("[MIDDLE]",), suffix_first=True),
 )
 _ANCHOR = "☺"
 
 
 class FimPrompt(msgspec.Struct, frozen=True):
-    """A prompt's tokens, `before` and `after` of which do not belong to the prefix."""
+    """The tokens of a prompt; the first `before` and the last `after` do not belong to the prefix."""
 
     tokens: list[int]
     before: int
@@ -62,33 +62,32 @@ class FimPrompt(msgspec.Struct, frozen=True):
 
 
 class FimFormat:
-    """A model's way to fill in. `ends` are tokens that end the middle, beside the model's own."""
+    """The fill-in-the-middle format of a model. `end_tokens` end the middle, in addition to the model's own."""
 
-    def __init__(self, vocabulary: FimTokenizer, family: _Family, marks: dict[str, int]) -> None:
-        self.ends = frozenset(marks.values()) | _present(vocabulary, family.ends)
-        self._vocabulary = vocabulary
-        self._family = family
-        self._marks = marks
+    def __init__(self, tokenizer: FimTokenizer, markers: _FimMarkers, ids: dict[str, int]) -> None:
+        self.end_tokens = frozenset(ids.values()) | _known_tokens(tokenizer, markers.ends)
+        self._tokenizer = tokenizer
+        self._markers = markers
+        self._ids = ids
 
     def build(self, prefix: Sequence[int], suffix: Sequence[int]) -> FimPrompt:
-        """The prompt. `prefix` may have what the model puts before every text, `suffix` is from `encode_suffix`."""
-        start = self._vocabulary.encode("", add_special=True)
-        own = list(prefix[len(start) :] if list(prefix[: len(start)]) == start else prefix)
-        family, marks = self._family, self._marks
-        behind = [marks[family.suffix], *suffix]
-        opening = [marks[family.prefix]]
-        if family.suffix_first:
-            before, after = start + behind + opening, []
+        """Return the prompt. `prefix` may start with the tokens of an empty text; `suffix` is from `encode_suffix`."""
+        start = self._tokenizer.encode("", add_special=True)
+        prefix_tokens = list(prefix[len(start) :] if list(prefix[: len(start)]) == start else prefix)
+        markers, ids = self._markers, self._ids
+        suffix_part = [ids[markers.suffix], *suffix]
+        if markers.suffix_first:
+            before, after = [*start, *suffix_part, ids[markers.prefix]], []
         else:
-            before, after = start + opening, behind
-        if family.middle is not None:
-            after = [*after, marks[family.middle]]
-        return FimPrompt(before + own + after, len(before), len(after))
+            before, after = [*start, ids[markers.prefix]], suffix_part
+        if markers.middle is not None:
+            after = [*after, ids[markers.middle]]
+        return FimPrompt(before + prefix_tokens + after, len(before), len(after))
 
     def encode_suffix(self, text: str) -> list[int]:
-        """SentencePiece writes a space before a text; a suffix goes on within one, and has none."""
-        encode = self._vocabulary.encode
-        if self._vocabulary.strips_leading_space:
+        """Return the tokens of a suffix, without the space that SentencePiece writes before a text."""
+        encode = self._tokenizer.encode
+        if self._tokenizer.strips_leading_space:
             anchor = encode(_ANCHOR, add_special=False)
             tokens = encode(_ANCHOR + text, add_special=False)
             if tokens[: len(anchor)] == anchor:
@@ -96,17 +95,16 @@ class FimFormat:
         return encode(text, add_special=False)
 
 
-def find_fim_format(vocabulary: FimTokenizer) -> FimFormat | None:
-    """How the model that has this vocabulary fills in; None if it has no tokens for it."""
-    for family in _FAMILIES:
-        names = [name for name in (family.prefix, family.suffix, family.middle) if name is not None]
-        marks = {name: vocabulary.token_id(name) for name in names}
-        whole = {name: id_ for name, id_ in marks.items() if id_ is not None}
-        if len(whole) == len(names):
-            return FimFormat(vocabulary, family, whole)
+def find_fim_format(tokenizer: FimTokenizer) -> FimFormat | None:
+    """Return the format of the model with this tokenizer; None if it has no tokens for it."""
+    for markers in _FORMATS:
+        names = [name for name in (markers.prefix, markers.suffix, markers.middle) if name is not None]
+        ids = {name: id_ for name in names if (id_ := tokenizer.token_id(name)) is not None}
+        if len(ids) == len(names):
+            return FimFormat(tokenizer, markers, ids)
     return None
 
 
-def _present(vocabulary: FimTokenizer, names: Sequence[str]) -> frozenset[int]:
-    ids = (vocabulary.token_id(name) for name in names)
+def _known_tokens(tokenizer: FimTokenizer, names: Sequence[str]) -> frozenset[int]:
+    ids = (tokenizer.token_id(name) for name in names)
     return frozenset(id_ for id_ in ids if id_ is not None)

@@ -101,8 +101,8 @@ async def test_prompt_of_history_with_tool_template() -> None:
     assert await prompt_of({"messages": HISTORY}, model=tool_model()) == (
         '[user]Q[assistant]<call>f{"x": [1, "ü"]}<call>g{}[tool:f]1#c1[tool:g]2\n3#c2[assistant]'
     )
-    thought = [*HI, {"role": "assistant", "content": "x", "reasoning": "hm"}, *HI]
-    prompt = await prompt_of({"messages": thought}, model=reasoning_model())
+    messages = [*HI, {"role": "assistant", "content": "x", "reasoning": "hm"}, *HI]
+    prompt = await prompt_of({"messages": messages}, model=reasoning_model())
     assert "[assistant]<think>hm</think>x" in prompt
 
 

@@ -135,10 +135,10 @@ def generations(draw: st.DrawFn) -> list[Event]:
             events.append(Finished(index, draw(st.sampled_from(["stop", "length", "tool_calls"]))))
             continue
         left[index] -= 1
-        kind = draw(st.sampled_from(["text", "thought", "call", "arguments"]))
+        kind = draw(st.sampled_from(["text", "reasoning", "call", "arguments"]))
         if kind == "text":
             events.append(TextDelta(index, draw(texts), draw(tokens)))
-        elif kind == "thought":
+        elif kind == "reasoning":
             events.append(ReasoningDelta(index, draw(texts)))
         elif kind == "call" or not calls[index]:
             events.append(ToolCallStart(index, calls[index], f"call_{calls[index]}", "f"))

@@ -24,7 +24,7 @@ async def test_load_model_loads_default_model() -> None:
     assert [model.token_text(token) for token in tokens] == ["Hello", " world"]
     assert model.template is not None
     assert model.end_tokens
-    assert model.formats == ModelFormats()  # its template knows neither tools nor thoughts
+    assert model.formats == ModelFormats()  # its template has neither tools nor reasoning
     assert not model.supports_images
 
 
@@ -37,8 +37,8 @@ def test_load_model_detects_output_formats(tmp_path: Path) -> None:
     model = load_model(Config(model=write_model_folder(tmp_path)))
     assert model.formats == ModelFormats(tool_calls="hermes", reasoning="think", supports_tools=True)
     assert not model.supports_images
-    told = load_model(Config(model=str(tmp_path), tool_format="glm", reasoning_format="none"))
-    assert told.formats == ModelFormats(tool_calls="glm", supports_tools=True)
+    configured = load_model(Config(model=str(tmp_path), tool_format="glm", reasoning_format="none"))
+    assert configured.formats == ModelFormats(tool_calls="glm", supports_tools=True)
 
 
 def test_load_model_detects_image_support(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_load_model_uses_configured_template(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "expected"),
-    [(b"{% for x in y %}", "chat template is broken"), (b"\xff\xfe", "cannot be read"), (None, "file not found")],
+    [(b"{% for x in y %}", "chat template is invalid"), (b"\xff\xfe", "cannot be read"), (None, "file not found")],
 )
 def test_load_model_rejects_bad_template_file(tmp_path: Path, data: bytes | None, expected: str) -> None:
     path = tmp_path / "own.jinja"
@@ -75,7 +75,7 @@ def test_image_policy_has_settings() -> None:
     config = Config(
         image_hosts_private=True, image_max_bytes=1, image_timeout=2.0, image_max_pixels=3, images_per_request=4
     )
-    assert image_policy(config) == ImagePolicy(private=True, max_bytes=1, timeout=2.0, max_pixels=3, max_images=4)
+    assert image_policy(config) == ImagePolicy(allow_private=True, max_bytes=1, timeout=2.0, max_pixels=3, max_images=4)
 
 
 def test_load_model_keeps_names_of_spec(tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ async def test_writer_streams_text_in_openai_order(open_mode: bool) -> None:
 @pytest.mark.parametrize(("open_mode", "name"), [(False, "reasoning_text"), (True, "reasoning")])
 async def test_writer_streams_reasoning_first(open_mode: bool, name: str) -> None:
     events = await stream({}, "<think>hm</think>yes", model=reasoning_model(), open_mode=open_mode)
-    thought = ["content_part.added", f"{name}.delta", f"{name}.done", "content_part.done", "output_item.done"]
+    reasoning_events = ["content_part.added", f"{name}.delta", f"{name}.done", "content_part.done", "output_item.done"]
     assert event_types(events) == [
-        "created", "in_progress", "output_item.added", *thought, "output_item.added", *MESSAGE, "completed",
+        "created", "in_progress", "output_item.added", *reasoning_events, "output_item.added", *MESSAGE, "completed",
     ]  # fmt: skip
     response = events[-1]["response"]
     reasoning, message = response["output"]

@@ -232,9 +232,9 @@ def test_rotary_and_cache_matches_torch(kernels: Kernels, dtype: torch.dtype, no
     )
     torch.testing.assert_close(qkv.view(rows, -1, size)[:, :heads], q, rtol=1e-5, atol=1e-6)
     # Against its own rows the cache is exact: rounding to bf16 is the only step in between.
-    mine = qkv.view(rows, -1, size)
-    write_cache(expected, mine[:, heads : heads + kv_heads], v, slots)
-    torch.testing.assert_close(mine[:, heads : heads + kv_heads], k, rtol=1e-5, atol=1e-6)
+    rows_out = qkv.view(rows, -1, size)
+    write_cache(expected, rows_out[:, heads : heads + kv_heads], v, slots)
+    torch.testing.assert_close(rows_out[:, heads : heads + kv_heads], k, rtol=1e-5, atol=1e-6)
     assert torch.equal(cache.keys, expected.keys)
     assert torch.equal(cache.values, expected.values)
 

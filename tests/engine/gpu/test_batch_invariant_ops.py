@@ -14,7 +14,7 @@ from syringa.engine.gpu import batch_invariant_check
 from syringa.engine.gpu import device as gpu_device
 from syringa.engine.gpu.ops import base as ops_module
 from syringa.engine.gpu.ops.batch_invariant_ops import BatchInvariantOps
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, _load_gpu, load_model
+from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, load_on_gpu
 from syringa.engine.loading.precision import check_deterministic_gpu
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ConfigError
@@ -83,7 +83,7 @@ def test_deterministic_option_reaches_model(tmp_path: Path, monkeypatch: pytest.
     assert options.deterministic
     files = locate(str(tmp_path))
     load_options = LoadOptions(str(tmp_path), deterministic=options.deterministic)
-    model = _load_gpu(load_options, files, describe(files), CPU, None)
+    model = load_on_gpu(load_options, files, describe(files), CPU, None)
     assert checked == [model]
     with pytest.raises(ConfigError, match="fp8"):
-        _load_gpu(LoadOptions(str(tmp_path), "fp8", deterministic=True), files, describe(files), CPU, None)
+        load_on_gpu(LoadOptions(str(tmp_path), "fp8", deterministic=True), files, describe(files), CPU, None)

@@ -12,8 +12,14 @@ from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from tests.engine.conftest import drive, request
 from tests.engine.gpu.tiny_models import load_tiny_gpu_model
-from tests.engine.models.test_decoder import MODELS
+from tests.engine.models.test_decoder import MODELS as DENSE
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 32}
+MODELS = DENSE | {
+    "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
+    "qwen3_moe mixed": ("qwen3_moe", EXPERTS | {"norm_topk_prob": False, "mlp_only_layers": [1]}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,7 @@ def test_gpu_decoder_logits_match_transformers(tiny_model: Any, name: str) -> No
             assert difference(logits, wanted) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["llama biased", "mistral sliding", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("name", ["llama biased", "mistral sliding", "qwen2", "qwen3", "qwen3_moe", "smollm3"])
 def test_gpu_greedy_generation_matches_transformers(tiny_model: Any, name: str) -> None:
     folder, hf_model = tiny_model(name)
     core = EngineCore(load_tiny_gpu_model(folder), SchedulerLimits(step_tokens=32, max_running=4), kv_cache_tokens=1024)

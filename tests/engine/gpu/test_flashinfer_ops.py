@@ -258,7 +258,7 @@ def test_attention_option_reaches_ops(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(ModelError, match="stop here"):
         load_engine(options)
     files = locate(str(tmp_path))
-    model = loader._load_gpu(load_options[0], files, describe(files), torch.device("cpu"), None)
+    model = loader.load_on_gpu(load_options[0], files, describe(files), torch.device("cpu"), None)
     assert requested == ["flashinfer"]
     assert model.gpu is not None
     assert model.gpu.decoder.ops is chosen

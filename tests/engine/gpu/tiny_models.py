@@ -8,7 +8,7 @@ import torch
 
 from syringa.engine.gpu.cache import GpuCache, GpuCacheShape
 from syringa.engine.gpu.ops.base import GpuOps
-from syringa.engine.loading.loader import LoadedModel, load_gpu_model
+from syringa.engine.loading.loader import LoadedModel, load_native_on_gpu
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import read_config
 from syringa.modelfiles import describe, locate
@@ -23,7 +23,7 @@ def load_tiny_gpu_model(
     description = describe(files)
     weights = open_weights(files, description.config)
     length = description.max_model_len
-    return load_gpu_model(read_config(description.config), description, weights, device, dtype, length, 0.0, ops=ops)
+    return load_native_on_gpu(read_config(description.config), description, weights, device, dtype, length, 0.0, ops=ops)
 
 
 def nan_filled_cache(shape: GpuCacheShape, blocks: int) -> GpuCache:

@@ -42,13 +42,13 @@ def test_tokens_and_logits_match_transformers(tiny_model: Any, name: str) -> Non
     model = tiny_model(name)
     loaded = model.load()
     expected = [hf_reference.logits(model, text, *images) for text, images in PROMPTS]
-    ours = preprocess(loaded, *(model.ask("a", text, *images) for text, images in PROMPTS))
-    assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in expected]
-    alone = [run(loaded, [each])[0] for each in ours]
-    for batch in (alone, run(loaded, ours), run(loaded, ours, chunk=13)):
+    prompts = preprocess(loaded, *(model.ask("a", text, *images) for text, images in PROMPTS))
+    assert [tokens for tokens, _ in prompts] == [tokens for tokens, _ in expected]
+    alone = [run(loaded, [each])[0] for each in prompts]
+    for batch in (alone, run(loaded, prompts), run(loaded, prompts, chunk=13)):
         for got, (_, wanted) in zip(batch, expected, strict=True):
             assert difference(got, wanted) < 1e-4
-    decoded = run(loaded, ours[:1], chunk=1)
+    decoded = run(loaded, prompts[:1], chunk=1)
     torch.testing.assert_close(decoded[0], alone[0], rtol=1e-3, atol=1e-4)
 
 
@@ -73,14 +73,14 @@ def test_low_detail_uses_fewest_tokens(tiny_model: Any, name: str) -> None:
     model = tiny_model(name)
     loaded = model.load()
     low, high = make_image(5, 1000, 700, detail="low"), make_image(5, 1000, 700, detail="high")
-    (few, _), (many, _) = ours = preprocess(loaded, model.ask("a", "So: @", low), model.ask("b", "So: @", high))
+    (few, _), (many, _) = prompts = preprocess(loaded, model.ask("a", "So: @", low), model.ask("b", "So: @", high))
     shrunk = make_image(5, 1000, 700)
     pixels = hf_reference.open_pixels(shrunk)
     pixels.thumbnail((512, 512), hf_reference.BICUBIC)
     options = {"do_image_splitting": False} if name in ("idefics3", "smolvlm") else {}
     expected = hf_reference.logits_of_pixels(model, "So: @", pixels, **options)
     assert few == expected[0]
-    assert difference(run(loaded, ours[:1])[0], expected[1]) < 1e-4
+    assert difference(run(loaded, prompts[:1])[0], expected[1]) < 1e-4
     assert len(few) < len(many) if options else len(few) <= len(many)
 
 
@@ -90,11 +90,11 @@ def test_gemma_pan_and_scan_matches_transformers(tmp_path: Any) -> None:
     model = save("gemma3", tmp_path, **options)
     loaded = model.load()
     wide = make_image(6, 120, 40)
-    ours = preprocess(loaded, model.ask("a", "Look:\n@\nWell?", wide))
+    prompts = preprocess(loaded, model.ask("a", "Look:\n@\nWell?", wide))
     tokens, expected = hf_reference.logits(model, "Look:\n@\nWell?", wide, **options)
-    assert ours[0][0] == tokens
+    assert prompts[0][0] == tokens
     assert tokens.count(loaded.vision.reader.config.image_token_id) == 4 * 16  # type: ignore[union-attr]
-    assert difference(run(loaded, ours)[0], expected) < 1e-4
+    assert difference(run(loaded, prompts)[0], expected) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["smolvlm", "qwen2_5_vl", "llava", "gemma3"])
@@ -102,9 +102,9 @@ def test_gemma_pan_and_scan_matches_transformers(tmp_path: Any) -> None:
 def test_bf16_and_int8_are_batch_invariant(tiny_model: Any, name: str, dtype: str) -> None:
     model = tiny_model(name)
     loaded = model.load(dtype)
-    ours = preprocess(loaded, *(model.ask("a", text, *images) for text, images in PROMPTS))
-    alone = [run(loaded, [each])[0] for each in ours]
-    for one, other, pieces in zip(alone, run(loaded, ours), run(loaded, ours, chunk=13), strict=True):
+    prompts = preprocess(loaded, *(model.ask("a", text, *images) for text, images in PROMPTS))
+    alone = [run(loaded, [each])[0] for each in prompts]
+    for one, other, pieces in zip(alone, run(loaded, prompts), run(loaded, prompts, chunk=13), strict=True):
         assert torch.equal(one, other)
         assert torch.equal(one, pieces)
     for got, (text, images) in zip(alone, PROMPTS, strict=True):

@@ -51,7 +51,7 @@ def test_loader_refuses_folder_without_image_processor(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no preprocessor_config\.json or processor_config\.json"):
         load_model(LoadOptions(model=path, dtype="fp32", threads=1))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "UnheardOf"}))
-    with pytest.raises(ModelError, match="image processor cannot be made"):
+    with pytest.raises(ModelError, match="image processor cannot be created"):
         load_model(LoadOptions(model=path, dtype="fp32", threads=1))
 
 

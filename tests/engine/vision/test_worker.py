@@ -13,14 +13,14 @@ from syringa.types import EngineDelta, EngineRequest, Image
 from tests.engine.vision.tiny_models import make_image, save
 
 
-async def answer(client: Any, asked: EngineRequest) -> list[EngineDelta]:
+async def answer(client: Any, request: EngineRequest) -> list[EngineDelta]:
     deltas: list[EngineDelta] = []
 
     def take(delta: EngineDelta) -> bool:
         deltas.append(delta)
         return False
 
-    await client.submit(asked, take)
+    await client.submit(request, take)
     return deltas
 
 

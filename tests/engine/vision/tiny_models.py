@@ -17,7 +17,7 @@ from PIL import Image as Pillow
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from syringa.engine.execution.batch import build_step_tensors
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, loaded_gpu_model
+from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, wrap_gpu_model
 from syringa.engine.models.hf.model import load_hf_model
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.engine.vision.preprocessor import ImagePreprocessor
@@ -207,7 +207,7 @@ class TinyVisionModel:
         description = describe(files)
         found = load_hf_model(files, description, dtype, None, description.max_model_len, 1, torch.device("cpu"))
         assert found.gpu is not None
-        return loaded_gpu_model(found.gpu, description, found.parameters, dtype, 0.0, 1, found.vision)
+        return wrap_gpu_model(found.gpu, description, found.parameters, dtype, 0.0, 1, found.vision)
 
     def ask(self, id_: str, text: str, *images: Image, **options: Any) -> EngineRequest:
         """Return a request. `@` in `text` is replaced by the image placeholder."""

@@ -12,6 +12,7 @@ import pytest
 
 from syringa import logs
 from syringa.config import Config
+from syringa.http.middleware import access_log
 from syringa.http.middleware.access_log import logger
 from tests.client import client, server
 from tests.fake_engine import FakeEngine
@@ -121,7 +122,7 @@ async def test_access_log_formats_nothing_if_disabled(monkeypatch: pytest.Monkey
     def fail(*_: object) -> None:
         raise AssertionError("a line was formatted")
 
-    monkeypatch.setattr(logs, "line", fail)
+    monkeypatch.setattr(access_log, "_describe_caller", fail)
     monkeypatch.setattr(logger, "disabled", False)
     level = logging.getLogger("syringa").level
     logging.getLogger("syringa").setLevel(logging.WARNING)

@@ -125,8 +125,8 @@ def test_messages_are_left_as_they_were() -> None:
         (INSTRUCT, "Only user and assistant roles"),
         ("{{ messages[0].content + 1 }}", "TypeError"),
         ("{{ messages[0].nothing.deeper }}", "has no attribute"),
-        ("{{ messages.append(1) }}", "refuses"),
-        ("{{ ''.__class__.__mro__ }}", "refuses"),
+        ("{{ messages.append(1) }}", "rejects"),
+        ("{{ ''.__class__.__mro__ }}", "rejects"),
         ("{% set ns = namespace(_x=1) %}", "_x"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ messages | tojson(indent='a' * 3) }}{{ messages | tojson | from }}", None),
@@ -135,7 +135,7 @@ def test_messages_are_left_as_they_were() -> None:
 )
 def test_errors(source: str, message: str | None) -> None:
     if message is None:
-        with pytest.raises(ModelError, match="template is broken"):
+        with pytest.raises(ModelError, match="template is invalid"):
             ChatTemplate(source)
         return
     with pytest.raises(InvalidRequest, match=message) as caught:

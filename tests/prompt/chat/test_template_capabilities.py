@@ -35,5 +35,9 @@ DEAF = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
 )
 def test_traits(source: str, system: bool, developer: bool, names: bool, empty: str | None, as_text: bool) -> None:
     assert probe_template(ChatTemplate(source)) == TemplateCapabilities(
-        takes_system=system, knows_developer=developer, reads_names=names, empty=empty, arguments_as_text=as_text
+        supports_system=system,
+        supports_developer=developer,
+        renders_names=names,
+        empty_content=empty,
+        arguments_as_text=as_text,
     )

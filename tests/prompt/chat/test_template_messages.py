@@ -66,11 +66,11 @@ def test_the_last_text_of_a_final_message_is_continued(theirs: Any) -> None:
         (CHATML, {"role": "assistant"}, "no text to continue"),
         (CHATML, {"role": "assistant", "content": None}, "no text to continue"),
         (VISION, {"role": "user", "content": [PICTURE]}, "no text to continue"),
-        ("{{ messages[0].content }}", {"role": "assistant", "content": "Once"}, "does not show the final message"),
+        ("{{ messages[0].content }}", {"role": "assistant", "content": "Once"}, "changes the final message"),
         (
             "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}",
             {"role": "assistant", "content": "<think>hm</think>Once"},
-            "does not show the final message",
+            "changes the final message",
         ),
     ],
 )
@@ -81,13 +81,13 @@ def test_a_final_message_that_cannot_be_continued(source: str, message: dict[str
 
 
 def test_to_continue_and_to_begin_exclude_each_other() -> None:
-    with pytest.raises(InvalidRequest, match="set one of them") as caught:
+    with pytest.raises(InvalidRequest, match="set only one of them") as caught:
         ChatTemplate(CHATML).render(CHAT, continue_final_message=True)
     assert caught.value.param == "continue_final_message"
 
 
 @pytest.mark.parametrize(
-    ("source", "takes_parts"),
+    ("source", "accepts_content_parts"),
     [
         (CHATML, False),
         (INSTRUCT, False),
@@ -100,8 +100,8 @@ def test_to_continue_and_to_begin_exclude_each_other() -> None:
         (IN_A_MACRO, True),
     ],
 )
-def test_which_templates_take_parts(source: str, takes_parts: bool) -> None:
-    assert ChatTemplate(source, SPECIAL).takes_parts is takes_parts
+def test_which_templates_take_parts(source: str, accepts_content_parts: bool) -> None:
+    assert ChatTemplate(source, SPECIAL).accepts_content_parts is accepts_content_parts
 
 
 def test_parts_reach_a_template_that_takes_them() -> None:
@@ -131,7 +131,7 @@ def test_other_roles_parts_are_joined() -> None:
 
 
 def test_a_text_template_has_no_place_for_images() -> None:
-    with pytest.raises(InvalidRequest, match="no place for images") as caught:
+    with pytest.raises(InvalidRequest, match="does not support images") as caught:
         ChatTemplate(CHATML).render([*CHAT, {"role": "user", "content": [TEXT, PICTURE]}])
     assert caught.value.param == "messages[1].content"
 
@@ -140,7 +140,7 @@ def test_with_tools_a_template_may_take_text_only() -> None:
     source = "{% if tools %}{{ messages[0].content | trim }}{% else %}" + VISION + "{% endif %}"
     template = ChatTemplate(source)
     messages = [{"role": "user", "content": [TEXT, TEXT]}]
-    assert template.takes_parts
+    assert template.accepts_content_parts
     assert template.render(messages, tools=[TOOL]) == "part\npart"
     assert "partpart<|im_end|>" in template.render(messages)
 

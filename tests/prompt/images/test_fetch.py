@@ -13,11 +13,11 @@ import pytest
 
 from syringa.errors import InvalidRequest
 from syringa.prompt.images import fetch as module
-from syringa.prompt.images.fetch import FetchLimits, fetch, may_reach
+from syringa.prompt.images.fetch import FetchLimits, fetch, is_allowed_address
 from tests.prompt.images.web import Web, redirect, refused, response, serving
 
-HERE = FetchLimits(private=True, max_bytes=1000, timeout=5.0)
-PUBLIC = FetchLimits(private=False, max_bytes=1000, timeout=5.0)
+HERE = FetchLimits(allow_private=True, max_bytes=1000, timeout=5.0)
+PUBLIC = FetchLimits(allow_private=False, max_bytes=1000, timeout=5.0)
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def resolving(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> l
     ],
 )
 def test_addresses_that_nobody_may_reach(address: str) -> None:
-    assert not may_reach(address, private=False)
-    assert not may_reach(address, private=True)
+    assert not is_allowed_address(address, allow_private=False)
+    assert not is_allowed_address(address, allow_private=True)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_addresses_that_nobody_may_reach(address: str) -> None:
     ],
 )
 def test_private_addresses_have_to_be_allowed(address: str) -> None:
-    assert not may_reach(address, private=False)
-    assert may_reach(address, private=True)
+    assert not is_allowed_address(address, allow_private=False)
+    assert is_allowed_address(address, allow_private=True)
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "100.63.0.1", "172.32.0.1", "192.0.1.1", "2606:4700:4700::1111"])
 def test_public_addresses(address: str) -> None:
-    assert may_reach(address, private=False)
+    assert is_allowed_address(address, allow_private=False)
 
 
 async def test_a_body(web: Web) -> None:
@@ -250,4 +250,4 @@ async def test_a_redirect_to_nowhere(web: Web) -> None:
 
 async def test_a_host_that_is_no_name() -> None:
     with pytest.raises(InvalidRequest, match="not a URL"):
-        await fetch("http://xn--/", FetchLimits(private=True, max_bytes=10, timeout=1))
+        await fetch("http://xn--/", FetchLimits(allow_private=True, max_bytes=10, timeout=1))

@@ -11,7 +11,7 @@ import pytest
 from syringa.prompt.images.fetch import FetchLimits, fetch
 from tests.prompt.images.web import Web, redirect, refused, response, serving
 
-HERE = FetchLimits(private=True, max_bytes=1000, timeout=5.0)
+HERE = FetchLimits(allow_private=True, max_bytes=1000, timeout=5.0)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ async def test_a_slow_server(web: Web) -> None:
 
     web.pages |= {"/silent": silent, "/drip": drip}
     for path in ("/silent", "/drip"):
-        limits = FetchLimits(private=True, max_bytes=1000, timeout=0.2)
+        limits = FetchLimits(allow_private=True, max_bytes=1000, timeout=0.2)
         assert "longer than 0.2 seconds" in (await refused(fetch(web.url(path), limits))).message
 
 
@@ -99,10 +99,10 @@ async def test_the_time_is_for_all_redirects_together(web: Web) -> None:
         writer.write(redirect("/a"))
 
     web.pages["/a"] = slow
-    limits = FetchLimits(private=True, max_bytes=1000, timeout=0.3)
+    limits = FetchLimits(allow_private=True, max_bytes=1000, timeout=0.3)
     assert "longer than" in (await refused(fetch(web.url("/a"), limits))).message
 
 
 async def test_no_time_limit(web: Web) -> None:
     web.pages["/a"] = response(b"body")
-    assert await fetch(web.url("/a"), FetchLimits(private=True, max_bytes=1000, timeout=0)) == b"body"
+    assert await fetch(web.url("/a"), FetchLimits(allow_private=True, max_bytes=1000, timeout=0)) == b"body"

@@ -18,7 +18,7 @@ from syringa.prompt.images.image_file import check_image
 from syringa.prompt.images.loader import ImagePolicy, ImageSource, fetch_images
 from tests.prompt.images.web import Web, animation, picture, response, serving
 
-HERE = ImagePolicy(private=True, max_bytes=100_000, max_pixels=10_000)
+HERE = ImagePolicy(allow_private=True, max_bytes=100_000, max_pixels=10_000)
 KINDS = ["PNG", "JPEG", "WEBP", "GIF"]
 
 

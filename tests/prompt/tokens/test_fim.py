@@ -67,9 +67,9 @@ def test_families(tokenizer: Tokenizer, spelled: str, ends: tuple[str, ...]) -> 
     assert b"".join(map(tokenizer.token_bytes, built.tokens)).decode() == spelled
     own = built.tokens[built.before : len(built.tokens) - built.after]
     assert own == tokenizer.encode("ab", add_special=False)
-    assert fill.ends == {tokenizer.token_id(name) for name in ends}
+    assert fill.end_tokens == {tokenizer.token_id(name) for name in ends}
     for mark in (built.tokens[built.before - 1], built.tokens[-1]):
-        assert mark in fill.ends or not built.after
+        assert mark in fill.end_tokens or not built.after
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level(STARCODER, special=True), sentencepiece(CODELLAMA)])

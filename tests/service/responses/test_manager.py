@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from syringa.errors import EngineOverloaded, StoreUnavailable
+from syringa.errors import StoreUnavailable
 from syringa.service.responses import manager as module
 from syringa.service.responses.background import BackgroundResponse, BackgroundResponses
 from syringa.service.responses.manager import ResponseManager

@@ -68,6 +68,20 @@ class GpuOps(Protocol):
         """A linear layer for any number of rows, without fusion."""
         ...
 
+    def moe_mlp(
+        self,
+        x: torch.Tensor,
+        router_logits: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        top_k: int,
+        *,
+        normalize: bool,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the weighted sum of each row's experts, plus `residual`."""
+        ...
+
     def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Write the fp32 logits to `out` and return it."""
         ...
@@ -177,6 +191,20 @@ class ReferenceOps:
 
     def matmul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, weight, bias)
+
+    def moe_mlp(
+        self,
+        x: torch.Tensor,
+        router_logits: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        top_k: int,
+        *,
+        normalize: bool,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        y = reference.moe_mlp(x, router_logits, gate_up, down, top_k, normalize=normalize)
+        return y if residual is None else y + residual
 
     def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(reference.linear(x, weight, out_dtype=torch.float32))

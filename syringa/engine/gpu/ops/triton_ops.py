@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from syringa.engine.gpu.kernels import elementwise, rotary
 from syringa.engine.gpu.kernels.decode_attention import DecodeConfig, NewTokens, decode_attention
 from syringa.engine.gpu.kernels.embedding import embed
+from syringa.engine.gpu.kernels.moe import moe_mlp
 from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, query_tiles
 from syringa.engine.gpu.kernels.sampling import sample
 from syringa.engine.gpu.ops.base import QKNormRope
@@ -67,6 +68,19 @@ class TritonOps:
 
     def matmul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, weight, bias)
+
+    def moe_mlp(
+        self,
+        x: torch.Tensor,
+        router_logits: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        top_k: int,
+        *,
+        normalize: bool,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return moe_mlp(x, router_logits, gate_up, down, top_k, normalize=normalize, residual=residual)
 
     def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if len(x) <= self.max_fused_rows:

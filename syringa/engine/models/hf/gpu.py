@@ -76,7 +76,9 @@ class HFGpuDecoder:
     ) -> torch.Tensor:
         self.ops.begin_step(len(rows.tokens), False)
         # A negative token (sampling failed) is computed like any other, and its result is discarded.
-        tokens = torch.where(rows.token_sources >= 0, sampled[rows.token_sources.clamp(min=0).long()], rows.tokens.long())
+        tokens = torch.where(
+            rows.token_sources >= 0, sampled[rows.token_sources.clamp(min=0).long()], rows.tokens.long()
+        )
         tokens = tokens.clamp(min=0)
         positions = (rows.lengths - 1).clamp(min=0) if rows.prefill is None else rows.prefill.positions
         keep_logits = (

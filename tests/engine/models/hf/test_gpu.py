@@ -12,7 +12,7 @@ import torch
 
 from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.ops.base import ReferenceOps
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, loaded_gpu_model
+from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, wrap_gpu_model
 from syringa.engine.models.hf import gpu
 from syringa.engine.models.hf.gpu import HFGpuDecoder, can_capture_graphs
 from syringa.engine.models.hf.model import load_hf_model
@@ -56,7 +56,7 @@ def load(folder: Path, dtype: str = "fp32") -> LoadedModel:
     found = load_hf_model(files, description, dtype, None, description.max_model_len, 1, CPU)
     assert found.gpu is not None
     assert found.model is found.gpu
-    return loaded_gpu_model(found.gpu, description, found.parameters, dtype, 0.0)
+    return wrap_gpu_model(found.gpu, description, found.parameters, dtype, 0.0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -169,8 +169,8 @@ def test_hf_model_output_does_not_depend_on_token_budget(tiny_model: Any, dtype:
     answers = []
     for budget in (512, 8):  # with 8 tokens per step, most steps need no logits
         core = EngineCore(loaded, SchedulerLimits(step_tokens=budget), kv_cache_tokens=512)
-        asked = [request(str(i), prompt, temperature=0.0) for i, prompt in enumerate(PROMPTS)]
-        answers.append({key: answer.tokens for key, answer in drive(core, asked).items()})
+        requests = [request(str(i), prompt, temperature=0.0) for i, prompt in enumerate(PROMPTS)]
+        answers.append({key: answer.tokens for key, answer in drive(core, requests).items()})
         core.close()
     assert answers[0] == answers[1]
 

@@ -65,11 +65,11 @@ def test_gpu_vision_logits_match_transformers(tiny_model: Any, name: str, monkey
     assert loaded.gpu is not None
     assert loaded.model is loaded.gpu
     expected = [hf_reference.logits(model, text, *images) for text, images in PROMPTS]
-    ours = preprocess(loaded, *(model.ask("a", text, *images) for text, images in PROMPTS))
-    assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in expected]
-    batches = [run(loaded, ours), run(loaded, ours, chunk=13), run(loaded, ours[:1], chunk=1)]
+    prompts = preprocess(loaded, *(model.ask("a", text, *images) for text, images in PROMPTS))
+    assert [tokens for tokens, _ in prompts] == [tokens for tokens, _ in expected]
+    batches = [run(loaded, prompts), run(loaded, prompts, chunk=13), run(loaded, prompts[:1], chunk=1)]
     monkeypatch.setattr(gpu, "MAX_SCORES", 2000)  # the PyTorch path then takes a few rows at a time
-    batches.append(run(loaded, ours))
+    batches.append(run(loaded, prompts))
     for batch in batches:
         for got, (_, wanted) in zip(batch, expected, strict=False):
             assert difference(got, wanted) < 1e-3
@@ -78,11 +78,11 @@ def test_gpu_vision_logits_match_transformers(tiny_model: Any, name: str, monkey
 def test_bidirectional_attention_reads_no_unwritten_cache(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("gemma3")
     loaded = model.load_for_gpu()
-    ours = preprocess(loaded, *(model.ask("a", text, *images) for text, images in PROMPTS))
-    expected = run(loaded, ours, chunk=13)
+    prompts = preprocess(loaded, *(model.ask("a", text, *images) for text, images in PROMPTS))
+    expected = run(loaded, prompts, chunk=13)
 
     monkeypatch.setattr(GpuCacheShape, "allocate", nan_filled_cache)
-    for got, wanted in zip(run(loaded, ours, chunk=13), expected, strict=True):
+    for got, wanted in zip(run(loaded, prompts, chunk=13), expected, strict=True):
         assert torch.equal(got, wanted)
 
 
@@ -99,7 +99,7 @@ KINDS: list[dict[str, Any]] = [
 def workload(model: TinyVisionModel, seed: int) -> list[EngineRequest]:
     """Return requests with zero to three images, most of them repeated, some with several choices."""
     rng = random.Random(seed)
-    asked = []
+    requests = []
     for i in range(12):
         images = [rng.choice(IMAGES) for _ in range(rng.choice([0, 1, 1, 2, 3]))]
         words = ["Now, " * rng.randint(0, 6), *(f"@{' or' * rng.randint(0, 4)}" for _ in images), " what?"]
@@ -109,11 +109,11 @@ def workload(model: TinyVisionModel, seed: int) -> list[EngineRequest]:
             "choices": rng.choice([1, 1, 3]),
             "stopping": {"ignore_eos": True, "stop_tokens": frozenset(rng.sample(range(VOCABULARY), 6))},
         }
-        asked.append(model.ask(str(i), "".join(words), *images, **(options | rng.choice(KINDS))))
-    return asked
+        requests.append(model.ask(str(i), "".join(words), *images, **(options | rng.choice(KINDS))))
+    return requests
 
 
-def check_alike(loaded: LoadedModel, asked: list[EngineRequest], found: Answers, expected: Answers) -> None:
+def assert_same_answers(loaded: LoadedModel, requests: list[EngineRequest], found: Answers, expected: Answers) -> None:
     """Assert equal tokens, but for at most one draw that the last bits of the logits decide."""
     assert found.keys() == expected.keys()
     differ = []
@@ -128,7 +128,7 @@ def check_alike(loaded: LoadedModel, asked: list[EngineRequest], found: Answers,
     for key in differ:
         tokens, other = expected[key].tokens, found[key].tokens
         at = next(i for i, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b)
-        request = next(each for each in asked if each.id == key[0])
+        request = next(each for each in requests if each.id == key[0])
         ((prompt, images),) = preprocess(loaded, request)
         logits = run(loaded, [(prompt + tokens[:at], images)])[0][-1]
         row = SamplingRow(SamplerState(request.sampling, request.prompt, tokens[:at]), key[1], at)
@@ -137,9 +137,9 @@ def check_alike(loaded: LoadedModel, asked: list[EngineRequest], found: Answers,
         assert {tokens[at], other[at]} <= set(Sampler(VOCABULARY).sample(rounded, [row] * 64).tokens)
 
 
-def answer(core: EngineCore, asked: list[EngineRequest]) -> list[Answers]:
+def answer(core: EngineCore, requests: list[EngineRequest]) -> list[Answers]:
     """Run the requests twice; the second time, their prefixes are cached."""
-    answers = [drive(core, asked), drive(core, asked)]
+    answers = [drive(core, requests), drive(core, requests)]
     stats = core.stats()
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
     core.close()
@@ -152,7 +152,7 @@ def test_tokens_match_synchronous_execution(tiny_model: Any, name: str, seed: in
     """On the CPU with and without async scheduling, and on the GPU code path; with split images and preemption."""
     model = tiny_model(name)
     limits, room = SchedulerLimits(step_tokens=40, max_running=9), {"kv_cache_tokens": 416}
-    asked = workload(model, seed)
+    requests = workload(model, seed)
     here, there = model.load(), model.load_for_gpu()
     plain = EngineCore(here, limits, **room)
     ahead = EngineCore(here, limits, **room)
@@ -161,11 +161,11 @@ def test_tokens_match_synchronous_execution(tiny_model: Any, name: str, seed: in
     placed = EngineCore(there, limits, **room)
     assert placed.runner
     assert isinstance(placed.runner, GpuModelRunner)
-    expected, again = answer(plain, asked)
-    check_alike(here, asked, again, expected)
+    expected, again = answer(plain, requests)
+    assert_same_answers(here, requests, again, expected)
     for core in (ahead, placed):
-        for found in answer(core, asked):
-            check_alike(here, asked, found, expected)
+        for found in answer(core, requests):
+            assert_same_answers(here, requests, found, expected)
         assert core.stats().preemptions
     assert device.max_pending > 1
     assert not len(placed.runner.input_batch)
@@ -237,9 +237,9 @@ def test_bf16_logits_are_close_to_fp32(tiny_model: Any) -> None:
     model = tiny_model("qwen2_5_vl")
     loaded = model.load_for_gpu("bf16")
     text, images = PROMPTS[1]
-    ours = preprocess(loaded, model.ask("a", text, *images))
+    prompts = preprocess(loaded, model.ask("a", text, *images))
     expected = hf_reference.logits(model, text, *images)[1]
-    error = run(loaded, ours)[0] - expected
+    error = run(loaded, prompts)[0] - expected
     assert float(error.norm() / expected.norm()) < 0.06
 
 
@@ -247,7 +247,7 @@ def test_gpu_loader_returns_vision_components(tiny_model: Any) -> None:
     model = tiny_model("gemma3")
     files = locate(str(model.folder))
     options = LoadOptions(model=str(model.folder), device="cuda")
-    loaded = loader._load_gpu(options, files, describe(files), torch.device("cpu"), None)
+    loaded = loader.load_on_gpu(options, files, describe(files), torch.device("cpu"), None)
     assert loaded.info.dtype == "bf16"
     core = EngineCore(loaded, kv_cache_tokens=512)
     answer = drive(core, [model.ask("a", "@ and @", *IMAGES[:2], max_tokens=5)])["a", 0]

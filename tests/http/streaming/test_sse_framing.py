@@ -1,4 +1,4 @@
-"""What a stream looks like on the wire, below HTTP's own framing."""
+"""The framing of streams on the wire."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.http.raw_client import running_server
 
 
 async def chunks(reader: asyncio.StreamReader) -> list[bytes]:
-    """Of one response."""
+    """Return the chunks of one response."""
     head = await reader.readuntil(b"\r\n\r\n")
     assert b"200 OK" in head
     assert b"transfer-encoding: chunked" in head
