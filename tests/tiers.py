@@ -8,6 +8,9 @@ tiers, with fewer examples in the fast one.
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import pytest
 
 SLOW = os.environ.get("SLOW", "") not in ("", "0")
 
@@ -15,3 +18,8 @@ SLOW = os.environ.get("SLOW", "") not in ("", "0")
 def examples(count: int) -> int:
     """Return how many examples a property test runs in this tier, given the count of the slow tier."""
     return count if SLOW else max(10, count // 4)
+
+
+def slow(*values: Any) -> list[Any]:
+    """Return parameters of `pytest.mark.parametrize` that run in the slow tier only."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]

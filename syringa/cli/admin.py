@@ -30,7 +30,10 @@ _with_database = with_options(*settings_options(("database",)))
 @_with_database
 def create_key(
     organization: Annotated[
-        str, typer.Argument(help="The organization that the key belongs to; created if new.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="ORGANIZATION", help="The organization that the key belongs to; created if new.", show_default=False
+        ),
     ],
     name: Annotated[
         str, typer.Option("--name", metavar="TEXT", help="A note on what the key is for.", show_default=False)
@@ -70,7 +73,8 @@ def create_key(
 @_with_database
 def list_keys(
     organization: Annotated[
-        str | None, typer.Argument(help="List only the keys of this organization.", show_default=False)
+        str | None,
+        typer.Argument(metavar="ORGANIZATION", help="List only the keys of this organization.", show_default=False),
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="Include revoked keys.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -110,7 +114,9 @@ def list_organizations(config: ConfigFile = None, **options: Any) -> None:
 @organizations.command("set")
 @_with_database
 def set_organization(
-    organization: Annotated[str, typer.Argument(help="The organization; created if new.", show_default=False)],
+    organization: Annotated[
+        str, typer.Argument(metavar="ORGANIZATION", help="The organization; created if new.", show_default=False)
+    ],
     requests_per_minute: RequestLimit = None,
     tokens_per_minute: TokenLimit = None,
     concurrent: ConcurrentLimit = None,

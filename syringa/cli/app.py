@@ -52,7 +52,10 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
 @app.command()
 @with_options(*settings_options())
 def serve(config: ConfigFile = None, **options: Any) -> None:
-    """Start the server. Settings come from options, SYRINGA_* variables and syringa.toml, in this order."""
+    """Start the server.
+
+    Options take precedence over SYRINGA_* environment variables, and these over syringa.toml.
+    """
     from syringa.cli.serve import run
 
     raise typer.Exit(run(options, config))
@@ -103,7 +106,7 @@ def models() -> None:
 
 @app.command()
 def pull(
-    model: Annotated[str, typer.Argument(help="`default`, or a Hugging Face model id.")] = "default",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="`default`, or a Hugging Face model id.")] = "default",
 ) -> None:
     """Download a model."""
     from syringa.cli.models import download
@@ -113,13 +116,23 @@ def pull(
 
 @app.command()
 def bench(
-    url: Annotated[str | None, typer.Option(help="Measure this running server instead of starting one.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model to serve, or to request from --url.")] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Measure this running server instead of starting one.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The model to serve, or to request from --url.")
+    ] = None,
     api_key: Key = None,
-    streams: Annotated[str, typer.Option(help="Numbers of concurrent streams, separated by commas.")] = "1,4,16,64",
-    repeats: Annotated[int, typer.Option(min=1, help="Runs per number of streams, for median and spread.")] = 3,
+    streams: Annotated[
+        str, typer.Option(metavar="LIST", help="Numbers of concurrent streams, separated by commas.")
+    ] = "1,4,16,64",
+    repeats: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Runs per number of streams, for median and spread.")
+    ] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="A short run to check that everything works.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Write the results to this file, as JSON.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the results to this file, as JSON.")
+    ] = None,
 ) -> None:
     """Measure tokens per second and time to first token over HTTP."""
     from syringa.bench.runner import run_syringa_bench

@@ -56,8 +56,8 @@ def settings_options(names: Iterable[str] = tuple(config.FIELDS)) -> list[inspec
     options = []
     for name in names:
         kind, default = config.setting_type(name), config.FIELDS[name].default
-        text = f"{config.describe(name)}  [{config.variable(name)}"
-        text += f", default {default}]" if default not in ((), "") else "]"
+        text = f"{config.describe(name)}  [env var: {config.variable(name)}"
+        text += f"; default: {default}]" if default not in ((), "") else "]"
         metavar = "|".join(get_args(kind)) if get_origin(kind) is Literal else None
         # Values are passed on as text: `config.load` checks them, with error messages of one line.
         kind = bool if kind is bool else list[str] if get_origin(kind) is tuple else str
@@ -89,9 +89,9 @@ def with_options(*options: inspect.Parameter) -> Callable[[Callable[..., Any]], 
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(command, eval_str=True)
-        kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        command.__signature__ = own.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
-        command.__annotations__ = {each.name: each.annotation for each in [*kept, *options]}
+        retained = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        command.__signature__ = own.replace(parameters=[*retained, *options])  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in [*retained, *options]}
         return command
 
     return decorate

@@ -39,16 +39,16 @@ class GenerationDispatcher:
         self._running: set[CancelScope] = set()
         self._stopped = False
 
-    def prepare(self, prepared: PreparedRequest, accounting: RequestAccounting) -> Generation:
+    def generation(self, prepared: PreparedRequest, accounting: RequestAccounting) -> Generation:
         """Return a function that runs the request and returns its usage."""
         accounting.model, accounting.user = prepared.model.id, prepared.request.user
         return functools.partial(self._run, prepared, accounting)
 
-    def prepare_with_usage_event(
+    def generation_with_usage_event(
         self, prepared: PreparedRequest, accounting: RequestAccounting
     ) -> Callable[[Emit], Awaitable[None]]:
-        """Like `prepare`, but emit `Usage` as the last event instead of returning it."""
-        generate = self.prepare(prepared, accounting)
+        """Like `generation`, but emit `Usage` as the last event instead of returning it."""
+        generate = self.generation(prepared, accounting)
 
         async def generate_with_usage_event(emit: Emit) -> None:
             emit([await generate(emit)])

@@ -18,7 +18,7 @@ from syringa.http.routes.response_run import ResponseRun, ResponseRuns
 from syringa.http.streaming.sse import DONE, EventStreamResponse, Framing, encode
 from syringa.service.app_state import AppState
 from syringa.service.responses.background import BackgroundResponse, follow_stored
-from syringa.service.responses.recorder import Response
+from syringa.service.responses.recorder import ResponseObject
 from syringa.store import Store, StoredEvent
 
 _STOPPED = "The server was stopped before the response was finished."
@@ -26,11 +26,11 @@ _STOPPED = "The server was stopped before the response was finished."
 
 async def begin(
     runs: ResponseRuns, response_run: ResponseRun, app_state: AppState
-) -> tuple[BackgroundResponse, Response]:
+) -> tuple[BackgroundResponse, ResponseObject]:
     """Start a response that continues without its client, and return it in its queued state."""
     assert response_run.recorder is not None
     created, queued, started = response_run.writer.begin(queued=True)
-    response: Response = msgspec.to_builtins(created)["response"]
+    response: ResponseObject = msgspec.to_builtins(created)["response"]
     with app_state.background.reserve():
         await runs.begin(response_run, response)
         background = BackgroundResponse(response_run.recorder)

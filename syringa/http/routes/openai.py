@@ -65,7 +65,7 @@ class OpenAIRoutes:
         return dependencies.json(result, dependencies.ignored_fields_header(self._config, ignored))
 
     def _respond(self, prepared: PreparedRequest, accounting: RequestAccounting, headers: dict[str, str]) -> Response:
-        generation = self._dispatcher.prepare_with_usage_event(prepared, accounting)
+        generation = self._dispatcher.generation_with_usage_event(prepared, accounting)
         if prepared.stream:
             keep_alive = self._config.keep_alive
             write = prepared.writer.write

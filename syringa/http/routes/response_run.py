@@ -33,7 +33,7 @@ from syringa.output.collect import collect
 from syringa.service.responses import history
 from syringa.service.responses.encryption import NullCipher
 from syringa.service.responses.manager import ResponseManager
-from syringa.service.responses.recorder import ConversationRecorder, Response, ResponseRecorder
+from syringa.service.responses.recorder import ConversationRecorder, ResponseObject, ResponseRecorder
 from syringa.service.usage.accounting import RequestAccounting
 
 Body = ResponseRequest | InputTokensRequest | CompactRequest
@@ -59,8 +59,8 @@ class ResponseRun:
         self._generation, self.accounting = generation, accounting
 
     @property
-    def response(self) -> Response:
-        found: Response = msgspec.to_builtins(self.writer.response)
+    def response(self) -> ResponseObject:
+        found: ResponseObject = msgspec.to_builtins(self.writer.response)
         return found
 
     async def generate(self, emit: Emit) -> Usage:
@@ -150,10 +150,10 @@ class ResponseRuns:
         elif body.conversation_id is not None:
             recorder = ConversationRecorder(self.responses, organization, prepared.request.id, body.conversation_id)
         return ResponseRun(
-            prepared, self.dispatcher.prepare(prepared, accounting), recorder, list(context.history), accounting
+            prepared, self.dispatcher.generation(prepared, accounting), recorder, list(context.history), accounting
         )
 
-    async def begin(self, run: ResponseRun, response: Response | None = None) -> None:
+    async def begin(self, run: ResponseRun, response: ResponseObject | None = None) -> None:
         """Store that the response is in progress. Raises `StoreUnavailable`, so that nothing is generated."""
         if run.recorder is not None:
             try:

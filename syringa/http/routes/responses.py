@@ -150,10 +150,10 @@ class ResponseRoutes:
         models = self._runs.models.for_key(accounting.caller.models)
         prepared = await prepare_compaction(body, models, ignored, context)
         headers = dependencies.ignored_fields_header(self._config, ignored)
-        generation = self._runs.dispatcher.prepare_with_usage_event(prepared, accounting)
+        generation = self._runs.dispatcher.generation_with_usage_event(prepared, accounting)
         return BufferedResponse(functools.partial(generate_body, generation, prepared.writer), headers=headers)
 
-    async def _read(self, organization: str, id: str) -> tuple[StoredResponse, recorder.Response]:
+    async def _read(self, organization: str, id: str) -> tuple[StoredResponse, recorder.ResponseObject]:
         store = self._responses.store
         found = await recorder.read_response(store, organization, id)
         if found is not None and found[0].process is not None and process_identity.has_exited(found[0].process):

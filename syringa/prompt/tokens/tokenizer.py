@@ -55,7 +55,7 @@ class Tokenizer:
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """The length of the longest token in bytes: a text of more than n times as many characters has over n tokens."""
+        """The length of the longest token in bytes: a text of over n times as many characters has over n tokens."""
         return max(map(len, self.bytes_table), default=1)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:

@@ -130,7 +130,8 @@ class Metrics:
 
     def observe(self, accounting: RequestAccounting) -> None:
         """Count a request that has ended."""
-        labels = (accounting.model, accounting.endpoint, accounting.outcome, accounting.status, accounting.stats.truncated)
+        truncated = accounting.stats.truncated
+        labels = (accounting.model, accounting.endpoint, accounting.outcome, accounting.status, truncated)
         count = self._counters.get(labels)
         if count is None:
             count = self._counters[labels] = self._counter_of(*labels)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from syringa.errors import EngineOverloaded, StoreError, StoreUnavailable
-from syringa.service.responses.recorder import Response, ResponseRecorder, read_response
+from syringa.service.responses.recorder import ResponseObject, ResponseRecorder, read_response
 from syringa.store import ACTIVE, Store, StoredEvent
 
 logger = logging.getLogger("syringa.service")
@@ -34,7 +34,7 @@ class BackgroundResponse:
     def __init__(self, recorder: ResponseRecorder) -> None:
         self.recorder = recorder
         self.cancelled = False
-        self.response: Response | None = None  # the final object
+        self.response: ResponseObject | None = None  # the final object
         self.ended = False
         self._finishing = False
         self._events: list[StoredEvent] = []
@@ -49,12 +49,12 @@ class BackgroundResponse:
             raise StoreUnavailable("the events of a background response could not be stored")
         self._add(events)
 
-    async def finish(self, response: Response, events: Sequence[StoredEvent] = ()) -> None:
+    async def finish(self, response: ResponseObject, events: Sequence[StoredEvent] = ()) -> None:
         """Store the end, then publish the last events. Once this has begun, it cannot be cancelled."""
         self._finishing = True
         await asyncio.shield(self.recorder.manager.spawn(self._finish(response, events)))
 
-    async def _finish(self, response: Response, events: Sequence[StoredEvent]) -> None:
+    async def _finish(self, response: ResponseObject, events: Sequence[StoredEvent]) -> None:
         try:
             await self.recorder.finish(response, [*self._unstored(), *events])
             self.response = response

@@ -12,7 +12,7 @@ from syringa.service.responses.history import encode_items
 from syringa.service.responses.manager import ResponseManager
 from syringa.store import ResponseKey, ResponseStatus, Store, StoredEvent, StoredItem, StoredResponse
 
-Response = dict[str, Any]
+ResponseObject = dict[str, Any]
 """A response object as clients see it."""
 
 
@@ -22,7 +22,7 @@ class ResponseRecorder:
     def __init__(self, manager: ResponseManager, organization: str, id: str) -> None:
         self.manager, self.organization, self.id = manager, organization, id
 
-    async def begin(self, response: Response, input: Sequence[dict[str, Any]]) -> None:
+    async def begin(self, response: ResponseObject, input: Sequence[dict[str, Any]]) -> None:
         """Store the response before anything is generated. Raises `StoreUnavailable`: then it must not run."""
         body, _ = _split(response)
         conversation = response.get("conversation")
@@ -48,22 +48,22 @@ class ResponseRecorder:
         """Call `callback` if another process cancels or deletes the response."""
         self.manager.track(self._key, callback)
 
-    async def update(self, response: Response) -> None:
+    async def update(self, response: ResponseObject) -> None:
         body, _ = _split(response)
         status: ResponseStatus = response["status"]
         await self.manager.store.write(
             lambda session: session.responses.update(self.organization, self.id, status=status, body=body)
         )
 
-    async def finish(self, response: Response, events: Sequence[StoredEvent] = ()) -> None:
+    async def finish(self, response: ResponseObject, events: Sequence[StoredEvent] = ()) -> None:
         """Store the final state and the last events. Does not raise: a failed write is retried."""
         await self.manager.finish(self._key, lambda: self._write(response, events))
 
-    def finish_later(self, response: Response) -> None:
+    def finish_later(self, response: ResponseObject) -> None:
         """Like `finish`, without waiting for it."""
         self.manager.spawn(self.finish(response))
 
-    async def _write(self, response: Response, events: Sequence[StoredEvent]) -> None:
+    async def _write(self, response: ResponseObject, events: Sequence[StoredEvent]) -> None:
         body, output = _split(response)
         status: ResponseStatus = response["status"]
         await self.manager.store.write(
@@ -86,10 +86,10 @@ class ConversationRecorder(ResponseRecorder):
         self._conversation = conversation
         self._input: list[StoredItem] = []
 
-    async def begin(self, response: Response, input: Sequence[dict[str, Any]]) -> None:
+    async def begin(self, response: ResponseObject, input: Sequence[dict[str, Any]]) -> None:
         self._input = encode_items(input)
 
-    async def _write(self, response: Response, events: Sequence[StoredEvent]) -> None:
+    async def _write(self, response: ResponseObject, events: Sequence[StoredEvent]) -> None:
         if response["status"] not in ("completed", "incomplete"):
             return
         new = [*self._input, *encode_items(response["output"])]
@@ -100,7 +100,7 @@ class ConversationRecorder(ResponseRecorder):
         )
 
 
-async def read_response(store: Store, organization: str, id: str) -> tuple[StoredResponse, Response] | None:
+async def read_response(store: Store, organization: str, id: str) -> tuple[StoredResponse, ResponseObject] | None:
     """Return a stored response, and the object that clients see."""
     found = await store.read(lambda session: session.responses.get(organization, id))
     if found is None:
@@ -110,7 +110,7 @@ async def read_response(store: Store, organization: str, id: str) -> tuple[Store
     return found, response
 
 
-def _split(response: Response) -> tuple[str, list[StoredItem]]:
+def _split(response: ResponseObject) -> tuple[str, list[StoredItem]]:
     """Return the object without its output, and the output: items are stored one by one, to be referenced."""
     output = encode_items(response.get("output") or [])
     return msgspec.json.encode(response | {"output": []}).decode(), output

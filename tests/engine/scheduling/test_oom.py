@@ -25,6 +25,7 @@ from tests.engine.conftest import Answers, Driver, request
 from tests.engine.gpu.tiny_models import load_tiny_gpu_model
 from tests.engine.models.tiny_models import SIZES, save
 from tests.engine.scheduling.model_free_engine import sequence
+from tests.tiers import slow
 
 GPU = "CUDA out of memory. Tried to allocate 2.00 GiB."
 CPU = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."
@@ -343,7 +344,7 @@ def never(part: str, choices: Sequence[Choice]) -> bool:
 
 @both
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *slow(1, 2, 3)])
 def test_random_ooms_do_not_change_tokens(
     folder: Path, make: Make, seed: int, caching: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,7 +383,7 @@ def test_blocks_of_failed_copies_are_recomputed(folder: Path, make: Make) -> Non
 
 
 @both
-@pytest.mark.parametrize("max_sequences", [1, 3, 12])
+@pytest.mark.parametrize("max_sequences", [3, *slow(1, 12)])
 def test_steps_shrink_to_what_fits(folder: Path, make: Make, max_sequences: int) -> None:
     """A step has memory for `max_sequences` sequences at all times."""
 
@@ -424,7 +425,7 @@ def test_long_prompt_is_computed_in_smaller_chunks(folder: Path, make: Make) -> 
 
 @both
 @pytest.mark.parametrize("where", ["start", "started", "sample"])
-@pytest.mark.parametrize("choices", [1, 3])
+@pytest.mark.parametrize("choices", [3, *slow(1)])
 def test_request_that_never_fits_fails_alone(folder: Path, make: Make, where: str, choices: int) -> None:
     def fails(part: str, choices: Sequence[Choice]) -> bool:
         return part == where and any(choice.request.id == "large" for choice in choices)

@@ -10,9 +10,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from syringa.engine.structured_output import masks
 from syringa.engine.worker.core import EngineCore
 from syringa.types import Grammar
 from tests.engine.conftest import drive, request
+from tests.tiers import examples
 
 pytestmark = pytest.mark.model
 
@@ -47,10 +49,13 @@ REGEXES = [
     r"(yes|no|maybe), because [a-z ]{5,60}\.",
     r"#[0-9a-f]{6}(, #[0-9a-f]{6}){0,4}",
 ]
-SAMPLES = 20  # per grammar
+SAMPLES = examples(20)  # per grammar
 
 
-def test_200_samples_match_their_grammars(engine: Callable[..., EngineCore], tokenizer: Any) -> None:
+def test_samples_match_their_grammars(
+    engine: Callable[..., EngineCore], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks, "STEP_SECONDS", 60)  # the budget has tests of its own, and this machine may be busy
     core = engine(kv_cache_tokens=200 * 256)
     ends = frozenset(core.loaded.description.end_tokens)
     grammars = [Grammar("json_schema", json.dumps(schema)) for schema in SCHEMAS]
@@ -70,7 +75,8 @@ def test_200_samples_match_their_grammars(engine: Callable[..., EngineCore], tok
         for i, grammar in enumerate(grammars)
     ]
     answers = drive(core, requests)
-    assert len(answers) == 200
+    count = SAMPLES * len(grammars)
+    assert len(answers) == count
     complete = 0
     for (id_, _), answer in answers.items():
         if answer.finish != "stop":
@@ -82,5 +88,5 @@ def test_200_samples_match_their_grammars(engine: Callable[..., EngineCore], tok
             jsonschema.validate(json.loads(text), SCHEMAS[int(id_)])
         else:
             assert re.fullmatch(REGEXES[int(id_) - len(SCHEMAS)], text), text
-    print(f"{complete} of 200 samples finished within max_tokens, all of them valid")
-    assert complete >= 190
+    print(f"{complete} of {count} samples finished within max_tokens, all of them valid")
+    assert complete >= 0.95 * count

@@ -205,7 +205,7 @@ async def test_every_redirect_is_checked(web: Web, monkeypatch: pytest.MonkeyPat
         "http://169.254.169.254/latest": "no address that may be fetched",
         "file:///etc/passwd": "only http",
         "http://a:b@pictures.test/": "user name",
-        "http://[::1": "no whole and proper answer",
+        "http://[::1": "no complete and valid answer",
     }.items():
         web.pages["/a"] = redirect(to)
         assert said in (await refused(fetch(web.url("/a", "pictures.test"), HERE))).message

@@ -70,7 +70,7 @@ async def test_a_compressed_body_is_not_unpacked(web: Web) -> None:
 async def test_what_is_no_whole_answer(web: Web, page: bytes) -> None:
     web.pages["/a"] = page
     error = await refused(fetch(web.url("/a"), HERE))
-    assert error.message == "its server sent no whole and proper answer."
+    assert error.message == "its server sent no complete and valid answer."
 
 
 async def test_nobody_listens() -> None:

@@ -74,7 +74,7 @@ async def test_the_same_url_is_fetched_once(web: Web) -> None:
 
 
 async def test_several_at_once_but_not_too_many(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_AT_ONCE", 3)
+    monkeypatch.setattr(module, "_MAX_CONCURRENT_FETCHES", 3)
 
     async def slow(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.3)
@@ -134,12 +134,12 @@ async def test_data_uris(uri: str) -> None:
         ("data:;base64,abcd", "expected data:image/", "invalid_image_url"),
         ("data:image/png;base64", "expected data:image/", "invalid_image_url"),
         ("data:image/png;base64,", "empty", "empty_image_file"),
-        ("data:image/png;base64,iVBOR", "not proper base64", "invalid_base64_image"),
-        ("data:image/png;base64,iVBO=", "not proper base64", "invalid_base64_image"),
-        ("data:image/png;base64,iV-_", "not proper base64", "invalid_base64_image"),
-        ("data:image/png;base64,iVBO!!!!", "not proper base64", "invalid_base64_image"),
-        ("data:image/png;base64,iVBOü", "not proper base64", "invalid_base64_image"),
-        ("data:image/png;base64,aGk=aGk=", "not proper base64", "invalid_base64_image"),
+        ("data:image/png;base64,iVBOR", "not valid base64", "invalid_base64_image"),
+        ("data:image/png;base64,iVBO=", "not valid base64", "invalid_base64_image"),
+        ("data:image/png;base64,iV-_", "not valid base64", "invalid_base64_image"),
+        ("data:image/png;base64,iVBO!!!!", "not valid base64", "invalid_base64_image"),
+        ("data:image/png;base64,iVBOü", "not valid base64", "invalid_base64_image"),
+        ("data:image/png;base64,aGk=aGk=", "not valid base64", "invalid_base64_image"),
         (data_uri(b"hello world, this is text"), "not a PNG, JPEG, WebP or GIF", "invalid_image_format"),
         (data_uri(b"<svg/>", "image/svg+xml"), "not a PNG, JPEG, WebP or GIF", "invalid_image_format"),
         (data_uri(b"x" * 100_001), "more than 100000 bytes", "image_file_too_large"),

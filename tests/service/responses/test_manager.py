@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from syringa.errors import StoreUnavailable
 from syringa.service.responses import manager as module
-from syringa.service.responses.background import BackgroundResponse, BackgroundResponses
 from syringa.service.responses.manager import ResponseManager
-from syringa.service.responses.recorder import ResponseRecorder
-from syringa.store import ResponseKey, Store, StoredEvent
+from syringa.store import ResponseKey, Store
 from tests.store.helpers import read, response, write
 
 
@@ -72,28 +69,6 @@ async def test_heartbeat_keeps_response_alive(tmp_path: Path, monkeypatch: pytes
         await manager.close()
         await asyncio.sleep(1.7)
         assert await other.fail_orphans(silent_for=1.5) == [ResponseKey("acme", "r")]
-
-
-async def test_background_response_limits_unstored_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("syringa.service.responses.background.MAX_UNSTORED_EVENTS", 100)
-    async with managed(tmp_path) as manager:
-        background = BackgroundResponse(ResponseRecorder(manager, "acme", "r"))
-        for number in range(101):
-            background.publish([StoredEvent(number, "{}")])
-        with pytest.raises(StoreUnavailable):
-            background.publish([StoredEvent(101, "{}")])
-
-
-async def test_background_responses_reserve_capacity() -> None:
-    background = BackgroundResponses(1)
-    with (
-        background.reserve(),
-        pytest.raises(Exception, match="1 background responses are running"),
-        background.reserve(),
-    ):
-        pass
-    with background.reserve():
-        pass
 
 
 async def test_finish_completes_when_caller_is_cancelled(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from tests.store.helpers import START, Clock, items, read, response, statements,
 async def create_three(store: Store, **changes: object) -> None:
     previous = None
     for n in (1, 2, 3):
-        kept = response(f"r{n}", previous_id=previous, output=tuple(items(f"o{n}")), **(changes if n == 2 else {}))
-        await write(store).responses.create(kept, items(f"i{n}", f"j{n}"))
+        stored = response(f"r{n}", previous_id=previous, output=tuple(items(f"o{n}")), **(changes if n == 2 else {}))
+        await write(store).responses.create(stored, items(f"i{n}", f"j{n}"))
         previous = f"r{n}"
 
 
@@ -54,8 +54,8 @@ async def test_broken_chain_names_missing_response(store: Store, clock: Clock) -
 async def test_chain_of_thousand_responses_is_one_statement(store: Store) -> None:
     def build(session: object) -> None:
         for n in range(1000):
-            kept = response(f"r{n}", previous_id=f"r{n - 1}" if n else None, output=tuple(items(f"o{n}")))
-            session.responses.create(kept, items(f"i{n}"))  # type: ignore[attr-defined]
+            stored = response(f"r{n}", previous_id=f"r{n - 1}" if n else None, output=tuple(items(f"o{n}")))
+            session.responses.create(stored, items(f"i{n}"))  # type: ignore[attr-defined]
 
     await store.write(build)
     with statements(store) as seen:

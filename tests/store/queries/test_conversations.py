@@ -11,10 +11,10 @@ from tests.store.helpers import START, Clock, conversation, find_item, item, ite
 
 
 async def test_conversation_create_update_delete(store: Store) -> None:
-    kept = conversation("c1", metadata='{"topic":"lilacs"}', expires_at=START + 9)
-    assert await write(store).conversations.create(kept)
+    stored = conversation("c1", metadata='{"topic":"lilacs"}', expires_at=START + 9)
+    assert await write(store).conversations.create(stored)
     assert not await write(store).conversations.create(conversation("c1"), items("a"))
-    assert await read(store).conversations.get(US, "c1") == kept
+    assert await read(store).conversations.get(US, "c1") == stored
     changed = await write(store).conversations.update(US, "c1", metadata="{}")
     assert changed == conversation("c1", expires_at=START + 9) == await read(store).conversations.get(US, "c1")
     assert await write(store).conversations.update(US, "c2", metadata="{}") is None

@@ -10,8 +10,8 @@ from tests.store.helpers import START, Clock, conversation, items, read, respons
 
 async def test_expire_deletes_in_chunks(store: Store) -> None:
     for n in range(45):
-        kept = response(f"r{n}", organization=f"o{n % 3}", expires_at=START + n, output=tuple(items("o")))
-        await write(store).responses.create(kept, items("i"))
+        stored = response(f"r{n}", organization=f"o{n % 3}", expires_at=START + n, output=tuple(items("o")))
+        await write(store).responses.create(stored, items("i"))
         await write(store).events.append(f"o{n % 3}", f"r{n}", [StoredEvent(0, "{}")])
     await write(store).responses.create(response("stays"), items("i"))
     await write(store).conversations.create(conversation("c1", expires_at=START + 3), items("a"))

@@ -20,9 +20,9 @@ async def fill(store: Store, organization: str, text: str) -> None:
 
 
 async def check(store: Store, organization: str, text: str) -> None:
-    kept = await read(store).responses.get(organization, "r1")
-    assert kept is not None
-    assert kept.output == (item("o1", text),)
+    stored = await read(store).responses.get(organization, "r1")
+    assert stored is not None
+    assert stored.output == (item("o1", text),)
     page = await read(store).responses.input_items(organization, "r1")
     assert page is not None
     assert page.items == (item("i1", text),)

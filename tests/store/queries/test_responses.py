@@ -23,7 +23,7 @@ from tests.store.helpers import (
 
 
 async def test_response_round_trip(store: Store) -> None:
-    kept = response(
+    stored = response(
         "r1",
         expires_at=START + 10,
         background=True,
@@ -31,18 +31,18 @@ async def test_response_round_trip(store: Store) -> None:
         conversation_id="c0",
         output=(item("o1", "naïve \0 🌸"), item("o2")),
     )
-    assert await write(store).responses.create(kept, items("i1", "i2"))
-    assert await read(store).responses.get(US, "r1") == kept
+    assert await write(store).responses.create(stored, items("i1", "i2"))
+    assert await read(store).responses.get(US, "r1") == stored
     assert await read(store).responses.get(US, "r2") is None
 
 
 async def test_create_refuses_known_id(store: Store) -> None:
     assert await write(store).responses.create(response("r1", model="first"), items("i1"))
     assert not await write(store).responses.create(response("r1", model="second"), items("i2"))
-    kept = await read(store).responses.get(US, "r1")
+    stored = await read(store).responses.get(US, "r1")
     page = await read(store).responses.input_items(US, "r1")
-    assert kept is not None
-    assert kept.model == "first"
+    assert stored is not None
+    assert stored.model == "first"
     assert page is not None
     assert page.items == tuple(items("i1"))
 
@@ -155,9 +155,9 @@ async def test_finished_response_is_added_to_conversation(store: Store) -> None:
     assert (
         await write(store).responses.finish(US, "r4", status="completed", body="{}", output=items("o4")) == "completed"
     )
-    kept = await read(store).responses.get(US, "r4")
-    assert kept is not None
-    assert kept.output == tuple(items("o4"))
+    stored = await read(store).responses.get(US, "r4")
+    assert stored is not None
+    assert stored.output == tuple(items("o4"))
 
 
 async def test_finish_is_atomic(store: Store) -> None:
@@ -165,10 +165,10 @@ async def test_finish_is_atomic(store: Store) -> None:
     await write(store).responses.create(response("r1", status="in_progress"), items("i1"))
     with pytest.raises(Exception, match="database rejected the data"):
         await write(store).responses.finish(US, "r1", status="completed", body="{}", output=items("o1", "i1"))
-    kept = await read(store).responses.get(US, "r1")
-    assert kept is not None
-    assert kept.status == "in_progress"
-    assert kept.output == ()
+    stored = await read(store).responses.get(US, "r1")
+    assert stored is not None
+    assert stored.status == "in_progress"
+    assert stored.output == ()
     assert (
         await write(store).responses.finish(US, "r1", status="completed", body="{}", output=items("o1")) == "completed"
     )

@@ -204,9 +204,9 @@ async def test_add_is_atomic(store: Store) -> None:
 
 async def test_client_text_is_cut_and_cleaned(store: Store) -> None:
     await write(store).usage.add([record(user="u" * 10_000, model="a\0b\ud800", request_id="")])
-    [kept] = await read(store).usage.records()
-    assert kept.user == "u" * module.MAX_TEXT_LENGTH
-    assert kept.model == "a�b?"
+    [stored] = await read(store).usage.records()
+    assert stored.user == "u" * module.MAX_TEXT_LENGTH
+    assert stored.model == "a�b?"
 
 
 async def test_usage_queries_use_indexes(store: Store) -> None:
