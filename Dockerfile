@@ -17,7 +17,7 @@ COPY syringa syringa
 RUN SYRINGA_PORTABLE_BUILD=1 /opt/build/bin/pip wheel --no-deps --wheel-dir /wheels .
 
 
-# The virtual environment. PyTorch has a layer of its own: it is most of the image, and source changes keep it.
+# The virtual environment. PyTorch, most of the image, has a layer of its own, which source changes do not rebuild.
 FROM ${BASE_IMAGE} AS install
 # Where pip looks for packages; empty: pip's defaults. Those have PyTorch with several GB of CUDA libraries:
 # PIP_EXTRA_INDEX_URL names an index that has its CPU build.
@@ -28,7 +28,9 @@ ARG EXTRAS=postgres
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/syringa
 COPY constraints.txt /src/
-RUN /opt/syringa/bin/pip install -c /src/constraints.txt torch
+# Without the parts of PyTorch that are only there to compile and to test extensions of it.
+RUN /opt/syringa/bin/pip install -c /src/constraints.txt torch \
+    && rm -r /opt/syringa/lib/python3*/site-packages/torch/include /opt/syringa/lib/python3*/site-packages/torch/test
 COPY --from=wheel /wheels /wheels
 RUN /opt/syringa/bin/pip install -c /src/constraints.txt "$(echo /wheels/syringa-*.whl)[${EXTRAS}]"
 

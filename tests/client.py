@@ -46,7 +46,7 @@ async def server(
     models = FixedModels([model or fake_model()])
     task = asyncio.create_task(serve_api(config, SingleEngineProvider(engine), models, listener, app_state))
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http:
             while True:
                 with contextlib.suppress(httpx.ConnectError):
                     await http.get("/health")
@@ -68,7 +68,7 @@ def events(text: str) -> list[Any]:
     return found
 
 
-async def eventually(condition: Any, seconds: float = 30.0) -> bool:
+async def eventually(condition: Any, seconds: float = 60.0) -> bool:
     for _ in range(int(seconds / 0.01)):
         if condition():
             return True
@@ -76,7 +76,13 @@ async def eventually(condition: Any, seconds: float = 30.0) -> bool:
     return False
 
 
-async def until(condition: Callable[[], Awaitable[object]], seconds: float = 30.0) -> None:
+async def settle() -> None:
+    """Run the event loop for some rounds: enough for what is due, including socket I/O within this process."""
+    for _ in range(30):
+        await asyncio.sleep(0.005)
+
+
+async def until(condition: Callable[[], Awaitable[object]], seconds: float = 60.0) -> None:
     """Wait until a condition holds, polling it."""
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110  it can only be polled

@@ -6,20 +6,22 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.store.postgres import Postgres, why_not
 from tests.tiers import SLOW, examples
 
 _TESTS = Path(__file__).parent
 
-# A person's run looks for new examples; CI must give the same answer to the same tree. How long one takes says more of
-# what else the machine does.
-settings.register_profile("person", deadline=None, max_examples=examples(100))
-settings.register_profile("ci", derandomize=True, deadline=None, max_examples=examples(100))
-settings.load_profile("ci" if os.environ.get("CI") else "person")
+# The same tree gives the same result: examples are derived from each test, and time limits do not depend on the load of
+# the machine. `HYPOTHESIS_PROFILE=explore` looks for new examples.
+_NO_TIMING: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fixed", derandomize=True, max_examples=examples(100), **_NO_TIMING)
+settings.register_profile("explore", max_examples=examples(100), **_NO_TIMING)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 # Triton decides at its import whether kernels are interpreted, and tests of any folder may be the first to import it.

@@ -64,6 +64,15 @@ class FakeEngine:
         self.aborted: list[tuple[str, int | None]] = []
         self.running: set[tuple[str, int]] = set()
         self.delivered = 0  # deltas
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+
+    def pause(self) -> None:
+        """Generate no tokens until `resume` is called. Requests are accepted and count as running."""
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        self._resumed.set()
 
     async def wait_ready(self) -> ModelInfo:
         if not self.ready:
@@ -99,6 +108,7 @@ class FakeEngine:
         try:
             while remaining:
                 await asyncio.sleep(self.delay)
+                await self._resumed.wait()
                 for choice, tokens_left in list(remaining.items()):
                     if (request.id, choice) not in self.running:
                         del remaining[choice]

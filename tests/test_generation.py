@@ -11,6 +11,7 @@ from syringa.events import Event, Finished, GenerationRequest, GenerationStats, 
 from syringa.generation import run_generation, stream_events
 from syringa.output.collect import CollectedGeneration, collect
 from syringa.types import EngineDelta, EngineRequest, ErrorKind, SamplingParams, StopConditions
+from tests.client import eventually
 from tests.fake_engine import END, ByteTokenizer, FakeEngine, score
 
 
@@ -21,28 +22,28 @@ def request(prompts: int = 1, max_tokens: int = 50, **kwargs: object) -> Generat
     return GenerationRequest(**given)
 
 
-async def seen_of(events: AsyncGenerator[Event]) -> list[Event]:
+async def collect_events(events: AsyncGenerator[Event]) -> list[Event]:
     return [event async for event in events]
 
 
 async def run(engine: FakeEngine, asked: GenerationRequest) -> CollectedGeneration:
-    return collect(await seen_of(stream_events(engine, ByteTokenizer(), asked)))
+    return collect(await collect_events(stream_events(engine, ByteTokenizer(), asked)))
 
 
-async def test_end_token_is_counted_and_not_shown() -> None:
+async def test_end_token_is_counted_but_not_shown() -> None:
     whole = await run(FakeEngine("hello"), request())
     assert [(choice.text, choice.reason) for choice in whole.choices] == [("hello", "stop")]
     assert whole.usage == Usage(prompt_tokens=2, completion_tokens=6, cached_tokens=1)
 
 
-async def test_length() -> None:
+async def test_generation_ends_at_max_tokens() -> None:
     whole = await run(FakeEngine("hello"), request(max_tokens=3))
     assert (whole.choices[0].text, whole.choices[0].reason) == ("hel", "length")
     assert whole.usage.completion_tokens == 3
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5, 20])
-async def test_tokens_past_a_stop_string_are_neither_shown_nor_counted(at_once: int) -> None:
+async def test_tokens_after_a_stop_string_are_neither_shown_nor_counted(at_once: int) -> None:
     engine = FakeEngine("hello, world and more", at_once=at_once)
     whole = await run(engine, request(stop=("wor", "more"), logprobs=0))
     assert whole.choices[0].text == "hello, "
@@ -52,7 +53,7 @@ async def test_tokens_past_a_stop_string_are_neither_shown_nor_counted(at_once: 
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 20])
-async def test_no_stop_string_is_looked_for_in_the_first_min_tokens(at_once: int) -> None:
+async def test_stop_strings_are_ignored_before_min_tokens(at_once: int) -> None:
     engine = FakeEngine("a.b.é.c.d", at_once=at_once)
     whole = await run(engine, request(stop=(".",), stopping=StopConditions(max_tokens=50, min_tokens=5), logprobs=0))
     assert whole.choices[0].text == "a.b.é"
@@ -68,13 +69,13 @@ async def test_stop_string_aborts_only_its_choice() -> None:
     assert whole.usage.completion_tokens == 9 + 2 + 2
 
 
-async def test_half_a_character_is_never_sent() -> None:
-    seen = await seen_of(stream_events(FakeEngine("é😀"), ByteTokenizer(), request(logprobs=1)))
+async def test_incomplete_characters_are_not_emitted() -> None:
+    seen = await collect_events(stream_events(FakeEngine("é😀"), ByteTokenizer(), request(logprobs=1)))
     texts = [(event.text, [token.offset for token in event.tokens]) for event in seen if isinstance(event, TextDelta)]
     assert texts == [("é", [0, 0]), ("😀", [1, 1, 1, 1]), ("", [2])]
 
 
-async def test_character_cut_by_the_length() -> None:
+async def test_character_truncated_by_max_tokens() -> None:
     whole = await run(FakeEngine("a😀"), request(max_tokens=3))
     assert whole.choices[0].text == "a\ufffd"
 
@@ -86,13 +87,13 @@ async def test_choices_are_numbered_prompt_major_and_differ() -> None:
     assert whole.usage.prompt_tokens == 6
 
 
-async def test_prompt_scores_come_before_text() -> None:
-    seen = await seen_of(stream_events(FakeEngine("x"), ByteTokenizer(), request(choices=2, prompt_logprobs=1)))
+async def test_prompt_logprobs_precede_text() -> None:
+    seen = await collect_events(stream_events(FakeEngine("x"), ByteTokenizer(), request(choices=2, prompt_logprobs=1)))
     assert seen[0] == PromptScored(0, [None, score(105, 1)])
     assert sum(isinstance(event, PromptScored) for event in seen) == 1
 
 
-async def test_prompt_scores_that_come_late_hold_the_rest_back() -> None:
+async def test_late_prompt_logprobs_hold_back_text() -> None:
     engine = FakeEngine()
 
     async def deltas(asked: object):
@@ -100,14 +101,14 @@ async def test_prompt_scores_that_come_late_hold_the_rest_back() -> None:
         yield EngineDelta("r", 0, [98], finish="length", prompt_logprobs=[None])
 
     engine.deltas = deltas  # type: ignore[method-assign]
-    seen = await seen_of(stream_events(engine, ByteTokenizer(), request(choices=2, prompt_logprobs=0)))
+    seen = await collect_events(stream_events(engine, ByteTokenizer(), request(choices=2, prompt_logprobs=0)))
     assert [type(event) for event in seen[:2]] == [PromptScored, TextDelta]
     assert [event.choice for event in seen if isinstance(event, Finished)] == [1, 0]
 
 
-async def test_best_of_returns_the_likeliest() -> None:
+async def test_best_of_returns_the_likeliest_candidates() -> None:
     engine = FakeEngine()
-    texts = [b"zz", b"bb", b"cc"]  # the fake's log-probability is -token / 64
+    texts = [b"zz", b"bb", b"cc"]  # the fake log-probability is -token / 64
     engine.output_tokens = lambda request, choice: list(texts[choice])  # type: ignore[method-assign]
     whole = await run(engine, request(prompts=2, choices=2, candidates=3))
     assert [choice.text for choice in whole.choices] == ["bb", "cc"] * 2
@@ -116,7 +117,7 @@ async def test_best_of_returns_the_likeliest() -> None:
     assert not whole.choices[0].tokens
 
 
-async def test_leaving_early_aborts() -> None:
+async def test_closing_the_stream_aborts_the_request() -> None:
     engine = FakeEngine("hello", delay=0.001)
     async with contextlib.aclosing(stream_events(engine, ByteTokenizer(), request())) as events:
         await anext(events)
@@ -124,11 +125,11 @@ async def test_leaving_early_aborts() -> None:
     assert not engine.running
 
 
-async def test_cancelling_aborts_every_prompt() -> None:
-    engine = FakeEngine("hello", delay=0.05)
+async def test_cancellation_aborts_every_prompt() -> None:
+    engine = FakeEngine("hello")
+    engine.pause()
     task = asyncio.create_task(run(engine, request(prompts=3, choices=2)))
-    await asyncio.sleep(0.02)
-    assert len(engine.running) == 6
+    assert await eventually(lambda: len(engine.running) == 6)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert not engine.running
@@ -137,7 +138,7 @@ async def test_cancelling_aborts_every_prompt() -> None:
 
 @pytest.mark.parametrize("prompts", [1, 3])
 @pytest.mark.parametrize("error_kind", [EngineOverloaded("full"), EngineUnavailable("died")])
-async def test_engine_errors_pass_through(error_kind: Exception, prompts: int) -> None:
+async def test_engine_errors_are_raised(error_kind: Exception, prompts: int) -> None:
     engine = FakeEngine("hello")
     engine.fail = error_kind
     with pytest.raises(type(error_kind)):
@@ -148,7 +149,7 @@ async def test_engine_errors_pass_through(error_kind: Exception, prompts: int) -
 @pytest.mark.parametrize(
     ("error_kind", "kind"), [("engine", EngineError), ("grammar", InvalidRequest), ("overload", EngineOverloaded)]
 )
-async def test_a_failed_choice_fails_the_request(error_kind: ErrorKind, kind: type[SyringaError]) -> None:
+async def test_failed_choice_fails_the_request(error_kind: ErrorKind, kind: type[SyringaError]) -> None:
     engine = FakeEngine()
 
     async def deltas(asked: object):
@@ -160,7 +161,7 @@ async def test_a_failed_choice_fails_the_request(error_kind: ErrorKind, kind: ty
         await run(engine, request())
 
 
-async def test_an_engine_that_just_ends_is_an_error() -> None:
+async def test_engine_that_ends_early_is_an_error() -> None:
     engine = FakeEngine()
 
     async def deltas(asked: object):
@@ -171,7 +172,7 @@ async def test_an_engine_that_just_ends_is_an_error() -> None:
         await run(engine, request())
 
 
-async def test_more_prompts_than_an_engine_lets_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("syringa.generation.MAX_CONCURRENT_PROMPTS", 4)
     engine = FakeEngine("hello", delay=0.001)
     most = 0
@@ -196,7 +197,7 @@ async def test_more_prompts_than_an_engine_lets_wait(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("tokens", "cut"), [(3, True), (6, False)])
 @pytest.mark.parametrize("choices", [1, 2])
-async def test_the_books_know_what_was_cut(tokens: int, cut: bool, choices: int) -> None:
+async def test_stats_report_truncation(tokens: int, cut: bool, choices: int) -> None:
     stats = GenerationStats()
     asked = request(max_tokens=tokens, choices=choices)
     await run_generation(FakeEngine("hello"), ByteTokenizer(), asked, lambda events: None, stats)

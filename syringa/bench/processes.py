@@ -22,6 +22,7 @@ from syringa.errors import StartupError, SyringaError
 _TICKS = os.sysconf("SC_CLK_TCK")
 _DEAD = ("Z", "X")  # process states: zombie, dead
 _EXITED = "ended with"
+_EXIT_SECONDS = 0.5  # to wait for the exit of a server that has lost its connections
 
 
 class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +91,7 @@ def start(server: ServerSpec, streams: int) -> Iterator[RunningServer]:
             except SyringaError as error:
                 # A dying server closes its connections shortly before it can be waited for.
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(0.5)
+                    process.wait(_EXIT_SECONDS)
                 if process.returncode is None or _EXITED in error.message:
                     raise
                 # The client only saw a lost connection; the server's last output may name the cause.

@@ -63,6 +63,7 @@ def test_start_reports_output_of_server_that_dies_under_load(tmp_path: Path, mon
     )
     stop = processes.stop
     monkeypatch.setattr(processes, "stop", lambda process: stop(process, timeout=0.3))
+    monkeypatch.setattr(processes, "_EXIT_SECONDS", 60.0)
 
     def load_until_it_dies() -> None:
         with processes.start(server(dying, str(tmp_path / "pid")), 1) as running:

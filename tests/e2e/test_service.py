@@ -32,7 +32,7 @@ pytestmark = pytest.mark.model
 PER_MINUTE, AT_ONCE, TOKENS = 30, 2, 600
 GROWTH = 150 << 20
 FILES = 16  # that a process opens when it is busy for the first time, and keeps: connections to the database
-TRACE = r'  File "|usage rows are lost|is not counted'  # what must not be in a log
+TRACE = r'  File "|usage: records are lost|is not counted'  # what must not be in a log
 SLACK = 0.5  # seconds that a busy machine may keep a process from writing down what has just happened
 # A cache that a part of the load fills: growth that only comes from its being used for the first time is none.
 SETTINGS = ("--kv-cache-tokens", "4096", "--served-model-name", MODEL)

@@ -74,17 +74,17 @@ def test_impossible_context_length_is_reported() -> None:
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ("workers = 0", "workers 0: expected a whole number, at least 1"),
-        ('port = "eighty"', 'port "eighty": expected a whole number'),
-        ("requests_per_minute = -1", "requests_per_minute -1: expected a whole number, at least 0"),
+        ("workers = 0", ": workers 0: expected a whole number, at least 1"),
+        ('port = "eighty"', ': port "eighty": expected a whole number'),
+        ("requests_per_minute = -1", ": requests_per_minute -1: expected a whole number, at least 0"),
         ('log_format = "xml"', "expected one of text, json"),
         ("prot = 80", "did you mean 'port'?"),
-        ("port = ", "cannot be read"),
+        ("port = ", ", line 3: invalid TOML: "),
     ],
 )
 def test_wrong_value_in_the_settings_file_is_reported(tmp_path: Path, wrong: str, expected: str) -> None:
     path = tmp_path / "syringa.toml"
     path.write_text(f'# settings\nhost = "127.0.0.1"\n{wrong}\n')
     line = fails("--config", str(path))
-    assert f"{path}, line 3: " in line
+    assert str(path) in line
     assert expected in line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +19,15 @@ if TYPE_CHECKING:  # tests of torch-free modules should not import torch
 
     from syringa.engine.loading.loader import LoadedModel
     from syringa.engine.worker.core import EngineCore
+
+
+@pytest.fixture(autouse=True)
+def _fixed_random_numbers() -> None:
+    """Make random numbers independent of the tests that ran before."""
+    random.seed(0)
+    for name in ("numpy", "torch"):
+        if module := sys.modules.get(name):
+            (module.manual_seed if name == "torch" else module.random.seed)(0)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ class RawClient:
 
     async def response(self) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body of the next response, which must have a content-length."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
             return int(head[0].split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
@@ -41,7 +41,7 @@ class RawClient:
         assert await self.is_closed()
         return headers
 
-    async def is_closed(self, seconds: float = 30) -> bool:
+    async def is_closed(self, seconds: float = 60) -> bool:
         """Whether the server closes the connection without sending anything more."""
         try:
             async with asyncio.timeout(seconds):
@@ -73,6 +73,6 @@ async def running_server(
 ) -> AsyncIterator[RunningServer]:
     engine = engine or FakeEngine("hello")
     accounting: list[Any] = []
-    config = Config(**({"port": 0, "drain_timeout": 1.0, "read_timeout": 0.3} | settings))
+    config = Config(**({"port": 0, "drain_timeout": 1.0, "read_timeout": 60.0} | settings))
     async with server(engine, config, model, observe=accounting.append) as http:
         yield RunningServer(http.base_url.port or 0, engine, accounting)

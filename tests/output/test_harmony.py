@@ -20,7 +20,7 @@ WEATHER = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|mes
         (ANALYSIS + "<|start|>assistant<|channel|>final<|message|>Hello <b>.", ("The user asks.", "Hello <b>.", [])),
         (ANALYSIS + "<|start|>assistant" + WEATHER, ("The user asks.", "", [("get_weather", '{"city": "Köln"}')])),
         (WEATHER + "<|call|>", ("", "", [("get_weather", '{"city": "Köln"}')])),
-        # The recipient may stand in the role as well.
+        # The recipient may also be in the role.
         (
             ' to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>{"city": "X"}<|call|>',
             ("", "", [("get_weather", '{"city": "X"}')]),
@@ -42,7 +42,7 @@ WEATHER = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|mes
         ("<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b", ("a", "b", [])),
     ],
 )
-def test_messages(text: str, expected: tuple[str, str, list[tuple[str, str]]]) -> None:
+def test_harmony_parser_classifies_messages(text: str, expected: tuple[str, str, list[tuple[str, str]]]) -> None:
     check_stage(lambda: HarmonyParser(0), text, expected, MARKERS)
 
 
@@ -50,7 +50,7 @@ WORDS = [*MARKERS, "analysis", "final", "commentary", " to=functions.f", "a", "{
 
 
 @given(st.data(), st.lists(st.sampled_from(WORDS), max_size=14))
-def test_cuts_do_not_matter(data: st.DataObject, parts: list[str]) -> None:
+def test_harmony_parser_is_independent_of_splits(data: st.DataObject, parts: list[str]) -> None:
     text = "".join(parts)
     whole = fold(run_stage(HarmonyParser(0), split_text(text), at_once=True))
     assert fold(run_stage(HarmonyParser(0), split_text(text, data.draw(split_points(text))))) == whole

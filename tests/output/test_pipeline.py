@@ -1,4 +1,4 @@
-"""The stages together: thoughts, calls, stop strings, log-probabilities and counts."""
+"""The whole pipeline: reasoning, tool calls, stop strings, log-probabilities and token counts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def calls(choice: CollectedChoice) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 1000])
-def test_thought_text_and_call(at_once: int) -> None:
+def test_pipeline_emits_reasoning_text_and_calls(at_once: int) -> None:
     choice, pipeline, events = run(WHOLE, output=BOTH, at_once=at_once)
     assert (choice.reasoning, choice.text.rstrip()) == ("END it?", "Well.")
     assert calls(choice) == [("f", '{"a": "END"}')]
@@ -52,7 +52,7 @@ def test_thought_text_and_call(at_once: int) -> None:
     assert kinds[-1] is Finished
 
 
-def test_a_stop_string_ends_the_answer_but_no_thought_and_no_call() -> None:
+def test_stop_string_applies_to_the_answer_only() -> None:
     choice, pipeline, _ = run(WHOLE + "Now END here", output=BOTH, stop=("END",))
     assert choice.reasoning == "END it?"
     assert calls(choice) == [("f", '{"a": "END"}')]
@@ -62,50 +62,50 @@ def test_a_stop_string_ends_the_answer_but_no_thought_and_no_call() -> None:
     assert pipeline.reasoning_tokens == len("<think>\nEND it?\n</think>")
 
 
-def test_a_stop_string_that_is_only_begun_before_a_call_is_text() -> None:
+def test_partial_stop_string_before_a_call_is_text() -> None:
     choice, _, _ = run(f"The EN{CALL}", output=BOTH, stop=("END",))
     assert choice.text == "The EN"
     assert len(choice.calls) == 1
 
 
-def test_a_thought_that_is_cut() -> None:
+def test_truncated_reasoning() -> None:
     choice, pipeline, _ = run("<think>Let me", "length", output=BOTH)
     assert (choice.reasoning, choice.text, choice.reason) == ("Let me", "", "length")
     assert pipeline.reasoning_tokens == pipeline.tokens == 13
 
 
-def test_an_opened_thought() -> None:
+def test_reasoning_opened_by_the_prompt() -> None:
     choice, _, _ = run("hm</think>yes", output=OutputFormat(reasoning="think", reasoning_open=True))
     assert (choice.reasoning, choice.text) == ("hm", "yes")
 
 
-def test_log_probabilities_are_the_answers_own() -> None:
+def test_logprobs_cover_the_answer_only() -> None:
     choice, pipeline, _ = run("<think>hm</think>yes", output=BOTH, show_tokens=True)
     assert bytes(token.scores.token for token in choice.tokens) == b"yes"
     assert [token.offset for token in choice.tokens] == [0, 1, 2]
     assert pipeline.tokens == 20
 
 
-def test_min_tokens_exempts_from_stop_strings() -> None:
+def test_stop_strings_are_ignored_before_min_tokens() -> None:
     choice, _, _ = run("aXbXc", stop=("X",), min_tokens=3)
     assert choice.text == "aXb"
 
 
-def test_harmony_is_one_stage() -> None:
+def test_harmony_output_through_the_pipeline() -> None:
     text = "<|channel|>analysis<|message|>END?<|end|><|start|>assistant<|channel|>final<|message|>So END it"
     choice, _, _ = run(text, output=OutputFormat(reasoning="harmony", tool_calls="harmony"), stop=("END",))
     assert (choice.reasoning, choice.text, choice.reason) == ("END?", "So ", "stop")
 
 
 @given(st.text('<think>/ {}EN"abc\n', max_size=40), st.integers(1, 9), st.booleans())
-def test_chunks_do_not_matter(text: str, at_once: int, scored: bool) -> None:
+def test_pipeline_is_independent_of_splits(text: str, at_once: int, scored: bool) -> None:
     one, first, _ = run(text + "x", output=BOTH, stop=("EN",), show_tokens=scored)
     many, second, _ = run(text + "x", output=BOTH, stop=("EN",), show_tokens=scored, at_once=at_once)
     assert (one.reasoning, one.text, calls(one), one.tokens) == (many.reasoning, many.text, calls(many), many.tokens)
     assert (first.tokens, first.reasoning_tokens) == (second.tokens, second.reasoning_tokens)
 
 
-def test_where_only_calls_may_be_written_a_mark_that_is_cut_is_no_text() -> None:
+def test_truncated_marker_is_dropped_under_tool_calls_only() -> None:
     output = OutputFormat(tool_calls="hermes", tool_calls_only=True)
     for cut in ("<", "<tool_c", "<tool_call>", CALL[:20]):
         choice, _, _ = run(cut, "length", output=output)

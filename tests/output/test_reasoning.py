@@ -22,24 +22,24 @@ def stage(format: ReasoningFormat = "think", opened: bool = False) -> ReasoningP
 
 
 @pytest.mark.parametrize("format", MARKERS)
-def test_every_family(format: ReasoningFormat) -> None:
+def test_reasoning_is_parsed_in_every_format(format: ReasoningFormat) -> None:
     begin, end = REASONING_MARKERS[format].begin, REASONING_MARKERS[format].end
-    thought = "Two plus two,\n\nsays the user: <b>. 四"
-    for text in (f"{begin}{thought}{end}Four.", f"\n{begin}\n{thought}\n{end}\n\nFour."):
-        check_stage(lambda: stage(format), text, (thought, "Four.", []), MARKERS[format])
+    reasoning = "Two plus two,\n\nsays the user: <b>. 四"
+    for text in (f"{begin}{reasoning}{end}Four.", f"\n{begin}\n{reasoning}\n{end}\n\nFour."):
+        check_stage(lambda: stage(format), text, (reasoning, "Four.", []), MARKERS[format])
     check_stage(
-        lambda: stage(format, opened=True), f"{thought}\n{end}\n\nFour.", (thought, "Four.", []), MARKERS[format]
+        lambda: stage(format, opened=True), f"{reasoning}\n{end}\n\nFour.", (reasoning, "Four.", []), MARKERS[format]
     )
     check_stage(
         lambda: stage(format, opened=True),
-        f"{begin}\n{thought}\n{end}\n\nFour.",
-        (thought, "Four.", []),
+        f"{begin}\n{reasoning}\n{end}\n\nFour.",
+        (reasoning, "Four.", []),
         MARKERS[format],
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "opened", "thought", "answer"),
+    ("text", "opened", "reasoning", "answer"),
     [
         ("Four.", False, "", "Four."),
         ("", False, "", ""),
@@ -58,20 +58,20 @@ def test_every_family(format: ReasoningFormat) -> None:
         ("a < b </ c</think>d", True, "a < b </ c", "d"),
     ],
 )
-def test_where_a_thought_ends(text: str, opened: bool, thought: str, answer: str) -> None:
-    check_stage(lambda: stage(opened=opened), text, (thought, answer, []))
+def test_reasoning_boundaries(text: str, opened: bool, reasoning: str, answer: str) -> None:
+    check_stage(lambda: stage(opened=opened), text, (reasoning, answer, []))
 
 
-def test_text_is_passed_on_as_it_comes() -> None:
-    thoughts = stage()
-    thoughts.feed([TextSegment("<think>")])
-    assert fold(thoughts.feed([TextSegment("one")])) == ("one", "", [])
-    assert fold(thoughts.feed([TextSegment(" two")])) == (" two", "", [])
-    thoughts.feed([TextSegment("</think>")])
-    assert fold(thoughts.feed([TextSegment("Four")])) == ("", "Four", [])
+def test_reasoning_and_text_are_streamed() -> None:
+    parser = stage()
+    parser.feed([TextSegment("<think>")])
+    assert fold(parser.feed([TextSegment("one")])) == ("one", "", [])
+    assert fold(parser.feed([TextSegment(" two")])) == (" two", "", [])
+    parser.feed([TextSegment("</think>")])
+    assert fold(parser.feed([TextSegment("Four")])) == ("", "Four", [])
 
 
-def test_other_marks_keep_their_place() -> None:
+def test_other_special_tokens_keep_their_position() -> None:
     given = [
         TextSegment("<think>"),
         TextSegment("a"),
@@ -85,7 +85,7 @@ def test_other_marks_keep_their_place() -> None:
 
 
 @given(st.data(), st.text("<think>/ \nab", max_size=30), st.booleans())
-def test_cuts_do_not_matter(data: st.DataObject, text: str, opened: bool) -> None:
+def test_reasoning_parser_is_independent_of_splits(data: st.DataObject, text: str, opened: bool) -> None:
     cut = split_text(text, data.draw(split_points(text)))
     assert fold(run_stage(stage(opened=opened), cut)) == fold(
         run_stage(stage(opened=opened), split_text(text), at_once=True)

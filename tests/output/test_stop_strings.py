@@ -13,7 +13,7 @@ LETTERS = st.text(alphabet="ab]^", max_size=14)
 
 
 def reference(text: str, stops: list[str]) -> tuple[str, str | None, int]:
-    """The rule, read character by character: what is left, what matched, and how many characters that took."""
+    """Return the remaining text, the match and the characters consumed, by brute force."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -22,31 +22,31 @@ def reference(text: str, stops: list[str]) -> tuple[str, str | None, int]:
     return text, None, len(text)
 
 
-def feed_all(stop: StopStringMatcher, pieces: list[TextSegment]) -> list[TextSegment]:
-    return [out for piece in pieces for out in stop.feed([piece])] + stop.flush()
+def feed_all(stop: StopStringMatcher, segments: list[TextSegment]) -> list[TextSegment]:
+    return [out for segment in segments for out in stop.feed([segment])] + stop.flush()
 
 
 @given(st.lists(LETTERS, max_size=6), st.lists(LETTERS.filter(bool), min_size=1, max_size=4))
 @settings(max_examples=500, deadline=None)
-def test_any_chunking_follows_the_rule(chunks: list[str], stops: list[str]) -> None:
+def test_match_is_independent_of_splits(chunks: list[str], stops: list[str]) -> None:
     text = "".join(chunks)
     expected, matched, end = reference(text, stops)
-    by_piece = StopStringMatcher(stops)
-    out = feed_all(by_piece, [TextSegment(chunk) for chunk in chunks])
-    assert (plain_text(out), by_piece.matched) == (expected, matched)
+    by_segment = StopStringMatcher(stops)
+    out = feed_all(by_segment, [TextSegment(chunk) for chunk in chunks])
+    assert (plain_text(out), by_segment.matched) == (expected, matched)
     by_character = StopStringMatcher(stops)
     out = feed_all(by_character, [TextSegment(character) for character in text])
     assert (plain_text(out), by_character.matched, by_character.consumed) == (expected, matched, end)
     if matched is None:
-        assert sum(piece.tokens for piece in out) == len(text)
+        assert sum(segment.tokens for segment in out) == len(text)
     at_once = StopStringMatcher(stops)
     assert plain_text(at_once.feed([TextSegment(chunk) for chunk in chunks]) + at_once.flush()) == expected
 
 
 @given(LETTERS, st.lists(LETTERS.filter(bool), min_size=1, max_size=4), LETTERS, LETTERS)
 @settings(max_examples=300, deadline=None)
-def test_what_comes_out_early_stays_right(text: str, stops: list[str], one: str, other: str) -> None:
-    """What was sent after `text` is a beginning of what is sent whichever way it goes on."""
+def test_released_text_is_final(text: str, stops: list[str], one: str, other: str) -> None:
+    """The text released so far is a prefix of the result for any continuation."""
     stop = StopStringMatcher(stops)
     sent = plain_text(stop.feed([TextSegment(text)]))
     for future in (one, other, *stops):
@@ -59,19 +59,19 @@ def test_what_comes_out_early_stays_right(text: str, stops: list[str], one: str,
     st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
-def test_marks_keep_their_place(chunks: list[str | None], stops: list[str], together: bool) -> None:
-    pieces = [TextSegment("<m>", 1, True, 7) if chunk is None else TextSegment(chunk) for chunk in chunks]
+def test_special_tokens_keep_their_position(chunks: list[str | None], stops: list[str], together: bool) -> None:
+    segments = [TextSegment("<m>", 1, True, 7) if chunk is None else TextSegment(chunk) for chunk in chunks]
     stop = StopStringMatcher(stops)
-    out = stop.feed(pieces) + stop.flush() if together else feed_all(stop, pieces)
-    whole = "".join("\0" if piece.special else piece.text for piece in pieces)
-    shown = "".join("\0" if piece.special else piece.text for piece in out)
+    out = stop.feed(segments) + stop.flush() if together else feed_all(stop, segments)
+    whole = "".join("\0" if segment.special else segment.text for segment in segments)
+    shown = "".join("\0" if segment.special else segment.text for segment in out)
     assert shown == whole[: len(shown)]
     assert shown.replace("\0", "") == reference(whole.replace("\0", ""), stops)[0]
     if stop.matched is None:
         assert shown == whole
 
 
-def test_held_until_decided() -> None:
+def test_text_is_held_until_decided() -> None:
     stop = StopStringMatcher(["\n\nUser:"])
     assert stop.feed([TextSegment("Hi\n")]) == [TextSegment("Hi")]
     assert stop.feed([TextSegment("\nUse")]) == []
@@ -80,7 +80,7 @@ def test_held_until_decided() -> None:
     assert stop.consumed == 3
 
 
-def test_a_match_ends_the_text() -> None:
+def test_match_ends_the_text() -> None:
     stop = StopStringMatcher(["END"])
     assert stop.feed([TextSegment("a E"), TextSegment("N")]) == [TextSegment("a ")]
     assert stop.feed([TextSegment("D and"), TextSegment(" more")]) == []
@@ -90,7 +90,7 @@ def test_a_match_ends_the_text() -> None:
     assert stop.consumed == 3
 
 
-def test_what_is_held_comes_out_at_the_end() -> None:
+def test_flush_returns_held_text() -> None:
     stop = StopStringMatcher(["END"])
     assert stop.feed([TextSegment("E", 1), TextSegment("N", 2)]) == []
     assert stop.flush() == [TextSegment("E", 1), TextSegment("N", 2)]
@@ -99,21 +99,21 @@ def test_what_is_held_comes_out_at_the_end() -> None:
 @pytest.mark.parametrize(
     ("stops", "text", "left", "matched"),
     [
-        (["abcd", "bc"], "abcd", "a", "bc"),  # the first to be complete
-        (["bc", "abc"], "abc", "", "abc"),  # of those complete at once, the longest
+        (["abcd", "bc"], "abcd", "a", "bc"),  # the first that is complete
+        (["bc", "abc"], "abc", "", "abc"),  # of those that are complete together, the longest
         (["b", "ab"], "aab", "a", "ab"),
         (["aab"], "aaab", "a", "aab"),
         (["^]\\-"], "a^]\\-", "a", "^]\\-"),
         (["停止"], "请停止吧", "请", "停止"),
     ],
 )
-def test_which_one_wins(stops: list[str], text: str, left: str, matched: str) -> None:
+def test_first_complete_then_longest_stop_string_wins(stops: list[str], text: str, left: str, matched: str) -> None:
     stop = StopStringMatcher(stops)
     assert plain_text(stop.feed([TextSegment(text)])) == left
     assert stop.matched == matched
 
 
-def test_a_mark_that_is_named_ends_the_text() -> None:
+def test_special_token_may_be_a_stop_string() -> None:
     stop = StopStringMatcher(["<|im_end|>"])
     assert stop.feed([TextSegment("a <"), TextSegment("<|im_end|>", 1, True, 2), TextSegment("b")]) == [
         TextSegment("a "),
@@ -122,13 +122,13 @@ def test_a_mark_that_is_named_ends_the_text() -> None:
     assert (stop.matched, stop.consumed) == ("<|im_end|>", 2)
 
 
-def test_without_stop_strings_everything_passes() -> None:
+def test_no_stop_strings_pass_everything() -> None:
     stop = StopStringMatcher([])
     assert stop.feed([TextSegment("a"), TextSegment("b", 2)]) == [TextSegment("a"), TextSegment("b", 2)]
     assert (stop.matched, stop.consumed) == (None, 3)
 
 
-def test_long_stop_strings_do_not_slow_it_down() -> None:
+def test_long_stop_strings_are_fast() -> None:
     stop = StopStringMatcher(["a" * 20_000 + "b"])
     start = time.process_time()
     feed_all(stop, [TextSegment("aaaa")] * 20_000)

@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 async def filed(file: Path, clock: Clock) -> AsyncIterator[Store]:
     """A store in a SQLite file, with a short lock timeout."""
-    async with Store(str(file), clock=clock, lock_timeout=0.1) as store:
+    async with Store(str(file), clock=clock, lock_timeout=0.5) as store:
         await write(store).responses.create(response("r1"), items("i1"))
         yield store
 
@@ -68,7 +68,7 @@ async def test_sqlite_connection_pragmas(filed: Store) -> None:
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         }
-    assert values == {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 100}
+    assert values == {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 500}
 
 
 async def test_full_disk_raises_unavailable_and_recovers(filed: Store) -> None:
@@ -114,18 +114,18 @@ async def test_sqlite_lock_timeout_raises_unavailable(filed: Store, file: Path) 
 
 
 async def test_sqlite_lock_timeout_includes_queueing(file: Path) -> None:
-    async with Store(str(file), lock_timeout=0.5) as store:
+    async with Store(str(file), lock_timeout=1.0) as store:
         await write(store).responses.create(response("r1"))
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        asked = [asyncio.create_task(write(store).responses.create(response(f"q{number}"))) for number in range(40)]
-        done, late = await asyncio.wait(asked, timeout=10)  # one lock timeout after another would take 20 s
+        asked = [asyncio.create_task(write(store).responses.create(response(f"q{number}"))) for number in range(90)]
+        done, late = await asyncio.wait(asked, timeout=60)  # one lock timeout after another would take 90 s
         assert not late
         assert all(isinstance(task.exception(), StoreUnavailable) for task in done)
         other.execute("ROLLBACK")
         other.close()
         assert await write(store).responses.create(response("r2"))
-        assert await read(store).responses.get(US, "q39") is None
+        assert await read(store).responses.get(US, "q89") is None
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.db"])  # with and without the write-ahead log
@@ -181,7 +181,7 @@ async def test_postgres_restart_between_calls_is_transparent(postgres: Postgres)
 
 
 async def test_postgres_lock_timeout_raises_unavailable(postgres: Postgres) -> None:
-    async with Store(postgres.new_database(), lock_timeout=0.1) as store:
+    async with Store(postgres.new_database(), lock_timeout=0.5) as store:
         await write(store).responses.create(response("r1"))
         with database_of(store).engine.begin() as other:
             other.execute(text("LOCK TABLE responses IN ACCESS EXCLUSIVE MODE"))
@@ -190,14 +190,14 @@ async def test_postgres_lock_timeout_raises_unavailable(postgres: Postgres) -> N
 
 
 async def test_postgres_lock_timeout_includes_queueing(postgres: Postgres) -> None:
-    async with Store(postgres.new_database(), lock_timeout=0.5) as store:
+    async with Store(postgres.new_database(), lock_timeout=1.0) as store:
         await write(store).responses.create(response("r1"))
         with database_of(store).engine.begin() as other:
             other.execute(text("LOCK TABLE responses IN ACCESS EXCLUSIVE MODE"))
             asked = [
-                asyncio.create_task(write(store).responses.create(response(f"q{number}"))) for number in range(160)
+                asyncio.create_task(write(store).responses.create(response(f"q{number}"))) for number in range(320)
             ]
-            done, late = await asyncio.wait(asked, timeout=10)  # four at a time would take 20 s
+            done, late = await asyncio.wait(asked, timeout=60)  # four at a time would take 80 s
             assert not late
             assert all(isinstance(task.exception(), StoreUnavailable) for task in done)
         assert await write(store).responses.create(response("r2"))

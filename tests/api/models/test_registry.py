@@ -94,7 +94,7 @@ async def test_registry_read_survives_canceled_caller(config: Config, monkeypatc
     go = threading.Event()
 
     def read(config: Config, spec: ModelSpec) -> Any:
-        assert go.wait(10)
+        assert go.wait(60)
         return load_model(config, spec)
 
     monkeypatch.setattr(module, "load_model", read)

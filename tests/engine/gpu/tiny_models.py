@@ -23,7 +23,9 @@ def load_tiny_gpu_model(
     description = describe(files)
     weights = open_weights(files, description.config)
     length = description.max_model_len
-    return load_native_on_gpu(read_config(description.config), description, weights, device, dtype, length, 0.0, ops=ops)
+    return load_native_on_gpu(
+        read_config(description.config), description, weights, device, dtype, length, 0.0, ops=ops
+    )
 
 
 def nan_filled_cache(shape: GpuCacheShape, blocks: int) -> GpuCache:

@@ -134,8 +134,7 @@ async def test_disconnected_request_is_accounted_as_cancelled(file: str, stream:
     async with server(engine, Config(port=0, database=file), observe=seen.append) as http:
         body = {"prompt": "hi", "max_tokens": 50, "stream": stream}
         waiting = asyncio.create_task(http.post("/v1/completions", json=body))
-        assert await eventually(lambda: engine.running)
-        await asyncio.sleep(0.1)
+        assert await eventually(lambda: engine.delivered >= 3)
         waiting.cancel()
         assert await eventually(lambda: seen)
     (entry,) = seen

@@ -12,7 +12,7 @@ from syringa.errors import EngineUnavailable, StoreUnavailable
 from syringa.service.responses import background, process_identity
 from syringa.store import StoredEvent, StoredResponse
 from tests.chat_models import reasoning_model
-from tests.client import eventually
+from tests.client import eventually, settle, until
 from tests.fake_engine import FakeEngine
 from tests.http.responses_client import PATH, ResponsesClient, responses_client, stream_events, text_of
 from tests.schemas import validate_open_responses, validate_openai
@@ -31,7 +31,7 @@ async def stored(http: ResponsesClient, id: str) -> dict[str, Any]:
     return found
 
 
-async def finished(http: ResponsesClient, id: str, seconds: float = 30.0) -> dict[str, Any]:
+async def finished(http: ResponsesClient, id: str, seconds: float = 60.0) -> dict[str, Any]:
     end = time.monotonic() + seconds
     while (found := await stored(http, id))["status"] in ("queued", "in_progress"):
         assert time.monotonic() < end
@@ -47,11 +47,14 @@ async def streamed(http: ResponsesClient, id: str, after: int | None = None, **k
 
 
 async def test_background_response_is_queued_and_completes(database: str) -> None:
-    async with responses_client(database, FakeEngine("hello", delay=0.02)) as http:
+    engine = FakeEngine("hello")
+    engine.pause()
+    async with responses_client(database, engine) as http:
         response = await http.respond(background=True)
         validate_openai(response, "Response")
         assert (response["status"], response["output"]) == ("queued", [])
         assert (await stored(http, response["id"]))["status"] in ("queued", "in_progress")
+        engine.resume()
         final = await finished(http, response["id"])
         assert (final["status"], text_of(final)) == ("completed", "hello")
         validate_openai(final, "Response")
@@ -97,13 +100,14 @@ async def test_background_response_can_be_streamed_at_creation(database: str) ->
 async def test_events_are_stored_during_generation(file: str) -> None:
     engine = FakeEngine("x", delay=0.005)
     async with responses_client(file, engine) as http:
-        body: dict[str, Any] = {"ignore_eos": True, "max_output_tokens": 1000}
+        body: dict[str, Any] = {"ignore_eos": True, "max_output_tokens": 3000}
         response = await http.respond(background=True, **body)
-        begun = time.monotonic()
-        await asyncio.sleep(1.2)
-        there = await read(http.app_state.responses.store).events.after("", response["id"])
-        late = background.FLUSH_SECONDS + 0.5
-        assert len(there) > 20 * (time.monotonic() - begun - late)
+
+        async def many_are_stored() -> bool:
+            return len(await read(http.app_state.responses.store).events.after("", response["id"])) > 20
+
+        await until(many_are_stored)
+        engine.pause()
         assert (await stored(http, response["id"]))["status"] == "in_progress"
 
 
@@ -126,8 +130,8 @@ async def test_cancel_stops_the_generation(database: str) -> None:
     async with responses_client(database, engine) as http:
         response = await http.respond(background=True, ignore_eos=True, max_output_tokens=1000)
         follower = asyncio.create_task(streamed(http, response["id"]))
-        assert await eventually(lambda: engine.running)
-        await asyncio.sleep(0.2)
+        assert await eventually(lambda: engine.delivered >= 5)
+        await settle()  # the follower reads them
         cancelled = (await http.post(f"{PATH}/{response['id']}/cancel")).json()
         validate_openai(cancelled, "Response")
         assert cancelled["status"] == "cancelled"
@@ -175,11 +179,13 @@ async def test_background_requires_the_store(file: str) -> None:
 
 
 async def test_number_of_background_responses_is_limited(file: str) -> None:
-    engine = FakeEngine("hello", delay=0.05)
+    engine = FakeEngine("hello")
     async with responses_client(file, engine, max_background=2) as http:
+        engine.pause()
         running = [await http.respond(background=True) for _ in range(2)]
         error = await http.expect_error(503, background=True)
         assert error["code"] == "too_many_background_responses"
+        engine.resume()
         await http.respond()
         for each in running:
             await finished(http, each["id"])
@@ -207,7 +213,7 @@ async def test_shutdown_fails_unfinished_responses(database: str) -> None:
     async with responses_client(database, engine) as http:
         quick = await http.respond(background=True)
         slow = await http.respond(background=True, ignore_eos=True, max_output_tokens=3000)
-        await http.app_state.drain(3)
+        await http.app_state.drain(8)
         assert not engine.running
     async with responses_client(database) as http:
         assert (await stored(http, quick["id"]))["status"] == "completed"

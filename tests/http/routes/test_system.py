@@ -17,6 +17,7 @@ from syringa.service.metrics.metrics import Metrics
 from syringa.service.metrics.status import ModelStatus
 from syringa.store.records import ModelUsage
 from syringa.types import EngineStats
+from tests.client import eventually, settle
 from tests.fake_engine import FakeEngine
 from tests.service.metrics.test_metrics import accounting, parsed, value
 
@@ -104,7 +105,8 @@ async def test_concurrent_scrapes_share_one_rendering() -> None:
     engine, answers = Slow(), asyncio.Event()
     async with Service(warm=engine).client() as http:
         asking = [asyncio.create_task(http.get("/metrics")) for _ in range(20)]
-        await asyncio.sleep(0.5)  # until all of them wait
+        assert await eventually(lambda: engine.asked == 1)
+        await settle()  # until all of them wait
         asking[0].cancel()
         answers.set()
         got = await asyncio.gather(*asking[1:])

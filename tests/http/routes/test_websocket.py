@@ -34,7 +34,7 @@ class ResponsesSocket:
         await self.connection.send(json.dumps({"type": "response.create", "input": input} | body))
 
     async def next(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(await asyncio.wait_for(self.connection.recv(), 30))
+        found: dict[str, Any] = json.loads(await asyncio.wait_for(self.connection.recv(), 60))
         return found
 
     async def ask(self, input: Any = "hi", **body: Any) -> list[dict[str, Any]]:
@@ -257,8 +257,8 @@ async def test_open_responses_mode_changes_event_names(tmp_path: Path) -> None:
 
 
 async def test_idle_connection_is_closed(tmp_path: Path) -> None:
-    engine = FakeEngine("hello", delay=0.2)
-    async with socket(tmp_path, engine, websocket_idle=0.8) as ws:
+    engine = FakeEngine("hello", delay=0.35)
+    async with socket(tmp_path, engine, websocket_idle=1.5) as ws:
         assert (await ws.ask(store=False))[-1]["type"] == "response.completed", "a responding connection is not idle"
         with pytest.raises(websockets.ConnectionClosed) as caught:
             await ws.next()

@@ -23,7 +23,7 @@ from syringa.http.server import server as serving
 from syringa.http.server.server import serve_api
 from syringa.service.app_state import AppState
 from tests.chat_models import plain_model
-from tests.client import events, eventually, server
+from tests.client import events, eventually, server, settle
 from tests.fake_engine import FakeEngine
 
 LONG = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}
@@ -54,10 +54,10 @@ class DrainingServer:
         send_signal()
         assert await eventually(lambda: self.app_state.draining)
 
-    async def is_gone(self, seconds: float = 30.0) -> bool:
+    async def is_gone(self, seconds: float = 60.0) -> bool:
         async def gone() -> bool:
             try:
-                async with httpx.AsyncClient(base_url=self.http.base_url, trust_env=False) as http:
+                async with httpx.AsyncClient(base_url=self.http.base_url, trust_env=False, timeout=60) as http:
                     await http.get("/health")
             except httpx.TransportError:
                 return True
@@ -72,7 +72,7 @@ class DrainingServer:
 
     async def request(self, path: str, **arguments: Any) -> httpx.Response:
         """Return the response to a request over a new connection."""
-        async with httpx.AsyncClient(base_url=self.http.base_url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=self.http.base_url, trust_env=False, timeout=60) as http:
             return await http.request("POST" if arguments else "GET", path, **arguments)
 
 
@@ -99,6 +99,7 @@ async def test_drain_rejects_new_requests_while_streams_finish(monkeypatch: pyte
         async with running.http.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.aiter_lines()
             first = await anext(lines)
+            running.engine.pause()
             await running.drain()
             rejected = await running.request("/v1/completions", json={"prompt": "x"})
             assert (rejected.status_code, rejected.json()["error"]["code"]) == (503, "server_ending")
@@ -108,6 +109,7 @@ async def test_drain_rejects_new_requests_while_streams_finish(monkeypatch: pyte
             assert (await running.request("/v1/models")).status_code == 503
             assert (await running.request("/health")).status_code == 200
             assert (await running.request("/ready")).json()["error"]["code"] == "server_ending"
+            running.engine.resume()
             text = "\n".join([first, *[line async for line in lines]])
         seen = events(text.rstrip())
         assert seen[-1] == "[DONE]"
@@ -131,8 +133,7 @@ async def test_drain_fails_requests_that_do_not_finish_in_time(monkeypatch: pyte
                 "/v1/responses", json={"input": "x", "max_output_tokens": 1000, "ignore_eos": True, "stream": True}
             )
         )
-        assert await eventually(lambda: len(running.engine.running) == 3)
-        await asyncio.sleep(0.1)
+        assert await eventually(lambda: len(running.engine.running) == 3 and running.engine.delivered >= 30)
         await running.drain()
         answer = await whole
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_ending")
@@ -149,15 +150,14 @@ async def test_second_signal_skips_the_drain(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(serving, "_DUPLICATE_SIGNAL_SECONDS", 60)
     async with draining_server(monkeypatch, tmp_path, drain_timeout=120) as running:
         stream = asyncio.create_task(running.request("/v1/completions", json={**LONG, "stream": True}))
-        assert await eventually(lambda: running.engine.running)
-        await asyncio.sleep(0.1)
+        assert await eventually(lambda: running.engine.delivered >= 3)
         await running.drain()
         send_signal()  # a duplicate of the first
-        await asyncio.sleep(0.4)
+        await settle()
         assert not stream.done()
         monkeypatch.setattr(serving, "_DUPLICATE_SIGNAL_SECONDS", 0)
         send_signal()
-        seen = events((await asyncio.wait_for(stream, 30)).text)
+        seen = events((await asyncio.wait_for(stream, 60)).text)
         assert seen[-1]["error"]["code"] == "server_ending"
         assert await running.is_gone()
 
@@ -172,13 +172,15 @@ async def test_drain_closes_kept_alive_connections(monkeypatch: pytest.MonkeyPat
         fresh = await asyncio.open_connection("127.0.0.1", port)
         busy = asyncio.create_task(running.http.post("/v1/completions", json={**LONG, "max_tokens": 150}))
         assert await eventually(lambda: running.engine.running)
+        running.engine.pause()
         await running.drain()
-        assert await asyncio.wait_for(idle[0].read(), 30) == b""
+        assert await asyncio.wait_for(idle[0].read(), 60) == b""
         assert not busy.done()
         fresh[1].write(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
-        received = await asyncio.wait_for(fresh[0].read(), 30)
+        received = await asyncio.wait_for(fresh[0].read(), 60)
         assert b" 503 " in received
         assert b"server_ending" in received
+        running.engine.resume()
         answer = await busy
         assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         for _, writer in (idle, fresh):
@@ -188,7 +190,7 @@ async def test_drain_closes_kept_alive_connections(monkeypatch: pytest.MonkeyPat
 async def remaining_events(socket: ClientConnection) -> tuple[list[str], int | None]:
     """Return the types of the remaining events, and the close code."""
     kinds = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async for text in socket:
             kinds.append(json.loads(text)["type"])
     return kinds, socket.close_code
@@ -201,12 +203,14 @@ async def test_drain_closes_websockets(monkeypatch: pytest.MonkeyPatch, tmp_path
             create = {"type": "response.create", "input": "x", "max_output_tokens": 150, "ignore_eos": True}
             await busy.send(json.dumps(create))
             await busy.recv()
+            running.engine.pause()
             await running.drain()
-            assert await asyncio.wait_for(remaining_events(idle), 30) == ([], 1001)
+            assert await asyncio.wait_for(remaining_events(idle), 60) == ([], 1001)
             with pytest.raises(websockets.InvalidStatus) as rejected:
                 await connect(url, proxy=None)
             assert rejected.value.response.status_code == 503
             assert json.loads(rejected.value.response.body)["error"]["code"] == "server_ending"
+            running.engine.resume()
             kinds, code = await remaining_events(busy)
             assert kinds[-1] in ("response.completed", "response.incomplete")
             assert code == 1001
@@ -233,7 +237,7 @@ async def test_drain_fails_websocket_responses_that_do_not_finish_in_time(
 async def test_drain_waits_for_background_responses(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, length: int
 ) -> None:
-    async with draining_server(monkeypatch, tmp_path, drain_timeout=20 if length == 40 else 1.5) as running:
+    async with draining_server(monkeypatch, tmp_path, drain_timeout=90 if length == 40 else 4) as running:
         body = {"input": "x", "max_output_tokens": length, "ignore_eos": True, "background": True}
         id = (await running.request("/v1/responses", json=body)).json()["id"]
         await running.drain()
@@ -271,9 +275,9 @@ async def test_shutdown_rejects_requests_that_are_still_being_received(
         running.app_state.observers.append(accounting.append)
         reader, writer = await asyncio.open_connection("127.0.0.1", running.http.base_url.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
-        await asyncio.sleep(0.1)
+        await settle()
         await running.drain()
-        received = await asyncio.wait_for(reader.read(), 30)
+        received = await asyncio.wait_for(reader.read(), 60)
         assert received.startswith(b"HTTP/1.1 503 ")
         assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "server_ending"
         writer.close()

@@ -48,7 +48,7 @@ def bare(name: str, arguments: str) -> str:
         (f"{BEGIN}something else", f"{BEGIN}something else", []),
         (f"{BEGIN}function{SEP}two words\n", f"{BEGIN}function{SEP}two words\n", []),
         ("a < b <｜tool", "a < b <｜tool", []),
-        # cut, or broken
+        # truncated or broken
         (SECTION, "", []),
         (f"{SECTION}{BEGIN}function{SEP}get_w", "", []),
         (f"{SECTION}{BEGIN}function{SEP}f\n```js", "", [("f", "")]),
@@ -56,7 +56,7 @@ def bare(name: str, arguments: str) -> str:
         (SECTION + block("f", '{"x": oops}') + block("g", PARIS) + SECTION_END, "", [("f", '{"x": '), ("g", PARIS)]),
     ],
 )
-def test_code_blocks(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
+def test_deepseek_parser_reads_code_blocks(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
     check_stage(lambda: create_tool_parser("deepseek", 0, {}), text, ("", answer, calls), MARKERS)
 
 
@@ -77,7 +77,7 @@ def test_code_blocks(text: str, answer: str, calls: list[tuple[str, str]]) -> No
         ),
     ],
 )
-def test_bare_arguments(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
+def test_deepseek_v31_parser_reads_bare_arguments(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
     check_stage(lambda: create_tool_parser("deepseek-v3.1", 0, {}), text, ("", answer, calls), MARKERS)
 
 
@@ -101,7 +101,9 @@ WORDS = [
 
 @pytest.mark.parametrize("format", ["deepseek", "deepseek-v3.1"])
 @given(st.data(), st.lists(st.sampled_from(WORDS), max_size=14))
-def test_cuts_do_not_matter(format: ToolCallFormat, data: st.DataObject, parts: list[str]) -> None:
+def test_deepseek_parser_is_independent_of_splits(
+    format: ToolCallFormat, data: st.DataObject, parts: list[str]
+) -> None:
     text = "".join(parts)
     whole = fold(run_stage(create_tool_parser(format, 0, {}), split_text(text), at_once=True))
     assert fold(run_stage(create_tool_parser(format, 0, {}), split_text(text, data.draw(split_points(text))))) == whole

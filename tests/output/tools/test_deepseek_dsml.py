@@ -8,7 +8,7 @@ import pytest
 from syringa.output.tools.formats import create_tool_parser
 from tests.output.segments import check_stage, fold, run_stage, split_text
 
-TOKEN = "｜DSML｜"  # a token in DeepSeek's vocabulary, in the middle of every mark
+TOKEN = "｜DSML｜"  # a token in DeepSeek's vocabulary, inside every marker
 PARAMETERS: dict[str, dict[str, Any]] = {"search": {"type": "object", "properties": {"topn": {"type": "integer"}}}}
 SEARCH = f"""<{TOKEN}function_calls>
 <{TOKEN}invoke name="search">
@@ -37,7 +37,7 @@ def one(value: str) -> str:
         (SEARCH, "", CALLS),
         (f"I look.\n\n{SEARCH}", "I look.\n\n", CALLS),
         (SEARCH.replace("\n", ""), "", CALLS),
-        # What the model says of the type wins over the schema.
+        # The type attribute takes precedence over the schema.
         (one('string="true">10'), "", [("search", {"topn": "10"})]),
         (one('string="false">10'), "", [("search", {"topn": 10})]),
         (one('string="false">ten'), "", [("search", {"topn": "ten"})]),
@@ -46,9 +46,9 @@ def one(value: str) -> str:
         (f"a < b <{TOKEN} c", f"a < b <{TOKEN} c", []),
     ],
 )
-def test_outputs(text: str, answer: str, calls: list[tuple[str, Any]]) -> None:
-    _, said, raw = fold(
+def test_deepseek_dsml_parser_separates_text_and_calls(text: str, answer: str, calls: list[tuple[str, Any]]) -> None:
+    _, shown, raw = fold(
         run_stage(create_tool_parser("deepseek-dsml", 0, PARAMETERS), split_text(text, range(len(text)), [TOKEN]))
     )
-    assert (said, [(name, json.loads(arguments)) for name, arguments in raw]) == (answer, calls)
+    assert (shown, [(name, json.loads(arguments)) for name, arguments in raw]) == (answer, calls)
     check_stage(lambda: create_tool_parser("deepseek-dsml", 0, PARAMETERS), text, ("", answer, raw), [TOKEN])

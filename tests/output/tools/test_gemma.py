@@ -1,4 +1,4 @@
-"""Gemma 4's notation and FunctionGemma's, which differ in their markers alone."""
+"""The notations of Gemma 4 and FunctionGemma, which differ only in their markers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.tiers import examples
 FORMATS: list[ToolCallFormat] = ["gemma", "function-gemma"]
 
 
-def marked(format: ToolCallFormat, text: str) -> str:
-    """`«` and `»` stand for the markers around a call, `"` for that of a text."""
+def with_markers(format: ToolCallFormat, text: str) -> str:
+    """Replace `«` and `»` by the markers around a call, and `"` by the quote marker."""
     markers = GEMMA_FORMATS[format]
     return text.replace("«", markers.begin).replace("»", markers.end).replace('"', markers.quote)
 
@@ -66,7 +66,7 @@ def notation(value: Any) -> str:
         ("«call:no name{}»", "«call:no name{}»", []),
         (f"«call:{'x' * 300}{{}}»", f"«call:{'x' * 300}{{}}»", []),
         ("««call:a{}»", "«", [("a", "{}")]),
-        # cut
+        # truncated
         ("x «call:a", "x ", []),
         ("«call:a{ke", "", [("a", "{")]),
         ('«call:a{key:"val', "", [("a", '{"key": "val')]),
@@ -81,19 +81,23 @@ def notation(value: Any) -> str:
         ("«call:a{} and so on", " and so on", [("a", "{}")]),
     ],
 )
-def test_outputs(format: ToolCallFormat, text: str, answer: str, calls: list[tuple[str, str]]) -> None:
+def test_gemma_parser_separates_text_and_calls(
+    format: ToolCallFormat, text: str, answer: str, calls: list[tuple[str, str]]
+) -> None:
     markers = GEMMA_FORMATS[format]
     every = (markers.begin, markers.end, markers.quote)
-    expected = ("", marked(format, answer), calls)
-    check_stage(lambda: create_tool_parser(format, 0, {}), marked(format, text), expected, every)
+    expected = ("", with_markers(format, answer), calls)
+    check_stage(lambda: create_tool_parser(format, 0, {}), with_markers(format, text), expected, every)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_texts_are_told_as_they_come(format: ToolCallFormat) -> None:
+def test_gemma_parser_streams_strings(format: ToolCallFormat) -> None:
     parser = create_tool_parser(format, 0, {})
-    out = parser.feed([TextSegment(marked(format, "«call:f")), TextSegment("{"), TextSegment(marked(format, 'k:"'))])
+    out = parser.feed(
+        [TextSegment(with_markers(format, "«call:f")), TextSegment("{"), TextSegment(with_markers(format, 'k:"'))]
+    )
     assert [part.name for part in out if isinstance(part, ToolCallStart)] == ["f"]
-    seen = [parser.feed([TextSegment(text)]) for text in ("Hel", "lo <", "b", *marked(format, '",n:1'), "2}")]
+    seen = [parser.feed([TextSegment(text)]) for text in ("Hel", "lo <", "b", *with_markers(format, '",n:1'), "2}")]
     deltas = [[part.arguments for part in out if isinstance(part, ToolCallDelta)] for out in seen]
     assert deltas[:3] == [['"k": "Hel'], ["lo "], ["<b"]]
     assert "".join(itertools.chain.from_iterable(deltas)) == '"k": "Hello <b", "n": 12}'
@@ -102,7 +106,7 @@ def test_texts_are_told_as_they_come(format: ToolCallFormat) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @given(data=st.data())
 @settings(deadline=None, max_examples=examples(100))
-def test_any_cutting_gives_the_same(format: ToolCallFormat, data: st.DataObject) -> None:
+def test_gemma_parser_is_independent_of_splits(format: ToolCallFormat, data: st.DataObject) -> None:
     parts = [
         '«call:f{k:"v",n:[1,{a:true}]}»',
         "«call:g{",
@@ -120,11 +124,11 @@ def test_any_cutting_gives_the_same(format: ToolCallFormat, data: st.DataObject)
         " ",
         "<",
     ]
-    text = marked(format, "".join(data.draw(st.lists(st.sampled_from(parts), max_size=14))))
-    cuts = data.draw(split_points(text))
+    text = with_markers(format, "".join(data.draw(st.lists(st.sampled_from(parts), max_size=14))))
+    splits = data.draw(split_points(text))
     found = [
         fold(run_stage(create_tool_parser(format, 0, {}), split_text(text, each)))
-        for each in (cuts, [], range(len(text)))
+        for each in (splits, [], range(len(text)))
     ]
     assert found[0] == found[1] == found[2]
 
@@ -140,8 +144,10 @@ values = st.recursive(
 @pytest.mark.parametrize("format", FORMATS)
 @given(arguments=st.dictionaries(keys, values, max_size=4), data=st.data())
 @settings(deadline=None, max_examples=examples(80))
-def test_arguments_come_back(format: ToolCallFormat, arguments: dict[str, Any], data: st.DataObject) -> None:
-    text = marked(format, f"«call:f{notation(arguments)}»")
-    cuts = data.draw(split_points(text))
-    _, _, [(_, raw)] = fold(run_stage(create_tool_parser(format, 0, {}), split_text(text, cuts)))
+def test_gemma_parser_returns_the_arguments_that_were_written(
+    format: ToolCallFormat, arguments: dict[str, Any], data: st.DataObject
+) -> None:
+    text = with_markers(format, f"«call:f{notation(arguments)}»")
+    splits = data.draw(split_points(text))
+    _, _, [(_, raw)] = fold(run_stage(create_tool_parser(format, 0, {}), split_text(text, splits)))
     assert json.loads(raw) == arguments

@@ -45,14 +45,14 @@ TIGHT = (
         (TIGHT, "", [("book", {"zip": " 9\n", "n": "x"})]),
         ("<tool_call>now\n</tool_call>", "", [("now", {})]),
         ("<tool_call>now</tool_call><tool_call>\nnow </tool_call>", "", [("now", {}), ("now", {})]),
-        # A doubled mark does not become part of the key.
+        # A repeated marker does not become part of the key.
         (TIGHT.replace("zip</arg_key>", "zip</arg_key></arg_key>"), "", [("book", {"zip": " 9\n", "n": "x"})]),
         ("Write <tool_call>name and so on.", "Write <tool_call>name and so on.", []),
     ],
 )
-def test_outputs(text: str, answer: str, calls: list[tuple[str, Any]]) -> None:
-    _, said, raw = fold(
+def test_glm_parser_separates_text_and_calls(text: str, answer: str, calls: list[tuple[str, Any]]) -> None:
+    _, shown, raw = fold(
         run_stage(create_tool_parser("glm", 0, PARAMETERS), split_text(text, range(len(text)), MARKERS))
     )
-    assert (said, [(name, json.loads(arguments)) for name, arguments in raw]) == (answer, calls)
+    assert (shown, [(name, json.loads(arguments)) for name, arguments in raw]) == (answer, calls)
     check_stage(lambda: create_tool_parser("glm", 0, PARAMETERS), text, ("", answer, raw), MARKERS)

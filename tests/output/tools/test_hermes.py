@@ -24,7 +24,7 @@ def parse(*texts: str, markers: tuple[str, ...] = ()) -> list[Segment]:
 
 
 def fold(out: list[Segment]) -> tuple[str, list[tuple[str, str]], int]:
-    """The text, the calls, and the number of tokens."""
+    """Return the text, the calls and the number of tokens."""
     text, calls, tokens = "", [], 0
     for each in out:
         if isinstance(each, TextSegment):
@@ -59,13 +59,13 @@ def fold(out: list[Segment]) -> tuple[str, list[tuple[str, str]], int]:
         ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", '{"x": 1}')]),
         ('<tool_call>{"id": 12, "name": "\\u0066", "arguments": {}}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": {}} and more', " and more", [("f", "{}")]),
-        # cut
+        # truncated
         ("x <tool_call>", "x ", []),
         ('<tool_call>{"name": "f', "", []),
         ('<tool_call>{"name": "f", "arg', "", [("f", "")]),
         ('<tool_call>{"name": "f", "arguments": {"a": "b', "", [("f", '{"a": "b')]),
         ('<tool_call>{"name": "f", "arguments": {}}</tool', "", [("f", "{}")]),
-        # no call, and then perhaps one
+        # no call, possibly followed by one
         ("<tool_call>no</tool_call>", "<tool_call>no</tool_call>", []),
         ('<tool_call>{"name": 5}', '<tool_call>{"name": 5}', []),
         ('<tool_call>{"x": 5}</tool_call>', '<tool_call>{"x": 5}</tool_call>', []),
@@ -77,12 +77,12 @@ def fold(out: list[Segment]) -> tuple[str, list[tuple[str, str]], int]:
         ('<tool_call>{"name": "f" nonsense</tool_call> x', " x", [("f", "")]),
     ],
 )
-def test_whole_and_character_by_character(given_text: str, text: str, calls: list[Any]) -> None:
+def test_hermes_parser_separates_text_and_calls(given_text: str, text: str, calls: list[Any]) -> None:
     assert fold(parse(given_text)) == (text, calls, 1)
     assert fold(parse(*given_text)) == (text, calls, len(given_text))
 
 
-def test_the_name_comes_first_and_arguments_as_they_are_written() -> None:
+def test_hermes_parser_streams_name_and_arguments() -> None:
     parser = create_tool_parser("hermes", 0, {})
     assert parser.feed([TextSegment("<tool_call>"), TextSegment('{"name": "f')]) == []
     start, *_ = parser.feed([TextSegment('", ')])
@@ -93,7 +93,7 @@ def test_the_name_comes_first_and_arguments_as_they_are_written() -> None:
     assert pieces == [['{"ci'], ['ty": "Par'], ['is"}'], []]
 
 
-def test_text_is_not_held_longer_than_it_must() -> None:
+def test_hermes_parser_releases_text_early() -> None:
     parser = create_tool_parser("hermes", 0, {})
     assert parser.feed([TextSegment("a"), TextSegment(" "), TextSegment("b<"), TextSegment("c")]) == [
         TextSegment("a"),
@@ -104,7 +104,7 @@ def test_text_is_not_held_longer_than_it_must() -> None:
     ]
 
 
-def test_marks_that_are_special_tokens() -> None:
+def test_hermes_markers_may_be_special_tokens() -> None:
     markers = ("<tool_call>", "</tool_call>", "<eos>")
     out = parse("hi", "<tool_call>", '{"name": "f", "arguments": {}}', "</tool_call>", "<eos>", "x", markers=markers)
     assert fold(out) == ("hix", [("f", "{}")], 6)
@@ -119,9 +119,9 @@ words = st.lists(
 
 @given(words, st.data())
 @settings(deadline=None)
-def test_any_chunking_gives_the_same(parts: list[str], data: st.DataObject) -> None:
+def test_hermes_parser_is_independent_of_splits(parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    splits = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *splits], [*splits, len(text)], strict=True)]
     assert fold(parse(text))[:2] == fold(parse(*pieces))[:2] == fold(parse(*text))[:2]
     assert fold(parse(*pieces))[2] == len(pieces)

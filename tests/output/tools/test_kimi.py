@@ -41,7 +41,7 @@ def call(id: str, arguments: str) -> str:
         (f"{BEGIN}{ARGUMENTS}", f"{BEGIN}{ARGUMENTS}", []),
         (f"{BEGIN}functions.:0{ARGUMENTS}", f"{BEGIN}functions.:0{ARGUMENTS}", []),
         ("<|tool_c", "<|tool_c", []),
-        # cut, or broken
+        # truncated or broken
         (f"{SECTION}{BEGIN}functions.f", "", []),
         (f"{SECTION}{BEGIN}functions.f:0{ARGUMENTS}{TOKYO[:20]}", "", [("f", TOKYO[:20])]),
         (
@@ -52,11 +52,11 @@ def call(id: str, arguments: str) -> str:
         (f"{SECTION}{call('functions.f:0', '<x>')}{SECTION_END}", "", [("f", "")]),
     ],
 )
-def test_outputs(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
+def test_kimi_parser_separates_text_and_calls(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
     check_stage(lambda: create_tool_parser("kimi", 0, {}), text, ("", answer, calls), MARKERS)
 
 
-def test_the_id_is_the_models_own() -> None:
+def test_kimi_parser_keeps_the_id_of_the_model() -> None:
     text = SECTION + call("functions.f:7", PARIS) + call("g:8", PARIS) + call("functions.h", PARIS)
     ids = [
         part.id
@@ -66,7 +66,7 @@ def test_the_id_is_the_models_own() -> None:
     assert ids == ["functions.f:7", "functions.g:8", "functions.h:2"]
 
 
-def test_the_name_comes_first_and_arguments_as_they_are_written() -> None:
+def test_kimi_parser_streams_name_and_arguments() -> None:
     parser = create_tool_parser("kimi", 2, {})
     assert not [
         part for part in parser.feed(split_text(f"{SECTION}{BEGIN}functions.f:0")) if not isinstance(part, TextSegment)
@@ -82,7 +82,7 @@ WORDS = [*MARKERS, "functions.f:0", "f", "\n", PARIS, TOKYO, '{"x": ', "}", "1",
 
 
 @given(st.data(), st.lists(st.sampled_from(WORDS), max_size=14))
-def test_cuts_do_not_matter(data: st.DataObject, parts: list[str]) -> None:
+def test_kimi_parser_is_independent_of_splits(data: st.DataObject, parts: list[str]) -> None:
     text = "".join(parts)
     whole = fold(run_stage(create_tool_parser("kimi", 0, {}), split_text(text), at_once=True))
     assert fold(run_stage(create_tool_parser("kimi", 0, {}), split_text(text, data.draw(split_points(text))))) == whole

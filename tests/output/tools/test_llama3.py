@@ -50,7 +50,7 @@ def new() -> ToolCallParser:
         ('{"na', '{"na', []),
         (f"{PARIS} So it rains.", " So it rains.", [PARIS_CALL]),
         (f'{PARIS}; {{"x": 1}}', '; {"x": 1}', [PARIS_CALL]),
-        # cut, or broken
+        # truncated or broken
         (PARIS[:-20], "", [("get_weather", '{"city": "Paris",')]),
         (f"{PARIS}; {TOKYO[:30]}", "", [PARIS_CALL]),
         ('{"name": "f", "para', "", [("f", "")]),
@@ -58,15 +58,15 @@ def new() -> ToolCallParser:
         ('{"name": "f", "parameters": {"x": [1}} and more', "", [("f", '{"x": [1')]),
     ],
 )
-def test_outputs(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
+def test_llama3_parser_separates_text_and_calls(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
     check_stage(new, text, ("", answer, calls), MARKERS)
 
 
-def test_any_name_will_do_where_no_functions_are_known() -> None:
+def test_llama3_parser_accepts_any_name_without_schemas() -> None:
     check_stage(lambda: create_tool_parser("llama3", 0, {}), '{"name": "g"}', ("", "", [("g", "{}")]))
 
 
-def test_json_is_not_held_for_long() -> None:
+def test_llama3_parser_releases_other_json_early() -> None:
     parser = new()
     parser.feed(split_text('{"city'))
     assert fold(parser.feed(split_text('": '))) == ("", '{"city": ', [])
@@ -76,7 +76,7 @@ WORDS = [PARIS, TOKYO, PARIS[:50], '{"name": "f"', "}", "; ", "\n", "{", '"', "t
 
 
 @given(st.data(), st.lists(st.sampled_from(WORDS), max_size=8))
-def test_cuts_do_not_matter(data: st.DataObject, parts: list[str]) -> None:
+def test_llama3_parser_is_independent_of_splits(data: st.DataObject, parts: list[str]) -> None:
     text = "".join(parts)
     whole = fold(run_stage(new(), split_text(text), at_once=True))
     assert fold(run_stage(new(), split_text(text, data.draw(split_points(text))))) == whole

@@ -46,9 +46,9 @@ CALLS = [
         ('<minimax:tool_call>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>', "", [("now", {})]),
     ],
 )
-def test_outputs(text: str, answer: str, calls: list[tuple[str, Any]]) -> None:
-    _, said, raw = fold(
+def test_minimax_parser_separates_text_and_calls(text: str, answer: str, calls: list[tuple[str, Any]]) -> None:
+    _, shown, raw = fold(
         run_stage(create_tool_parser("minimax", 0, PARAMETERS), split_text(text, range(len(text)), MARKERS))
     )
-    assert (said, [(name, json.loads(arguments)) for name, arguments in raw]) == (answer, calls)
+    assert (shown, [(name, json.loads(arguments)) for name, arguments in raw]) == (answer, calls)
     check_stage(lambda: create_tool_parser("minimax", 0, PARAMETERS), text, ("", answer, raw), MARKERS)

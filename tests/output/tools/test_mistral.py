@@ -36,14 +36,14 @@ TOKYO_CALL = ("get_weather", '{"city": "東京 \\"]\\" \\u00e9", "at": {"lat": 3
         (" [TOOL_CALLS][]", " [TOOL_CALLS][]", []),
         ("[TOOL", "[TOOL", []),
         ('[TOOL_CALLS][{"x": 1}]', '[TOOL_CALLS][{"x": 1}]', []),
-        # cut, or broken
+        # truncated or broken
         ("[TOOL_CALLS]", "", []),
         (f"[TOOL_CALLS][{PARIS}, ", "", [PARIS_CALL]),
         (f"[TOOL_CALLS][{PARIS[:-12]}", "", [("get_weather", '{"city": "Paris", "day')]),
         ('[TOOL_CALLS][{"name": "f", "arguments": {"x": oops}}] So.', " So.", [("f", '{"x": ')]),
     ],
 )
-def test_lists(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
+def test_mistral_parser_reads_lists_of_calls(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
     check_stage(lambda: create_tool_parser("mistral", 0, {}), text, ("", answer, calls), MARKERS)
 
 
@@ -60,14 +60,14 @@ def test_lists(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
         # no call
         ("[TOOL_CALLS] is a mark[ARGS]{}", "[TOOL_CALLS] is a mark[ARGS]{}", []),
         ("[TOOL_CALLS]\n\n\nx\ny", "[TOOL_CALLS]\n\n\nx\ny", []),
-        # cut, or broken
+        # truncated or broken
         ("[TOOL_CALLS]get_wea", "", []),
         ('[TOOL_CALLS]f[ARGS]{"x": "y', "", [("f", '{"x": "y')]),
         ('[TOOL_CALLS]f[ARGS]{"x": oops[TOOL_CALLS]g[ARGS]{}', "", [("f", '{"x": '), ("g", "{}")]),
         ("[TOOL_CALLS]f[ARGS]oops", "", [("f", "")]),
     ],
 )
-def test_names_before_arguments(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
+def test_mistral_args_parser_reads_names_before_arguments(text: str, answer: str, calls: list[tuple[str, str]]) -> None:
     check_stage(lambda: create_tool_parser("mistral-args", 0, {}), text, ("", answer, calls), ARGS_MARKERS)
 
 
@@ -75,7 +75,7 @@ def ids(parser: ToolCallParser, text: str) -> list[str]:
     return [part.id for part in run_stage(parser, split_text(text)) if isinstance(part, ToolCallStart)]
 
 
-def test_ids_are_nine_letters_and_digits() -> None:
+def test_mistral_call_ids_are_nine_letters_and_digits() -> None:
     (own,) = ids(
         create_tool_parser("mistral", 0, {}), '[TOOL_CALLS][{"id": "aB3456789", "name": "f", "arguments": {}}]'
     )
@@ -94,7 +94,7 @@ WORDS = ["[TOOL_CALLS]", "[", "]", PARIS, TOKYO, '{"name": "f"', "}", ", ", "[AR
 
 @pytest.mark.parametrize(("format", "markers"), [("mistral", MARKERS), ("mistral-args", ARGS_MARKERS)])
 @given(st.data(), st.lists(st.sampled_from(WORDS), max_size=10))
-def test_cuts_do_not_matter(
+def test_mistral_parser_is_independent_of_splits(
     format: ToolCallFormat, markers: tuple[str, ...], data: st.DataObject, parts: list[str]
 ) -> None:
     text = "".join(parts)

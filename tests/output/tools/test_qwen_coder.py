@@ -63,14 +63,14 @@ def outputs(text: str) -> tuple[str, list[tuple[str, Any]]]:
         (WRITE, "", [WRITTEN]),
         (f"I write the file.\n\n{WRITE}", "I write the file.\n\n", [WRITTEN]),
         (f"{SEARCH}\n{WRITE}\n", "", [SEARCHED, WRITTEN]),
-        # The template of Qwen3.5 prints Python's words.
+        # The template of Qwen3.5 prints Python literals.
         (
             "<tool_call>\n<function=toggle>\n<parameter=on>\nTrue\n</parameter>\n</function>\n</tool_call>",
             "",
             [("toggle", {"on": True})],
         ),
         ("<tool_call>\n<function=now>\n</function>\n</tool_call>", "", [("now", {})]),
-        # Without line breaks, and without the last mark.
+        # Without line breaks and the last marker.
         ("<tool_call><function=search><parameter=query>a</parameter></function>", "", [("search", {"query": "a"})]),
         (
             "<tool_call>\n<function=now>\n</function>\nIt is late.",
@@ -79,12 +79,12 @@ def outputs(text: str) -> tuple[str, list[tuple[str, Any]]]:
         ),
     ],
 )
-def test_outputs(text: str, answer: str, calls: list[tuple[str, Any]]) -> None:
+def test_qwen_coder_parser_separates_text_and_calls(text: str, answer: str, calls: list[tuple[str, Any]]) -> None:
     assert outputs(text) == (answer, calls)
     _, _, raw = fold(run_stage(create_tool_parser("qwen-coder", 0, PARAMETERS), split_text(text)))
     check_stage(lambda: create_tool_parser("qwen-coder", 0, PARAMETERS), text, ("", answer, raw), MARKERS)
 
 
-def test_the_hermes_format_is_none() -> None:
+def test_qwen_coder_parser_does_not_read_hermes_calls() -> None:
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert outputs(text) == (text, [])

@@ -1,4 +1,4 @@
-"""The formats with a tag for each argument. What one family writes is in its own file; here is what they share."""
+"""Behavior shared by the formats with a tag for each argument."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ PARAMETERS = {"f": SCHEMA}
 
 def parameter(format: ToolCallFormat, key: str, value: str, *, string: bool = True) -> str:
     tags = TAGGED_FORMATS[format]
-    said = f' string="{str(string).lower()}"' if tags.type_attribute else ""
+    attribute = f' string="{str(string).lower()}"' if tags.type_attribute else ""
     gap = "\n" if format == "glm" else ""
     pad = "\n" if tags.padded else ""
-    head = f"{tags.key_begin}{key}{tags.key_end}{said}{gap}{tags.value_begin}"
+    head = f"{tags.key_begin}{key}{tags.key_end}{attribute}{gap}{tags.value_begin}"
     return f"{head}{pad}{value}{pad}{tags.value_end}\n"
 
 
@@ -53,9 +53,9 @@ def section(format: ToolCallFormat, *calls: str) -> str:
     return "\n".join(f"{tags.begin}{line}{each}{line}{tags.end}" for each in calls)
 
 
-def parse(format: ToolCallFormat, text: str, cuts: list[int] | None = None) -> tuple[str, list[tuple[str, str]]]:
+def parse(format: ToolCallFormat, text: str, splits: list[int] | None = None) -> tuple[str, list[tuple[str, str]]]:
     parser = create_tool_parser(format, 0, PARAMETERS)
-    _, answer, calls = fold(run_stage(parser, split_text(text, list(range(len(text))) if cuts is None else cuts)))
+    _, answer, calls = fold(run_stage(parser, split_text(text, list(range(len(text))) if splits is None else splits)))
     assert parser.calls == len(calls)
     return answer, calls
 
@@ -88,26 +88,26 @@ def parse(format: ToolCallFormat, text: str, cuts: list[int] | None = None) -> t
         ("unknown", "-", "-"),
     ],
 )
-def test_values_have_the_type_of_the_schema(format: ToolCallFormat, key: str, value: str, expected: Any) -> None:
+def test_values_have_the_type_in_the_schema(format: ToolCallFormat, key: str, value: str, expected: Any) -> None:
     if TAGGED_FORMATS[format].type_attribute:
         text = parameter(format, key, value, string=isinstance(expected, str) and key != "n")
     else:
         text = parameter(format, key, value)
     whole = section(format, call(format, "f", text))
-    for cuts in (None, []):
-        answer, [(name, arguments)] = parse(format, whole, cuts)
+    for splits in (None, []):
+        answer, [(name, arguments)] = parse(format, whole, splits)
         assert (answer, name, json.loads(arguments)) == ("", "f", {key: expected})
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_end_mark_inside_json(format: ToolCallFormat) -> None:
+def test_end_marker_inside_json_strings(format: ToolCallFormat) -> None:
     end = TAGGED_FORMATS[format].value_end
     value = json.dumps({"html": f"a {end} b {end}"}, ensure_ascii=False)
     more = parameter(format, "text", "x")
     whole = section(format, call(format, "f", parameter(format, "box", value, string=False), more))
     _, [(_, arguments)] = parse(format, whole)
     assert json.loads(arguments) == {"box": {"html": f"a {end} b {end}"}, "text": "x"}
-    # An odd quote is not the beginning of a string that swallows the rest.
+    # An odd quote does not start a string that contains the rest.
     odd = section(format, call(format, "f", parameter(format, "box", '{"html: 5', string=False), more))
     _, [(_, arguments)] = parse(format, odd)
     assert json.loads(arguments) == {"box": '{"html: 5', "text": "x"}
@@ -125,7 +125,7 @@ def test_text_around_calls(format: ToolCallFormat) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_only_looks_like_a_call(format: ToolCallFormat) -> None:
+def test_text_that_resembles_a_call(format: ToolCallFormat) -> None:
     tags = TAGGED_FORMATS[format]
     for text in (
         f"The mark {tags.begin} begins a call.",
@@ -139,7 +139,7 @@ def test_what_only_looks_like_a_call(format: ToolCallFormat) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_cut_call_keeps_what_came(format: ToolCallFormat) -> None:
+def test_truncated_call_keeps_what_was_read(format: ToolCallFormat) -> None:
     tags = TAGGED_FORMATS[format]
     head = section(format, call(format, "f", parameter(format, "n", "5", string=False)))
     head = head[: head.index(tags.value_end) + len(tags.value_end)]
@@ -157,22 +157,22 @@ def test_a_cut_call_keeps_what_came(format: ToolCallFormat) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_is_broken_is_skipped(format: ToolCallFormat) -> None:
+def test_broken_calls_are_skipped(format: ToolCallFormat) -> None:
     tags = TAGGED_FORMATS[format]
     good = parameter(format, "text", "x")
     for broken in ("rubbish", f"{good}rubbish", f"{good}{tags.key_begin}text", f"{good}<x>"):
         if not tags.name_end and broken == "rubbish":
-            continue  # without a mark behind it, this is part of the name
+            continue  # without a marker after it, this is part of the name
         whole = f"{section(format, call(format, 'f', broken))} Well."
         arguments = '{"text": "x"}' if good in broken else "{}"
         assert parse(format, whole) == parse(format, whole, []) == (" Well.", [("f", arguments)])
-    # Neither mark of the end of the call.
+    # Without an end marker of the call.
     whole = f"{tags.begin}{tags.call_begin}f{tags.name_end}{good}{tags.end} Well."
     assert parse(format, whole) == (" Well.", [("f", '{"text": "x"}')])
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_strings_are_told_as_they_come(format: ToolCallFormat) -> None:
+def test_tagged_parser_streams_strings(format: ToolCallFormat) -> None:
     parser = create_tool_parser(format, 0, PARAMETERS)
     whole = section(format, call(format, "f", parameter(format, "text", "Hello there")))
     head, _, tail = whole.partition("Hello there")
@@ -184,7 +184,7 @@ def test_strings_are_told_as_they_come(format: ToolCallFormat) -> None:
     assert "".join(itertools.chain.from_iterable(deltas)) == '{"text": "Hello <b"}'
 
 
-def broken_up(format: ToolCallFormat) -> list[str]:
+def fragments(format: ToolCallFormat) -> list[str]:
     tags = TAGGED_FORMATS[format]
     good = section(format, call(format, "f", parameter(format, "text", "x\n"), parameter(format, "box", '{"a": "b"}')))
     markers = [getattr(tags, field) for field in tags.__struct_fields__]
@@ -195,10 +195,10 @@ def broken_up(format: ToolCallFormat) -> list[str]:
 @pytest.mark.parametrize("format", FORMATS)
 @given(data=st.data())
 @settings(deadline=None, max_examples=examples(80))
-def test_any_cutting_gives_the_same(format: ToolCallFormat, data: st.DataObject) -> None:
-    text = "".join(data.draw(st.lists(st.sampled_from(broken_up(format)), max_size=14)))
-    cuts = data.draw(split_points(text))
-    assert parse(format, text, cuts) == parse(format, text, []) == parse(format, text)
+def test_tagged_parser_is_independent_of_splits(format: ToolCallFormat, data: st.DataObject) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from(fragments(format)), max_size=14)))
+    splits = data.draw(split_points(text))
+    assert parse(format, text, splits) == parse(format, text, []) == parse(format, text)
 
 
 values = st.recursive(
@@ -211,7 +211,9 @@ values = st.recursive(
 @pytest.mark.parametrize("format", FORMATS)
 @given(text=st.text(max_size=12), value=values, data=st.data())
 @settings(deadline=None, max_examples=examples(60))
-def test_arguments_come_back(format: ToolCallFormat, text: str, value: Any, data: st.DataObject) -> None:
+def test_tagged_parser_returns_the_arguments_that_were_written(
+    format: ToolCallFormat, text: str, value: Any, data: st.DataObject
+) -> None:
     written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     key = "text" if isinstance(value, str) else "unknown"
     string = isinstance(value, str)

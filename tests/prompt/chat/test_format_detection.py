@@ -1,4 +1,4 @@
-"""Small templates in our own words, with the marks that each family really writes."""
+"""Format detection on small templates with the markers of each model family."""
 
 from __future__ import annotations
 
@@ -151,12 +151,14 @@ FAMILIES: list[tuple[str, ToolCallFormat, ReasoningFormat | None]] = [
 
 
 @pytest.mark.parametrize(("template", "calls", "thought"), FAMILIES)
-def test_families(template: str, calls: ToolCallFormat, thought: ReasoningFormat | None) -> None:
-    ChatTemplate(template).render([{"role": "user", "content": "Hi"}])  # these are templates
+def test_detect_formats_of_model_families(
+    template: str, calls: ToolCallFormat, thought: ReasoningFormat | None
+) -> None:
+    ChatTemplate(template).render([{"role": "user", "content": "Hi"}])  # must be a valid template
     assert detect_formats(template, None, ()) == ModelFormats(tool_calls=calls, reasoning=thought, supports_tools=True)
 
 
-def test_every_format_is_found() -> None:
+def test_every_format_is_detected_in_some_template() -> None:
     assert {calls for _, calls, _ in FAMILIES} | {"plain"} == set(TOOL_CALL_FORMATS)
     assert {thought for _, _, thought in FAMILIES} | {"kimi-vl"} == {*REASONING_MARKERS, None}
 
@@ -173,17 +175,17 @@ def test_every_format_is_found() -> None:
         (["<|think|>", "<seed:think>"], None),
     ],
 )
-def test_thoughts_by_their_tokens(tokens: list[str], thought: ReasoningFormat | None) -> None:
+def test_reasoning_format_is_detected_from_added_tokens(tokens: list[str], thought: ReasoningFormat | None) -> None:
     assert detect_formats(TURNS, None, tokens).reasoning == thought
     assert detect_formats(None, None, tokens) == ModelFormats(reasoning=thought)
 
 
-def test_the_template_says_more_than_the_vocabulary() -> None:
-    # The first Magistral thinks in <think>, and its vocabulary has tokens for another mark.
+def test_template_takes_precedence_over_the_vocabulary() -> None:
+    # The first Magistral uses <think>, and its vocabulary has tokens for another marker.
     assert detect_formats(MISTRAL + "<think>", None, ["[THINK]"]).reasoning == "think"
 
 
-def test_an_earlier_turn_s_thought_is_taken_away() -> None:
+def test_template_that_strips_earlier_reasoning_is_detected() -> None:
     template = TURNS + "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
     assert detect_formats(template, None, ()).reasoning == "think"
 
@@ -192,36 +194,36 @@ def test_an_earlier_turn_s_thought_is_taken_away() -> None:
     "template",
     [
         TURNS,
-        DEEPSEEK.replace(TOOLS, ""),  # as DeepSeek publishes it: earlier calls are shown, tools are not
-        TOOLS + TURNS + "<TOOLCALL>[]</TOOLCALL>",  # a format that is not among ours
+        DEEPSEEK.replace(TOOLS, ""),  # as published by DeepSeek: renders earlier calls, but no tools
+        TOOLS + TURNS + "<TOOLCALL>[]</TOOLCALL>",  # an unknown format
         TOOLS + "<seed:tool_call><function=f><parameter=p></parameter></function></seed:tool_call>",
         TOOLS + "<|start_header_id|>",
         "{% for tool in messages[0].tools %}<tool_call>{% endfor %}",
         None,
     ],
 )
-def test_templates_that_get_our_own_words(template: str | None) -> None:
+def test_templates_without_a_known_tool_format_use_plain(template: str | None) -> None:
     assert detect_formats(template, None, ["<tool_call>"]) == ModelFormats(tool_calls="plain", supports_tools=False)
 
 
-def test_a_template_of_its_own_for_tools() -> None:
+def test_separate_tool_template_is_considered() -> None:
     assert detect_formats(TURNS, HERMES, ()) == ModelFormats(tool_calls="hermes", supports_tools=True)
     assert detect_formats(TURNS, HERMES.replace(TOOLS, ""), ()) == ModelFormats()
 
 
-def test_tools_may_be_set_by_the_template_too() -> None:
+def test_tools_variable_set_by_the_template_does_not_count() -> None:
     assert accepts_tools("{% if custom %}{% set tools = custom %}{% endif %}{{ tools }}", None)
     assert not accepts_tools("{% set tools = [] %}{{ tools }}", None)
 
 
-def test_an_administrator_knows_better() -> None:
+def test_resolve_formats_prefers_explicit_formats() -> None:
     assert resolve_formats(QWEN3, None, ()) == detect_formats(QWEN3, None, ())
     assert resolve_formats(QWEN3, None, (), tool_calls="glm", reasoning="mistral") == ModelFormats(
         tool_calls="glm", reasoning="mistral", supports_tools=True
     )
     assert resolve_formats(QWEN3, None, (), reasoning="none") == ModelFormats(tool_calls="hermes", supports_tools=True)
     assert resolve_formats(QWEN3, None, (), tool_calls="plain").supports_tools is False
-    # A format that could not be told from the template, which takes tools all the same.
+    # A template that accepts tools in a format that is not detected.
     unknown = TOOLS + "<TOOLCALL>"
     assert resolve_formats(unknown, None, (), tool_calls="hermes") == ModelFormats(
         tool_calls="hermes", supports_tools=True

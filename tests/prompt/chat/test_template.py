@@ -79,19 +79,21 @@ CASES: list[tuple[str, list[dict[str, Any]], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_renders_as_transformers_does(theirs: Any, case: tuple[str, list[dict[str, Any]], dict[str, Any]]) -> None:
+def test_render_matches_transformers(
+    transformers_tokenizer: Any, case: tuple[str, list[dict[str, Any]], dict[str, Any]]
+) -> None:
     source, messages, options = case
     known = {key: options.get(key) for key in ("tools", "documents")}
     generation = options.get("add_generation_prompt", False)
     extra = {key: value for key, value in options.items() if key not in (*known, "add_generation_prompt")}
     ours = ChatTemplate(source, SPECIAL).render(messages, **known, add_generation_prompt=generation, kwargs=extra)
-    assert ours == theirs.apply_chat_template(
+    assert ours == transformers_tokenizer.apply_chat_template(
         messages, chat_template=source, tokenize=False, add_generation_prompt=generation, **known, **extra
     )
     assert ours
 
 
-def test_the_default_model(theirs: Any) -> None:
+def test_render_of_the_default_model_matches_transformers(transformers_tokenizer: Any) -> None:
     description = describe(locate("default"))
     assert description.chat_template is not None
     messages = [
@@ -100,12 +102,12 @@ def test_the_default_model(theirs: Any) -> None:
         {"role": "user", "content": "?"},
     ]
     ours = ChatTemplate(description.chat_template, description.special_tokens).render(messages)
-    assert ours == theirs.apply_chat_template(
+    assert ours == transformers_tokenizer.apply_chat_template(
         messages, chat_template=description.chat_template, tokenize=False, add_generation_prompt=True
     )
 
 
-def test_a_template_of_its_own_for_tools() -> None:
+def test_separate_tool_template_is_used_with_tools() -> None:
     template = ChatTemplate("plain", {}, "with {{ tools | length }}")
     assert template.render([{"role": "user"}]) == "plain"
     assert template.render([{"role": "user"}], tools=[TOOL]) == "with 1"
@@ -113,7 +115,7 @@ def test_a_template_of_its_own_for_tools() -> None:
     assert "enable_thinking" in ChatTemplate(TOOLS).variables
 
 
-def test_messages_are_left_as_they_were() -> None:
+def test_render_does_not_modify_messages() -> None:
     messages = [{"role": "assistant", "content": "a", "reasoning": "why"}]
     ChatTemplate("{{ messages[0].reasoning_content }}").render(messages)
     assert messages == [{"role": "assistant", "content": "a", "reasoning": "why"}]
@@ -133,7 +135,7 @@ def test_messages_are_left_as_they_were() -> None:
         ("{% for x in y %}", None),
     ],
 )
-def test_errors(source: str, message: str | None) -> None:
+def test_template_errors_become_request_or_model_errors(source: str, message: str | None) -> None:
     if message is None:
         with pytest.raises(ModelError, match="template is invalid"):
             ChatTemplate(source)
@@ -143,7 +145,7 @@ def test_errors(source: str, message: str | None) -> None:
     assert caught.value.param == "messages"
 
 
-def test_requests_that_cannot_be_rendered() -> None:
+def test_render_rejects_empty_messages_and_reserved_kwargs() -> None:
     template = ChatTemplate("x")
     with pytest.raises(InvalidRequest, match="at least one message"):
         template.render([])

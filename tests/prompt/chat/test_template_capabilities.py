@@ -33,7 +33,9 @@ DEAF = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
         (DEAF, False, False, False, "", False),
     ],
 )
-def test_traits(source: str, system: bool, developer: bool, names: bool, empty: str | None, as_text: bool) -> None:
+def test_probe_template_reports_capabilities(
+    source: str, system: bool, developer: bool, names: bool, empty: str | None, as_text: bool
+) -> None:
     assert probe_template(ChatTemplate(source)) == TemplateCapabilities(
         supports_system=system,
         supports_developer=developer,

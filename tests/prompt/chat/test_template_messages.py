@@ -1,4 +1,4 @@
-"""The shapes of messages that reach a template, and how a prompt ends."""
+"""The form of messages passed to a template, and the end of the prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from syringa.output_formats import REASONING_MARKERS
 from syringa.prompt.chat.template import ChatTemplate, opens_reasoning
 from tests.prompt.chat.test_template import CALL, CHATML, INSTRUCT, SPECIAL, TOOL, TOOLS
 
-# What a vision model's template does with parts, and one that takes nothing else.
+# A vision template with content parts, and a template that accepts nothing else.
 VISION = """{% for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}
 {%- if part.type == 'image' or 'image_url' in part %}<|vision_start|><|image_pad|><|vision_end|>
@@ -37,31 +37,31 @@ TEXT, PICTURE = {"type": "text", "text": "part"}, {"type": "image_url", "image_u
 @pytest.mark.parametrize(
     "content", ["Once upon", " Once upon a time, ", "a\n\nb\n", "", "Tell me.", "{{ x }} <|im_end|> ü"]
 )
-def test_a_final_message_is_continued_as_transformers_does(theirs: Any, source: str, content: str) -> None:
+def test_continue_final_message_matches_transformers(transformers_tokenizer: Any, source: str, content: str) -> None:
     final: Any = [{"type": "text", "text": content}] if source == PARTS_ONLY else content
     messages = [*CHAT, {"role": "assistant", "content": final}]
     if source == PARTS_ONLY:
         messages[0] = {"role": "user", "content": [{"type": "text", "text": "Tell me."}]}
     ours = ChatTemplate(source, SPECIAL).render(messages, add_generation_prompt=False, continue_final_message=True)
-    assert ours == theirs.apply_chat_template(
+    assert ours == transformers_tokenizer.apply_chat_template(
         messages, chat_template=source, tokenize=False, continue_final_message=True
     )
     assert ours.endswith(content) or source in (TOOLS, TRIMS)
     assert messages[-1]["content"] == final
 
 
-def test_the_last_text_of_a_final_message_is_continued(theirs: Any) -> None:
+def test_continue_final_message_continues_the_last_text_part(transformers_tokenizer: Any) -> None:
     parts = [TEXT, {"type": "text", "text": "and more"}, {"type": "image"}]
     messages = [{"role": "user", "content": parts}]
     ours = ChatTemplate(VISION).render(messages, add_generation_prompt=False, continue_final_message=True)
-    assert ours == theirs.apply_chat_template(
+    assert ours == transformers_tokenizer.apply_chat_template(
         messages, chat_template=VISION, tokenize=False, continue_final_message=True
     )
     assert ours.endswith("partand more")
 
 
 @pytest.mark.parametrize(
-    ("source", "message", "said"),
+    ("source", "message", "message_text"),
     [
         (CHATML, {"role": "assistant"}, "no text to continue"),
         (CHATML, {"role": "assistant", "content": None}, "no text to continue"),
@@ -74,13 +74,15 @@ def test_the_last_text_of_a_final_message_is_continued(theirs: Any) -> None:
         ),
     ],
 )
-def test_a_final_message_that_cannot_be_continued(source: str, message: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said) as caught:
+def test_continue_final_message_rejects_messages_it_cannot_continue(
+    source: str, message: dict[str, Any], message_text: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message_text) as caught:
         ChatTemplate(source).render([*CHAT, message], add_generation_prompt=False, continue_final_message=True)
     assert caught.value.param == "messages[1].content"
 
 
-def test_to_continue_and_to_begin_exclude_each_other() -> None:
+def test_continue_final_message_excludes_add_generation_prompt() -> None:
     with pytest.raises(InvalidRequest, match="set only one of them") as caught:
         ChatTemplate(CHATML).render(CHAT, continue_final_message=True)
     assert caught.value.param == "continue_final_message"
@@ -100,11 +102,11 @@ def test_to_continue_and_to_begin_exclude_each_other() -> None:
         (IN_A_MACRO, True),
     ],
 )
-def test_which_templates_take_parts(source: str, accepts_content_parts: bool) -> None:
+def test_template_detects_support_for_content_parts(source: str, accepts_content_parts: bool) -> None:
     assert ChatTemplate(source, SPECIAL).accepts_content_parts is accepts_content_parts
 
 
-def test_parts_reach_a_template_that_takes_them() -> None:
+def test_content_parts_are_passed_to_templates_that_accept_them() -> None:
     messages = [{"role": "user", "content": [TEXT, PICTURE, {"type": "text", "text": "!"}]}]
     prompt = ChatTemplate(VISION).render(messages)
     assert "part<|vision_start|><|image_pad|><|vision_end|>!<|im_end|>" in prompt
@@ -112,16 +114,16 @@ def test_parts_reach_a_template_that_takes_them() -> None:
     assert messages[0]["content"][1] is PICTURE
 
 
-def test_parts_are_joined_for_a_template_that_takes_text() -> None:
+def test_content_parts_are_joined_for_text_templates() -> None:
     prompt = ChatTemplate(CHATML).render([{"role": "user", "content": [TEXT, {"type": "text", "text": "two"}]}])
     assert "user\npart\ntwo<|im_end|>" in prompt
 
 
-def test_text_is_wrapped_for_a_template_that_takes_parts_only() -> None:
+def test_text_is_wrapped_for_templates_that_accept_only_parts() -> None:
     assert ChatTemplate(PARTS_ONLY).render(CHAT) == "User:Tell me.<end_of_utterance>\n"
 
 
-def test_other_roles_parts_are_joined() -> None:
+def test_content_parts_of_other_roles_are_joined() -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}{% for part in m.content %}"
         "{{ part.text }}{% endfor %}{% else %}{{ m.content | string }}{% endif %}{% endfor %}"
@@ -130,13 +132,13 @@ def test_other_roles_parts_are_joined() -> None:
     assert ChatTemplate(source).render(messages) == "partpart\npart"
 
 
-def test_a_text_template_has_no_place_for_images() -> None:
+def test_text_template_rejects_images() -> None:
     with pytest.raises(InvalidRequest, match="does not support images") as caught:
         ChatTemplate(CHATML).render([*CHAT, {"role": "user", "content": [TEXT, PICTURE]}])
     assert caught.value.param == "messages[1].content"
 
 
-def test_with_tools_a_template_may_take_text_only() -> None:
+def test_template_may_accept_only_text_with_tools() -> None:
     source = "{% if tools %}{{ messages[0].content | trim }}{% else %}" + VISION + "{% endif %}"
     template = ChatTemplate(source)
     messages = [{"role": "user", "content": [TEXT, TEXT]}]
@@ -145,7 +147,7 @@ def test_with_tools_a_template_may_take_text_only() -> None:
     assert "partpart<|im_end|>" in template.render(messages)
 
 
-def test_arguments_of_calls_are_objects() -> None:
+def test_tool_call_arguments_are_objects() -> None:
     source = (
         "{% for c in messages[0].tool_calls %}{{ c.function.arguments | tojson }}"
         "{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}"
@@ -173,5 +175,5 @@ def test_arguments_of_calls_are_objects() -> None:
         ("", "think", False),
     ],
 )
-def test_a_prompt_may_open_a_thought(prompt: str, format: Any, opened: bool) -> None:
+def test_opens_reasoning_checks_the_end_of_the_prompt(prompt: str, format: Any, opened: bool) -> None:
     assert opens_reasoning(prompt, REASONING_MARKERS[format]) is opened

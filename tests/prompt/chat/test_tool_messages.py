@@ -17,7 +17,7 @@ def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def test_text_stands_before_the_calls_of_a_message() -> None:
+def test_tool_calls_as_text_keeps_text_before_calls() -> None:
     message = {"role": "assistant", "content": "Well.", "tool_calls": [CALL, CALL], "reasoning_content": "hm"}
     assert tool_calls_as_text([message]) == [
         {"role": "assistant", "content": f"Well.\n{WRITTEN}\n{WRITTEN}", "reasoning_content": "hm"}
@@ -25,35 +25,35 @@ def test_text_stands_before_the_calls_of_a_message() -> None:
     assert tool_calls_as_text([{**message, "content": None}])[0]["content"] == f"{WRITTEN}\n{WRITTEN}"
 
 
-def test_results_and_what_is_said_after_them_are_one_message() -> None:
+def test_tool_calls_as_text_merges_results_with_the_next_user_message() -> None:
     result = {"role": "tool", "content": "1", "tool_call_id": "c", "name": "f"}
-    told = "<tool_response>\n1\n</tool_response>"
+    description = "<tool_response>\n1\n</tool_response>"
     image = [{"type": "image"}]
     assert tool_calls_as_text([result, result, user("So?"), user("Well?")]) == [
-        user(f"{told}\n{told}\nSo?"),
+        user(f"{description}\n{description}\nSo?"),
         user("Well?"),
     ]
-    assert tool_calls_as_text([result, user(image)]) == [user([{"type": "text", "text": told + "\n"}, *image])]
+    assert tool_calls_as_text([result, user(image)]) == [user([{"type": "text", "text": description + "\n"}, *image])]
     assert tool_calls_as_text([user("a"), user("b")]) == [user("a"), user("b")]
 
 
-def test_where_the_tools_stand() -> None:
-    told = tools_preamble(USE)
+def test_tool_instructions_go_into_the_first_system_or_user_message() -> None:
+    description = tools_preamble(USE)
     system = {"role": "system", "content": "Be kind."}
-    said = [{"role": "assistant", "content": "Hello."}, user("hi")]
-    told_of = add_tool_instructions([system, *said], USE, supports_system=True)
-    examples = told_of[1:-2]
-    assert (told_of[0]["content"], told_of[-2:]) == (told + "Be kind.", said)
-    assert add_tool_instructions(said, USE, supports_system=True) == [
-        {"role": "system", "content": told.rstrip()},
+    messages = [{"role": "assistant", "content": "Hello."}, user("hi")]
+    instructed = add_tool_instructions([system, *messages], USE, supports_system=True)
+    examples = instructed[1:-2]
+    assert (instructed[0]["content"], instructed[-2:]) == (description + "Be kind.", messages)
+    assert add_tool_instructions(messages, USE, supports_system=True) == [
+        {"role": "system", "content": description.rstrip()},
         *examples,
-        *said,
+        *messages,
     ]
-    first = {**examples[0], "content": told + examples[0]["content"]}
-    assert add_tool_instructions(said, USE, supports_system=False) == [first, *examples[1:], *said]
+    first = {**examples[0], "content": description + examples[0]["content"]}
+    assert add_tool_instructions(messages, USE, supports_system=False) == [first, *examples[1:], *messages]
 
 
-def test_examples_take_turns_and_end_with_a_call_of_what_there_is() -> None:
+def test_tool_examples_alternate_roles_and_end_with_a_call_to_an_actual_tool() -> None:
     examples = add_tool_instructions([user("hi")], USE, supports_system=True)[1:-1]
     assert [each["role"] for each in examples] == ["user", "assistant"] * (len(examples) // 2)
     call = examples[-1]["content"].removeprefix("<tool_call>").removesuffix("</tool_call>")
@@ -74,7 +74,7 @@ def test_examples_take_turns_and_end_with_a_call_of_what_there_is() -> None:
         ({"properties": 3, "required": "a"}, {}),
     ],
 )
-def test_a_sample_call_has_what_is_needed(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+def test_tool_example_contains_the_required_arguments(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
     tool = Tool(name="f", parameters=schema)
     use = ToolUse(tools=[tool], mode="auto", callable=frozenset({"f"}))
     call = add_tool_instructions([user("hi")], use, supports_system=True)[-2]["content"]

@@ -43,7 +43,7 @@ NOW = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
         (GOOD[:-1], False),
     ],
 )
-def test_required(text: str, fits: bool) -> None:
+def test_required_mode_allows_only_valid_calls(text: str, fits: bool) -> None:
     assert follows(call_grammar(use()), text) == fits
 
 
@@ -61,12 +61,12 @@ def test_required(text: str, fits: bool) -> None:
         (f"{NOW}<tool_call>", False, False),
     ],
 )
-def test_auto_is_free_until_a_call_begins(text: str, loosely: bool, strictly: bool) -> None:
+def test_auto_mode_allows_free_text_until_a_call_begins(text: str, loosely: bool, strictly: bool) -> None:
     assert follows(call_grammar(use("auto")), text) == loosely
     assert follows(call_grammar(use("auto", STRICT, TIME)), text) == strictly
 
 
-def test_one_tool_and_one_call() -> None:
+def test_single_tool_and_single_call_are_enforced() -> None:
     grammar = call_grammar(use(names="time", parallel=False))
     assert follows(grammar, NOW)
     assert not follows(grammar, GOOD)
@@ -78,7 +78,7 @@ def test_one_tool_and_one_call() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-def test_marks_that_are_tokens(mode: str) -> None:
+def test_markers_may_be_special_tokens(mode: str) -> None:
     for tokenizer in (
         byte_tokenizer("<tool_call>", "</tool_call>"),
         byte_tokenizer("<tool_call>"),
@@ -90,27 +90,27 @@ def test_marks_that_are_tokens(mode: str) -> None:
     assert lark_vocabulary(byte_tokenizer("<tool_call>")).is_special("<tool_call>")
 
 
-def test_names_and_schemas_cannot_break_out_of_the_grammar() -> None:
+def test_names_and_schemas_cannot_escape_the_grammar() -> None:
     odd = {"type": "object", "properties": {'"\n}| /x/ %json': {"const": '</tool_call>"\n\\'}}, "required": []}
     grammar = call_grammar(use("required", Tool(name="f-1_", parameters=odd, schema=close_schema(odd)), names="f-1_"))
     arguments = json.dumps({'"\n}| /x/ %json': '</tool_call>"\n\\'})
     assert follows(grammar, f'<tool_call>{{"name": "f-1_", "arguments": {arguments}}}</tool_call>')
 
 
-def test_closed_parts() -> None:
+def test_close_schema_closes_subschemas() -> None:
     inner: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
     shut = {**inner, "additionalProperties": False}
     ref = {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": inner}}
     assert close_schema(ref)["$defs"] == {"a": shut}
     assert close_schema({"anyOf": [inner, {"type": "null"}]}) == {"anyOf": [shut, {"type": "null"}]}
-    # What is joined with something else stays as it is.
+    # Subschemas that apply together stay open.
     for joined in ({"oneOf": [inner, inner]}, {"allOf": [inner, inner]}, {"anyOf": [inner], "properties": {}}):
         assert close_schema(joined) == joined
     both = {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": inner, "b": inner}}
     assert close_schema(both) == both
 
 
-def test_closed() -> None:
+def test_close_schema_forbids_undeclared_properties() -> None:
     inner = {"type": "object", "properties": {"x": {}}}
     assert close_schema(inner) == {**inner, "additionalProperties": False}
     assert close_schema({"type": "object"}) == {"type": "object"}
@@ -121,7 +121,7 @@ def test_closed() -> None:
     assert nested["properties"]["a"]["items"]["additionalProperties"] is False
 
 
-def test_the_preamble_names_what_there_is_and_depends_on_the_tools_alone() -> None:
+def test_tools_preamble_lists_all_tools_regardless_of_mode() -> None:
     text = tools_preamble(use())
     for tool in (WEATHER, TIME):
         assert json.dumps(tool_definition(tool)["function"]) in text

@@ -1,4 +1,4 @@
-"""Whether a text can be written under a grammar: for tests of what models may write."""
+"""Helpers to test which texts a grammar allows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def use(mode: Any = "required", *tools: Tool, names: str = "weather time", paral
 
 @cache
 def byte_tokenizer(*special: str, plain: tuple[str, ...] = ()) -> tokenizers.Tokenizer:
-    """One token a byte, and what is named."""
+    """Return a tokenizer with one token per byte, and the given added tokens."""
     vocab = {character: id_ for id_, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -46,7 +46,7 @@ def byte_tokenizer(*special: str, plain: tuple[str, ...] = ()) -> tokenizers.Tok
 
 
 def lark_vocabulary(tokenizer: tokenizers.Tokenizer) -> LarkVocabulary:
-    """As `prompt.tokenizer.Tokenizer` has it."""
+    """Return the same as `Tokenizer.lark_vocabulary`."""
     added = tokenizer.get_added_tokens_decoder().items()
     return LarkVocabulary(
         {each.content: id_ for id_, each in added if each.special or re.fullmatch("<.*>", each.content)}
@@ -56,7 +56,7 @@ def lark_vocabulary(tokenizer: tokenizers.Tokenizer) -> LarkVocabulary:
 def call_grammar(
     tools: ToolUse, format: ToolCallFormat = "plain", tokenizer: tokenizers.Tokenizer | None = None
 ) -> Grammar:
-    """What a model that does not think may write; a grammar that compiles."""
+    """Return the validated grammar of a model without reasoning."""
     grammar = build_output_grammar(lark_vocabulary(tokenizer or byte_tokenizer()), tools=tools, tool_call_format=format)
     assert grammar is not None
     validate_grammar(grammar)
@@ -64,7 +64,7 @@ def call_grammar(
 
 
 def follows(grammar: Grammar, text: str, tokenizer: tokenizers.Tokenizer | None = None) -> bool:
-    """Whether a text can be written under the grammar, and end there."""
+    """Return whether the grammar accepts the whole text."""
     tokenizer = tokenizer or byte_tokenizer()
     matcher = LLMatcher(
         LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id("<eos>")), to_llguidance(grammar), log_level=0

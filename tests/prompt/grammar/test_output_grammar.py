@@ -1,4 +1,4 @@
-"""Thoughts and constraints in one grammar: what may be written, and what may not."""
+"""Reasoning, constraints and tool calls in one grammar."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {"n": 1}}</tool_call>'
 
 
 def fits(text: str, *special: str, **request: Any) -> bool:
-    """With the markers as special tokens, or spelled out where none are named."""
+    """Return whether the grammar accepts the text, with the given special tokens."""
     tokenizer = byte_tokenizer(*special)
     found = {each: tokenizer.token_to_id(each) for each in ("<eos>", *special)}
     grammar = build_output_grammar(LarkVocabulary(found), **request)
@@ -46,7 +46,7 @@ def tools(mode: Any = "auto", **more: Any) -> ToolUse:
     [(SCHEMA, '{"a":1}', '{"b":1}'), (REGEX, "yes/no", "no"), (LARK, "x12", "x"), (LLG, "uw", "u")],
     ids=["schema", "regex", "lark", "llguidance"],
 )
-def test_the_thought_is_free_and_the_answer_is_held(
+def test_reasoning_is_free_and_answer_is_constrained(
     special: tuple[str, ...], constraint: Grammar, good: str, bad: str
 ) -> None:
     reasoning = ReasoningOptions(format="think")
@@ -62,7 +62,7 @@ def test_the_thought_is_free_and_the_answer_is_held(
     assert not fits("<think></think>" + good, *special, reasoning=off, constraint=constraint)
 
 
-def test_a_budget_closes_the_thought() -> None:
+def test_reasoning_budget_closes_the_section() -> None:
     special = ("<think>", "</think>")
     for budget in (0, 1, 5):
         reasoning = ReasoningOptions(format="think", budget=budget)
@@ -80,14 +80,14 @@ def test_a_budget_closes_the_thought() -> None:
     )
 
 
-def test_a_budget_needs_a_token_for_the_end() -> None:
+def test_reasoning_budget_requires_a_special_end_token() -> None:
     with pytest.raises(InvalidRequest, match="not a special token") as error:
         build_output_grammar(LarkVocabulary(), reasoning=ReasoningOptions(format="think", budget=3))
     assert error.value.param == "thinking_token_budget"
 
 
 @pytest.mark.parametrize("special", [("<think>", "</think>"), ()], ids=["tokens", "spelled"])
-def test_a_thought_that_the_template_cannot_forbid(special: tuple[str, ...]) -> None:
+def test_grammar_forbids_reasoning_that_the_template_cannot(special: tuple[str, ...]) -> None:
     off = ReasoningOptions(format="think", allowed=False, forbid_marker=True)
     assert fits("Four.", *special, reasoning=off)
     assert not fits("<think>Hm.</think>Four.", *special, reasoning=off)
@@ -96,7 +96,7 @@ def test_a_thought_that_the_template_cannot_forbid(special: tuple[str, ...]) -> 
     assert not fits("Hm.</think>Four.", *special, reasoning=opened)
 
 
-def test_nothing_to_hold_is_no_grammar() -> None:
+def test_no_constraint_gives_no_grammar() -> None:
     assert build_output_grammar(LarkVocabulary()) is None
     assert build_output_grammar(LarkVocabulary(), reasoning=ReasoningOptions(format="think")) is None
     assert build_output_grammar(LarkVocabulary(), constraint=SCHEMA) is SCHEMA
@@ -105,7 +105,7 @@ def test_nothing_to_hold_is_no_grammar() -> None:
 @pytest.mark.parametrize(
     "special", [("<think>", "</think>", "<tool_call>", "</tool_call>"), ()], ids=["tokens", "spelled"]
 )
-def test_calls_behind_a_thought(special: tuple[str, ...]) -> None:
+def test_tool_calls_after_reasoning(special: tuple[str, ...]) -> None:
     reasoning = ReasoningOptions(format="think")
     thought = "<think>Shall I write a <b>?</think>\n"
     for mode, text, good in [
@@ -122,7 +122,7 @@ def test_calls_behind_a_thought(special: tuple[str, ...]) -> None:
         assert fits(text, *special, reasoning=reasoning, tools=tools(mode)) is good, (mode, text)
 
 
-def test_calls_or_a_constrained_answer() -> None:
+def test_tool_calls_or_constrained_answer() -> None:
     for text, good in [(CALL, True), ('{"a":1}', True), ("text", False), ('{"b":1}', False), ("{}" + CALL, False)]:
         assert fits(text, tools=tools(), constraint=SCHEMA) is good, text
     assert fits(CALL, tools=tools("required"), constraint=SCHEMA)
@@ -137,7 +137,7 @@ def test_calls_or_a_constrained_answer() -> None:
         ("gemma", "<|channel>thought\n", "<channel|>", ("<|channel>", "<channel|>")),
     ],
 )
-def test_other_marks(format: ReasoningFormat, begin: str, end: str, special: tuple[str, ...]) -> None:
+def test_other_reasoning_markers(format: ReasoningFormat, begin: str, end: str, special: tuple[str, ...]) -> None:
     reasoning = ReasoningOptions(format=format)
     assert fits(f'{begin}hm{end}{{"a":1}}', *special, reasoning=reasoning, constraint=SCHEMA)
     assert not fits(f"{begin}hm{end}hm", *special, reasoning=reasoning, constraint=SCHEMA)
@@ -150,7 +150,7 @@ COMMENT = "<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant"
 TO_F = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 
 
-def test_harmony() -> None:
+def test_harmony_grammar() -> None:
     reasoning = ReasoningOptions(format="harmony")
     for thought in ("", ANALYSIS):
         assert fits(thought + FINAL + '{"a":1}', *HARMONY, reasoning=reasoning, constraint=SCHEMA)

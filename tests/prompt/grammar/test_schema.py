@@ -1,4 +1,4 @@
-"""What we say llguidance cannot enforce, it cannot: each entry of the tables is tried on the installed package."""
+"""The keyword tables match the installed version of llguidance."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def compiles(schema: Any) -> bool:
 
 
 def allows(schema: Any, value: Any) -> bool:
-    """Whether the grammar of the schema takes the value as text."""
+    """Return whether the grammar of the schema accepts the value as JSON."""
     text = to_llguidance(Grammar("json_schema", json.dumps(schema)))
     matcher = LLMatcher(LLTokenizer("byte"), text, limits=parser_limits())
     assert not matcher.get_error()
@@ -52,7 +52,7 @@ def allows(schema: Any, value: Any) -> bool:
 
 
 @pytest.mark.parametrize("keyword", UNENFORCED_KEYWORDS)
-def test_llguidance_refuses_what_we_leave_out(keyword: str) -> None:
+def test_unenforced_keywords_are_rejected_by_llguidance(keyword: str) -> None:
     assert not compiles({keyword: VALUES.get(keyword, {"type": "string"})})
 
 
@@ -62,7 +62,7 @@ def test_known_formats_compile(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHER_FORMATS.split())
-def test_other_formats_do_not(name: str) -> None:
+def test_unknown_formats_do_not_compile(name: str) -> None:
     schema = {"type": "string", "format": name}
     assert not compiles(schema)
     assert enforceable_schema(schema) == ({"type": "string"}, [".format"], [])
@@ -101,19 +101,19 @@ ENFORCED: list[tuple[dict[str, Any], Any, Any]] = [
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), ENFORCED, ids=lambda value: str(value)[:50])
-def test_the_rest_is_kept_and_enforced(schema: dict[str, Any], good: Any, bad: Any) -> None:
+def test_supported_keywords_are_enforced(schema: dict[str, Any], good: Any, bad: Any) -> None:
     kept, left_out, unknown = enforceable_schema(schema)
     assert (kept, left_out, unknown) == (schema, [], [])
     assert allows(kept, good)
     assert not allows(kept, bad)
 
 
-def test_every_known_keyword_is_enforced_or_says_nothing() -> None:
+def test_every_supported_keyword_is_tested_or_an_annotation() -> None:
     seen = {key for schema, *_ in ENFORCED for key in (*schema, *json.dumps(schema).split('"'))}
     silent = {
         *("$schema", "$id", "id", "$comment", "$vocabulary", "title", "description", "default", "examples", "example"),
         *("deprecated", "readOnly", "writeOnly", "discriminator"),
-        *("contentEncoding", "contentMediaType", "contentSchema"),  # annotations, as the specification has them
+        *("contentEncoding", "contentMediaType", "contentSchema"),  # annotations, according to the specification
     }
     assert seen >= SUPPORTED_KEYWORDS - silent
 
@@ -145,7 +145,7 @@ LEFT_OUT: list[tuple[Any, list[str]]] = [
 
 
 @pytest.mark.parametrize(("schema", "paths"), LEFT_OUT, ids=lambda value: str(value)[:60])
-def test_what_cannot_be_enforced_is_left_out_and_named(schema: Any, paths: list[str]) -> None:
+def test_unenforceable_keywords_are_removed_and_reported(schema: Any, paths: list[str]) -> None:
     before = json.dumps(schema)
     assert not compiles(schema)
     kept, left_out, unknown = enforceable_schema(schema)
@@ -173,13 +173,13 @@ def test_what_cannot_be_enforced_is_left_out_and_named(schema: Any, paths: list[
     ],
     ids=str,
 )
-def test_what_binds_nothing_is_not_named(schema: Any) -> None:
+def test_keywords_without_effect_are_not_reported(schema: Any) -> None:
     kept, left_out, unknown = enforceable_schema(schema)
     assert (left_out, unknown) == ([], [])
     assert compiles(kept)
 
 
-def test_only_the_one_of_that_overlaps_is_loosened() -> None:
+def test_only_overlapping_one_of_is_relaxed() -> None:
     apart = {"oneOf": [{"type": "integer"}, {"type": "string"}]}
     over = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
     kept, left_out, _ = enforceable_schema({"properties": {"a": apart, "b": over, "c": apart}})
@@ -188,14 +188,14 @@ def test_only_the_one_of_that_overlaps_is_loosened() -> None:
     assert kept["properties"]["b"] == {"anyOf": over["oneOf"]}
 
 
-def test_options_of_llguidance_are_left_out_and_named() -> None:
+def test_guidance_options_are_removed_and_reported() -> None:
     inner = {"type": "object", "x-guidance": {"lenient": True}, "x-order": 1}
     kept, left_out, unknown = enforceable_schema({"properties": {"a": inner}, "x-guidance": {"lenient": True}})
     assert kept == {"properties": {"a": {"type": "object", "x-order": 1}}}
     assert (left_out, unknown) == ([".x-guidance", ".properties.a.x-guidance"], [])
 
 
-def test_unknown_words_are_named() -> None:
+def test_unknown_keywords_are_reported() -> None:
     assert enforceable_schema({"type": "object", "properties": {"a": {"nullable": True}}, "requried": []})[2] == [
         ".requried",
         ".properties.a.nullable",
@@ -203,11 +203,11 @@ def test_unknown_words_are_named() -> None:
 
 
 @pytest.mark.parametrize("schema", [True, False, {}, {"type": 5}, {"properties": 5, "items": 5, "anyOf": 5, "$ref": 5}])
-def test_odd_schemas_pass_unchanged(schema: Any) -> None:
+def test_malformed_schemas_pass_unchanged(schema: Any) -> None:
     assert enforceable_schema(schema) == (schema, [], [])
 
 
-def test_a_deep_schema_is_refused() -> None:
+def test_deep_schema_is_rejected() -> None:
     schema: dict[str, Any] = {}
     for _ in range(100_000):
         schema = {"items": schema}
@@ -215,7 +215,7 @@ def test_a_deep_schema_is_refused() -> None:
         enforceable_schema(schema)
 
 
-def test_many_suspects_cost_little() -> None:
+def test_many_suspect_patterns_are_checked_quickly() -> None:
     names = [str(each) for each in range(4000)]
     schema = {"properties": {each: {"type": "string", "pattern": f"^(?!{each})"} for each in names}, "required": names}
     assert len(enforceable_schema(schema)[1]) == 4000

@@ -1,4 +1,4 @@
-"""Schemas that would cost too much to compile, or that nothing fits, are refused before llguidance sees them."""
+"""Schemas that are too expensive to compile, or without valid values, are rejected before compilation."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_patterns_that_hold_at_once_are_few(name: str) -> None:
+def test_patterns_on_one_value_are_bounded(name: str) -> None:
     schema, path = TOO_MUCH[name]
     started = time.process_time()
     with pytest.raises(InvalidRequest, match=r"at most|more than") as caught:
@@ -133,13 +133,13 @@ def test_ordinary_schemas_pass(name: str) -> None:
     ],
     ids=str,
 )
-def test_what_only_leads_back_to_itself_is_refused(schema: Any, path: str) -> None:
+def test_endless_recursion_is_rejected(schema: Any, path: str) -> None:
     with pytest.raises(InvalidRequest, match="refers to itself") as caught:
         enforceable_schema(schema)
     assert caught.value.param == path
 
 
-def test_large_schemas_are_counted_first() -> None:
+def test_schema_size_is_checked_first() -> None:
     optional = {"items": {"properties": {str(each): {"type": "string"} for each in range(10_000)}}}
     names = [str(each) for each in range(MAX_NODES)]
     nodes = {"properties": {each: {"type": "string"} for each in names}, "required": names}
@@ -152,7 +152,7 @@ def test_large_schemas_are_counted_first() -> None:
     assert time.process_time() - started < 5
 
 
-def test_paths_are_spelled_only_for_those_who_read_them() -> None:
+def test_paths_are_built_on_demand() -> None:
     name = "n" * 1000
     schema: dict[str, Any] = {"not": {}}
     for _ in range(30):
@@ -171,7 +171,7 @@ def test_paths_are_spelled_only_for_those_who_read_them() -> None:
     ],
     ids=["unknown words", "a long chain", "combinations"],
 )
-def test_other_excesses_end_soon(schema: Any) -> None:
+def test_other_large_schemas_are_checked_quickly(schema: Any) -> None:
     started = time.process_time()
     with contextlib.suppress(InvalidRequest):
         enforceable_schema(schema)

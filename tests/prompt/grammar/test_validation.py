@@ -1,4 +1,4 @@
-"""Grammars of clients' own, refused before they are compiled."""
+"""Client grammars are checked before compilation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(text: str) -> None:
     ],
     ids=lambda text: text[:30],
 )
-def test_few_operators_make_a_terminal(text: str) -> None:
+def test_operators_of_a_terminal_are_bounded(text: str) -> None:
     started = time.process_time()
     with pytest.raises(InvalidRequest, match="at most 6 of & and ~") as caught:
         check(text)
@@ -60,7 +60,7 @@ def test_few_operators_make_a_terminal(text: str) -> None:
         "",
     ],
 )
-def test_others_pass(text: str) -> None:
+def test_ordinary_grammars_pass(text: str) -> None:
     check(text)
 
 
@@ -74,8 +74,8 @@ def test_others_pass(text: str) -> None:
         ('start: "x" start+', "start"),
     ],
 )
-def test_rules_that_never_end_are_named(text: str, name: str) -> None:
-    validate_grammar(Grammar("lark", text))  # llguidance sees it only with a tokenizer, and says NoExtensionBias
+def test_endless_rules_are_reported_by_name(text: str, name: str) -> None:
+    validate_grammar(Grammar("lark", text))  # llguidance finds this only with a tokenizer, as NoExtensionBias
     with pytest.raises(InvalidRequest, match=f"the rule {name} refers to itself"):
         check(text)
 
@@ -94,14 +94,14 @@ def test_rules_that_never_end_are_named(text: str, name: str) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_is_inside_is_checked_too(grammar: Grammar, path: str) -> None:
+def test_nested_grammars_and_schemas_are_checked(grammar: Grammar, path: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_grammar_text(grammar, "here")
     assert caught.value.param == path
 
 
 @pytest.mark.parametrize("value", ["true", '{"grammars": 5}', '{"grammars": [5, {"lark_grammar": 5}]}'])
-def test_odd_values_are_for_llguidance_to_refuse(value: str) -> None:
+def test_malformed_grammars_are_left_to_llguidance(value: str) -> None:
     check_grammar_text(Grammar("llguidance", value), "here")
 
 
@@ -115,14 +115,14 @@ def test_odd_values_are_for_llguidance_to_refuse(value: str) -> None:
     ],
     ids=["long", "deep", "a chain", "a wide rule"],
 )
-def test_hostile_texts_end_soon(text: str) -> None:
+def test_hostile_grammars_are_checked_quickly(text: str) -> None:
     started = time.process_time()
     with contextlib.suppress(InvalidRequest):
         check(text)
     assert time.process_time() - started < 3
 
 
-def test_our_own_grammars_are_not_counted() -> None:
-    """They are composed of what was checked, and go to `validate` alone."""
+def test_composed_grammars_are_not_bounded() -> None:
+    """Composed grammars consist of checked parts, and only `validate_grammar` applies to them."""
     without = (rf"(/(.|\n)*/ & ~/(.|\n)*{mark}(.|\n)*/)" for mark in "abcdefgh")
     validate_grammar(Grammar("lark", "start: A\nA: " + " & ".join(without)))

@@ -14,20 +14,20 @@ import pytest
 from syringa.errors import InvalidRequest
 from syringa.prompt.images import fetch as module
 from syringa.prompt.images.fetch import FetchLimits, fetch, is_allowed_address
-from tests.prompt.images.web import Web, redirect, refused, response, serving
+from tests.prompt.images.web_server import WebServer, redirect, rejected, response, serving
 
-HERE = FetchLimits(allow_private=True, max_bytes=1000, timeout=5.0)
-PUBLIC = FetchLimits(allow_private=False, max_bytes=1000, timeout=5.0)
+HERE = FetchLimits(allow_private=True, max_bytes=1000, timeout=60.0)
+PUBLIC = FetchLimits(allow_private=False, max_bytes=1000, timeout=60.0)
 
 
 @pytest.fixture
-async def web() -> AsyncIterator[Web]:
+async def web() -> AsyncIterator[WebServer]:
     async with serving() as web:
         yield web
 
 
-def resolving(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> list[str]:
-    """Makes names resolve to addresses, one list a lookup; the names that were looked up."""
+def patch_resolver(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> list[str]:
+    """Make names resolve to addresses, one list per lookup, and return the list of lookups."""
     looked_up: list[str] = []
 
     def getaddrinfo(host: str, port: Any, *args: Any, **kwargs: Any) -> list[Any]:
@@ -59,7 +59,7 @@ def resolving(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> l
         *("fe80::1", "fe80::1%eth0", "2606:4700::1%eth0", "fec0::1", "ff02::1", "4000::1"),
     ],
 )
-def test_addresses_that_nobody_may_reach(address: str) -> None:
+def test_special_addresses_are_never_allowed(address: str) -> None:
     assert not is_allowed_address(address, allow_private=False)
     assert not is_allowed_address(address, allow_private=True)
 
@@ -78,17 +78,17 @@ def test_addresses_that_nobody_may_reach(address: str) -> None:
         "fd00::1",
     ],
 )
-def test_private_addresses_have_to_be_allowed(address: str) -> None:
+def test_private_addresses_require_permission(address: str) -> None:
     assert not is_allowed_address(address, allow_private=False)
     assert is_allowed_address(address, allow_private=True)
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "100.63.0.1", "172.32.0.1", "192.0.1.1", "2606:4700:4700::1111"])
-def test_public_addresses(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     assert is_allowed_address(address, allow_private=False)
 
 
-async def test_a_body(web: Web) -> None:
+async def test_fetch_returns_the_body(web: WebServer) -> None:
     web.pages["/a.png?x=1"] = response(b"body")
     assert await fetch(web.url("/a.png?x=1#part"), HERE) == b"body"
     head = web.seen[0].lower()
@@ -98,7 +98,7 @@ async def test_a_body(web: Web) -> None:
     assert "authorization" not in head
 
 
-async def test_nothing_is_taken_from_the_environment(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fetch_ignores_proxy_environment_variables(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     web.pages["/a"] = response(b"body")
@@ -108,36 +108,36 @@ async def test_nothing_is_taken_from_the_environment(web: Web, monkeypatch: pyte
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost", "0x7f.1", "2130706433", "127.1", "[::1]", "[::ffff:127.0.0.1]"]
 )
-async def test_this_machine_is_not_public(web: Web, host: str) -> None:
-    error = await refused(fetch(web.url("/a", host), PUBLIC))
+async def test_fetch_rejects_loopback_hosts(web: WebServer, host: str) -> None:
+    error = await rejected(fetch(web.url("/a", host), PUBLIC))
     assert "no public address" in error.message
     assert not web.seen
 
 
-async def test_a_private_name_and_an_unknown_one_look_the_same(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolving(monkeypatch, {"inside.test": ["10.1.2.3"]})
-    inside = await refused(fetch("http://inside.test/", PUBLIC))
-    unknown = await refused(fetch("http://unknown.test/", PUBLIC))
+async def test_private_and_unknown_hosts_give_the_same_error(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_resolver(monkeypatch, {"inside.test": ["10.1.2.3"]})
+    inside = await rejected(fetch("http://inside.test/", PUBLIC))
+    unknown = await rejected(fetch("http://unknown.test/", PUBLIC))
     assert inside.message == unknown.message
     assert "10.1" not in inside.message
 
 
-async def test_the_connection_goes_to_the_address_that_was_checked(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_up = resolving(monkeypatch, {"pictures.test": ["169.254.169.254", "127.0.0.1"]})
+async def test_fetch_connects_to_the_checked_address(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up = patch_resolver(monkeypatch, {"pictures.test": ["169.254.169.254", "127.0.0.1"]})
     web.pages["/a"] = response(b"body")
     assert await fetch(web.url("/a", "Pictures.test"), HERE) == b"body"
     assert looked_up == ["pictures.test"]
     assert f"host: pictures.test:{web.port}" in web.seen[0].lower()
 
 
-async def test_the_next_address_is_tried(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolving(monkeypatch, {"pictures.test": ["127.0.0.2", "127.0.0.1"]})  # nothing listens on the first
+async def test_fetch_tries_the_next_address(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_resolver(monkeypatch, {"pictures.test": ["127.0.0.2", "127.0.0.1"]})  # no server on the first
     web.pages["/a"] = response(b"body")
     assert await fetch(web.url("/a", "pictures.test"), HERE) == b"body"
 
 
 def certificate(folder: Path, name: str) -> Path:
-    """A key and a certificate for it that nobody signed."""
+    """Return a file with a key and a self-signed certificate."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
     command = (
@@ -150,10 +150,10 @@ def certificate(folder: Path, name: str) -> Path:
     return file
 
 
-async def test_a_certificate_is_the_host_s_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_fetch_verifies_the_certificate_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = certificate(tmp_path, "pictures.test")
-    resolving(monkeypatch, {"pictures.test": ["127.0.0.1"], "other.test": ["127.0.0.1"]})
-    monkeypatch.setattr(module, "_tls", lambda: ssl.create_default_context(cafile=str(file)))
+    patch_resolver(monkeypatch, {"pictures.test": ["127.0.0.1"], "other.test": ["127.0.0.1"]})
+    monkeypatch.setattr(module, "_ssl_context", lambda: ssl.create_default_context(cafile=str(file)))
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(file)
     names: list[str | None] = []
@@ -161,13 +161,13 @@ async def test_a_certificate_is_the_host_s_own(monkeypatch: pytest.MonkeyPatch, 
     async with serving(tls) as web:
         web.pages["/a"] = response(b"body")
         assert await fetch(f"https://pictures.test:{web.port}/a", HERE) == b"body"
-        error = await refused(fetch(f"https://other.test:{web.port}/a", HERE))
+        error = await rejected(fetch(f"https://other.test:{web.port}/a", HERE))
     assert "no connection" in error.message
     assert names == ["pictures.test", "other.test"]
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("ftp://example.org/a.png", "only http, https and data"),
         ("file:///etc/passwd", "only http, https and data"),
@@ -181,53 +181,53 @@ async def test_a_certificate_is_the_host_s_own(monkeypatch: pytest.MonkeyPatch, 
         ("http://a\n.test/", "not a URL"),
     ],
 )
-async def test_urls_that_are_not_fetched(url: str, said: str) -> None:
-    error = await refused(fetch(url, HERE))
-    assert said in error.message
+async def test_fetch_rejects_invalid_urls(url: str, message: str) -> None:
+    error = await rejected(fetch(url, HERE))
+    assert message in error.message
     assert error.code == "invalid_image_url"
     assert "secret" not in error.message
 
 
-async def test_redirects_are_followed(web: Web) -> None:
+async def test_fetch_follows_redirects(web: WebServer) -> None:
     web.pages["/1"] = redirect("/2", "301 Moved Permanently")
     web.pages["/2"] = redirect(web.url("/3"), "307 Temporary Redirect")
     web.pages["/3"] = redirect("4", "303 See Other")
     web.pages["/4"] = response(b"body")
     web.pages["/0"] = redirect("/1")
     assert await fetch(web.url("/1"), HERE) == b"body"
-    assert "more than 3 times" in (await refused(fetch(web.url("/0"), HERE))).message
+    assert "more than 3 times" in (await rejected(fetch(web.url("/0"), HERE))).message
 
 
-async def test_every_redirect_is_checked(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolving(monkeypatch, {"pictures.test": ["127.0.0.1"], "meta.test": ["169.254.169.254"]})
-    for to, said in {
+async def test_fetch_checks_every_redirect(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_resolver(monkeypatch, {"pictures.test": ["127.0.0.1"], "meta.test": ["169.254.169.254"]})
+    for to, message in {
         "http://meta.test/": "no address that may be fetched",
         "http://169.254.169.254/latest": "no address that may be fetched",
         "file:///etc/passwd": "only http",
         "http://a:b@pictures.test/": "user name",
-        "http://[::1": "no complete and valid answer",
+        "http://[::1": "no complete and valid response",
     }.items():
         web.pages["/a"] = redirect(to)
-        assert said in (await refused(fetch(web.url("/a", "pictures.test"), HERE))).message
+        assert message in (await rejected(fetch(web.url("/a", "pictures.test"), HERE))).message
 
 
-async def test_a_name_that_moves_between_redirects(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule is one for all hops: what was public at first is looked up and checked again."""
-    monkeypatch.setattr(module, "_PRIVATE", [])  # so that this server counts as public, and only 10.0.0.0/8 does not
+async def test_fetch_resolves_a_host_again_after_a_redirect(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that was public on the first request is resolved and checked again."""
+    monkeypatch.setattr(module, "_PRIVATE", [])  # so that loopback counts as public here
     monkeypatch.setattr(module, "_SPECIAL", [module.ipaddress.ip_network("10.0.0.0/8")])
     names = {"moving.test": ["127.0.0.1"]}
-    looked_up = resolving(monkeypatch, names)
+    looked_up = patch_resolver(monkeypatch, names)
 
     async def move(writer: asyncio.StreamWriter) -> None:
         names["moving.test"] = ["10.0.0.1"]
         writer.write(redirect("/b"))
 
     web.pages["/a"] = move
-    assert "no public address" in (await refused(fetch(web.url("/a", "moving.test"), PUBLIC))).message
+    assert "no public address" in (await rejected(fetch(web.url("/a", "moving.test"), PUBLIC))).message
     assert looked_up == ["moving.test", "moving.test"]
 
 
-async def test_nothing_is_carried_over_a_redirect(web: Web) -> None:
+async def test_fetch_carries_no_cookies_over_a_redirect(web: WebServer) -> None:
     web.pages["/a"] = response(b"", "302 Found", location="/b", set_cookie="a=b")
     web.pages["/b"] = response(b"body")
     assert await fetch(web.url("/a"), HERE) == b"body"
@@ -238,16 +238,16 @@ async def test_nothing_is_carried_over_a_redirect(web: Web) -> None:
 @pytest.mark.parametrize(
     "status", ["204 No Content", "206 Partial Content", "304 Not Modified", "403 Forbidden", "500 Oops"]
 )
-async def test_other_answers_are_named(web: Web, status: str) -> None:
+async def test_fetch_reports_other_status_codes(web: WebServer, status: str) -> None:
     web.pages["/a"] = response(b"", status)
-    assert f"status {status[:3]}" in (await refused(fetch(web.url("/a"), HERE))).message
+    assert f"status {status[:3]}" in (await rejected(fetch(web.url("/a"), HERE))).message
 
 
-async def test_a_redirect_to_nowhere(web: Web) -> None:
+async def test_fetch_reports_a_redirect_without_location(web: WebServer) -> None:
     web.pages["/a"] = response(b"", "302 Found")
-    assert "status 302" in (await refused(fetch(web.url("/a"), HERE))).message
+    assert "status 302" in (await rejected(fetch(web.url("/a"), HERE))).message
 
 
-async def test_a_host_that_is_no_name() -> None:
+async def test_fetch_rejects_invalid_host_names() -> None:
     with pytest.raises(InvalidRequest, match="not a URL"):
         await fetch("http://xn--/", FetchLimits(allow_private=True, max_bytes=10, timeout=1))

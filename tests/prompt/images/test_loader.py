@@ -16,14 +16,14 @@ from syringa.errors import InvalidRequest
 from syringa.prompt.images import loader as module
 from syringa.prompt.images.image_file import check_image
 from syringa.prompt.images.loader import ImagePolicy, ImageSource, fetch_images
-from tests.prompt.images.web import Web, animation, picture, response, serving
+from tests.prompt.images.web_server import WebServer, animation, image_file, response, serving
 
 HERE = ImagePolicy(allow_private=True, max_bytes=100_000, max_pixels=10_000)
 KINDS = ["PNG", "JPEG", "WEBP", "GIF"]
 
 
 @pytest.fixture
-async def web() -> AsyncIterator[Web]:
+async def web() -> AsyncIterator[WebServer]:
     async with serving() as web:
         yield web
 
@@ -36,7 +36,7 @@ def data_uri(data: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-async def refused(*urls: str, policy: ImagePolicy = HERE, index: int = 0) -> InvalidRequest:
+async def rejected(*urls: str, policy: ImagePolicy = HERE, index: int = 0) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
         await fetch_images(sources(*urls), policy)
     assert caught.value.param == f"messages[0].content[{index}].image_url.url"
@@ -44,8 +44,8 @@ async def refused(*urls: str, policy: ImagePolicy = HERE, index: int = 0) -> Inv
     return caught.value
 
 
-async def test_images_in_their_order(web: Web) -> None:
-    data = [picture(kind) for kind in KINDS]
+async def test_fetch_images_keeps_the_order(web: WebServer) -> None:
+    data = [image_file(kind) for kind in KINDS]
     web.pages |= {f"/{index}": response(each, content_type="text/plain") for index, each in enumerate(data)}
     wanted = [
         *(msgspec.structs.replace(each, detail="low") for each in sources(*(web.url(f"/{n}") for n in range(4)))),
@@ -58,76 +58,76 @@ async def test_images_in_their_order(web: Web) -> None:
     assert got[0].digest == got[4].digest
 
 
-async def test_none() -> None:
+async def test_fetch_images_without_sources() -> None:
     assert await fetch_images([], HERE) == []
 
 
-async def test_the_same_url_is_fetched_once(web: Web) -> None:
-    web.pages["/a"] = response(picture())
+async def test_fetch_images_fetches_each_url_once(web: WebServer) -> None:
+    web.pages["/a"] = response(image_file())
     first, second = sources(web.url("/a"), web.url("/a"))
     got = await fetch_images([first, msgspec.structs.replace(second, detail="high")], HERE)
     assert web.paths() == ["/a"]
     assert [each.detail for each in got] == ["auto", "high"]
     assert got[0].data is got[1].data
-    error = await refused(web.url("/b"), web.url("/b"))
+    error = await rejected(web.url("/b"), web.url("/b"))
     assert "status 404" in error.message
 
 
-async def test_several_at_once_but_not_too_many(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fetch_images_bounds_concurrency(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_CONCURRENT_FETCHES", 3)
 
     async def slow(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.3)
-        writer.write(response(picture()))
+        writer.write(response(image_file()))
 
     web.pages |= {f"/{n}": slow for n in range(7)}
     await fetch_images(sources(*(web.url(f"/{n}") for n in range(7))), HERE)
-    assert web.most_at_once == 3
+    assert web.max_concurrent == 3
 
 
-async def test_one_that_fails_ends_the_others(web: Web) -> None:
+async def test_first_failure_cancels_the_other_fetches(web: WebServer) -> None:
     async def forever(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(60)
 
     web.pages["/forever"] = forever
     async with asyncio.timeout(30):
-        error = await refused(web.url("/forever"), web.url("/missing"), index=1)
+        error = await rejected(web.url("/forever"), web.url("/missing"), index=1)
     assert "status 404" in error.message
-    assert len(asyncio.all_tasks()) <= 2 + web.at_once
+    assert len(asyncio.all_tasks()) <= 2 + web.concurrent
 
 
-async def test_how_many() -> None:
-    uri = data_uri(picture())
+async def test_fetch_images_bounds_the_number_of_images() -> None:
+    uri = data_uri(image_file())
     policy = msgspec.structs.replace(HERE, max_images=2)
     assert len(await fetch_images(sources(uri, uri), policy)) == 2
-    assert "at most 2 images" in (await refused(uri, uri, uri, policy=policy, index=2)).message
+    assert "at most 2 images" in (await rejected(uri, uri, uri, policy=policy, index=2)).message
 
 
-async def test_private_addresses_are_refused_unless_allowed(web: Web) -> None:
-    web.pages["/a"] = response(picture())
-    assert "no public address" in (await refused(web.url("/a"), policy=ImagePolicy())).message
+async def test_private_addresses_require_permission(web: WebServer) -> None:
+    web.pages["/a"] = response(image_file())
+    assert "no public address" in (await rejected(web.url("/a"), policy=ImagePolicy())).message
 
 
-async def test_an_error_does_not_repeat_the_url(web: Web) -> None:
-    assert "token=secret" not in (await refused(web.url("/a?token=secret"))).message
+async def test_error_does_not_contain_the_url(web: WebServer) -> None:
+    assert "token=secret" not in (await rejected(web.url("/a?token=secret"))).message
 
 
 @pytest.mark.parametrize(
     "uri",
     [
-        data_uri(picture()),
-        data_uri(picture("JPEG"), "image/png"),
-        data_uri(picture()).replace("data:image/png", "DATA:image/PNG;name=a.png"),
-        data_uri(picture())[:50] + "\r\n " + data_uri(picture())[50:] + "\n",
+        data_uri(image_file()),
+        data_uri(image_file("JPEG"), "image/png"),
+        data_uri(image_file()).replace("data:image/png", "DATA:image/PNG;name=a.png"),
+        data_uri(image_file())[:50] + "\r\n " + data_uri(image_file())[50:] + "\n",
     ],
 )
-async def test_data_uris(uri: str) -> None:
+async def test_data_uris_are_decoded(uri: str) -> None:
     (image,) = await fetch_images(sources(uri), HERE)
     assert len(image.data) > 100
 
 
 @pytest.mark.parametrize(
-    ("uri", "said", "code"),
+    ("uri", "message", "code"),
     [
         ("data:text/plain;base64,aGk=", "expected data:image/", "invalid_image_url"),
         ("data:image/png,abc", "expected data:image/", "invalid_image_url"),
@@ -146,18 +146,18 @@ async def test_data_uris(uri: str) -> None:
         (data_uri(b"x" * 200_000), "more than 100000 bytes", "image_file_too_large"),
     ],
 )
-async def test_bad_data_uris(uri: str, said: str, code: str) -> None:
-    error = await refused(uri)
-    assert said in error.message
+async def test_invalid_data_uris_are_rejected(uri: str, message: str, code: str) -> None:
+    error = await rejected(uri)
+    assert message in error.message
     assert error.code == code
 
 
-async def test_a_large_data_uri_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_data_uri_is_rejected_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.binascii, "a2b_base64", lambda *args, **kwargs: pytest.fail("decoded"))
-    assert "more than 100000" in (await refused(data_uri(b"x" * 200_000))).message
+    assert "more than 100000" in (await rejected(data_uri(b"x" * 200_000))).message
 
 
-async def test_decoding_does_not_hold_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_decoding_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     monkeypatch.setattr(module, "check_image", lambda data, most, spend: threads.append(threading.get_ident()))
     await fetch_images(sources(data_uri(b"x")), HERE)
@@ -165,52 +165,52 @@ async def test_decoding_does_not_hold_the_event_loop(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_are_decoded(kind: str) -> None:
-    check_image(picture(kind), 1200)
+def test_check_image_accepts_all_formats_up_to_the_limit(kind: str) -> None:
+    check_image(image_file(kind), 1200)
     with pytest.raises(InvalidRequest, match="more than 1199 pixels"):
-        check_image(picture(kind), 1199)
+        check_image(image_file(kind), 1199)
 
 
 @pytest.mark.parametrize("options", [{"lossless": True}, {"quality": 50}, {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0"}])
-def test_every_kind_of_webp_header(options: dict[str, Any]) -> None:
-    check_image(picture("WEBP", **options), 1200)
+def test_check_image_reads_all_webp_headers(options: dict[str, Any]) -> None:
+    check_image(image_file("WEBP", **options), 1200)
     with pytest.raises(InvalidRequest, match="pixels"):
-        check_image(picture("WEBP", **options), 1199)
+        check_image(image_file("WEBP", **options), 1199)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-def test_the_first_frame_of_an_animation(kind: str) -> None:
+def test_check_image_accepts_animations(kind: str) -> None:
     check_image(animation(kind), 200)
 
 
-def test_a_progressive_jpeg() -> None:
-    check_image(picture("JPEG", (200, 100), progressive=True), 20_000)
+def test_check_image_accepts_progressive_jpeg() -> None:
+    check_image(image_file("JPEG", (200, 100), progressive=True), 20_000)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5, 0.9])
-def test_files_that_are_cut_off(kind: str, share: float) -> None:
-    whole = picture(kind, (90, 80))
+def test_check_image_rejects_truncated_files(kind: str, share: float) -> None:
+    whole = image_file(kind, (90, 80))
     with pytest.raises(InvalidRequest, match="damaged or cut off"):
         check_image(whole[: max(12, int(len(whole) * share))], 10_000)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_beginning_alone_is_no_image(kind: str) -> None:
+def test_check_image_rejects_a_bare_signature(kind: str) -> None:
     with pytest.raises(InvalidRequest, match="damaged or cut off"):
-        check_image(picture(kind)[:12] + b"and then something else, for a good while", 10_000)
+        check_image(image_file(kind)[:12] + b"and then something else, for a good while", 10_000)
 
 
 @pytest.mark.parametrize(
     "data", [b"BM" + b"\0" * 100, b"II*\0" + b"\0" * 100, b"%PDF-1.7", b"RIFF\0\0\0\0WAVE", b"\x89PN"]
 )
-def test_other_kinds_of_file(data: bytes) -> None:
+def test_check_image_rejects_other_file_types(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match="not a PNG, JPEG, WebP or GIF"):
         check_image(data, 10_000)
 
 
 def png_bomb(width: int, height: int) -> bytes:
-    """A file of some kilobytes that would fill the memory."""
+    """Return a file of a few kilobytes that decodes to gigabytes."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
@@ -231,10 +231,10 @@ def webp_bomb() -> bytes:
         png_bomb(7000, 7000),
         png_bomb(60_000, 60_000),
         webp_bomb(),
-        b"GIF89a" + struct.pack("<HH", 65535, 65535) + picture("GIF")[10:],
+        b"GIF89a" + struct.pack("<HH", 65535, 65535) + image_file("GIF")[10:],
     ],
 )
-def test_bombs_are_refused_before_they_are_decoded(bomb: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bombs_are_rejected_before_decoding(bomb: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import ImageFile
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
@@ -243,9 +243,9 @@ def test_bombs_are_refused_before_they_are_decoded(bomb: bytes, monkeypatch: pyt
     assert caught.value.code == "image_too_large"
 
 
-async def test_many_small_files_with_many_pixels() -> None:
+async def test_pixel_budget_covers_all_images_of_a_request() -> None:
     policy = ImagePolicy(max_pixels=1200)
-    few, many = ([data_uri(picture("PNG") + bytes([each])) for each in range(count)] for count in (4, 5))
+    few, many = ([data_uri(image_file("PNG") + bytes([each])) for each in range(count)] for count in (4, 5))
     assert len(await fetch_images(sources(*few), policy)) == 4
     with pytest.raises(InvalidRequest, match="4800 pixels in all"):
         await fetch_images(sources(*many), policy)

@@ -33,7 +33,7 @@ def byte_level(names: tuple[str, ...], *, special: bool, bos: str | None = None)
 
 
 def sentencepiece(names: tuple[str, ...]) -> Tokenizer:
-    """As Llama's: a space before every text, and the bytes of what is in no vocabulary."""
+    """Return a tokenizer like Llama's, with a space before each text and byte fallback."""
     pieces = ["<unk>", *names, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefgh"]
     model = models.BPE({piece: id_ for id_, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
     tokenizer = tokenizers.Tokenizer(model)
@@ -60,36 +60,36 @@ def sentencepiece(names: tuple[str, ...]) -> Tokenizer:
     ],
     ids=["starcoder", "qwen", "deepseek", "codellama", "codestral"],
 )
-def test_families(tokenizer: Tokenizer, spelled: str, ends: tuple[str, ...]) -> None:
-    fill = find_fim_format(tokenizer)
-    assert fill is not None
-    built = fill.build(tokenizer.encode("ab"), fill.encode_suffix("cd"))
+def test_fim_prompt_of_model_families(tokenizer: Tokenizer, spelled: str, ends: tuple[str, ...]) -> None:
+    fim = find_fim_format(tokenizer)
+    assert fim is not None
+    built = fim.build(tokenizer.encode("ab"), fim.encode_suffix("cd"))
     assert b"".join(map(tokenizer.token_bytes, built.tokens)).decode() == spelled
     own = built.tokens[built.before : len(built.tokens) - built.after]
     assert own == tokenizer.encode("ab", add_special=False)
-    assert fill.end_tokens == {tokenizer.token_id(name) for name in ends}
-    for mark in (built.tokens[built.before - 1], built.tokens[-1]):
-        assert mark in fill.end_tokens or not built.after
+    assert fim.end_tokens == {tokenizer.token_id(name) for name in ends}
+    for marker in (built.tokens[built.before - 1], built.tokens[-1]):
+        assert marker in fim.end_tokens or not built.after
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level(STARCODER, special=True), sentencepiece(CODELLAMA)])
 @pytest.mark.parametrize("suffix", ["", " c", "c", "\n  d", "é"])
-def test_a_suffix_is_kept_to_the_byte(tokenizer: Tokenizer, suffix: str) -> None:
-    fill = find_fim_format(tokenizer)
-    assert fill is not None
-    built = fill.build([], fill.encode_suffix(suffix))
+def test_encode_suffix_preserves_bytes(tokenizer: Tokenizer, suffix: str) -> None:
+    fim = find_fim_format(tokenizer)
+    assert fim is not None
+    built = fim.build([], fim.encode_suffix(suffix))
     tokens = built.tokens[len(built.tokens) - built.after + 1 : -1]
     assert b"".join(map(tokenizer.token_bytes, tokens)).decode() == suffix
 
 
-def test_ids_without_the_start_token_get_it() -> None:
+def test_build_adds_a_missing_bos_token() -> None:
     tokenizer = sentencepiece(CODESTRAL)
-    fill = find_fim_format(tokenizer)
-    assert fill is not None
+    fim = find_fim_format(tokenizer)
+    assert fim is not None
     with_start, bare = tokenizer.encode("ab"), tokenizer.encode("ab", add_special=False)
-    assert fill.build(with_start, [7]) == fill.build(bare, [7])
+    assert fim.build(with_start, [7]) == fim.build(bare, [7])
 
 
 @pytest.mark.parametrize("names", [(), STARCODER[:2], QWEN[1:], CODELLAMA[1:], ("[SUFFIX]",)])
-def test_models_that_cannot(names: tuple[str, ...]) -> None:
+def test_find_fim_format_returns_none_without_markers(names: tuple[str, ...]) -> None:
     assert find_fim_format(byte_level(names, special=True)) is None

@@ -41,9 +41,9 @@ def spm() -> Tokenizer:
     return Tokenizer(tokenizer_from_gguf(SPM_METADATA), description(bos_token=1, add_bos=True))
 
 
-@given(st.text(st.characters(codec="utf-8", exclude_characters="▁")))  # which SentencePiece writes for a space
+@given(st.text(st.characters(codec="utf-8", exclude_characters="▁")))  # SentencePiece's space
 @settings(deadline=None, max_examples=examples(200))
-def test_decode_undoes_encode(smollm2: Tokenizer, spm: Tokenizer, text: str) -> None:
+def test_decode_inverts_encode(smollm2: Tokenizer, spm: Tokenizer, text: str) -> None:
     for tokenizer in (smollm2, spm):
         if all(bytes([byte]) in tokenizer.bytes_table for byte in text.encode()):  # SmolLM2 lacks some rare bytes
             assert tokenizer.decode(tokenizer.encode(text, parse_special=False)) == text
@@ -51,14 +51,14 @@ def test_decode_undoes_encode(smollm2: Tokenizer, spm: Tokenizer, text: str) -> 
 
 @given(st.lists(st.integers(0, 49151), max_size=12))
 @settings(deadline=None)
-def test_decode_is_that_of_the_tokenizers_library(
+def test_decode_matches_the_tokenizers_library(
     smollm2: Tokenizer, library: tokenizers.Tokenizer, ids: list[int]
 ) -> None:
     ordinary = [id_ for id_ in ids if id_ not in smollm2.special_ids]
     assert smollm2.decode(ordinary) == library.decode(ordinary)
 
 
-def test_token_bytes(smollm2: Tokenizer, spm: Tokenizer) -> None:
+def test_token_bytes_join_to_the_text(smollm2: Tokenizer, spm: Tokenizer) -> None:
     for text in TEXTS:
         for tokenizer in (smollm2, spm):
             ids = tokenizer.encode(text, add_special=False)
@@ -73,7 +73,7 @@ def test_token_bytes(smollm2: Tokenizer, spm: Tokenizer) -> None:
     assert smollm2.token_bytes(-1) == smollm2.token_bytes(10**6) == b""
 
 
-def test_special_tokens(smollm2: Tokenizer, spm: Tokenizer) -> None:
+def test_special_tokens_are_parsed_and_skipped(smollm2: Tokenizer, spm: Tokenizer) -> None:
     assert smollm2.special_ids == frozenset(range(17))
     assert smollm2.vocab_size == 49152
     assert smollm2.encode("a<|im_end|>") == [81, 2]
@@ -84,13 +84,13 @@ def test_special_tokens(smollm2: Tokenizer, spm: Tokenizer) -> None:
     assert spm.encode("", add_special=False) == []
 
 
-def test_leading_space(spm: Tokenizer) -> None:
+def test_leading_space_of_sentencepiece_is_removed(spm: Tokenizer) -> None:
     ids = spm.encode("Hello the world")
     assert spm.decode(ids) == "Hello the world"
     assert spm.decode(ids, skip_special=False) == "<s> Hello the world"
 
 
-def test_tokens_containing(smollm2: Tokenizer) -> None:
+def test_tokens_containing_finds_tokens_by_text(smollm2: Tokenizer) -> None:
     newline = smollm2.tokens_containing("\n")
     assert smollm2.encode("\n")[0] in newline
     assert all(b"\n" in smollm2.token_bytes(id_) for id_ in newline)
@@ -99,13 +99,13 @@ def test_tokens_containing(smollm2: Tokenizer) -> None:
     assert smollm2.tokens_containing(rare) == {smollm2.encode(rare)[-1]}
 
 
-def test_half_a_surrogate_pair_does_no_harm(smollm2: Tokenizer) -> None:
+def test_lone_surrogates_are_replaced(smollm2: Tokenizer) -> None:
     assert smollm2.decode(smollm2.encode("a\ud83d b")) == "a\ufffd b"
     assert smollm2.decode(smollm2.encode("\ud83d\ude42")) == "🙂"
     assert smollm2.tokens_containing("\ud83d")
 
 
-def test_threads_do_not_disturb_each_other(smollm2: Tokenizer) -> None:
+def test_tokenizer_is_thread_safe(smollm2: Tokenizer) -> None:
     def both(n: int) -> bool:
         special = n % 2 == 0
         return (2 in smollm2.encode("<|im_end|>", parse_special=special)) is special
@@ -136,7 +136,7 @@ def sentencepiece_folder(folder: Path) -> None:
     )
     tokenizer.train_from_iterator(["Hello the world and all the words"] * 5, trainer)
     content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = content["added_tokens"][:3]  # byte tokens are ordinary ones
+    content["added_tokens"] = content["added_tokens"][:3]  # byte tokens are ordinary tokens
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -153,7 +153,7 @@ def save(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("make", [byte_level_folder, sentencepiece_folder])
-def test_a_folder_gives_what_transformers_gives(tmp_path: Path, make: Any) -> None:
+def test_tokenizer_of_a_folder_matches_transformers(tmp_path: Path, make: Any) -> None:
     transformers = pytest.importorskip("transformers")
     make(tmp_path)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path))

@@ -54,7 +54,7 @@ async def add(store: Store, organization: str = "acme", **changes: Any) -> tuple
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    for _ in range(3000):
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.01)
@@ -217,6 +217,7 @@ async def test_missing_database_is_not_created(tmp_path: Path, caplog: pytest.Lo
 async def test_database_that_cannot_be_created_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "taken").write_text("")
     async with Store(str(tmp_path / "taken" / "syringa.db")) as store, running(store) as cache:
+        await until(lambda: caplog.records)
         await asyncio.sleep(0.1)
         assert not cache.required
         assert cache.authenticate(None) is ANONYMOUS
@@ -341,7 +342,7 @@ async def test_last_use_is_written_periodically(store: Store, clock: Clock, monk
         cache.authenticate("Bearer static")
         refused(cache, expired)
 
-        for _ in range(3000):
+        for _ in range(6000):
             found = await read(store).keys.get(record.id)
             assert found is not None
             if found.last_used_at:

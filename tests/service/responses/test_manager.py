@@ -1,21 +1,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from syringa.service.responses import manager as module
 from syringa.service.responses.manager import ResponseManager
 from syringa.store import ResponseKey, Store
-from tests.store.helpers import read, response, write
+from syringa.store.schema import responses
+from tests.client import until
+from tests.store.helpers import Clock, read, response, write
 
 
 @asynccontextmanager
-async def managed(tmp_path: Path, response_days: int = 30) -> AsyncIterator[ResponseManager]:
-    async with Store(str(tmp_path / "syringa.db")) as store:
+async def managed(
+    tmp_path: Path, response_days: int = 30, clock: Callable[[], float] = time.time
+) -> AsyncIterator[ResponseManager]:
+    async with Store(str(tmp_path / "syringa.db"), clock=clock) as store:
         manager = ResponseManager(store, response_days)
         try:
             yield manager
@@ -40,7 +46,7 @@ async def test_maintenance_deletes_expired_responses(tmp_path: Path) -> None:
         await write(store).responses.create(response("old", expires_at=5))
         await write(store).responses.create(response("new"))
         await read(manager.store).responses.get("acme", "new")
-        for _ in range(200):
+        for _ in range(6000):
             if await store.expire() == 0 and await read(store).responses.get("acme", "old") is None:
                 break
             await asyncio.sleep(0.01)
@@ -61,14 +67,21 @@ async def test_on_lost_is_called_when_another_process_cancels(tmp_path: Path, mo
 
 async def test_heartbeat_keeps_response_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.02)
-    async with managed(tmp_path) as manager, Store(str(tmp_path / "syringa.db")) as other:
+    clock = Clock()
+    async with managed(tmp_path, clock=clock) as manager, Store(str(tmp_path / "syringa.db"), clock=clock) as other:
+
+        async def heartbeat_is_current() -> bool:
+            query = select(responses.c.heartbeat).where(responses.c.id == "r")
+            return await other.read(lambda session: session.connection.execute(query).scalar()) == clock.now
+
         await write(manager.store).responses.create(response("r", status="in_progress", process=manager.process))
         manager.track(ResponseKey("acme", "r"))
-        await asyncio.sleep(2)
-        assert await other.fail_orphans(silent_for=1.5) == []
+        clock.now += 100
+        await until(heartbeat_is_current)
+        assert await other.fail_orphans(silent_for=50) == []
         await manager.close()
-        await asyncio.sleep(1.7)
-        assert await other.fail_orphans(silent_for=1.5) == [ResponseKey("acme", "r")]
+        clock.now += 100
+        assert await other.fail_orphans(silent_for=50) == [ResponseKey("acme", "r")]
 
 
 async def test_finish_completes_when_caller_is_cancelled(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ async def test_record_of_running_flush_is_not_merged_into() -> None:
         writer.add(refused("a"))
         store.open.clear()
         flush = asyncio.create_task(writer.flush())
-        await asyncio.sleep(0.01)
+        await until(lambda: store.attempts > 0)
         writer.add(refused("b"))
         store.unavailable = True
         store.open.set()
@@ -356,7 +356,7 @@ async def test_requests_that_end_during_close_are_written() -> None:
     writer.schedule_flush()
     store.open.clear()
     closing = asyncio.create_task(writer.close())
-    await asyncio.sleep(0.01)
+    await until(lambda: store.attempts > 0)
     ended.append("b")
     writer.schedule_flush()
     store.open.set()

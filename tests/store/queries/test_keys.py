@@ -211,9 +211,9 @@ async def test_revision_changes_when_database_file_is_replaced(tmp_path: Path) -
 async def test_poll_does_not_wait_for_readers(store: Store) -> None:
     await store.open()
     end = threading.Event()
-    reading = [asyncio.create_task(store.read(lambda session: end.wait(30))) for _ in range(8)]
+    reading = [asyncio.create_task(store.read(lambda session: end.wait(120))) for _ in range(8)]
     try:
-        await asyncio.wait_for(store.poll(lambda session: session.revisions.get("keys")), 10)
+        await asyncio.wait_for(store.poll(lambda session: session.revisions.get("keys")), 60)
         assert not any(each.done() for each in reading)
     finally:
         end.set()

@@ -50,6 +50,8 @@ def move_to_gpu(
 
 
 class HFGpuDecoder:
+    """A causal language model of `transformers`, with the interface of `GpuDecoder`."""
+
     supports_fp8 = False
     concurrent_bytes = 0
 

@@ -1,4 +1,4 @@
-"""The grammars of the formats whose arguments are not one JSON object, with their markers as tokens and spelled out."""
+"""Grammars of the formats without JSON arguments, with markers as special tokens and as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from syringa.grammar import parser_limits, to_llguidance
 from syringa.output_formats import TAGGED_FORMATS, ToolCallFormat
 from syringa.prompt.chat.tools import Tool, ToolUse, close_schema
 from tests.prompt.grammar.matching import STRICT, TIME, WEATHER, byte_tokenizer, call_grammar, follows, use
-from tests.prompt.grammar.tools.unquoted import FORMATS, MARKERS, vocabularies, written
+from tests.prompt.grammar.tools.unquoted_formats import FORMATS, MARKERS, vocabularies, written
 
 Call = tuple[str, dict[str, Any]]
 GOOD: Call = ("weather", {"city": 'Zürich\n"x"', "days": 3})
@@ -37,7 +37,7 @@ CASES = [
 
 
 class Writer:
-    """Whether calls can be written under the grammar."""
+    """Check whether a grammar allows calls."""
 
     def __init__(self, format: ToolCallFormat, vocabulary: tokenizers.Tokenizer, tools: ToolUse) -> None:
         self._format, self._vocabulary = format, vocabulary
@@ -51,7 +51,7 @@ class Writer:
 
 
 @pytest.mark.parametrize(("format", "vocabulary"), CASES)
-def test_required(format: ToolCallFormat, vocabulary: tokenizers.Tokenizer) -> None:
+def test_required_mode_allows_only_valid_calls(format: ToolCallFormat, vocabulary: tokenizers.Tokenizer) -> None:
     held = Writer(format, vocabulary, use())
     for calls in ([GOOD], [SHORT], [NOW], [GOOD, NOW], [NOW] * 8):
         assert held.fits(*calls), calls
@@ -66,7 +66,7 @@ def test_required(format: ToolCallFormat, vocabulary: tokenizers.Tokenizer) -> N
 
 
 @pytest.mark.parametrize(("format", "vocabulary"), CASES)
-def test_auto(format: ToolCallFormat, vocabulary: tokenizers.Tokenizer) -> None:
+def test_auto_mode_allows_text_and_calls(format: ToolCallFormat, vocabulary: tokenizers.Tokenizer) -> None:
     loose = Writer(format, vocabulary, use("auto"))
     strict = Writer(format, vocabulary, use("auto", STRICT, TIME))
     for each in (loose, strict):
@@ -85,7 +85,7 @@ def test_auto(format: ToolCallFormat, vocabulary: tokenizers.Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(("format", "vocabulary"), CASES)
-def test_one_call_of_one_tool(format: ToolCallFormat, vocabulary: tokenizers.Tokenizer) -> None:
+def test_single_call_of_a_single_tool(format: ToolCallFormat, vocabulary: tokenizers.Tokenizer) -> None:
     one = Writer(format, vocabulary, use(names="time", parallel=False))
     assert one.fits(NOW)
     assert not one.fits(GOOD)
@@ -96,20 +96,20 @@ def test_one_call_of_one_tool(format: ToolCallFormat, vocabulary: tokenizers.Tok
     assert not auto.fits(NOW, NOW)
 
 
-def test_line_breaks_of_glm_are_its_own_choice() -> None:
+def test_glm_line_breaks_are_optional() -> None:
     text = written("glm", ("weather", {"city": "Paris", "days": 3}))
     for mode in ("required", "auto"):
         assert follows(call_grammar(use(mode), "glm"), text)
         assert follows(call_grammar(use(mode), "glm"), text.replace("\n", ""))
 
 
-def test_an_empty_line_for_no_parameters() -> None:
+def test_deepseek_dsml_allows_an_empty_line_without_parameters() -> None:
     text = written("deepseek-dsml", NOW)
     assert follows(call_grammar(use(), "deepseek-dsml"), text.replace('time">\n', 'time">\n\n'))
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_names_and_schemas_cannot_break_out_of_the_grammar(format: ToolCallFormat) -> None:
+def test_names_and_schemas_cannot_escape_the_grammar(format: ToolCallFormat) -> None:
     odd = {
         "type": "object",
         "properties": {"a/b %json 'x' |": {"enum": ['</p>\n| /x/ \\ "', "]"]}, "b": {"pattern": "^/[/]\\/\n$"}},
@@ -125,7 +125,7 @@ def test_names_and_schemas_cannot_break_out_of_the_grammar(format: ToolCallForma
 
 
 @pytest.mark.parametrize("format", ["qwen-coder", "minimax", "deepseek-dsml", "glm"])
-def test_names_that_cannot_be_written(format: ToolCallFormat) -> None:
+def test_parameter_names_with_markers_are_rejected_if_required(format: ToolCallFormat) -> None:
     key = f"a{TAGGED_FORMATS[format].key_end}b"
     schema = {"type": "object", "properties": {key: {"type": "string"}, "c": {"type": "string"}}}
     tool = Tool(name="f", parameters=schema, schema=close_schema(schema))
@@ -136,7 +136,7 @@ def test_names_that_cannot_be_written(format: ToolCallFormat) -> None:
         call_grammar(use("required", tool, names="f"), format)
 
 
-def test_a_schema_that_nothing_fits() -> None:
+def test_unsatisfiable_schema_is_rejected() -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"allOf": [{"type": "string"}, {"type": "null"}]}},
@@ -147,8 +147,8 @@ def test_a_schema_that_nothing_fits() -> None:
             call_grammar(use("required", Tool(name="f", schema=schema), names="f"), format)
 
 
-def test_a_part_of_a_mark_that_is_a_token() -> None:
-    """In DeepSeek's vocabulary the token is in the middle of the markers: what comes before it is text."""
+def test_part_of_a_marker_may_be_a_special_token() -> None:
+    """In DeepSeek's vocabulary the token is inside the markers, and the part before it is text."""
     tokenizer = byte_tokenizer(*MARKERS["deepseek-dsml"])
     auto = call_grammar(use("auto", STRICT, TIME), "deepseek-dsml", tokenizer)
     text = written("deepseek-dsml", ("weather", {"city": "a</b", "days": 1}))
@@ -157,15 +157,15 @@ def test_a_part_of_a_mark_that_is_a_token() -> None:
     assert not follows(auto, text.replace("weather", "whether"), tokenizer)
 
 
-def test_tools_that_are_not_held_may_say_anything() -> None:
+def test_schemas_that_are_not_enforced_allow_any_arguments() -> None:
     for format in FORMATS:
         grammar = call_grammar(use("auto", WEATHER, TIME), format)
         assert follows(grammar, written(format, ("time", {"a": "b", "c": 5, "d": [{"e": None}], "f": "{"})))
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_long_texts_within_the_engines_limits(format: ToolCallFormat) -> None:
-    """A bound on the length makes many states of the lexer; the end mark must not make it search them all."""
+def test_long_strings_stay_within_the_lexer_limits(format: ToolCallFormat) -> None:
+    """A length bound creates many lexer states, which the end marker must not make llguidance search."""
     text = {"type": "string", "minLength": 1, "maxLength": 2000}
     either = {"anyOf": [{"type": "string", "maxLength": 500}, {"type": "object"}, {"type": "integer", "minimum": 4}]}
     schema = {"type": "object", "properties": {"a": text, "b": text, "c": either}}

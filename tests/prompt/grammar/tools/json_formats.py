@@ -1,4 +1,4 @@
-"""What the formats whose arguments are JSON look like: for the grammars that make them, and for a round trip."""
+"""Writers of the tool-call formats with JSON arguments."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ KIMI = (
 )
 
 
-class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """`write` writes some calls as the model would, `markers` are what may be tokens."""
+class JsonFormatCase(msgspec.Struct, frozen=True, kw_only=True):
+    """A format. `write` writes calls as the model would; `markers` may be special tokens."""
 
     format: ToolCallFormat
     write: Callable[[list[Call]], str]
@@ -40,7 +40,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     text_after: bool = False
 
     def vocabularies(self) -> list[tokenizers.Tokenizer]:
-        """Marks spelled out; as special tokens; as added tokens that are not."""
+        """Return tokenizers with the markers as text, as special tokens and as other added tokens."""
         return [byte_tokenizer(), byte_tokenizer(*self.markers), byte_tokenizer(plain=self.markers)]
 
 
@@ -89,15 +89,15 @@ def _json(arguments: dict[str, Any]) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-FAMILIES = [
-    Family(format="plain", write=_plain, text_after=True),
-    Family(format="hermes", write=_hermes, text_after=True),
-    Family(format="llama3", write=_llama3, markers=("<|python_tag|>",), text_before=False),
-    Family(format="mistral", write=_mistral, markers=("[TOOL_CALLS]",)),
-    Family(
+JSON_FORMATS = [
+    JsonFormatCase(format="plain", write=_plain, text_after=True),
+    JsonFormatCase(format="hermes", write=_hermes, text_after=True),
+    JsonFormatCase(format="llama3", write=_llama3, markers=("<|python_tag|>",), text_before=False),
+    JsonFormatCase(format="mistral", write=_mistral, markers=("[TOOL_CALLS]",)),
+    JsonFormatCase(
         format="mistral-args", write=_mistral_args, markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), text_after=True
     ),
-    Family(format="deepseek", write=_deepseek, markers=DEEPSEEK),
-    Family(format="deepseek-v3.1", write=_deepseek_v31, markers=DEEPSEEK),
-    Family(format="kimi", write=_kimi, markers=KIMI),
+    JsonFormatCase(format="deepseek", write=_deepseek, markers=DEEPSEEK),
+    JsonFormatCase(format="deepseek-v3.1", write=_deepseek_v31, markers=DEEPSEEK),
+    JsonFormatCase(format="kimi", write=_kimi, markers=KIMI),
 ]

@@ -1,4 +1,4 @@
-"""The grammars of all formats whose arguments are JSON, with their markers as tokens and spelled out."""
+"""Grammars of the formats with JSON arguments, with markers as special tokens and as text."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import tokenizers
 
 from syringa.prompt.chat.tools import ToolUse
 from tests.prompt.grammar.matching import STRICT, TIME, byte_tokenizer, call_grammar, follows, use
-from tests.prompt.grammar.tools.families import DEEPSEEK, FAMILIES, KIMI, Family
+from tests.prompt.grammar.tools.json_formats import DEEPSEEK, JSON_FORMATS, KIMI, JsonFormatCase
 
 GOOD = ("weather", {"city": 'Zürich "x"', "days": 3})
 NOW: tuple[str, dict[str, Any]] = ("time", {})
 LOOSE = ("weather", {"town": [1, {"x": None}]})
 CASES = [
     pytest.param(family, vocabulary, id=f"{family.format}-{spelled}")
-    for family in FAMILIES
+    for family in JSON_FORMATS
     for vocabulary, spelled in zip(family.vocabularies(), ("spelled", "special", "added"), strict=True)
 ]
 
 
 class Writer:
-    """Whether calls can be written under the grammar."""
+    """Check whether a grammar allows calls."""
 
-    def __init__(self, family: Family, vocabulary: tokenizers.Tokenizer, tools: ToolUse) -> None:
+    def __init__(self, family: JsonFormatCase, vocabulary: tokenizers.Tokenizer, tools: ToolUse) -> None:
         self.write = family.write
         self._vocabulary = vocabulary
         self._grammar = call_grammar(tools, family.format, vocabulary)
@@ -37,7 +37,7 @@ class Writer:
 
 
 @pytest.mark.parametrize(("family", "vocabulary"), CASES)
-def test_required(family: Family, vocabulary: tokenizers.Tokenizer) -> None:
+def test_required_mode_allows_only_valid_calls(family: JsonFormatCase, vocabulary: tokenizers.Tokenizer) -> None:
     held = Writer(family, vocabulary, use())
     assert held.fits(GOOD)
     assert held.fits(NOW)
@@ -54,7 +54,7 @@ def test_required(family: Family, vocabulary: tokenizers.Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(("family", "vocabulary"), CASES)
-def test_auto(family: Family, vocabulary: tokenizers.Tokenizer) -> None:
+def test_auto_mode_allows_text_and_calls(family: JsonFormatCase, vocabulary: tokenizers.Tokenizer) -> None:
     free = Writer(family, vocabulary, use("auto"))
     held = Writer(family, vocabulary, use("auto", STRICT, TIME))
     for each in (free, held):
@@ -72,7 +72,7 @@ def test_auto(family: Family, vocabulary: tokenizers.Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(("family", "vocabulary"), CASES)
-def test_one_tool_and_one_call(family: Family, vocabulary: tokenizers.Tokenizer) -> None:
+def test_single_tool_and_single_call_are_enforced(family: JsonFormatCase, vocabulary: tokenizers.Tokenizer) -> None:
     for mode in ("required", "auto"):
         one = Writer(family, vocabulary, use(mode, names="time", parallel=False))
         assert one.fits(NOW)
@@ -87,7 +87,7 @@ def follow(text: str, format: Any, *markers: str, mode: str = "required", **kwar
 
 
 @pytest.mark.parametrize("markers", [(), ("<|python_tag|>",)])
-def test_llama3_holds_whatever_would_be_taken_for_a_call(markers: tuple[str, ...]) -> None:
+def test_llama3_constrains_whatever_parses_as_a_call(markers: tuple[str, ...]) -> None:
     def free(text: str) -> bool:
         return follow(text, "llama3", *markers, mode="auto")
 
@@ -109,7 +109,7 @@ def test_llama3_holds_whatever_would_be_taken_for_a_call(markers: tuple[str, ...
         assert not free(text) or (not markers and "tag" in text), text
 
 
-def test_mistral_lists_begin_with_a_space_or_not() -> None:
+def test_mistral_list_may_begin_with_a_space() -> None:
     for mode in ("auto", "required"):
         for text in (
             '[TOOL_CALLS][{"name": "time", "arguments": {}}]',
@@ -120,14 +120,14 @@ def test_mistral_lists_begin_with_a_space_or_not() -> None:
     assert not follow('[TOOL_CALLS]{"name": "time", "arguments": {}}', "mistral")
 
 
-def test_mistral_ids() -> None:
+def test_mistral_args_allows_valid_ids() -> None:
     for markers in ((), ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")):
         assert follow("[TOOL_CALLS]time[CALL_ID]aB3456789[ARGS]{}", "mistral-args", *markers)
         assert follow("[TOOL_CALLS]time[CALL_ID]aB3456789[ARGS]{}", "mistral-args", *markers, mode="auto")
         assert not follow("[TOOL_CALLS]time[CALL_ID]call_1[ARGS]{}", "mistral-args", *markers)
 
 
-def test_kimi_counts_its_calls() -> None:
+def test_kimi_requires_numbered_ids() -> None:
     section, begin, sep, end, section_end = KIMI
     for head, fits in [
         ("functions.time:12", True),
@@ -139,7 +139,7 @@ def test_kimi_counts_its_calls() -> None:
         assert follow(f"{section}{begin}{head}{sep}{{}}{end}{section_end}", "kimi", *KIMI) == fits
 
 
-def test_deepseek_keeps_to_its_code_block() -> None:
+def test_deepseek_requires_a_code_block() -> None:
     section, begin, sep, end, section_end = DEEPSEEK
     for body, fits in [
         ("time\n```json\n{}\n```", True),
@@ -150,7 +150,7 @@ def test_deepseek_keeps_to_its_code_block() -> None:
         assert follow(f"{section}{begin}function{sep}{body}{end}{section_end}", "deepseek", *DEEPSEEK) == fits
 
 
-def test_hermes_calls_stand_on_lines_of_their_own() -> None:
+def test_hermes_calls_are_on_their_own_lines() -> None:
     call = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
     for mode in ("auto", "required"):
         assert follow(f"{call}\n{call}", "hermes", "<tool_call>", "</tool_call>", mode=mode)

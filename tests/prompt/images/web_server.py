@@ -1,4 +1,4 @@
-"""A web server that answers whatever a test wants, byte by byte, and pictures to serve."""
+"""A web server with scripted responses, and images to serve."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from PIL import Image
 
 from syringa.errors import InvalidRequest
 
-Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
+Page = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
-class Web:
-    """Pages by path. `seen` has the head of every request, `port` where it listens."""
+class WebServer:
+    """A server of pages by path. `seen` contains the head of every request."""
 
     def __init__(self) -> None:
-        self.pages: dict[str, Answer] = {}
+        self.pages: dict[str, Page] = {}
         self.seen: list[str] = []
-        self.at_once = self.most_at_once = 0
+        self.concurrent = self.max_concurrent = 0
         self.port = 0
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
@@ -33,8 +33,8 @@ class Web:
         return [head.split(" ")[1] for head in self.seen]
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.concurrent += 1
+        self.max_concurrent = max(self.max_concurrent, self.concurrent)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             self.seen.append(head)
@@ -45,17 +45,17 @@ class Web:
                 await page(writer)
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the client went away, as it should
+            pass  # the client disconnected, as expected
         finally:
-            self.at_once -= 1
+            self.concurrent -= 1
             with contextlib.suppress(ConnectionError):
                 writer.close()
                 await writer.wait_closed()
 
 
 @contextlib.asynccontextmanager
-async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Web]:
-    web = Web()
+async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[WebServer]:
+    web = WebServer()
     server = await asyncio.start_server(web.handle, "127.0.0.1", 0, ssl=tls)
     web.port = server.sockets[0].getsockname()[1]
     try:
@@ -66,7 +66,7 @@ async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Web]:
 
 
 def response(body: bytes, status: str = "200 OK", **headers: str) -> bytes:
-    """An answer; a header that is given replaces the right one."""
+    """Return a response; the given headers replace the correct ones."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"{name}: {value}" for name, value in ({"content-length": str(len(body))} | named).items()]
     return "\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode() + body
@@ -76,8 +76,8 @@ def redirect(to: str, status: str = "302 Found") -> bytes:
     return response(b"elsewhere", status, location=to)
 
 
-def picture(kind: str = "PNG", size: tuple[int, int] = (40, 30), **options: Any) -> bytes:
-    """Noise, so that a file that is cut off lacks pixels."""
+def image_file(kind: str = "PNG", size: tuple[int, int] = (40, 30), **options: Any) -> bytes:
+    """Return a noise image, which lacks pixels if the file is truncated."""
     file = io.BytesIO()
     noise = Image.effect_noise(size, 80).convert("P" if kind == "GIF" else "RGB")
     noise.save(file, kind, **options)
@@ -91,7 +91,7 @@ def animation(kind: str) -> bytes:
     return file.getvalue()
 
 
-async def refused(attempt: Awaitable[bytes]) -> InvalidRequest:
+async def rejected(attempt: Awaitable[bytes]) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
         await attempt
     assert caught.value.code

@@ -1,4 +1,4 @@
-"""Strings without quotes as terminals, one keyword at a time."""
+"""Terminals of unquoted strings, by keyword."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def fits(
         ({"format": "unknown"}, ["anything"], []),
     ],
 )
-def test_keywords(schema: Any, good: list[str], bad: list[str]) -> None:
+def test_text_terminal_enforces_keywords(schema: Any, good: list[str], bad: list[str]) -> None:
     for text in good:
         assert fits(schema, text), text
     for text in bad:
         assert not fits(schema, text), text
 
 
-def test_marks_and_what_is_left_out() -> None:
+def test_text_terminal_excludes_markers_and_patterns() -> None:
     assert fits({}, "a</p", ("</p>",))
     assert not fits({}, "a</p>b", ("</p>",))
     assert not fits({}, "12", unlike=("[0-9]+",))
@@ -68,7 +68,7 @@ def test_marks_and_what_is_left_out() -> None:
 @pytest.mark.parametrize("markers", [("</p>",), ('<|"|>', "<tool_call|>"), ("<ab>", "<a-c>")])
 @given(data=st.data())
 @settings(deadline=None, max_examples=examples(60))
-def test_texts_without_marks(markers: tuple[str, ...], data: st.DataObject) -> None:
+def test_text_terminal_excludes_markers(markers: tuple[str, ...], data: st.DataObject) -> None:
     parts = ["".join(sorted(set("".join(markers)))), *markers, *(mark[:-1] for mark in markers), *"<>/p|ac-b\n é"]
     text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=8)))
     assert fits({}, text, markers) == (not any(mark in text for mark in markers))
@@ -97,7 +97,7 @@ FORMAT_TEXTS = {
 
 
 @pytest.mark.parametrize("name", sorted(FORMAT_REGEXES))
-def test_formats(name: str) -> None:
+def test_format_regexes_follow_the_standards(name: str) -> None:
     good, bad = FORMAT_TEXTS[name]
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     for text in good:
@@ -107,5 +107,5 @@ def test_formats(name: str) -> None:
         assert not fits({"format": name}, text), text
 
 
-def test_every_format_that_is_kept_has_a_regex() -> None:
+def test_every_enforced_format_has_a_regex() -> None:
     assert FORMAT_REGEXES.keys() == ENFORCED_FORMATS - {"unknown"}

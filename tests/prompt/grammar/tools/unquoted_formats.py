@@ -1,4 +1,4 @@
-"""What the formats look like whose arguments are not one JSON object, and texts drawn from a grammar."""
+"""Writers of the tool-call formats without JSON arguments, and sampling from a grammar."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MARKERS: dict[ToolCallFormat, tuple[str, ...]] = {
 
 
 def vocabularies(format: ToolCallFormat) -> list[tokenizers.Tokenizer]:
-    """Marks spelled out; as special tokens; as added tokens that are not."""
+    """Return tokenizers with the markers as text, as special tokens and as other added tokens."""
     return [byte_tokenizer(), byte_tokenizer(*MARKERS[format]), byte_tokenizer(plain=MARKERS[format])]
 
 
 def written(format: ToolCallFormat, *calls: tuple[str, dict[str, Any]]) -> str:
-    """Calls as a model writes them."""
+    """Return calls as the model writes them."""
     if format in GEMMA_FORMATS:
         begin, end = GEMMA_FORMATS[format].begin, GEMMA_FORMATS[format].end
         return "".join(f"{begin}call:{name}{gemma(format, arguments)}{end}" for name, arguments in calls)
@@ -68,7 +68,7 @@ def _call(format: ToolCallFormat, name: str, arguments: dict[str, Any]) -> str:
 
 
 def draw(grammar: Grammar, tokenizer: tokenizers.Tokenizer, seed: int, endings: list[str]) -> str | None:
-    """A text that the grammar allows: any allowed token, or one of some endings; None if it does not come to an end."""
+    """Sample a text from the grammar, with some endings preferred; None if it does not end."""
     chance = random.Random(seed)
     eos = tokenizer.token_to_id("<eos>")
     matcher = LLMatcher(LLTokenizer(tokenizer.to_str(), eos_token=eos), to_llguidance(grammar), log_level=0)
@@ -84,7 +84,7 @@ def draw(grammar: Grammar, tokenizer: tokenizers.Tokenizer, seed: int, endings: 
             allowed = [token for token, allow in enumerate(bias) if allow and token != eos]
             if not allowed:
                 return _text(tokenizer, tokens) if matcher.is_accepting() else None
-            plain = [token for token in allowed if token not in (220, 10)]  # fewer letters beyond ASCII
+            plain = [token for token in allowed if token not in (220, 10)]  # fewer non-ASCII letters
             chosen = [chance.choice(plain or allowed)]
         assert matcher.consume_tokens(chosen), matcher.get_error()
         tokens += chosen

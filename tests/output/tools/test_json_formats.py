@@ -1,4 +1,4 @@
-"""Every format whose arguments are JSON: what a model of the family writes comes back."""
+"""Round trip of calls in every format with JSON arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syringa.output.tools.formats import create_tool_parser
 from tests.output.segments import fold, run_stage, split_points, split_text
-from tests.prompt.grammar.tools.families import FAMILIES, Family
+from tests.prompt.grammar.tools.json_formats import JSON_FORMATS, JsonFormatCase
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
@@ -22,7 +22,7 @@ names = st.text("abcXYZ_-019", min_size=1, max_size=6)
 calls = st.lists(st.tuples(names, st.dictionaries(st.text(max_size=5), values, max_size=4)), min_size=1, max_size=3)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=[family.format for family in FAMILIES])
+@pytest.mark.parametrize("family", JSON_FORMATS, ids=[family.format for family in JSON_FORMATS])
 @given(
     written=calls,
     before=st.sampled_from(["", "\n", "Well: <3 [x] \n"]),
@@ -30,8 +30,8 @@ calls = st.lists(st.tuples(names, st.dictionaries(st.text(max_size=5), values, m
     data=st.data(),
 )
 @settings(deadline=None)
-def test_calls_come_back(
-    family: Family, written: list[tuple[str, dict[str, Any]]], before: str, after: str, data: st.DataObject
+def test_parser_returns_the_calls_that_were_written(
+    family: JsonFormatCase, written: list[tuple[str, dict[str, Any]]], before: str, after: str, data: st.DataObject
 ) -> None:
     before = before if family.text_before else ""
     text = before + family.write(written) + after

@@ -1,7 +1,4 @@
-"""Whatever a grammar lets a model write, the parser makes arguments of it that fit the schema.
-
-Texts are drawn at random from each grammar, and go through the parser in pieces.
-"""
+"""Calls sampled at random from a grammar parse to arguments that follow the schema."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from syringa.output_formats import GEMMA_FORMATS, TAGGED_FORMATS, ToolCallFormat
 from syringa.prompt.chat.tools import Tool, close_schema
 from syringa.prompt.grammar.schema import enforceable_schema
 from tests.prompt.grammar.matching import byte_tokenizer, call_grammar, use
-from tests.prompt.grammar.tools.unquoted import FORMATS, MARKERS, draw
+from tests.prompt.grammar.tools.unquoted_formats import FORMATS, MARKERS, draw
 
 _ENUM = {"enum": ["red", "dark blue", "5", "true", "</parameter>", "", 5, None, [1, "x"], {"a": 1.5}]}
 _TREE: dict[str, Any] = {
@@ -111,7 +108,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def endings(format: ToolCallFormat) -> list[str]:
-    """What random texts would hardly ever come to."""
+    """Return texts that random sampling would rarely reach."""
     if format in GEMMA_FORMATS:
         markers = GEMMA_FORMATS[format]
         return [markers.quote, markers.end, "}", "]"]
@@ -143,7 +140,7 @@ def parsed(format: ToolCallFormat, text: str, schema: dict[str, Any], chance: ra
 @pytest.mark.parametrize("markers", ["spelled", "special"])
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_is_written_fits(format: ToolCallFormat, name: str, markers: str) -> None:
+def test_parsed_arguments_of_sampled_calls_follow_the_schema(format: ToolCallFormat, name: str, markers: str) -> None:
     given = SCHEMAS[name]
     schema, left_out, _ = enforceable_schema(close_schema(given))
     assert not left_out
