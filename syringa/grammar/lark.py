@@ -1,4 +1,4 @@
-"""Tokenizer for Lark grammars in llguidance's dialect, and special tokens replaced by their ids."""
+"""Tokenizer for Lark grammars in llguidance's syntax, and special tokens replaced by their ids."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the client scripts share: how they report, and how they look at errors.
-
-Runs in the packages' environments, so it needs nothing but Python.
-"""
+"""Helpers of the client scripts. They run in the environments of the packages, so they import only the standard library."""
 
 from __future__ import annotations
 
@@ -14,20 +11,20 @@ Kind = TypeVar("Kind", bound=Exception)
 
 
 def run_checks(module: dict[str, Any]) -> None:
-    """Calls every check of a module, and prints a line of JSON for each: its name, and what went wrong."""
+    """Call every check of a module, and print a line of JSON for each: the name, and the error or null."""
     for name, check in [each for each in module.items() if each[0].startswith("check_")]:
-        wrong = None
+        error = None
         try:
             check()
         except Exception:
-            wrong = traceback.format_exc()
-        print(json.dumps({"name": name, "wrong": wrong}), flush=True)
+            error = traceback.format_exc()
+        print(json.dumps({"name": name, "error": error}), flush=True)
 
 
-def refused(kind: type[Kind], call: Callable[..., Any], *arguments: Any, **fields: Any) -> Kind:
-    """The error that a call has to end with."""
+def expect_error(kind: type[Kind], call: Callable[..., Any], *arguments: Any, **fields: Any) -> Kind:
+    """Call a function and return the error that it must raise."""
     try:
         call(*arguments, **fields)
     except kind as error:
         return error
-    raise AssertionError(f"not refused: {arguments} {fields}")
+    raise AssertionError(f"no {kind.__name__}: {arguments} {fields}")

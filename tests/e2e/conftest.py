@@ -1,4 +1,4 @@
-"""One server for all tests that only talk to it."""
+"""A server that is shared by the tests that only send requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY, MODEL = "a-key-for-tests", "smollm2"
 
 @pytest.fixture(scope="package")
 def shared_server() -> Iterator[Server]:
-    """With a context in which an answer that finds no end of its own ends soon."""
+    """A server with a short context, so that a response without an end token is soon complete."""
     settings = ("--served-model-name", MODEL, "--max-model-len", "1280", "--requests-per-minute", "0")
     with serve("--api-key", KEY, *settings) as server:
         yield server

@@ -10,7 +10,7 @@ import sys
 from typing import Annotated
 
 import openai
-from client_checks import refused, run_checks
+from client_checks import expect_error, run_checks
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
@@ -127,7 +127,7 @@ def check_structured_output() -> None:
 def check_a_refusal() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.com/image.jpg"}}
     message = HumanMessage([{"type": "text", "text": "Describe it."}, image])
-    assert refused(openai.BadRequestError, model().invoke, [message]).param == "messages[0].content[1]"
+    assert expect_error(openai.BadRequestError, model().invoke, [message]).param == "messages[0].content[1]"
 
 
 if __name__ == "__main__":

@@ -142,6 +142,6 @@ check("errors", async () => {
 });
 
 for (const [name, call] of checks) {
-  const wrong = await call().then(() => null, (error) => String(error.stack));
-  console.log(JSON.stringify({ name, wrong }));
+  const error = await call().then(() => null, (reason) => String(reason.stack));
+  console.log(JSON.stringify({ name, error }));
 }

@@ -9,7 +9,7 @@ import asyncio
 import sys
 
 import openai
-from client_checks import refused, run_checks
+from client_checks import expect_error, run_checks
 from openai import AsyncOpenAI, OpenAI
 
 URL, KEY, MODEL = sys.argv[1:]
@@ -181,21 +181,21 @@ def check_bad_requests() -> None:
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"logit_bias": {"9999999": 1}}, "logit_bias"),
     ]:
-        error = refused(openai.BadRequestError, ask, **fields)
+        error = expect_error(openai.BadRequestError, ask, **fields)
         assert (error.status_code, error.type) == (400, "invalid_request_error")
         assert error.param.startswith(param), (error.param, fields)
         assert error.body["message"]
         assert error.request_id
-    long = refused(openai.BadRequestError, ask, max_completion_tokens=100_000)
+    long = expect_error(openai.BadRequestError, ask, max_completion_tokens=100_000)
     assert (long.code, long.param) == ("context_length_exceeded", "max_completion_tokens")
-    assert refused(openai.BadRequestError, ask, stream=True, temperature=3).param == "temperature"
+    assert expect_error(openai.BadRequestError, ask, stream=True, temperature=3).param == "temperature"
 
 
 def check_other_refusals() -> None:
-    missing = refused(openai.NotFoundError, ask, model="no-such-model")
+    missing = expect_error(openai.NotFoundError, ask, model="no-such-model")
     assert (missing.code, missing.param) == ("model_not_found", "model")
     stranger = client.with_options(api_key="wrong").chat.completions
-    assert refused(openai.AuthenticationError, stranger.create, **body()).status_code == 401
+    assert expect_error(openai.AuthenticationError, stranger.create, **body()).status_code == 401
 
 
 if __name__ == "__main__":

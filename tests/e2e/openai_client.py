@@ -1,6 +1,6 @@
 """What `test_openai_python.py` does with the official package. Runs in that package's environment, not in ours.
 
-python openai_client.py URL KEY MODEL: every check below, and a line of JSON for each: its name, and what went wrong.
+python openai_client.py URL KEY MODEL: run every check below, and print a line of JSON for each.
 """
 
 from __future__ import annotations
@@ -203,10 +203,10 @@ def main() -> None:
         if name.startswith("check_"):
             try:
                 check()
-                wrong = None
+                error = None
             except Exception:
-                wrong = traceback.format_exc()
-            print(json.dumps({"name": name, "wrong": wrong}), flush=True)
+                error = traceback.format_exc()
+            print(json.dumps({"name": name, "error": error}), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import openai
-from client_checks import refused, run_checks
+from client_checks import expect_error, run_checks
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
@@ -159,7 +159,7 @@ def check_a_round_with_a_tool() -> None:
     assert second.output_text
     chained = ask(input=[result], previous_response_id=first.id, tools=[TOOL], tool_choice="none")
     assert (chained.output_text, chained.usage.input_tokens) == (second.output_text, second.usage.input_tokens)
-    lost = refused(openai.BadRequestError, ask, input=[result | {"call_id": "call_none"}])
+    lost = expect_error(openai.BadRequestError, ask, input=[result | {"call_id": "call_none"}])
     assert lost.param == "input[0].call_id"
 
 
@@ -208,20 +208,20 @@ def check_bad_requests() -> None:
         ({"background": True, "store": False}, "background"),
     ]
     for fields, param in wrong:
-        error = refused(openai.BadRequestError, ask, **fields)
+        error = expect_error(openai.BadRequestError, ask, **fields)
         assert (error.status_code, error.type) == (400, "invalid_request_error")
         assert (error.param or "").startswith(param), (error.param, fields)
         assert error.request_id
-    long = refused(openai.BadRequestError, ask, input="word " * 3000)
+    long = expect_error(openai.BadRequestError, ask, input="word " * 3000)
     assert long.code == "context_length_exceeded"
-    assert refused(openai.BadRequestError, ask, stream=True, temperature=3).param == "temperature"
+    assert expect_error(openai.BadRequestError, ask, stream=True, temperature=3).param == "temperature"
 
 
 def check_other_refusals() -> None:
-    missing = refused(openai.NotFoundError, ask, model="no-such-model")
+    missing = expect_error(openai.NotFoundError, ask, model="no-such-model")
     assert (missing.code, missing.param) == ("model_not_found", "model")
     stranger: Any = client.with_options(api_key="wrong").responses
-    assert refused(openai.AuthenticationError, stranger.create, **body()).status_code == 401
+    assert expect_error(openai.AuthenticationError, stranger.create, **body()).status_code == 401
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import openai
-from client_checks import refused, run_checks
+from client_checks import expect_error, run_checks
 from openai import OpenAI
 
 URL, KEY, MODEL = sys.argv[1:]
@@ -67,8 +67,8 @@ def check_retrieve_and_delete() -> None:
     assert responses.retrieve(one.id) == one
     assert responses.delete(one.id) is None
     for call in (responses.retrieve, responses.delete, responses.input_items.list):
-        assert refused(openai.NotFoundError, call, one.id).status_code == 404
-    gone = refused(openai.BadRequestError, ask, previous_response_id=one.id)
+        assert expect_error(openai.NotFoundError, call, one.id).status_code == 404
+    gone = expect_error(openai.BadRequestError, ask, previous_response_id=one.id)
     assert (gone.code, gone.param) == ("previous_response_not_found", "previous_response_id")
     assert one.id in gone.message
 
@@ -112,12 +112,12 @@ def check_a_background_stream() -> None:
 
 def check_cancel() -> None:
     begun = begin()
-    assert refused(openai.BadRequestError, ask, previous_response_id=begun.id).param == "previous_response_id"
+    assert expect_error(openai.BadRequestError, ask, previous_response_id=begun.id).param == "previous_response_id"
     assert responses.cancel(begun.id).status == "cancelled"
     assert responses.cancel(begun.id).status == "cancelled"
     assert responses.retrieve(begun.id).status == "cancelled"
-    assert refused(openai.BadRequestError, responses.cancel, ask().id).status_code == 400
-    assert refused(openai.NotFoundError, responses.cancel, "resp_" + "0" * 32).status_code == 404
+    assert expect_error(openai.BadRequestError, responses.cancel, ask().id).status_code == 400
+    assert expect_error(openai.NotFoundError, responses.cancel, "resp_" + "0" * 32).status_code == 404
 
 
 def check_conversations() -> None:
@@ -139,9 +139,9 @@ def check_conversations() -> None:
     assert conversations.update(talk.id, metadata={"topic": "x"}).metadata == {"topic": "x"}
     assert conversations.retrieve(talk.id).metadata == {"topic": "x"}
     assert conversations.delete(talk.id).deleted
-    assert refused(openai.NotFoundError, conversations.retrieve, talk.id).status_code == 404
-    assert refused(openai.NotFoundError, ask, conversation=talk.id).status_code == 404
-    assert refused(openai.BadRequestError, ask, conversation=talk.id, previous_response_id=one.id).param
+    assert expect_error(openai.NotFoundError, conversations.retrieve, talk.id).status_code == 404
+    assert expect_error(openai.NotFoundError, ask, conversation=talk.id).status_code == 404
+    assert expect_error(openai.BadRequestError, ask, conversation=talk.id, previous_response_id=one.id).param
 
 
 def check_counting() -> None:
@@ -166,7 +166,7 @@ def check_compacting() -> None:
         asked = {"role": "user", "content": "What is my name?"}
         assert ask(input=[*small.output, asked]).status in ("completed", "incomplete")
     forged = {"type": "compaction", "encrypted_content": "made elsewhere"}
-    assert "input[0]" in (refused(openai.BadRequestError, ask, input=[forged]).param or "")
+    assert "input[0]" in (expect_error(openai.BadRequestError, ask, input=[forged]).param or "")
 
 
 def check_nothing_is_stored() -> None:
@@ -175,8 +175,8 @@ def check_nothing_is_stored() -> None:
     fields: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"]}
     one = ask(input=asked, **fields)
     assert one.store is False
-    assert refused(openai.NotFoundError, responses.retrieve, one.id).status_code == 404
-    gone = refused(openai.BadRequestError, ask, previous_response_id=one.id, **fields)
+    assert expect_error(openai.NotFoundError, responses.retrieve, one.id).status_code == 404
+    gone = expect_error(openai.BadRequestError, ask, previous_response_id=one.id, **fields)
     assert gone.code == "previous_response_not_found"
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "made elsewhere"}
     items = [*asked, thought, *one.output, {"role": "user", "content": "What is my name?"}]
@@ -188,8 +188,8 @@ def check_nothing_is_stored() -> None:
 def check_unknown_ids() -> None:
     for call in (responses.retrieve, responses.delete, responses.cancel, responses.input_items.list):
         for id in ("resp_" + "0" * 32, "nothing"):
-            assert refused(openai.NotFoundError, call, id).request_id
-    missing = refused(openai.BadRequestError, ask, previous_response_id="resp_none", stream=True)
+            assert expect_error(openai.NotFoundError, call, id).request_id
+    missing = expect_error(openai.BadRequestError, ask, previous_response_id="resp_none", stream=True)
     assert missing.code == "previous_response_not_found"
 
 

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 import openai
-from client_checks import refused, run_checks
+from client_checks import expect_error, run_checks
 
 URL, KEY, MODEL = sys.argv[1:]
 WHOLE = {"ignore_eos": True}
@@ -34,7 +34,7 @@ def client(max_retries: int) -> openai.OpenAI:
 def check_one_too_many_without_retries():
     with client(0).completions.create(**LONG) as stream:
         next(iter(stream))
-        error = refused(openai.RateLimitError, client(0).completions.create, model=MODEL, prompt="x", max_tokens=1)
+        error = expect_error(openai.RateLimitError, client(0).completions.create, model=MODEL, prompt="x", max_tokens=1)
     assert error.code == "rate_limit_exceeded"
     assert error.status_code == 429
 

@@ -10,7 +10,7 @@ import sys
 from typing import Annotated, Literal
 
 import openai
-from client_checks import refused, run_checks
+from client_checks import expect_error, run_checks
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
@@ -119,7 +119,7 @@ def check_an_agents_round() -> None:
     second = call(messages=messages, tools=[TOOL], tool_choice="none", max_completion_tokens=40)
     assert second.message.content
     messages[-1] = {"role": "tool", "tool_call_id": "another", "content": "Sunny"}
-    error = refused(openai.BadRequestError, call, messages=messages, tools=[TOOL])
+    error = expect_error(openai.BadRequestError, call, messages=messages, tools=[TOOL])
     assert error.param == "messages[2].tool_call_id"
 
 
@@ -174,7 +174,7 @@ def check_the_stream_helper_with_a_format() -> None:
 
 def check_a_cut_format_is_said_to_be_cut() -> None:
     fields = body(messages=LANGUAGE, response_format=Report, max_completion_tokens=5)
-    assert refused(openai.LengthFinishReasonError, chat.parse, **fields).completion.usage.completion_tokens == 5
+    assert expect_error(openai.LengthFinishReasonError, chat.parse, **fields).completion.usage.completion_tokens == 5
 
 
 def check_any_object() -> None:
@@ -188,7 +188,7 @@ def check_what_cannot_be_enforced() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "propertyNames": {"maxLength": 3}}
     named = "response_format.json_schema.schema.propertyNames"
     shape = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-    assert refused(openai.BadRequestError, chat.create, **body(response_format=shape)).param == named
+    assert expect_error(openai.BadRequestError, chat.create, **body(response_format=shape)).param == named
     shape["json_schema"]["strict"] = False
     answer = chat.with_raw_response.create(**body(response_format=shape, max_completion_tokens=5))
     assert named in answer.headers["x-syringa-ignored"]
@@ -201,7 +201,7 @@ def check_bad_tools() -> None:
         ({"tools": [TOOL], "tool_choice": named("fly")}, "tool_choice.function.name"),
         ({"functions": [TOOL["function"]]}, "functions"),
     ]:
-        assert refused(openai.BadRequestError, chat.create, **body(**fields)).param == param
+        assert expect_error(openai.BadRequestError, chat.create, **body(**fields)).param == param
 
 
 if __name__ == "__main__":

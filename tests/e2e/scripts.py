@@ -1,6 +1,6 @@
-"""Runs the scripts that use a client's package, each in the environment of that package, against a server.
+"""Run the scripts of a client package in its environment against a server.
 
-A script prints a line of JSON for every check in it: its name, and what went wrong.
+A script prints a line of JSON for each of its checks: the name, and the error or null.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def run_python(server: Server, script: str, environment: tuple[str, ...], key: s
 def run_node(server: Server, script: str, environment: tuple[str, ...]) -> None:
     node, folder = node_with(*environment)
     text = (HERE / script).read_text()
-    # By way of standard input: packages are looked for beside a script, or in the working folder if there is none.
+    # Through standard input: Node then resolves packages from the working directory.
     command = [node, "--input-type=module", "-", server.url, KEY, MODEL]
     result = subprocess.run(command, input=text, cwd=folder, capture_output=True, text=True, timeout=600)
     _check(result, re.findall(r'^check\("([^"]+)"', text, re.MULTILINE))
 
 
 def _check(result: subprocess.CompletedProcess[str], names: list[str]) -> None:
-    """Every check has reported, and nothing went wrong in any."""
+    """Fail unless every check has reported, and without an error."""
     assert result.returncode == 0, result.stderr
-    reports = {line["name"]: line["wrong"] for line in map(json.loads, result.stdout.splitlines())}
+    reports = {line["name"]: line["error"] for line in map(json.loads, result.stdout.splitlines())}
     assert list(reports) == names
-    if failed := {name: wrong for name, wrong in reports.items() if wrong}:
-        told = "\n".join(f"{name}:\n{wrong}" for name, wrong in failed.items())
-        pytest.fail(f"{len(failed)} of {len(names)} checks failed\n{told}", pytrace=False)
+    if failed := {name: error for name, error in reports.items() if error}:
+        details = "\n".join(f"{name}:\n{error}" for name, error in failed.items())
+        pytest.fail(f"{len(failed)} of {len(names)} checks failed\n{details}", pytrace=False)

@@ -1,6 +1,6 @@
-"""Official client packages, each in an environment of its own under `.venvs/`: they pin each other's versions.
+"""Environments of client packages, one per package under `.venvs/`, because their dependencies conflict.
 
-Made once and used again; the stamp carries the pins, so a changed pin makes the environment anew.
+An environment is created once and reused. A stamp file holds the pins, so a changed pin recreates it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-# Environment and pins, the newest. Those for JavaScript are the last that run on Node 20: openai 7 and ai 7 need 22.
+# Name and pins of each environment. Those for JavaScript are the last for Node 20: openai 7 and ai 7 need Node 22.
 OPENAI_PYTHON = ("openai-python", "openai==3.49.0")
 LANGCHAIN = ("langchain", "langchain-openai==1.7.3")
 OPENAI_AGENTS = ("openai-agents", "openai-agents==0.24.0")
@@ -24,16 +24,19 @@ OPENAI_JS = ("openai-js", "openai@6.49.0", "zod@4.6.7")
 AI_SDK = ("ai-sdk", "ai@6.0.326", "@ai-sdk/openai-compatible@2.0.87", "zod@4.6.7")
 
 VENVS = Path(__file__).resolve().parents[2] / ".venvs"
-# What pip and npm say when no registry answers. Any other failure is a failure.
-_UNREACHABLE = ("Retrying (", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ENETUNREACH", "ETIMEDOUT")
+# Messages of pip and npm when no registry can be reached, which skips a test. Any other error fails it.
+_UNREACHABLE = (
+    *("Retrying (", "from versions: none", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ENETUNREACH"),
+    *("EHOSTUNREACH", "ETIMEDOUT", "ERR_SOCKET_TIMEOUT", "E403", "SELF_SIGNED_CERT", "UNABLE_TO_GET_ISSUER_CERT"),
+)
 
 
 def python_with(name: str, *requirements: str) -> Path:
-    """The interpreter of an environment that has `requirements`."""
+    """Return the interpreter of an environment with `requirements`."""
     folder = VENVS / name
     python = folder / "bin" / "python"
     with _locked(name):
-        if _made(folder, requirements):
+        if _is_current(folder, requirements):
             return python
         shutil.rmtree(folder, ignore_errors=True)
         _call([sys.executable, "-m", "venv", str(folder)])
@@ -43,18 +46,18 @@ def python_with(name: str, *requirements: str) -> Path:
 
 
 def node_with(name: str, *packages: str) -> tuple[str, Path]:
-    """Node, and the folder to run it in so that it finds `packages`."""
+    """Return the `node` command and the working directory from which it finds `packages`."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("Node and npm are not installed")
     folder = VENVS / name
     with _locked(name):
-        if _made(folder, packages):
+        if _is_current(folder, packages):
             return node, folder
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (folder / "package.json").write_text('{"private": true}')
-        # Where no registry answers, npm would try for minutes.
+        # Without a reachable registry, npm would retry for minutes.
         quick = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
         _call([npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--no-save", *quick, *packages])
         _stamp(folder).write_text(_pins(packages))
@@ -63,14 +66,14 @@ def node_with(name: str, *packages: str) -> tuple[str, Path]:
 
 @contextlib.contextmanager
 def _locked(name: str) -> Iterator[None]:
-    """Keep other test processes from making the same environment."""
+    """Hold a lock against other test processes that create the same environment."""
     VENVS.mkdir(exist_ok=True)
     with open(VENVS / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _made(folder: Path, pins: Sequence[str]) -> bool:
+def _is_current(folder: Path, pins: Sequence[str]) -> bool:
     return _stamp(folder).exists() and _stamp(folder).read_text() == _pins(pins)
 
 
@@ -83,9 +86,12 @@ def _pins(pins: Sequence[str]) -> str:
 
 
 def _call(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"no package registry answers in time: {' '.join(command[1:])}")
     if result.returncode:
-        said = result.stdout + result.stderr
-        if any(sign in said for sign in _UNREACHABLE):
+        output = result.stdout + result.stderr
+        if any(sign in output for sign in _UNREACHABLE):
             pytest.skip(f"no package registry can be reached: {' '.join(command[1:])}")
-        pytest.fail(f"{' '.join(command)} failed:\n{said[-3000:]}")
+        pytest.fail(f"{' '.join(command)} failed:\n{output[-3000:]}")

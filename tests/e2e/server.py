@@ -1,4 +1,4 @@
-"""A real `syringa serve` for the tests, and what they ask of it."""
+"""A real `syringa serve` process for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -18,14 +18,14 @@ import httpx
 
 
 class Server:
-    """A running server and the processes that it consists of."""
+    """A running server: its supervisor process, its URL and its log."""
 
     def __init__(self, process: subprocess.Popen[str], port: int, log: Path) -> None:
         self.process, self.log = process, log
         self.url = f"http://127.0.0.1:{port}"
 
     def children(self, module: str = "") -> list[int]:
-        """Process ids of the supervisor's children, those of one module if named."""
+        """Return the ids of the supervisor's child processes, or of those that run `module`."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):
@@ -34,19 +34,20 @@ class Server:
                     found.append(int(path.name))
         return found
 
-    def wait_ready(self, seconds: float = 120) -> None:
+    def wait_ready(self, seconds: float = 180) -> None:
         wait_for(lambda: self.ready() == 200, seconds)
 
     def ready(self) -> int | None:
+        """Return the status of `/ready`, or None if there is no response."""
         try:
             return httpx.get(self.url + "/ready", timeout=5).status_code
         except httpx.TransportError:
             return None
 
     def stop(self) -> int:
-        """Ends it as an administrator would. The result is its exit status."""
+        """Send SIGTERM and return the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(120)
 
     def complete(self, **body: object) -> httpx.Response:
         return httpx.post(self.url + "/v1/completions", json=body, timeout=120)
@@ -54,7 +55,7 @@ class Server:
 
 @contextlib.contextmanager
 def serve(*arguments: str, ready: bool = True, log: IO[str] | None = None) -> Iterator[Server]:
-    """`log`: a file for what it prints. Without a `--database` it has one of its own, and not the user's."""
+    """Run a server with its own temporary database, unless `--database` is given. `log` receives its output."""
     with tempfile.TemporaryDirectory(prefix="syringa-test-") as folder, contextlib.ExitStack() as opened:
         if "--database" not in arguments:
             arguments = (*arguments, "--database", str(Path(folder) / "syringa.db"))
@@ -77,12 +78,13 @@ def _running(arguments: Sequence[str], ready: bool, log: IO[str]) -> Iterator[Se
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(60)
+                process.wait(120)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
 
 
-def _port(process: subprocess.Popen[str], log: Path, seconds: float = 60.0) -> int:
+def _port(process: subprocess.Popen[str], log: Path, seconds: float = 120.0) -> int:
     """Return the port that the server has bound, from its log."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -94,20 +96,20 @@ def _port(process: subprocess.Popen[str], log: Path, seconds: float = 60.0) -> i
     raise AssertionError(f"the server did not listen within {seconds} s: {log.read_text()[-2000:]}")
 
 
-def wait_for(condition: object, seconds: float = 60.0) -> None:
-    assert callable(condition)
+def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    """Poll a condition until it holds. The bound is generous: it only ends a test that would hang."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "this did not come true in time"
+        assert time.monotonic() < end, f"the condition did not become true within {seconds} s"
         time.sleep(0.05)
 
 
 def alive(pid: int) -> bool:
+    """Return whether a process runs. A zombie does not: it has exited, and its parent has not read its status yet."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # A zombie has ended: it only waits for somebody to ask.
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False

@@ -1,4 +1,4 @@
-"""A server with keys, several API processes and a database of its own, and what tests ask about it."""
+"""A server with API keys, two API processes and its own database, observed from outside."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import msgspec
 
 from syringa.store import Store, UsageRecord
 from tests.e2e.server import Server, serve, wait_for
+from tests.store.helpers import read
 
-PROMPT = "the purple giraffe of Samarkand"  # not to be found in any log
+PROMPT = "the purple giraffe of Samarkand"  # must not appear in a log
 WORKER, API = "syringa.engine.worker.server", "syringa.http.server.process"
 
 
@@ -33,7 +34,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """What is done with a server from outside: its command line, its processes, its books and its log."""
+    """A running server with its processes, metrics and log."""
 
     def __init__(self, server: Server, database: str, log: Path) -> None:
         self.server, self.url, self.database = server, server.url, database
@@ -41,64 +42,64 @@ class Service:
         self.port = int(server.url.rpartition(":")[2])
 
     def processes(self) -> dict[int, str]:
-        """Those that answer and those that compute, with the module that each runs."""
+        """Return the API processes and model workers, each with the module that it runs."""
         return {pid: module for module in (API, WORKER) for pid in self.server.children(module)}
 
     def memory(self) -> dict[int, int]:
-        """Resident bytes of each process."""
+        """Return the resident bytes of each process."""
         return {pid: _status(pid, "VmRSS:") * 1024 for pid in self.processes()}
 
     def files(self) -> dict[int, int]:
-        """How many files and sockets each process has open."""
+        """Return the number of open file descriptors of each process."""
         return {pid: len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in self.processes()}
 
-    def who_answers(self, port: int) -> int:
-        """The process at the other end of the connection that a client has on `port`."""
+    def owner(self, port: int) -> int:
+        """Return the API process that holds the connection of the client port `port`."""
         inode = _inode(self.port, port)
         for pid in self.server.children(API):
             for each in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     if str(each.readlink()) == f"socket:[{inode}]":
                         return pid
-        raise LookupError(f"nobody has the connection of port {port}")
+        raise LookupError(f"no process has the connection of port {port}")
 
     def connections(self) -> dict[int, http.client.HTTPConnection]:
-        """One to each process that answers. Which of them takes a new one is not for clients to say."""
+        """Return a connection to each API process. The kernel distributes new ones, so it takes some attempts."""
         found: dict[int, http.client.HTTPConnection] = {}
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while found.keys() != set(self.server.children(API)):
-            assert time.monotonic() < end, "one of them takes no connection"
+            assert time.monotonic() < end, "an API process accepts no connection"
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
             connection.request("GET", "/health")
             connection.getresponse().read()
-            found.setdefault(self.who_answers(connection.sock.getsockname()[1]), connection)
+            found.setdefault(self.owner(connection.sock.getsockname()[1]), connection)
         return found
 
     def wait_known(self, *keys: Key) -> None:
-        """Until every process lets them in."""
+        """Wait until every API process accepts the keys."""
         for connection in self.connections().values():
             for key in keys:
                 wait_for(lambda connection=connection, key=key: status(connection, key) == 200)
 
-    def figure(self, name: str) -> float:
-        """One of the engine's, which are the same whichever process is asked."""
+    def metric(self, name: str) -> float:
+        """Return a metric of the engine, which is the same in all API processes."""
         (line,) = [each for each in self.metrics().splitlines() if each.startswith(f"syringa_{name}{{")]
         return float(line.split()[-1])
 
     def metrics(self) -> str:
-        return httpx.get(self.url + "/metrics", timeout=30).text
+        return httpx.get(self.url + "/metrics", timeout=120).text
 
     def wait_idle(self) -> None:
-        """Nothing runs in the engine, nothing waits, and no block belongs to anybody."""
+        """Wait until the engine has no running or waiting request and all blocks are free."""
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        wait_for(lambda: [self.figure(name) for name in names] == [0, 0, 0])
+        wait_for(lambda: [self.metric(name) for name in names] == [0, 0, 0])
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
 
-class Place:
-    """A server with two organizations and an administrator, and ways to ask it."""
+class Tenants:
+    """A server with the keys of two organizations and of an administrator."""
 
     def __init__(self, service: Service, admin: Key) -> None:
         self.service, self.admin = service, admin
@@ -122,11 +123,11 @@ class Place:
         return socket.create_connection(("127.0.0.1", self.service.port), timeout=60)
 
     def raw(self, *lines: bytes, body: bytes = b"") -> bytes:
-        """The whole answer to a request that is written by hand, on a connection of its own."""
+        """Return the response to a request of raw lines, on a new connection."""
         with self.connect() as connection:
             connection.sendall(b"\r\n".join([*lines, b"connection: close", b"", b""]) + body)
+            parts = []
             with contextlib.suppress(ConnectionResetError):
-                parts = []
                 while part := connection.recv(65536):
                     parts.append(part)
             return b"".join(parts)
@@ -141,7 +142,7 @@ def start(database: str, folder: Path, *arguments: str) -> Iterator[Service]:
 
 
 def status(connection: http.client.HTTPConnection, key: Key) -> int:
-    """What the process at the other end answers to a key."""
+    """Return the status of a request with a key on a connection."""
     connection.request("GET", "/v1/models", headers={"authorization": key.header})
     answer = connection.getresponse()
     answer.read()
@@ -149,9 +150,9 @@ def status(connection: http.client.HTTPConnection, key: Key) -> int:
 
 
 def command(database: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`syringa ...`, for the server's database."""
+    """Run `syringa ... --database database`."""
     line = [sys.executable, "-m", "syringa", *arguments, "--database", database]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -161,17 +162,17 @@ def create_key(database: str, organization: str, *options: str) -> Key:
     return Key(done.stderr.split()[0], done.stdout.strip())
 
 
-def books(database: str) -> list[UsageRecord]:
-    """Every row that was written of a request, newest first."""
+def usage_records(database: str) -> list[UsageRecord]:
+    """Return all usage records, newest first."""
 
-    async def read() -> list[UsageRecord]:
+    async def read_pages() -> list[UsageRecord]:
         rows: list[UsageRecord] = []
         async with Store(database) as store:
             while page := await read(store).usage.records(after=rows[-1].id if rows else None, limit=1000):
                 rows += page
         return rows
 
-    return asyncio.run(read())
+    return asyncio.run(read_pages())
 
 
 def _status(pid: int, name: str) -> int:
@@ -184,4 +185,4 @@ def _inode(local: int, remote: int) -> str:
         fields = line.split()
         if [int(each.rpartition(":")[2], 16) for each in fields[1:3]] == [local, remote]:
             return fields[9]
-    raise LookupError(f"there is no connection from port {remote}")
+    raise LookupError(f"no connection from port {remote}")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.model
 SCRIPT = Path(__file__).with_name("openai_client.py")
 CHECKS = re.findall(r"^def (check_\w+)", SCRIPT.read_text(), re.MULTILINE)
 
-# The example in Lilac's documentation (seed 000), to the letter.
+# The example of Lilac's documentation, verbatim.
 LILAC = """
 from openai import OpenAI
 
@@ -44,15 +44,15 @@ def python() -> Path:
 
 @pytest.fixture(scope="module")
 def results(python: Path, shared_server: Server) -> dict[str, str | None]:
-    """What went wrong in each check: one interpreter for all, since importing the package takes a second."""
-    said = _run(python, str(SCRIPT), shared_server.url, KEY, MODEL)
-    return {line["name"]: line["wrong"] for line in map(json.loads, said.splitlines())}
+    """The error or None of each check. One interpreter runs all, since importing the package takes a second."""
+    output = _run(python, str(SCRIPT), shared_server.url, KEY, MODEL)
+    return {line["name"]: line["error"] for line in map(json.loads, output.splitlines())}
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_openai_python_package_passes_its_check(results: dict[str, str | None], check: str) -> None:
-    if wrong := results[check]:
-        pytest.fail(wrong, pytrace=False)
+    if error := results[check]:
+        pytest.fail(error, pytrace=False)
 
 
 def test_lilac_completions_example(python: Path, shared_server: Server) -> None:
@@ -65,14 +65,14 @@ def test_lilac_completions_example(python: Path, shared_server: Server) -> None:
     }.items():
         assert example.count(theirs) == 1
         example = example.replace(theirs, ours)
-    # It has no seed, so what it says is anybody's guess; what it was given to say it with is not.
-    said = _run(python, "-c", f"{example}\nprint('----')\nprint(response.model_dump_json())")
-    text, _, dump = said.rpartition("----\n")
+    # Without a seed the text varies, but not its length and the reason of its end.
+    output = _run(python, "-c", f"{example}\nprint('----')\nprint(response.model_dump_json())")
+    text, _, dump = output.rpartition("----\n")
     response = json.loads(dump)
     (choice,) = response["choices"]
     assert text == choice["text"] + "\n"
-    spent, why = response["usage"]["completion_tokens"], choice["finish_reason"]
-    assert (why == "length" and spent == 50) or (why == "stop" and 0 < spent <= 50)
+    tokens, reason = response["usage"]["completion_tokens"], choice["finish_reason"]
+    assert (reason == "length" and tokens == 50) or (reason == "stop" and 0 < tokens <= 50)
 
 
 def _run(python: Path, *arguments: str) -> str:

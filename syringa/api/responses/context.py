@@ -30,7 +30,7 @@ class ResponseContext:
     """The state that a request refers to.
 
     `history` has the stored items before the new input, oldest first; `referenced_items` those that item references in
-    the input name. `open_mode` selects the Open Responses dialect of the wire format.
+    the input name. `open_mode` selects the Open Responses variant of the wire format.
     """
 
     tenant: str

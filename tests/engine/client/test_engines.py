@@ -156,7 +156,7 @@ async def test_load_timeout_reports_the_reason(monkeypatch: pytest.MonkeyPatch) 
         await begun.wait()
         with pytest.raises(EngineUnavailable) as caught:
             await answer(server.engines.engine("fine-2"))
-        assert "within 2.0 seconds: 1 models are loaded, the most allowed" in caught.value.message
+        assert "within 2 seconds: 1 models are loaded, the most allowed" in caught.value.message
         begun.clear()
         await begun.wait()  # it continues to be answered
         busy.cancel()

@@ -150,12 +150,14 @@ FAMILIES: list[tuple[str, ToolCallFormat, ReasoningFormat | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("template", "calls", "thought"), FAMILIES)
+@pytest.mark.parametrize(("template", "calls", "reasoning"), FAMILIES)
 def test_detect_formats_of_model_families(
-    template: str, calls: ToolCallFormat, thought: ReasoningFormat | None
+    template: str, calls: ToolCallFormat, reasoning: ReasoningFormat | None
 ) -> None:
     ChatTemplate(template).render([{"role": "user", "content": "Hi"}])  # must be a valid template
-    assert detect_formats(template, None, ()) == ModelFormats(tool_calls=calls, reasoning=thought, supports_tools=True)
+    assert detect_formats(template, None, ()) == ModelFormats(
+        tool_calls=calls, reasoning=reasoning, supports_tools=True
+    )
 
 
 def test_every_format_is_detected_in_some_template() -> None:
@@ -164,7 +166,7 @@ def test_every_format_is_detected_in_some_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "thought"),
+    ("tokens", "reasoning"),
     [
         (["<tool_call>", "<|im_end|>"], None),  # Qwen 2.5
         (["<think>", "</think>", "<tool_call>"], "think"),
@@ -175,9 +177,9 @@ def test_every_format_is_detected_in_some_template() -> None:
         (["<|think|>", "<seed:think>"], None),
     ],
 )
-def test_reasoning_format_is_detected_from_added_tokens(tokens: list[str], thought: ReasoningFormat | None) -> None:
-    assert detect_formats(TURNS, None, tokens).reasoning == thought
-    assert detect_formats(None, None, tokens) == ModelFormats(reasoning=thought)
+def test_reasoning_format_is_detected_from_added_tokens(tokens: list[str], reasoning: ReasoningFormat | None) -> None:
+    assert detect_formats(TURNS, None, tokens).reasoning == reasoning
+    assert detect_formats(None, None, tokens) == ModelFormats(reasoning=reasoning)
 
 
 def test_template_takes_precedence_over_the_vocabulary() -> None:
@@ -211,7 +213,7 @@ def test_separate_tool_template_is_considered() -> None:
     assert detect_formats(TURNS, HERMES.replace(TOOLS, ""), ()) == ModelFormats()
 
 
-def test_tools_variable_set_by_the_template_does_not_count() -> None:
+def test_accepts_tools_ignores_a_variable_that_the_template_always_sets() -> None:
     assert accepts_tools("{% if custom %}{% set tools = custom %}{% endif %}{{ tools }}", None)
     assert not accepts_tools("{% set tools = [] %}{{ tools }}", None)
 

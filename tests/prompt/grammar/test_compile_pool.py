@@ -10,6 +10,7 @@ import pytest
 from syringa.errors import EngineOverloaded, InvalidRequest
 from syringa.prompt.grammar import compile_pool
 from syringa.prompt.grammar.compile_pool import CompilePool, run_in_compile_pool
+from tests.client import eventually
 
 
 async def test_compile_pool_returns_results_and_raises_errors() -> None:
@@ -65,5 +66,6 @@ async def test_pool_rejects_jobs_when_full_or_not_started_in_time() -> None:
         await first
     release.set()
     pool._timeout_seconds = 60
+    assert await eventually(pool._jobs.empty)
     assert await pool.run(lambda: 3) == 3
     assert not ran, "canceled jobs must not run"

@@ -50,9 +50,9 @@ def test_reasoning_is_free_and_answer_is_constrained(
     special: tuple[str, ...], constraint: Grammar, good: str, bad: str
 ) -> None:
     reasoning = ReasoningOptions(format="think")
-    for thought in ("", "<think>\nAny <b> {text\n</think>\n\n", "<think></think>"):
-        assert fits(thought + good, *special, reasoning=reasoning, constraint=constraint)
-        assert not fits(thought + bad, *special, reasoning=reasoning, constraint=constraint)
+    for reasoning_text in ("", "<think>\nAny <b> {text\n</think>\n\n", "<think></think>"):
+        assert fits(reasoning_text + good, *special, reasoning=reasoning, constraint=constraint)
+        assert not fits(reasoning_text + bad, *special, reasoning=reasoning, constraint=constraint)
     assert not fits("<think>" + good, *special, reasoning=reasoning, constraint=constraint)
     opened = ReasoningOptions(format="think", opened=True)
     assert fits("Any text.</think>" + good, *special, reasoning=opened, constraint=constraint)
@@ -71,7 +71,7 @@ def test_reasoning_budget_closes_the_section() -> None:
         opened = ReasoningOptions(format="think", budget=budget, opened=True)
         assert fits("x" * budget + "</think>answer", *special, reasoning=opened)
         assert not fits("x" * (budget + 1) + "</think>answer", *special, reasoning=opened)
-    assert fits("no thought", *special, reasoning=ReasoningOptions(format="think", budget=3))
+    assert fits("no reasoning_text", *special, reasoning=ReasoningOptions(format="think", budget=3))
     assert fits(
         "<think>abc</think>" + '{"a":1}',
         *special,
@@ -107,17 +107,17 @@ def test_no_constraint_gives_no_grammar() -> None:
 )
 def test_tool_calls_after_reasoning(special: tuple[str, ...]) -> None:
     reasoning = ReasoningOptions(format="think")
-    thought = "<think>Shall I write a <b>?</think>\n"
+    reasoning_text = "<think>Shall I write a <b>?</think>\n"
     for mode, text, good in [
-        ("auto", thought + "Well. " + CALL, True),
-        ("auto", thought + "Well.", True),
+        ("auto", reasoning_text + "Well. " + CALL, True),
+        ("auto", reasoning_text + "Well.", True),
         ("auto", "Well.", True),
-        ("auto", thought + CALL.replace('"f"', '"g"'), False),
-        ("required", thought + CALL, True),
+        ("auto", reasoning_text + CALL.replace('"f"', '"g"'), False),
+        ("required", reasoning_text + CALL, True),
         ("required", CALL, True),
-        ("required", thought + "Well. " + CALL, False),
-        ("required", thought, False),
-        ("required", thought + CALL.replace("1", '"1"'), False),
+        ("required", reasoning_text + "Well. " + CALL, False),
+        ("required", reasoning_text, False),
+        ("required", reasoning_text + CALL.replace("1", '"1"'), False),
     ]:
         assert fits(text, *special, reasoning=reasoning, tools=tools(mode)) is good, (mode, text)
 
@@ -152,9 +152,9 @@ TO_F = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 
 def test_harmony_grammar() -> None:
     reasoning = ReasoningOptions(format="harmony")
-    for thought in ("", ANALYSIS):
-        assert fits(thought + FINAL + '{"a":1}', *HARMONY, reasoning=reasoning, constraint=SCHEMA)
-        assert not fits(thought + '{"a":1}', *HARMONY, reasoning=reasoning, constraint=SCHEMA)
+    for reasoning_text in ("", ANALYSIS):
+        assert fits(reasoning_text + FINAL + '{"a":1}', *HARMONY, reasoning=reasoning, constraint=SCHEMA)
+        assert not fits(reasoning_text + '{"a":1}', *HARMONY, reasoning=reasoning, constraint=SCHEMA)
         for mode, text, good in [
             ("auto", FINAL + "Hello.", True),
             ("auto", COMMENT + TO_F + '{"n": 1}', True),
@@ -163,7 +163,9 @@ def test_harmony_grammar() -> None:
             ("required", FINAL + "Hello.", False),
             ("required", TO_F + "{}", False),
         ]:
-            wrote = fits(thought + text, *HARMONY, reasoning=reasoning, tools=tools(mode), tool_call_format="harmony")
+            wrote = fits(
+                reasoning_text + text, *HARMONY, reasoning=reasoning, tools=tools(mode), tool_call_format="harmony"
+            )
             assert wrote is good, (mode, text)
     off = ReasoningOptions(format="harmony", allowed=False)
     assert fits(FINAL + "Hello.", *HARMONY, reasoning=off)

@@ -72,7 +72,7 @@ async def test_heartbeat_keeps_response_alive(tmp_path: Path, monkeypatch: pytes
 
         async def heartbeat_is_current() -> bool:
             query = select(responses.c.heartbeat).where(responses.c.id == "r")
-            return await other.read(lambda session: session.connection.execute(query).scalar()) == clock.now
+            return await other.read(lambda session: session.responses.connection.execute(query).scalar()) == clock.now
 
         await write(manager.store).responses.create(response("r", status="in_progress", process=manager.process))
         manager.track(ResponseKey("acme", "r"))

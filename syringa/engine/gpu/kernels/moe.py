@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-CHUNK, LARGE_CHUNK = 512, 2048  # pairs per iteration of the sort
+MAX_CHUNK = 4096  # pairs per iteration of the sort
 
 
 class MoeConfig(NamedTuple):
@@ -45,13 +45,19 @@ def _select_kernel(
     logits_ptr,
     ids_ptr,
     weights_ptr,
+    pairs_ptr,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SINGLE: tl.constexpr,
 ):
-    """Choose the experts of one token, best first; ties go to the lower expert."""
+    """Choose the experts of one token, best first; ties go to the lower expert.
+
+    With `SINGLE` it is the only token, so that each choice is a block of its own and nothing has to be sorted.
+    """
     token = tl.program_id(0)
     e = tl.arange(0, BLOCK_E)
     choices = tl.arange(0, BLOCK_T)
@@ -70,6 +76,10 @@ def _select_kernel(
         total = tl.sum(weights, 0)
     tl.store(ids_ptr + token * TOP_K + choices, ids, choices < TOP_K)
     tl.store(weights_ptr + token * TOP_K + choices, weights / total, choices < TOP_K)
+    if SINGLE:
+        m = tl.arange(0, BLOCK_M)
+        pairs = tl.where(m[None, :] == 0, choices[:, None], -1)
+        tl.store(pairs_ptr + choices[:, None] * BLOCK_M + m[None, :], pairs, (choices < TOP_K)[:, None])
 
 
 @triton.jit(do_not_specialize=["pair_count", "blocks"])
@@ -127,19 +137,23 @@ def route(logits: torch.Tensor, top_k: int, *, normalize: bool, block: int) -> R
     pairs = tokens * top_k
     # Every expert that is used may leave one block partly empty.
     blocks = min(triton.cdiv(pairs, block) + experts - 1, pairs)
-    ids = torch.empty(pairs, dtype=torch.int32, device=device)
-    weights = torch.empty(tokens, top_k, dtype=torch.float32, device=device)
+    single = tokens == 1
     block_experts = torch.empty(blocks, dtype=torch.int32, device=device)
+    ids = block_experts if single else torch.empty(pairs, dtype=torch.int32, device=device)
+    weights = torch.empty(tokens, top_k, dtype=torch.float32, device=device)
     sorted_pairs = torch.empty(blocks * block, dtype=torch.int32, device=device)
     padded = triton.next_power_of_2(experts)
     _select_kernel[(tokens,)](
-        logits, ids, weights,
-        E=experts, BLOCK_E=padded, TOP_K=top_k, BLOCK_T=triton.next_power_of_2(top_k), NORMALIZE=normalize, num_warps=1,
+        logits, ids, weights, sorted_pairs,
+        E=experts, BLOCK_E=padded, TOP_K=top_k, BLOCK_T=triton.next_power_of_2(top_k), NORMALIZE=normalize,
+        BLOCK_M=block, SINGLE=single, num_warps=1,
     )  # fmt: skip
-    _sort_kernel[(experts,)](
-        ids, sorted_pairs, block_experts, pairs, blocks,
-        E=experts, BLOCK_E=padded, BLOCK_M=block, CHUNK=CHUNK if pairs <= CHUNK else LARGE_CHUNK, num_warps=4,
-    )  # fmt: skip
+    if not single:
+        chunk = min(max(triton.next_power_of_2(pairs), 16), MAX_CHUNK)
+        _sort_kernel[(experts,)](
+            ids, sorted_pairs, block_experts, pairs, blocks,
+            E=experts, BLOCK_E=padded, BLOCK_M=block, CHUNK=chunk, num_warps=8 if chunk > 1024 else 4,
+        )  # fmt: skip
     return Routing(weights, sorted_pairs, block_experts, block)
 
 
@@ -232,6 +246,8 @@ def choose_moe_configs(tokens: int, top_k: int, experts: int) -> tuple[MoeConfig
     """Return the tiles of the gate-up and of the down product, which share their blocks of pairs."""
     per_expert = tokens * top_k / experts
     if per_expert <= 16:  # bound by reading the weights
+        if tokens <= 2:
+            return MoeConfig(16, 64, 128, 4, 5), MoeConfig(16, 64, 64, 4, 5)
         return MoeConfig(16, 32, 128, 4, 5), MoeConfig(16, 128, 128, 4, 3)
     if per_expert <= 64:
         return MoeConfig(64, 64, 64, 4, 4), MoeConfig(64, 128, 64, 4, 4)

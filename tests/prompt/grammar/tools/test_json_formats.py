@@ -38,26 +38,26 @@ class Writer:
 
 @pytest.mark.parametrize(("family", "vocabulary"), CASES)
 def test_required_mode_allows_only_valid_calls(family: JsonFormatCase, vocabulary: tokenizers.Tokenizer) -> None:
-    held = Writer(family, vocabulary, use())
-    assert held.fits(GOOD)
-    assert held.fits(NOW)
-    assert held.fits(GOOD, NOW)
-    assert held.fits(*[NOW] * 8)
-    assert not held.fits(*[NOW] * 9)
-    assert not held.fits(LOOSE)
-    assert not held.fits(("weather", {"city": "x", "days": 12}))
-    assert not held.fits(("whether", {"city": "x"}))
-    assert not held.fits(GOOD, before="Well, ")
-    assert not held.fits(GOOD, after=" Done.")
-    assert not held.allows("")
-    assert not held.allows(family.write([GOOD])[:-1])
+    strict = Writer(family, vocabulary, use())
+    assert strict.fits(GOOD)
+    assert strict.fits(NOW)
+    assert strict.fits(GOOD, NOW)
+    assert strict.fits(*[NOW] * 8)
+    assert not strict.fits(*[NOW] * 9)
+    assert not strict.fits(LOOSE)
+    assert not strict.fits(("weather", {"city": "x", "days": 12}))
+    assert not strict.fits(("whether", {"city": "x"}))
+    assert not strict.fits(GOOD, before="Well, ")
+    assert not strict.fits(GOOD, after=" Done.")
+    assert not strict.allows("")
+    assert not strict.allows(family.write([GOOD])[:-1])
 
 
 @pytest.mark.parametrize(("family", "vocabulary"), CASES)
 def test_auto_mode_allows_text_and_calls(family: JsonFormatCase, vocabulary: tokenizers.Tokenizer) -> None:
     free = Writer(family, vocabulary, use("auto"))
-    held = Writer(family, vocabulary, use("auto", STRICT, TIME))
-    for each in (free, held):
+    strict = Writer(family, vocabulary, use("auto", STRICT, TIME))
+    for each in (free, strict):
         assert each.allows("")
         assert each.allows("hello <tool [TOOL_CALLS {")
         assert each.fits(GOOD)
@@ -68,7 +68,7 @@ def test_auto_mode_allows_text_and_calls(family: JsonFormatCase, vocabulary: tok
             assert each.fits(GOOD, NOW, before="Well, Zoë.\n\n")
         assert each.fits(GOOD, after=" Done.") == family.text_after
     assert free.fits(LOOSE)
-    assert not held.fits(LOOSE)
+    assert not strict.fits(LOOSE)
 
 
 @pytest.mark.parametrize(("family", "vocabulary"), CASES)

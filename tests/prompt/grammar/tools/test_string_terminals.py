@@ -69,7 +69,7 @@ def test_text_terminal_excludes_markers_and_patterns() -> None:
 @given(data=st.data())
 @settings(deadline=None, max_examples=examples(60))
 def test_text_terminal_excludes_markers(markers: tuple[str, ...], data: st.DataObject) -> None:
-    parts = ["".join(sorted(set("".join(markers)))), *markers, *(mark[:-1] for mark in markers), *"<>/p|ac-b\n é"]
+    parts = ["".join(sorted(set("".join(markers)))), *markers, *(marker[:-1] for marker in markers), *"<>/p|ac-b\n é"]
     text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=8)))
     assert fits({}, text, markers) == (not any(mark in text for mark in markers))
     begun = text.strip()[:1]

@@ -52,17 +52,17 @@ class Writer:
 
 @pytest.mark.parametrize(("format", "vocabulary"), CASES)
 def test_required_mode_allows_only_valid_calls(format: ToolCallFormat, vocabulary: tokenizers.Tokenizer) -> None:
-    held = Writer(format, vocabulary, use())
+    strict = Writer(format, vocabulary, use())
     for calls in ([GOOD], [SHORT], [NOW], [GOOD, NOW], [NOW] * 8):
-        assert held.fits(*calls), calls
-    assert not held.fits(*[NOW] * 9)
+        assert strict.fits(*calls), calls
+    assert not strict.fits(*[NOW] * 9)
     for bad in BAD:
-        assert not held.fits(bad), bad
-    assert not held.fits(("whether", {"city": "x"}))
-    assert not held.fits(GOOD, before="Well. ")
-    assert not held.fits(GOOD, after=" Done.")
-    assert not held.allows("")
-    assert not held.allows(written(format, GOOD)[:-1])
+        assert not strict.fits(bad), bad
+    assert not strict.fits(("whether", {"city": "x"}))
+    assert not strict.fits(GOOD, before="Well. ")
+    assert not strict.fits(GOOD, after=" Done.")
+    assert not strict.allows("")
+    assert not strict.allows(written(format, GOOD)[:-1])
 
 
 @pytest.mark.parametrize(("format", "vocabulary"), CASES)

@@ -58,11 +58,11 @@ def _call(format: ToolCallFormat, name: str, arguments: dict[str, Any]) -> str:
     lines = [f"{tags.call_begin}{name}{tags.name_end}"]
     for key, value in arguments.items():
         is_text = isinstance(value, str)
-        said = f' string="{str(is_text).lower()}"' if tags.type_attribute else ""
+        attribute = f' string="{str(is_text).lower()}"' if tags.type_attribute else ""
         gap, pad = "\n" if format == "glm" else "", "\n" if tags.padded else ""
         text = value if is_text else json.dumps(value, ensure_ascii=False)
         lines.append(
-            f"{tags.key_begin}{key}{tags.key_end}{said}{gap}{tags.value_begin}{pad}{text}{pad}{tags.value_end}"
+            f"{tags.key_begin}{key}{tags.key_end}{attribute}{gap}{tags.value_begin}{pad}{text}{pad}{tags.value_end}"
         )
     return "\n".join([*lines, tags.call_end])
 
