@@ -43,7 +43,7 @@ _BROKEN: tuple[tuple[str, bytes, dict[str, str]], ...] = (
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `leaves`: the client disconnects after so many seconds, or with 0 at the first line of the response."""
+    """One request. `leaves`: the client disconnects after so many seconds, or with 0 once the response has begun."""
 
     key: Key
     path: str

@@ -1,7 +1,8 @@
-"""Fixtures for the default model, loaded once per precision, and a driver for `EngineCore`."""
+"""Fixtures for the default model, loaded once per module and precision, and a driver for `EngineCore`."""
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import time
@@ -30,9 +31,9 @@ def _fixed_random_numbers() -> None:
             (module.manual_seed if name == "torch" else module.random.seed)(0)
 
 
-@pytest.fixture(scope="session")
-def load() -> Callable[[str], LoadedModel]:
-    """Return a function that loads the default model in a precision, once."""
+@pytest.fixture(scope="module")
+def load() -> Iterator[Callable[[str], LoadedModel]]:
+    """Return a function that loads the default model in a precision, once. The weights are released with the module."""
     from syringa.engine.cpu.features import disable_broken_amx
 
     disable_broken_amx("bf16")
@@ -45,7 +46,9 @@ def load() -> Callable[[str], LoadedModel]:
             loaded[dtype] = load_model(LoadOptions(dtype=dtype))
         return loaded[dtype]
 
-    return get
+    yield get
+    loaded.clear()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
