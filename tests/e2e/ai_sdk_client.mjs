@@ -24,7 +24,7 @@ const body = (fields) => ({
 });
 globalThis.AI_SDK_LOG_WARNINGS = false;
 
-// Bounded, because a weak model may not find the end of a text.
+// Limited, because a small model may not end a text.
 const Language = z.object({
   name: z.string().max(20),
   year: z.int().min(1950).max(2025),

@@ -1,4 +1,4 @@
-"""`instructor` in its modes. Runs in that package's environment, not in ours.
+"""`instructor` in its modes. It runs in the environment of that package.
 
 python instructor_client.py URL KEY MODEL
 """
@@ -31,7 +31,7 @@ class Person(BaseModel):
 
 
 def ask(mode, **fields):
-    client = instructor.from_openai(OpenAI(base_url=URL + "/v1", api_key=KEY, timeout=60), mode=mode)
+    client = instructor.from_openai(OpenAI(base_url=URL + "/v1", api_key=KEY, timeout=300), mode=mode)
     return client, {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 200, "max_retries": 0, **fields}
 
 
@@ -74,7 +74,7 @@ def check_the_provider() -> None:
 
 
 def check_the_async_client() -> None:
-    client = instructor.from_openai(AsyncOpenAI(base_url=URL + "/v1", api_key=KEY, timeout=60))
+    client = instructor.from_openai(AsyncOpenAI(base_url=URL + "/v1", api_key=KEY, timeout=300))
     fields = ask(instructor.Mode.TOOLS)[1]
     assert isinstance(asyncio.run(client.chat.completions.create(response_model=Person, **fields)), Person)
 

@@ -1,4 +1,4 @@
-"""`ChatOpenAI` of LangChain. Runs in that package's environment, not in ours.
+"""`ChatOpenAI` of LangChain. It runs in the environment of that package.
 
 python langchain_client.py URL KEY MODEL
 """
@@ -23,7 +23,7 @@ ASKED = "What is the capital of France?"
 
 def model(**fields):
     fields = {"max_tokens": 60, "temperature": 0, **fields}
-    return ChatOpenAI(model=MODEL, base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=60, **fields)
+    return ChatOpenAI(model=MODEL, base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=300, **fields)
 
 
 class Language(BaseModel):

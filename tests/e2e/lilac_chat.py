@@ -1,4 +1,4 @@
-"""The examples of Lilac's documentation of chat (seed 001), to the letter. All but the first use its client."""
+"""The chat examples of Lilac's documentation, verbatim. They share the client of the first."""
 
 CLIENT = """
 from openai import OpenAI

@@ -1,4 +1,4 @@
-"""The examples of Lilac's documentation of Responses (seed 002), to the letter, with the clients that they share."""
+"""The Responses examples of Lilac's documentation, verbatim, with the clients that they share."""
 
 PYTHON_CLIENT = """
 from openai import OpenAI

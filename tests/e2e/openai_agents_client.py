@@ -1,8 +1,8 @@
-"""Agents of the official framework, on Responses. Runs in that package's environment, not in ours.
+"""Agents of the official framework, on Responses. It runs in the environment of that package.
 
 python openai_agents_client.py URL KEY MODEL
 
-A weak model would hardly call, or never end: every turn is told which tool to call, and the last to call none.
+A weak model would hardly call, or never end: every turn is instructed which tool to call, and the last to call none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TURN = ["tool_call_item", "tool_call_output_item"]
 called: list[str] = []
 
 
-# Bounded, because a weak model may not find the end of a text.
+# Limited, because a small model may not end a text.
 @function_tool
 def get_weather(city: Annotated[str, Field(max_length=20)]) -> str:
     """Get the weather of a city."""
@@ -59,7 +59,7 @@ class Language(BaseModel):
 
 
 class OneAfterTheOther(AgentHooks[Any]):
-    """After the weather comes the time, and after that the answer."""
+    """Require the weather tool, then the time tool, then a text."""
 
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: object) -> None:
         following = {"get_weather": "get_time", "get_time": "none"}[tool.name]
@@ -82,16 +82,16 @@ def plain(**fields: Any) -> Agent[Any]:
 
 
 def guide(**fields: Any) -> Agent[Any]:
-    """Uses both tools, and then answers."""
+    """Return an agent that uses both tools, and then responds."""
     chosen: dict[str, Any] = {"tools": [get_weather, get_time], "hooks": OneAfterTheOther(), "reset_tool_choice": False}
     return plain(**(chosen | {"model_settings": settings("get_weather")} | fields))
 
 
 def within(work: Callable[[AsyncOpenAI], Awaitable[Any]]) -> Any:
-    """Has a client of its own, whose connections belong to the loop that this starts."""
+    """Run `work` in a new event loop with a client of its own."""
 
     async def whole() -> Any:
-        async with AsyncOpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=60) as client:
+        async with AsyncOpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=300) as client:
             set_default_openai_client(client, use_for_tracing=False)
             return await work(client)
 
@@ -146,7 +146,7 @@ def check_a_streamed_run() -> None:
 
 
 def check_what_the_server_remembers() -> None:
-    """Only what is new is sent: the rest is known by the id of the response before."""
+    """Only new items are sent: the rest follows from the id of the previous response."""
     chained = within(lambda _: Runner.run(guide(), ASKED, max_turns=4, auto_previous_response_id=True))
     has_used_both_tools(chained)
     whole = within(lambda _: Runner.run(guide(), ASKED, max_turns=4))

@@ -12,7 +12,7 @@ const weather = [{ role: "user", content: "What is the weather in Paris?" }];
 const body = (fields) => ({ model, messages: asked, max_completion_tokens: 60, temperature: 0, ...fields });
 const refused = (fields) => completions.create(body(fields)).then(() => assert.fail("not refused"), (error) => error);
 
-// Bounded, because a weak model may not find the end of a text.
+// Limited, because a small model may not end a text.
 const Language = z.object({ name: z.string().max(20), year: z.int().min(1950).max(2025) });
 const Place = z.object({ city: z.string().max(20) });
 const parameters = {
@@ -68,7 +68,7 @@ check("several choices, seeds, stop strings and lengths", async () => {
   assert.deepEqual([cut.choices[0].finish_reason, cut.usage.completion_tokens], ["length", 3]);
 });
 
-check("a stream that is left early", async () => {
+check("an abandoned stream", async () => {
   for await (const chunk of await completions.create(body({ max_completion_tokens: 1000, stream: true }))) {
     assert.equal(chunk.object, "chat.completion.chunk");
     break;
@@ -109,7 +109,7 @@ check("runTools", async () => {
     };
     const runnable = { type: "function", function: { ...tool.function, ...callee } };
     const fields = { messages: weather, tools: [runnable], parallel_tool_calls: false, tool_choice: "required" };
-    // A model that must call calls for ever: two turns will do.
+    // A model that must call never stops calling: two rounds are enough.
     const runner = completions.runTools(body({ ...fields, stream }), { maxChatCompletions: 2 });
     await runner.done();
     assert.equal(places.length, 2);

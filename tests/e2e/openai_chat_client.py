@@ -1,4 +1,4 @@
-"""Chat with the official package: answers, streams and errors. Runs in that package's environment, not in ours.
+"""Chat with the official package: answers, streams and errors. It runs in the environment of that package.
 
 python openai_chat_client.py URL KEY MODEL
 """
@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, OpenAI
 
 URL, KEY, MODEL = sys.argv[1:]
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
-client = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=60)
+client = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=300)
 chat = client.chat.completions
 
 
@@ -157,7 +157,7 @@ def check_headers() -> None:
 
 def check_the_async_client() -> None:
     async def all_at_once() -> None:
-        async with AsyncOpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=60) as client:
+        async with AsyncOpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=300) as client:
             create = client.chat.completions.create
             answers = await asyncio.gather(*(create(**body(n=n)) for n in (1, 2, 3)))
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in await create(**body(stream=True))])

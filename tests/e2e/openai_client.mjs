@@ -1,4 +1,4 @@
-// What `test_openai_javascript.py` does with the official package: node --input-type=module - URL KEY MODEL < this.
+// The checks of `test_openai_javascript.py`: node --input-type=module - URL KEY MODEL < this.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 
@@ -26,7 +26,7 @@ assert.equal(text, whole.choices[0].text);
 assert.deepEqual(usage.completion_tokens, 12);
 assert.ok(chunks > 6);
 
-// a stream that is left early
+// an abandoned stream
 for await (const chunk of await client.completions.create({ ...body, max_tokens: 1000, stream: true })) {
   assert.equal(chunk.object, "text_completion");
   break;

@@ -1,4 +1,4 @@
-"""What `test_openai_python.py` does with the official package. Runs in that package's environment, not in ours.
+"""The checks of `test_openai_python.py`. It runs in the environment of that package.
 
 python openai_client.py URL KEY MODEL: run every check below, and print a line of JSON for each.
 """
@@ -14,7 +14,7 @@ from openai import OpenAI
 
 URL, KEY, MODEL = sys.argv[1:]
 PROMPT = "The capital of France is"
-client = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=60)
+client = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=300)
 create = client.completions.create
 
 
@@ -22,12 +22,12 @@ def greedy(**fields):
     return create(**{"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, **fields})
 
 
-def refused(kind, call=greedy, *arguments, **fields):
+def expect_error(kind, call=greedy, *arguments, **fields):
     try:
         call(*arguments, **fields)
     except kind as error:
         return error
-    raise AssertionError(f"not refused: {arguments} {fields}")
+    raise AssertionError(f"no {kind.__name__}: {arguments} {fields}")
 
 
 def check_a_completion():
@@ -165,28 +165,29 @@ def check_bad_requests():
         ({"extra_body": {"grammar": {"type": "regex", "value": "("}}}, "grammar.value"),
         ({"extra_body": {"top_k": "many"}}, "top_k"),
     ]:
-        error = refused(openai.BadRequestError, **fields)
+        error = expect_error(openai.BadRequestError, **fields)
         assert error.status_code == 400
         assert error.param.startswith(param), (error.param, fields)
         assert error.type == "invalid_request_error"
         assert error.body["message"]
-    assert refused(openai.BadRequestError, max_tokens=10**6).code == "context_length_exceeded"
-    assert refused(openai.BadRequestError, stream=True, temperature=3).param == "temperature"
+    assert expect_error(openai.BadRequestError, max_tokens=10**6).code == "context_length_exceeded"
+    assert expect_error(openai.BadRequestError, stream=True, temperature=3).param == "temperature"
 
 
 def check_an_unknown_model():
-    error = refused(openai.NotFoundError, model="no-such-model")
+    error = expect_error(openai.NotFoundError, model="no-such-model")
     assert (error.code, error.param) == ("model_not_found", "model")
     assert MODEL in error.message
-    assert refused(openai.NotFoundError, client.models.retrieve, "no-such-model").code == "model_not_found"
+    assert expect_error(openai.NotFoundError, client.models.retrieve, "no-such-model").code == "model_not_found"
 
 
 def check_keys():
     for key in ("wrong", "-"):
         stranger = client.with_options(api_key=key)
-        assert refused(openai.AuthenticationError, stranger.models.list).status_code == 401
+        assert expect_error(openai.AuthenticationError, stranger.models.list).status_code == 401
         assert (
-            refused(openai.AuthenticationError, stranger.completions.create, model=MODEL, prompt="x").status_code == 401
+            expect_error(openai.AuthenticationError, stranger.completions.create, model=MODEL, prompt="x").status_code
+            == 401
         )
 
 

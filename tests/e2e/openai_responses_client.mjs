@@ -13,7 +13,7 @@ const body = (fields) => ({ model, input: asked, max_output_tokens: 60, temperat
 const refused = (promise) => promise.then(() => assert.fail("not refused"), (error) => error);
 const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
-// Bounded, because a weak model may not find the end of a text.
+// Limited, because a small model may not end a text.
 const Language = z.object({ name: z.string().max(20), year: z.int().min(1950).max(2025) });
 const Place = z.object({ city: z.string().max(20) });
 const parameters = {
@@ -58,7 +58,7 @@ check("the stream helper", async () => {
   assert.ok(kinds.has("response.output_item.done") && kinds.has("response.completed"));
 });
 
-check("a stream that is left early", async () => {
+check("an abandoned stream", async () => {
   for await (const event of await responses.create(body({ max_output_tokens: 1000, stream: true }))) {
     assert.equal(event.type, "response.created");
     break;
@@ -121,7 +121,7 @@ check("a chain", async () => {
 
 check("the background", async () => {
   let begun = await responses.create(body({ background: true }));
-  for (let tries = 0; ["queued", "in_progress"].includes(begun.status) && tries < 300; tries++) {
+  for (let tries = 0; ["queued", "in_progress"].includes(begun.status) && tries < 1200; tries++) {
     await sleep(100);
     begun = await responses.retrieve(begun.id);
   }

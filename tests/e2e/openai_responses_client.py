@@ -1,4 +1,4 @@
-"""Responses with the official package: answers, formats, tools, streams and errors. Runs in that package's environment.
+"""Responses with the official package: answers, formats, tools, streams and errors. It runs in the environment of that package.
 
 python openai_responses_client.py URL KEY MODEL
 """
@@ -16,12 +16,12 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
 URL, KEY, MODEL = sys.argv[1:]
-client = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=60)
-# What a call gives is of one of many types, and the checks say of which.
+client = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=300)
+# A call returns one of many types, and the checks assert which.
 responses: Any = client.responses
 
 WEATHER = "What is the weather in Paris?"
-# Bounded, because a weak model may not find the end of a text.
+# Limited, because a small model may not end a text.
 TOOL: dict[str, Any] = {
     "type": "function",
     "name": "get_weather",
@@ -75,10 +75,10 @@ def check_an_answer() -> None:
 
 def check_instructions_and_items() -> None:
     plain = ask()
-    told = ask(instructions="You are a poet.")
-    assert told.instructions == "You are a poet."
+    instructed = ask(instructions="You are a poet.")
+    assert instructed.instructions == "You are a poet."
     items = [{"role": "developer", "content": "You are a poet."}, {"role": "user", "content": body()["input"]}]
-    assert ask(input=items).usage.input_tokens == told.usage.input_tokens != plain.usage.input_tokens
+    assert ask(input=items).usage.input_tokens == instructed.usage.input_tokens != plain.usage.input_tokens
     parts = [{"role": "user", "content": [{"type": "input_text", "text": body()["input"]}]}]
     assert ask(input=parts).output_text == plain.output_text
 
@@ -188,7 +188,7 @@ def check_a_custom_tool() -> None:
 
 def check_the_async_client() -> None:
     async def all_at_once() -> None:
-        async with AsyncOpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=60) as aclient:
+        async with AsyncOpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=300) as aclient:
             answers = await asyncio.gather(*(aclient.responses.create(**body()) for _ in range(3)))
             async with aclient.responses.stream(**body()) as stream:
                 final = await stream.get_final_response()

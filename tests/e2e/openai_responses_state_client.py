@@ -1,4 +1,4 @@
-"""Responses that last, with the official package: chains, the background, conversations, counting and compacting.
+"""Stored responses with the official package: chains, background, conversations, token counting and compaction.
 
 python openai_responses_state_client.py URL KEY MODEL
 """
@@ -14,8 +14,8 @@ from client_checks import expect_error, run_checks
 from openai import OpenAI
 
 URL, KEY, MODEL = sys.argv[1:]
-client = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=60)
-# What a call gives is of one of many types, and the checks say of which.
+client = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=300)
+# A call returns one of many types, and the checks assert which.
 responses: Any = client.responses
 conversations: Any = client.conversations
 
@@ -31,12 +31,12 @@ def ask(**fields: Any) -> Any:
 
 
 def begin(**fields: Any) -> Any:
-    """One that runs for long in the background."""
+    """Start a long background response."""
     return ask(background=True, max_output_tokens=1000, extra_body={"ignore_eos": True}, **fields)
 
 
 def wait_for(response: Any) -> Any:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while response.status in ("queued", "in_progress"):
         assert time.monotonic() < end, "the response did not end in time"
         time.sleep(0.1)
@@ -57,8 +57,8 @@ def check_a_chain() -> None:
     items = [{"role": "user", "content": FACTS}, *one.output, {"role": "user", "content": "How many boxes are there?"}]
     same = ask(input=items, store=False)
     assert (same.output_text, same.usage.input_tokens) == (two.output_text, two.usage.input_tokens)
-    told = ask(input="Thanks.", previous_response_id=two.id, instructions="Be brief.", stream=True)
-    *_, last = told
+    instructed = ask(input="Thanks.", previous_response_id=two.id, instructions="Be brief.", stream=True)
+    *_, last = instructed
     assert last.response.usage.input_tokens > two.usage.input_tokens
 
 
@@ -148,8 +148,12 @@ def check_counting() -> None:
     count = responses.input_tokens.count
     one = ask(input=FACTS)
     assert count(model=MODEL, input=FACTS).input_tokens == one.usage.input_tokens
-    told = count(model=MODEL, input=FACTS, instructions="Be brief.")
-    assert told.input_tokens == ask(input=FACTS, instructions="Be brief.").usage.input_tokens != one.usage.input_tokens
+    instructed = count(model=MODEL, input=FACTS, instructions="Be brief.")
+    assert (
+        instructed.input_tokens
+        == ask(input=FACTS, instructions="Be brief.").usage.input_tokens
+        != one.usage.input_tokens
+    )
     chained = count(model=MODEL, input="And now?", previous_response_id=one.id)
     assert chained.object == "response.input_tokens"
     assert chained.input_tokens == ask(input="And now?", previous_response_id=one.id).usage.input_tokens
@@ -170,7 +174,7 @@ def check_compacting() -> None:
 
 
 def check_nothing_is_stored() -> None:
-    """The way of clients that keep no state here. This model does not think, so nothing comes sealed."""
+    """Stateless use. The model has no reasoning, so there is no encrypted content."""
     asked: list[Any] = [{"role": "user", "content": "My name is Ann."}]
     fields: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"]}
     one = ask(input=asked, **fields)

@@ -1,6 +1,6 @@
-"""What the `openai` package does by itself about a limit. Runs in that package's environment, not in ours.
+"""Automatic retries of the `openai` package after a 429. It runs in the environment of that package.
 
-python openai_retry_client.py URL KEY MODEL: the key may have one request at a time.
+python openai_retry_client.py URL KEY MODEL, with a key that allows one concurrent request.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ URL, KEY, MODEL = sys.argv[1:]
 WHOLE = {"ignore_eos": True}
 LONG = {"model": MODEL, "prompt": "Once", "max_tokens": 3000, "stream": True, "extra_body": WHOLE}
 statuses: list[int] = []
-turned_away = threading.Event()
+refused = threading.Event()
 
 
 def note(response: Any) -> None:
     statuses.append(response.status_code)
     if response.status_code == 429:
         assert float(response.headers["retry-after"]) >= 1
-        turned_away.set()
+        refused.set()
 
 
 def client(max_retries: int) -> openai.OpenAI:
@@ -40,7 +40,7 @@ def check_one_too_many_without_retries():
 
 
 def check_a_call_that_is_one_too_many_is_made_again():
-    """The first gives its place up as soon as the second was turned away."""
+    """The first request ends when the second has been refused."""
     answers = []
 
     def second() -> None:
@@ -50,9 +50,9 @@ def check_a_call_that_is_one_too_many_is_made_again():
     with client(6).completions.create(**LONG) as stream:
         next(iter(stream))
         statuses.clear()
-        turned_away.clear()
+        refused.clear()
         caller.start()
-        assert turned_away.wait(60)
+        assert refused.wait(60)
     caller.join(120)
     assert answers[0].usage.completion_tokens == 2
     assert statuses[0] == 429

@@ -1,4 +1,4 @@
-"""Tools and formats with the official package. Runs in that package's environment, not in ours.
+"""Tools and formats with the official package. It runs in the environment of that package.
 
 python openai_tools_client.py URL KEY MODEL
 """
@@ -17,10 +17,10 @@ from pydantic import BaseModel, Field
 URL, KEY, MODEL = sys.argv[1:]
 WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
 LANGUAGE = [{"role": "user", "content": "Name a programming language and its year."}]
-client = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=60)
+client = OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=300)
 chat = client.chat.completions
 
-# Bounded, because a weak model may not find the end of a text.
+# Limited, because a small model may not end a text.
 Short = Annotated[str, Field(max_length=20)]
 
 
@@ -39,7 +39,7 @@ class Language(BaseModel):
 
 
 class Report(BaseModel):
-    """Nested: the package moves what is shared to `$defs`."""
+    """A nested model: the package moves shared schemas to `$defs`."""
 
     best: Language
     others: Annotated[list[Language], Field(max_length=2)]
@@ -59,7 +59,7 @@ def body(**fields):
 
 
 def call(**fields):
-    """The one choice of an answer, which has calls that parse."""
+    """Return the only choice of a response, whose calls must parse."""
     (choice,) = chat.create(**body(parallel_tool_calls=False, **fields)).choices
     for each in choice.message.tool_calls:
         json.loads(each.function.arguments)

@@ -1,7 +1,6 @@
-"""Chat with the clients that people use against `syringa serve`, on the real model.
+"""Chat of common client packages against `syringa serve`, on the real model.
 
-Each client's checks are in its script, which prints a line of JSON per check. The model is small, so they check the
-shape of its answers rather than their sense.
+The checks of a client are in its script. The model is small, so they check the format of responses, not the content.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A client that goes away frees its sequence at the next step."""
+"""The sequences of a disconnected client are freed at the next step."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ async def served() -> AsyncIterator[tuple[WorkerClient, str]]:
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    async with asyncio.timeout(60):
-        while not await condition():  # noqa: ASYNC110  the engine can only be asked
+    async with asyncio.timeout(120):
+        while not await condition():  # noqa: ASYNC110  the engine can only be polled
             await asyncio.sleep(0.02)
 
 

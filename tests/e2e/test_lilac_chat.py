@@ -1,6 +1,6 @@
-"""Lilac's own examples of chat with the official package: only the address, the key and the model differ.
+"""Lilac's examples of chat with the official package: only the URL, the key and the model differ.
 
-They ask for no seed, so what is said varies; the shape of it does not.
+They set no seed, so the text varies, but not the format.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def run(python: Path, server: Server, example: str) -> subprocess.CompletedProce
 
 
 def answer(python: Path, server: Server, example: str) -> dict[str, object]:
-    """The one choice that the example got."""
+    """Return the choice of the response of an example."""
     return only_choice(run(python, server, example + WHOLE))
 
 
 def only_choice(result: subprocess.CompletedProcess[str]) -> dict[str, object]:
-    """What was added to an example shows it in the last line."""
+    """Return the choice that the code appended to the example prints as the last line."""
     assert result.returncode == 0, result.stderr
     last = result.stdout.rstrip("\n").rpartition("\n")[2]
     (choice,) = json.loads(last.removeprefix("ANSWER "))["choices"]
@@ -74,7 +74,7 @@ def test_lilac_chat_streaming_example(python: Path, shared_server: Server) -> No
 
 
 def test_lilac_chat_vision_example(python: Path, shared_server: Server) -> None:
-    """This model sees no images, and the answer says so."""
+    """The model supports no images, which is an error."""
     result = run(python, shared_server, lilac_chat.VISION)
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
@@ -85,13 +85,13 @@ def test_lilac_chat_vision_example(python: Path, shared_server: Server) -> None:
 
 
 def test_lilac_chat_tool_calling_example(python: Path, shared_server: Server) -> None:
-    """Nobody makes it call, and it draws at temperature 1: it decides to, each time."""
+    """The call is not required, but the model makes it each time, also at temperature 1."""
     for _ in range(3):
         result = run(python, shared_server, lilac_chat.TOOL_CALLING + WHOLE)
         choice = only_choice(result)
         name, arguments = result.stdout.split("\n")[:2]
         assert name == "get_weather"
-        if choice["finish_reason"] == "tool_calls":  # the text has no bound
+        if choice["finish_reason"] == "tool_calls":  # the length of the text is not limited
             assert json.loads(arguments).keys() == {"location"}
         else:
             assert choice["finish_reason"] == "length"
@@ -102,7 +102,7 @@ def test_lilac_chat_structured_output_example(python: Path, shared_server: Serve
     message = choice["message"]
     assert isinstance(message, dict)
     assert message["content"].startswith("{")
-    if choice["finish_reason"] == "stop":  # the list has no bound, and a weak model may write till the context is full
+    if choice["finish_reason"] == "stop":  # the list is not limited, and a small model may fill the context
         (call,) = [node for node in ast.walk(ast.parse(lilac_chat.STRUCTURED_OUTPUT)) if isinstance(node, ast.Call)]
         (asked,) = [keyword.value for keyword in call.keywords if keyword.arg == "response_format"]
         jsonschema.validate(json.loads(message["content"]), ast.literal_eval(asked)["json_schema"]["schema"])

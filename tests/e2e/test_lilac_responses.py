@@ -1,6 +1,6 @@
-"""Lilac's own examples of Responses, in its three languages: only the address, the key and the model differ.
+"""Lilac's examples of Responses in three languages: only the URL, the key and the model differ.
 
-They ask for no seed and mostly for no end, so what is said varies and may fill the context; the shape of it does not.
+They set no seed and mostly no token limit, so the text varies and may fill the context, but the format does not vary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLOR = {
     "properties": {"name": {"type": "string"}, "hex": {"type": "string"}},
     "required": ["name", "hex"],
 }
-# What is added to an example, to see more of the answer than it prints.
+# Appended to an example, to print the whole response.
 WHOLE = {
     "python": "\nprint('ANSWER', response.model_dump_json())\n",
     "node": "\nconsole.log('ANSWER', JSON.stringify(response));\n",
@@ -59,7 +59,7 @@ def run(server: Server, language: str, example: str) -> subprocess.CompletedProc
 
 @pytest.fixture(scope="module")
 def answers(shared_server: Server) -> Answers:
-    """By language and subject. All are asked at once: the server batches, and one answer may fill the context."""
+    """The responses by language and subject. All run concurrently, because one response may fill the context."""
     if not shutil.which("curl"):
         pytest.skip("curl is not installed")
     python_with(*OPENAI_PYTHON)
@@ -89,7 +89,7 @@ def text(answer: dict[str, Any]) -> str:
 
 
 def ended(answer: dict[str, Any]) -> bool:
-    """Whether it found its end. Otherwise it was cut, and says so."""
+    """Return whether the response is complete. Otherwise it must be marked as incomplete."""
     assert answer["model"] == MODEL
     if answer["status"] == "completed":
         return True
@@ -116,19 +116,19 @@ def test_lilac_responses_structured_output_example(answers: Answers, language: s
     answer = answers[language, "structured"]
     assert answer["text"]["format"]["name"] == "color"
     assert text(answer).startswith("{")
-    if ended(answer):  # the texts have no bound, and a weak model may write till the context is full
+    if ended(answer):  # the strings are not limited, and a small model may fill the context
         jsonschema.validate(json.loads(text(answer)), COLOR)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_lilac_responses_tools_example(answers: Answers, language: str) -> None:
-    """The model calls, and what it calls is the tool, as the documentation shows."""
+    """The model calls the tool, as in the documentation."""
     answer = answers[language, "tools"]
     assert [tool["name"] for tool in answer["tools"]] == ["get_weather"]
     calls = [item for item in answer["output"] if item["type"] == "function_call"]
     assert calls
     assert {call["name"] for call in calls} == {"get_weather"}
-    if ended(answer):  # the text has no bound
+    if ended(answer):  # the length of the text is not limited
         for call in calls:
             assert json.loads(call["arguments"]).keys() == {"location"}
 
@@ -142,7 +142,7 @@ def test_lilac_responses_instructions_example(answers: Answers, language: str) -
 
 
 def test_lilac_responses_tool_call_example(shared_server: Server) -> None:
-    """Made to call, and with an end to what it says, the example prints what its documentation shows."""
+    """With a required call and a limited string, the example prints what its documentation shows."""
     example = lilac_responses.PYTHON_TOOLS.replace("tools=[", "tool_choice='required', temperature=0, tools=[", 1)
     bounded = example.replace('"location": {"type": "string"}', '"location": {"type": "string", "maxLength": 20}')
     result = run(shared_server, "python", bounded)

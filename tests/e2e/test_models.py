@@ -1,4 +1,4 @@
-"""Several models in one server: loaded when they are wanted, unloaded when nobody does."""
+"""Several models in one server: loaded on demand, unloaded when idle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.server import Server, alive, serve, wait_for
 pytestmark = pytest.mark.model
 
 WORKER = "syringa.engine.worker.server"
-# The same files; a different length makes them different workers.
+# The same files with different context lengths, hence different workers.
 TWO = """
 drain_timeout = 2
 [[models]]
@@ -30,7 +30,7 @@ path = "default"
 aliases = ["other"]
 max_model_len = 512
 kv_cache_tokens = 2048
-idle_seconds = 3
+idle_seconds = 8
 prices = {input = 1, output = 2}
 defaults = {max_tokens = 5, temperature = 0.0}
 [[models]]
@@ -47,11 +47,11 @@ def config(folder: Path, more: str = "") -> str:
 
 def complete(server: Server, model: str, **body: Any) -> httpx.Response:
     body = {"model": model, "prompt": "The capital of France is", "ignore_eos": True, **body}
-    return httpx.post(server.url + "/v1/completions", json=body, timeout=120)
+    return httpx.post(server.url + "/v1/completions", json=body, timeout=300)
 
 
 def entries(server: Server) -> dict[str, Any]:
-    return {each["id"]: each for each in httpx.get(server.url + "/v1/models", timeout=10).json()["data"]}
+    return {each["id"]: each for each in httpx.get(server.url + "/v1/models", timeout=120).json()["data"]}
 
 
 def test_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -> 
         answer = complete(server, "other")
         assert answer.status_code == 200
         assert answer.json()["model"] == "second"
-        assert answer.json()["usage"]["completion_tokens"] == 5  # its default
+        assert answer.json()["usage"]["completion_tokens"] == 5  # the default of the model
         (second,) = set(server.children(WORKER)) - {first}
 
         wait_for(lambda: server.children(WORKER) == [first])
@@ -82,7 +82,7 @@ def test_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -> 
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "model_unavailable"
         assert "no such file" in refused.json()["error"]["message"]
-        assert complete(server, "nobody").status_code == 404
+        assert complete(server, "unknown").status_code == 404
 
 
 def test_models_evict_each_other_when_one_may_be_loaded(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("openai_client.mjs")
 
 def test_openai_javascript_package_passes_its_checks(shared_server: Server) -> None:
     node, folder = node_with(*OPENAI_JS)
-    # By way of standard input: packages are looked for beside a script, or in the working folder if there is none.
+    # Through standard input: Node then resolves packages from the working directory.
     command = [node, "--input-type=module", "-", shared_server.url, KEY, MODEL]
     with SCRIPT.open() as script:
         result = subprocess.run(command, stdin=script, cwd=folder, capture_output=True, text=True, timeout=600)

@@ -1,4 +1,4 @@
-"""The service as processes: what happens when one of them dies, and that nothing is left behind."""
+"""The processes of a server: restarts after a crash, and the end of all processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_completion_equals_its_stream(server: Server) -> None:
     body = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0.8, "seed": 5}
     whole = server.complete(**body).json()["choices"][0]["text"]
     pieces = []
-    with httpx.stream("POST", server.url + "/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
+    with httpx.stream("POST", server.url + "/v1/completions", json={**body, "stream": True}, timeout=120) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 pieces.append(json.loads(line[6:])["choices"][0]["text"])
@@ -50,7 +50,7 @@ def test_killed_worker_fails_its_requests_and_is_restarted(server: Server) -> No
     def read_stream() -> None:
         body = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         last = ""
-        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=120) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data:"):
                     if not last:
@@ -66,14 +66,14 @@ def test_killed_worker_fails_its_requests_and_is_restarted(server: Server) -> No
     killed = time.monotonic()
     os.kill(worker, signal.SIGKILL)
     for reader in readers:
-        reader.join(60)
+        reader.join(120)
     assert len(ends) == 4
     for ended, last in ends:
-        assert ended - killed < 5  # the machine may be busy
+        assert ended - killed < 60  # at once, except on a loaded machine
         assert json.loads(last[5:])["error"]["code"] == "engine_unavailable"
 
     refused = server.complete(prompt="x", max_tokens=1)
-    if refused.status_code != 200:  # it may already be back
+    if refused.status_code != 200:  # it may have restarted already
         assert refused.status_code == 503
         assert float(refused.headers["retry-after"]) > 0
     wait_for(lambda: server.complete(prompt="x", max_tokens=1).status_code == 200)
@@ -95,7 +95,7 @@ def test_sigterm_finishes_streams_and_leaves_no_process() -> None:
 
         def read_stream() -> None:
             body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True}
-            with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
+            with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=120) as answer:
                 for line in answer.iter_lines():
                     lines.append(line)
                     begun.set()
@@ -106,7 +106,7 @@ def test_sigterm_finishes_streams_and_leaves_no_process() -> None:
         server.process.send_signal(signal.SIGTERM)
         reader.join(120)
         assert "data: [DONE]" in lines
-        assert server.process.wait(60) == 0
+        assert server.process.wait(120) == 0
         assert not any(alive(child) for child in children)
 
 

@@ -1,4 +1,4 @@
-"""On the real model: every body and every chunk fits OpenAI's schema, and a stream's chunks add up to the body."""
+"""Bodies and chunks of the real model match OpenAI's schemas, and the chunks of a stream add up to the body."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "arrays of token ids": {"prompt": [[504, 3575], [282]], "max_tokens": 6},
     "choices": {"prompt": "Once upon a time", "n": 3, "temperature": 1.3, "top_p": 0.9},
     "log-probabilities": {"prompt": "Once", "logprobs": 5, "n": 2},
-    "log-probabilities, the drawn alone": {"prompt": "Once", "logprobs": 0},
+    "log-probabilities of the sampled tokens only": {"prompt": "Once", "logprobs": 0},
     "echo": {"prompt": "Once upon", "echo": True, "logprobs": 2},
     "echo of token ids": {"prompt": [[504, 3575], [282, 314]], "echo": True, "logprobs": 1, "n": 2},
     "scoring": {"prompt": ["A text to score: 日本 😀", "Another"], "echo": True, "logprobs": 1, "max_tokens": 0},
@@ -42,7 +42,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "dry_multiplier": 0.8,
         "logit_bias": {"100": 5},
     },
-    "tokens of our own": {"prompt": "Once", "min_tokens": 8, "ignore_eos": True, "stop_token_ids": [28], "top_k": 40},
+    "extension fields": {"prompt": "Once", "min_tokens": 8, "ignore_eos": True, "stop_token_ids": [28], "top_k": 40},
 }
 
 
@@ -53,7 +53,7 @@ def http() -> Iterator[httpx.Client]:
 
 
 def client(server: Server) -> httpx.Client:
-    return httpx.Client(base_url=server.url, timeout=60)
+    return httpx.Client(base_url=server.url, timeout=300)
 
 
 def post(http: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -73,12 +73,12 @@ def test_bodies_and_chunks_match_openai_schemas(http: httpx.Client, path: str, n
     assert len(whole["choices"]) == body.get("n", 1) * len(prompts)
     assert all(choice["finish_reason"] for choice in whole["choices"])
     if "best_of" in body:
-        return  # the best is known at the end
+        return  # cannot be streamed
     streamed = reassemble(
         events(post(http, path, body | {"stream": True, "stream_options": {"include_usage": True}}).text)
     )
     for each in (whole, streamed):
-        del each["id"], each["created"], each["usage"]["prompt_tokens_details"]  # the second finds a cached prompt
+        del each["id"], each["created"], each["usage"]["prompt_tokens_details"]  # the second is cached
     assert streamed == whole
 
 

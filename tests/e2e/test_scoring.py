@@ -1,6 +1,6 @@
-"""`echo` with `logprobs` scores a text: the same figures as `transformers`, and so the same choices among answers.
+"""Scoring a text with `echo` and `logprobs` gives the same log-probabilities as `transformers`.
 
-`python -m bench.lm_eval_check` asks the same questions by way of lm_eval, which takes minutes to install.
+`python -m bench.lm_eval_check` does the same through lm_eval, which takes minutes to install.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ QUESTIONS = [json.loads(line) for line in (DATA / "questions.jsonl").read_text()
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    with serve("--dtype", "fp32") as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    with serve("--dtype", "fp32") as server, httpx.Client(base_url=server.url, timeout=300) as http:
         yield http
 
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[Any]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # beside a server, two that wait for each other are slower than one
+    torch.set_num_threads(1)  # the server needs the other core
     yield reference_model()
     torch.set_num_threads(threads)
 
@@ -46,7 +46,7 @@ def tokenizer() -> Any:
 
 
 def score(http: httpx.Client, prompts: list[Any]) -> list[list[float]]:
-    """Log-probabilities of each prompt's tokens but the first."""
+    """Return the log-probabilities of the tokens of each prompt, except the first token."""
     body = {"prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 0}
     answer = http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -64,7 +64,7 @@ def test_echoed_logprobs_equal_transformers(http: httpx.Client, reference: Any, 
 
 
 def one_more(http: httpx.Client, text: str) -> dict[str, Any]:
-    """What lm_eval asks for: it drops the last token of the lists, and takes the rest for the text's own."""
+    """Send the request of lm_eval, which drops the last, generated token."""
     body = {"prompt": text, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
     choice: dict[str, Any] = http.post("/v1/completions", json=body).json()["choices"][0]
     return choice
@@ -88,7 +88,7 @@ def test_end_token_after_an_echoed_prompt(http: httpx.Client) -> None:
 @pytest.mark.slow
 def test_multiple_choice_answers_equal_transformers(http: httpx.Client, reference: Any, tokenizer: Any) -> None:
     right = {"syringa": 0, "transformers": 0}
-    for first in range(0, len(QUESTIONS), 6):  # as many in one pass
+    for first in range(0, len(QUESTIONS), 6):  # per request
         questions = QUESTIONS[first : first + 6]
         contexts = [f"Question: {question['question']}\nAnswer:" for question in questions]
         prompts = [

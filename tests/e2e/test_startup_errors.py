@@ -1,4 +1,4 @@
-"""What cannot start says so in one line, and exits with a status that is not 0."""
+"""A server that cannot start prints one line and exits with a nonzero status."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ pytestmark = pytest.mark.model
 
 
 def fails(*arguments: str) -> str:
+    """Start a server that must fail, and return its only line of output."""
     command = [sys.executable, "-m", "syringa", "serve", "--port", "0", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode not in (0, None)
     assert "Traceback" not in result.stderr + result.stdout
     lines = [line for line in result.stderr.splitlines() if line.strip() and not line.startswith("INFO")]

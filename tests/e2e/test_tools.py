@@ -1,4 +1,4 @@
-"""Calls of the real model, at a temperature at which it alone would write noise: every uncut one fits its schema."""
+"""Tool calls of the real model at a high temperature: every complete call matches its schema."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def check(choice: dict[str, Any]) -> int:
 
 def test_required_tool_choice_always_calls(server: Server) -> None:
     choices = ask(server, tool_choice="required", n=30)["choices"]
-    whole = [choice for choice in choices if choice["finish_reason"] != "length"]
-    calls = [check(choice) for choice in whole]
-    print(f"{len(whole)} of 30 draws finished uncut, with {sum(calls)} calls, at most {max(calls)} in one")
+    complete = [choice for choice in choices if choice["finish_reason"] != "length"]
+    calls = [check(choice) for choice in complete]
+    print(f"{len(complete)} of 30 choices are complete, with {sum(calls)} calls, at most {max(calls)} in one")
     assert all(calls)
-    assert {choice["finish_reason"] for choice in whole} == {"tool_calls"}
-    assert {choice["text"] for choice in whole} == {""}
-    assert len(whole) >= 28
+    assert {choice["finish_reason"] for choice in complete} == {"tool_calls"}
+    assert {choice["text"] for choice in complete} == {""}
+    assert len(complete) >= 28
 
 
 def test_named_function_is_called(server: Server) -> None:
@@ -88,14 +88,14 @@ def test_named_function_is_called(server: Server) -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_auto_tool_choice_calls_where_it_fits(server: Server, strict: bool) -> None:
-    """After an example the model likes to call, and a call that begins also ends well-formed."""
+    """After an example the model often calls, and a call is well-formed."""
     tools = [{**tool, "function": {**tool["function"], "strict": strict}} for tool in TOOLS]
     example = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome", "unit": "celsius"}}</tool_call>'
     prompt = f"User: The weather in Rome?\nAssistant: {example}\nUser: The weather in Paris?\nAssistant:"
     body = ask(server, tools=tools, n=24, prompt=prompt, temperature=1.0, max_tokens=200)
     seen = 0
     for choice in body["choices"]:
-        assert "<tool_call>" not in choice["text"]  # a cut call shows nothing of itself either
+        assert "<tool_call>" not in choice["text"]  # an incomplete call is not part of the text
         calls = choice["tool_calls"][:-1] if choice["finish_reason"] == "length" else choice["tool_calls"]
         seen += len(calls)
         for call in calls:

@@ -1,4 +1,4 @@
-"""Images through the whole server: a small SmolVLM with random weights, asked over HTTP."""
+"""Images through the whole server, with a small SmolVLM of random weights."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A web server with the first picture."""
+    """A web server with the first image."""
     folder: Path = tmp_path_factory.mktemp("web")
     (folder / "one.png").write_bytes(FIRST.data)
-    (folder / "page.html").write_text("<html>no picture</html>")
+    (folder / "page.html").write_text("<html>no image</html>")
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -63,11 +63,11 @@ def image(url: str, detail: str = "auto") -> dict[str, Any]:
 def ask(server: Server, *parts: dict[str, Any], **more: Any) -> httpx.Response:
     content = [*parts, {"type": "text", "text": "What is this?"}]
     body = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 8, "logprobs": True}
-    return httpx.post(server.url + "/v1/chat/completions", json=body | more, timeout=60)
+    return httpx.post(server.url + "/v1/chat/completions", json=body | more, timeout=300)
 
 
 def seen(answer: httpx.Response) -> tuple[int, list[float]]:
-    """How many tokens the prompt had, and the log-probabilities of the answer: they tell pictures apart."""
+    """Return the prompt tokens and the log-probabilities of the response, which differ from image to image."""
     body = answer.raise_for_status().json()
     return body["usage"]["prompt_tokens"], [each["logprob"] for each in body["choices"][0]["logprobs"]["content"]]
 
@@ -80,7 +80,7 @@ def test_responses_api_sees_images_and_remembers_them(server: Server) -> None:
 
     def respond(input: Any, **more: Any) -> Any:
         scored = {"include": ["message.output_text.logprobs"], "temperature": 0, "max_output_tokens": 8}
-        answer = httpx.post(server.url + "/v1/responses", json={"input": input} | scored | more, timeout=60)
+        answer = httpx.post(server.url + "/v1/responses", json={"input": input} | scored | more, timeout=300)
         return answer.raise_for_status().json()
 
     one = respond([{"role": "user", "content": parts}])
@@ -88,7 +88,7 @@ def test_responses_api_sees_images_and_remembers_them(server: Server) -> None:
     assert (one["usage"]["input_tokens"], scores) == seen(ask(server, image(data_uri(FIRST.data))))
     two = respond("And now?", previous_response_id=one["id"])["usage"]
     assert two["input_tokens"] > one["usage"]["input_tokens"]
-    assert two["input_tokens_details"]["cached_tokens"] > 0, "the picture is the same, and is not looked at again"
+    assert two["input_tokens_details"]["cached_tokens"] > 0, "the same image is a prefix cache hit"
     other = [{"type": "input_image", "image_url": data_uri(SECOND.data)}, parts[1]]
     third = respond([{"role": "user", "content": other}])["output"][0]["content"][0]["logprobs"]
     assert [each["logprob"] for each in third] != scores
@@ -134,7 +134,7 @@ def test_stream_with_an_image(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("data:image/png;base64,AAAA", "image"),
         ("data:image/png;base64,!!", "base64"),
@@ -146,12 +146,12 @@ def test_stream_with_an_image(server: Server) -> None:
         (data_uri(FIRST.data[:-30]), "image"),
     ],
 )
-def test_invalid_image_is_refused(server: Server, web: str, url: str, said: str) -> None:
+def test_invalid_image_is_refused(server: Server, web: str, url: str, message: str) -> None:
     answer = ask(server, image(data_uri(FIRST.data)), image(url.format(web=web)))
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == "messages[0].content[1].image_url.url"
-    assert said in error["message"]
+    assert message in error["message"]
 
 
 def test_prompt_too_long_because_of_images_is_refused(server: Server) -> None:
@@ -159,4 +159,4 @@ def test_prompt_too_long_because_of_images_is_refused(server: Server) -> None:
     answer = ask(server, *many)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert httpx.get(server.url + "/health").status_code == 200
+    assert httpx.get(server.url + "/health", timeout=120).status_code == 200
