@@ -1,7 +1,7 @@
 """Output batching: collect flushes during one iteration of the event loop and run them together at its end.
 
-A step of the engine produces tokens for many streams at once. Formatting all of them before the first socket write keeps
-the work in the processor's caches and lets the worker start its next step undisturbed.
+A step of the engine produces tokens for many streams at once. Formatting all of them before the first socket write
+keeps the work in the processor's caches and lets the worker start its next step undisturbed.
 """
 
 from __future__ import annotations

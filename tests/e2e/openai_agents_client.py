@@ -2,7 +2,7 @@
 
 python openai_agents_client.py URL KEY MODEL
 
-A weak model would hardly call, or never end: every turn is instructed which tool to call, and the last to call none.
+A small model may not call a tool, or never stop: each turn requires a certain tool, and the last forbids tools.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def check_suffix_best_of_penalties_bias():
     best = greedy(best_of=3, n=2, temperature=1, seed=3, extra_body={"ignore_eos": True})
     assert (len(best.choices), best.usage.completion_tokens) == (2, 36)
     assert greedy(logit_bias={"7042": -100}).choices[0].text != greedy().choices[0].text  # no " Paris"
-    assert greedy(frequency_penalty=2, presence_penalty=2, max_tokens=40, user="somebody").choices[0].text
+    assert greedy(frequency_penalty=2, presence_penalty=2, max_tokens=40, user="a-user").choices[0].text
 
 
 def check_fields_of_ours():

@@ -1,4 +1,4 @@
-"""Responses with the official package: answers, formats, tools, streams and errors. It runs in the environment of that package.
+"""Responses with the official package, in whose environment it runs: texts, formats, tools, streams and errors.
 
 python openai_responses_client.py URL KEY MODEL
 """
