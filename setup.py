@@ -13,10 +13,14 @@ from setuptools.command.editable_wheel import editable_wheel
 sys.path.insert(0, str(Path(__file__).parent / "build_tools"))
 from compilers import build_commands, find_compiler, is_portable_build, variants
 
+BUILD_TOOLS = Path(__file__).parent / "build_tools"
 SOURCES = Path(__file__).parent / "syringa" / "engine" / "cpu" / "native"
 
 
-def build_kernels(target: Path) -> None:
+def build_kernels(target: Path, keep_current: bool = False) -> None:
+    """Compile every variant into the target folder; optionally keep the libraries that are newer than all sources."""
+    inputs = [*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), *BUILD_TOOLS.glob("*.py"), Path(__file__)]
+    newest = max(path.stat().st_mtime for path in inputs)
     compiler = find_compiler()
     if compiler is None and is_portable_build():
         raise SystemExit("a portable build needs the ziglang package: pip install ziglang")
@@ -27,7 +31,9 @@ def build_kernels(target: Path) -> None:
     for name, flags in variants().items():
         # Renamed at the end: a running engine keeps the library that it has loaded.
         output = target / f"kernels_{name}.so"
-        with tempfile.TemporaryDirectory(dir=target) as folder:
+        if keep_current and output.exists() and output.stat().st_mtime > newest:
+            continue
+        with tempfile.TemporaryDirectory(dir=target, prefix=".build-") as folder:
             fresh = Path(folder) / output.name
             try:
                 for command in build_commands(compiler, flags, SOURCES / "kernels.cpp", fresh):
@@ -49,7 +55,7 @@ class BuildPy(build_py):
 
 class EditableWheel(editable_wheel):
     def run(self):
-        build_kernels(SOURCES)
+        build_kernels(SOURCES, keep_current=True)
         super().run()
 
 

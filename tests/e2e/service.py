@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import re
 import socket
 import subprocess
 import sys
@@ -159,7 +160,9 @@ def command(database: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def create_key(database: str, organization: str, *options: str) -> Key:
     done = command(database, "keys", "create", organization, *options)
-    return Key(done.stderr.split()[0], done.stdout.strip())
+    id = re.search(r"Created (\S+) for ", done.stderr)
+    assert id is not None, done.stderr
+    return Key(id[1], done.stdout.strip())
 
 
 def usage_records(database: str) -> list[UsageRecord]:
