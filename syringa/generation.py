@@ -1,7 +1,7 @@
 """Generation: run the prompts and choices of a request in an engine, as a stream of events.
 
-Every endpoint uses this path. Each prompt is one engine request; however a generation ends, the engine requests that
-are still running are aborted.
+Every endpoint uses this path. Each prompt is one engine request; however a generation ends, `Engine.submit` aborts
+what still runs of it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What every test shares."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 # Triton decides at its import whether kernels are interpreted, and tests of any folder may be the first to import it.
 os.environ["TRITON_INTERPRET"] = "1"
 
-# Whatever a test stores without saying where goes to a folder of the tests' own, not to the user's.
+# The default database belongs to this test process, not to the user or to another test process.
 _data = tempfile.TemporaryDirectory(prefix="syringa-tests-")
 os.environ["XDG_DATA_HOME"] = _data.name
+
+# Results do not depend on the settings, the terminal or the proxy of the user.
+for _name in [name for name in os.environ if name.startswith("SYRINGA_") and name != "SYRINGA_HOME"]:
+    del os.environ[_name]
+for _name in ("FORCE_COLOR", "LINES"):
+    os.environ.pop(_name, None)
+os.environ["COLUMNS"] = "80"
+for _name in ("NO_PROXY", "no_proxy"):
+    os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "127.0.0.1", "localhost"]))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -37,13 +46,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     slow = [item for item in items if item.get_closest_marker("slow") or _repeats_on_postgres(item)]
     config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in set(slow)]
+    deselected = set(slow)
+    items[:] = [item for item in items if item not in deselected]
 
 
 def _repeats_on_postgres(item: pytest.Item) -> bool:
-    """Whether a test beyond the store runs once more on PostgreSQL. SQL differs in the store only."""
+    """Return whether a test outside of the store repeats on PostgreSQL. Only the store has SQL."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return parameters.get("database") == "postgres" and "store" not in item.path.relative_to(_TESTS).parts
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Escape lone surrogates in logs and error messages: pytest-xdist cannot transfer them to the main process."""
+    return _without_surrogates((yield))
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_without_surrogates, value))
+    return value
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +82,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The setting for an empty database, of either kind."""
+    """The `database` setting of an empty database: SQLite or PostgreSQL."""
     if request.param == "sqlite":
         return str(tmp_path / "data" / "syringa.db")
     url: str = request.getfixturevalue("postgres").new_database()

@@ -1,4 +1,4 @@
-"""Imports point one way. Each layer lists what it may import; whatever is not listed is an upward edge."""
+"""Import direction: each layer lists the layers that it may import."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ LAYERS: dict[str, set[str]] = {
     "cli": BASE | {"http", "api", "prompt", "output", "generation", "engine", "bench", "service", "store"},
     "__main__": {"cli"},
 }
-# Above the engine, only what it promises may be known, and how to start one.
-ENGINE_DOORS = {
+# The modules of the engine that other layers may import: its interface, and how to start one.
+ENGINE_ENTRY_POINTS = {
     "generation": {"syringa.engine.interface"},
     "http": {
         "syringa.engine.interface",
@@ -84,15 +84,15 @@ def test_imports_point_one_way() -> None:
     assert not upward, "\n".join(upward)
 
 
-def test_the_engine_is_entered_by_its_doors() -> None:
-    through_the_wall = []
+def test_other_layers_import_only_entry_points_of_the_engine() -> None:
+    violations = []
     for layer, path in modules():
         for name in imports(path):
             if name.startswith("syringa.engine") and layer != "engine":
-                doors = ENGINE_DOORS[layer]
-                if not any(name == door or name.startswith(door + ".") for door in doors):
-                    through_the_wall.append(f"{path.relative_to(PACKAGE)} imports {name}")
-    assert not through_the_wall, "\n".join(through_the_wall)
+                entry_points = ENGINE_ENTRY_POINTS[layer]
+                if not any(name == each or name.startswith(each + ".") for each in entry_points):
+                    violations.append(f"{path.relative_to(PACKAGE)} imports {name}")
+    assert not violations, "\n".join(violations)
 
 
 def test_only_the_engine_imports_torch() -> None:
@@ -106,15 +106,15 @@ def test_only_the_engine_imports_torch() -> None:
     assert not heavy, "\n".join(heavy)
 
 
-def test_the_layers_have_no_circle() -> None:
+def test_layers_have_no_cycle() -> None:
     left = {layer: set(below) for layer, below in LAYERS.items()}
     while left:
         free = {layer for layer, below in left.items() if not below & set(left)}
-        assert free, f"a circle among {sorted(left)}"
+        assert free, f"a cycle among {sorted(left)}"
         left = {layer: below for layer, below in left.items() if layer not in free}
 
 
 @pytest.mark.parametrize("module", ["syringa.http.server.server", "syringa.cli.app", "syringa.cli.source"])
-def test_the_api_process_loads_no_torch(module: str) -> None:
+def test_api_process_does_not_import_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit(bool({HEAVY!r} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=PACKAGE.parent).returncode == 0

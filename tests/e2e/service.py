@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import math
 import re
 import socket
 import subprocess
@@ -83,9 +84,9 @@ class Service:
                 wait_for(lambda connection=connection, key=key: status(connection, key) == 200)
 
     def metric(self, name: str) -> float:
-        """Return a metric of the engine, which is the same in all API processes."""
-        (line,) = [each for each in self.metrics().splitlines() if each.startswith(f"syringa_{name}{{")]
-        return float(line.split()[-1])
+        """Return a metric of the engine, the same in all API processes, or NaN if the engine did not answer in time."""
+        found = [each for each in self.metrics().splitlines() if each.startswith(f"syringa_{name}{{")]
+        return float(found[0].split()[-1]) if found else math.nan
 
     def metrics(self) -> str:
         return httpx.get(self.url + "/metrics", timeout=120).text

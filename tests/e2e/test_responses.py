@@ -32,10 +32,11 @@ def get(server: Server, path: str, key: str | None = None) -> httpx.Response:
     return httpx.get(f"{server.url}/v1/responses/{path}", headers=_key(key), timeout=120)
 
 
-def running_requests(server: Server) -> float:
+def running_requests(server: Server) -> float | None:
+    """Return the metric, or None if the engine did not answer in time."""
     metrics = httpx.get(f"{server.url}/metrics", timeout=120).text
-    (line,) = [each for each in metrics.splitlines() if each.startswith("syringa_num_requests_running{")]
-    return float(line.split()[-1])
+    found = [each for each in metrics.splitlines() if each.startswith("syringa_num_requests_running{")]
+    return float(found[0].split()[-1]) if found else None
 
 
 def _key(key: str | None) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import random
 import sys
@@ -31,6 +33,16 @@ def _fixed_random_numbers() -> None:
             (module.manual_seed if name == "torch" else module.random.seed)(0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _release_memory() -> Iterator[None]:
+    """Return the memory of freed weights to the system after each module. glibc alone would keep gigabytes of it."""
+    yield
+    if "torch" in sys.modules:
+        gc.collect()
+        with contextlib.suppress(AttributeError):  # not glibc
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 @pytest.fixture(scope="module")
 def load() -> Iterator[Callable[[str], LoadedModel]]:
     """Return a function that loads the default model in a precision, once. The weights are released with the module."""
@@ -48,7 +60,6 @@ def load() -> Iterator[Callable[[str], LoadedModel]]:
 
     yield get
     loaded.clear()
-    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ ROW_DTYPES: list[type[np.generic]] = [np.int32] * 5  # token, source, slot, leng
 class AsyncStepOutput:
     """A step running on the device.
 
-    `logits` has the rows to sample from, and where prompt log-probabilities are logit_rows also those of the prompts.
+    `logits` has the rows to sample from, and those of prompts whose log-probabilities are requested.
     """
 
     num_sampled: int

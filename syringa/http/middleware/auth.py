@@ -22,7 +22,7 @@ from syringa.service.auth.keys import Caller
 class AuthMiddleware:
     """Identifies the caller, enforces access and rate limits, and opens and closes the accounting of metered requests.
 
-    Every POST counts against the rate limits, except those of administrators; reads are free. The messages of a
+    Every POST counts against the rate limits, except on the admin endpoints; reads are free. The messages of a
     WebSocket are limited and accounted for one by one, by its handler.
     """
 
