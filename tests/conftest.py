@@ -41,6 +41,12 @@ for _name in ("NO_PROXY", "no_proxy"):
     os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "127.0.0.1", "localhost"]))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Add the operation to the ids of Schemathesis tests: pytest-xdist runs tests with the same id only once."""
+    if item.parent is not None and not item.nodeid.endswith(item.name):
+        item._nodeid = f"{item.parent.nodeid}::{item.name}"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if SLOW:
         return
