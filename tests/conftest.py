@@ -41,13 +41,11 @@ for _name in ("NO_PROXY", "no_proxy"):
     os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "127.0.0.1", "localhost"]))
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Add the operation to the ids of Schemathesis tests: pytest-xdist runs tests with the same id only once."""
-    if item.parent is not None and not item.nodeid.endswith(item.name):
-        item._nodeid = f"{item.parent.nodeid}::{item.name}"
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        # From pytest 9.2 on, Schemathesis gives all operations the same id. pytest-xdist would run one of them only.
+        if item.parent is not None and not item.nodeid.endswith(item.name):
+            item._id = type(item._id).parse(f"{item.parent.nodeid}::{item.name}")
     if SLOW:
         return
     slow = [item for item in items if item.get_closest_marker("slow") or _repeats_on_postgres(item)]
