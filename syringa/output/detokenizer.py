@@ -100,4 +100,4 @@ class Detokenizer:
 
 def plain_text(segments: Sequence[TextSegment]) -> str:
     """Return the visible text of some segments."""
-    return "".join(segment.text for segment in segments if not segment.special)
+    return "".join([segment.text for segment in segments if not segment.special])
