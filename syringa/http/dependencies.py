@@ -130,8 +130,8 @@ def query_int(query: QueryParams, name: str, default: int, *, low: int, high: in
 
 
 def query_flag(query: QueryParams, name: str) -> bool:
-    text = query.get(name, "").lower()
-    values = {"true": True, "1": True, "false": False, "0": False, "": False}
+    text = query.get(name, "false").lower()
+    values = {"true": True, "1": True, "false": False, "0": False}
     if text not in values:
         raise InvalidRequest(f"{name}: expected true or false, not {text!r}.", param=name)
     return values[text]

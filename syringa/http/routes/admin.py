@@ -59,6 +59,7 @@ class AdminRoutes:
 
     async def list_keys(self, request: Request) -> Response:
         query = request.query_params
+        _check_parameters(query, ("organization", "revoked"))
         organization = query.get("organization") or None
         found = await self._store.read(lambda session: session.keys.all(organization))
         if not dependencies.query_flag(query, "revoked"):
@@ -137,7 +138,7 @@ class AdminRoutes:
 
 
 def _check_parameters(query: QueryParams, known: Sequence[str]) -> None:
-    """Raise `InvalidRequest` for unknown parameters: ignoring a filter would return wrong figures."""
+    """Raise `InvalidRequest` for unknown parameters: ignoring a filter would return a wrong result."""
     for name in query:
         if name not in known:
             raise InvalidRequest(f"{name[:40]!r}: expected some of {', '.join(known)}.", param=name[:40])
