@@ -76,6 +76,16 @@ class Detokenizer:
                 self._uncounted += 1
         return segments
 
+    def feed_text(self, tokens: Sequence[int]) -> str:
+        """Like `feed`, but return only the visible text."""
+        if len(tokens) == 1 and not self._incomplete and not self._strip_space:
+            token = tokens[0]
+            if token not in self._special and 0 <= token < len(self._texts):
+                text = self._texts[token]
+                if text is not None:
+                    return text
+        return plain_text(self.feed(tokens))
+
     def flush(self) -> list[TextSegment]:
         """Return an incomplete character as U+FFFD, and tokens without any text."""
         text = self._incomplete.decode("utf-8", "replace")

@@ -17,7 +17,7 @@ from syringa.events import (
     ScoredToken,
     TextDelta,
 )
-from syringa.output.detokenizer import Detokenizer, TextSegment, TokenTables, plain_text
+from syringa.output.detokenizer import Detokenizer, TextSegment, TokenTables
 from syringa.output.harmony import HarmonyParser
 from syringa.output.reasoning import ReasoningParser
 from syringa.output.stages import ReasoningSegment, Segment, Stage
@@ -69,7 +69,7 @@ class Pipeline:
         if delta.logprobs:
             self._add_logprobs(delta.logprobs)
         if delta.finish is None and self._plain:
-            text = plain_text(self._detokenizer.feed(tokens))
+            text = self._detokenizer.feed_text(tokens)
             return [TextDelta(self._choice, text)] if text else []
         if delta.stop_token is not None:
             tokens = tokens[:-1]

@@ -16,6 +16,7 @@ from syringa.service.metrics.metrics import Metrics
 from syringa.service.model_catalog import ModelCatalog
 from syringa.service.responses.background import BackgroundResponses
 from syringa.service.responses.manager import ResponseManager
+from syringa.service.store_poller import StorePoller
 from syringa.service.usage.accounting import Observer, RequestAccounting, usage_record
 from syringa.service.usage.writer import UsageWriter
 from syringa.store import Store
@@ -62,6 +63,8 @@ class AppState:
             config.metrics_prefix, metrics_folder, index=index, before_render=self._process_finished_requests
         )
         self.catalog = catalog
+        caches = [self.keys.refresh] if catalog is None else [self.keys.refresh, catalog.refresh]
+        self._poller = StorePoller(self.store, *caches)
         self.usage_writer = UsageWriter(
             lambda records: self.store.write(lambda session: session.usage.add(records)),
             before_flush=self._process_finished_requests,
@@ -82,6 +85,7 @@ class AppState:
         self._started = True
         if self.catalog is not None:
             await self.catalog.start()
+        self._poller.start()
         if self._usage_days:
             self._expiry = asyncio.create_task(self._expire_usage())
 
@@ -96,8 +100,7 @@ class AppState:
             await asyncio.gather(self._expiry, return_exceptions=True)
         if self._started:
             await self.usage_writer.close()
-        if self.catalog is not None:
-            await self.catalog.close()
+        await self._poller.close()
         await self.keys.close()
         self.limiter.close()
         await self.responses.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -10,15 +9,14 @@ import msgspec
 
 from syringa.config import Config, ModelSpec, ReadDefaults, read_model
 from syringa.errors import StartupError, StoreError
+from syringa.service.store_poller import StoreRevisions
 from syringa.store import Store, StoredModel
 
 logger = logging.getLogger("syringa.service")
 
-POLL_SECONDS = 0.7  # a change is known to every process after this time
-
 
 class ModelCatalog:
-    """The stored models of a server. Reads and writes them, and polls for changes made by other processes."""
+    """The stored models of a server. Reads and writes them, and follows the changes of other processes."""
 
     def __init__(
         self,
@@ -30,17 +28,10 @@ class ModelCatalog:
         """`apply` is called with all stored models whenever any has changed."""
         self._store, self._config, self._apply, self._read_defaults = store, config, apply, read_defaults
         self._revision = 0  # the revision of a database without models
-        self._polling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load the models, and poll for changes from now on. An unavailable database is not an error."""
-        await self._try_refresh()
-        self._polling = asyncio.create_task(self._poll())
-
-    async def close(self) -> None:
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
+        """Load the models. An unavailable database is not an error."""
+        await self.refresh(StoreRevisions(self._store))
 
     def read(self, id: str, fields: dict[str, object]) -> ModelSpec:
         """Parse a definition. Raises `ConfigError`, whose `param` is the invalid field."""
@@ -50,18 +41,24 @@ class ModelCatalog:
         """Store a model's fields as given, so that missing ones follow later changes of the settings."""
         definition = msgspec.json.encode(fields).decode()
         await self._store.write(lambda session: session.models.put(spec.id, definition))
-        await self.refresh()
+        await self._reload(StoreRevisions(self._store))
 
     async def delete(self, id: str) -> bool:
         found = await self._store.write(lambda session: session.models.delete(id))
-        await self.refresh()
+        await self._reload(StoreRevisions(self._store))
         return found
 
-    async def refresh(self) -> None:
-        """Load the models if they have changed."""
-        if self._store.location.is_empty():
-            return
-        if await self._store.poll(lambda session: session.revisions.get("models")) == self._revision:
+    async def refresh(self, revisions: StoreRevisions) -> None:
+        """Reload the models if they have changed."""
+        try:
+            await self._reload(revisions)
+        except StoreError as error:
+            logger.debug("model catalog: refresh failed: %s", error.message)
+        except Exception:
+            logger.exception("model catalog: refresh failed")
+
+    async def _reload(self, revisions: StoreRevisions) -> None:
+        if self._store.location.is_empty() or await revisions.get("models") == self._revision:
             return
         self._revision, models = await self._store.poll(lambda session: session.models.snapshot())
         self._apply([spec for model in models if (spec := self._spec(model)) is not None])
@@ -73,16 +70,3 @@ class ModelCatalog:
         except (StartupError, msgspec.DecodeError) as error:
             logger.error("model catalog: stored model is invalid: model=%s error=%s", model.id, error)
             return None
-
-    async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            await self._try_refresh()
-
-    async def _try_refresh(self) -> None:
-        try:
-            await self.refresh()
-        except StoreError as error:
-            logger.debug("model catalog: refresh failed: %s", error.message)
-        except Exception:
-            logger.exception("model catalog: refresh failed")

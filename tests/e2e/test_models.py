@@ -54,6 +54,7 @@ def entries(server: Server) -> dict[str, Any]:
     return {each["id"]: each for each in httpx.get(server.url + "/v1/models", timeout=120).json()["data"]}
 
 
+@pytest.mark.slow
 def test_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -> None:
     with serve("--config", config(tmp_path), "--workers", "2") as server:
         wait_for(lambda: entries(server)["first"]["status"] == "loaded")

@@ -48,6 +48,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "syringa.db")
 
 
+@pytest.mark.slow
 def test_response_chain_continues_after_a_restart(database: str) -> None:
     with serve("--database", database) as server:
         one = respond(server, FACTS, **SHORT)
@@ -115,6 +116,7 @@ def test_background_response_is_canceled_from_any_process(file: str) -> None:
         respond(server, "Say hello.", **SHORT)
 
 
+@pytest.mark.slow
 def test_shutdown_stores_the_state_of_running_responses(file: str) -> None:
     with serve("--database", file, "--drain-timeout", "1") as server:
         id = respond(server, "Tell a story.", **LONG)["id"]

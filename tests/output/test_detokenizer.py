@@ -53,6 +53,9 @@ def test_detokenizer_matches_batch_decoding_for_any_split(
         assert [segment.token for segment in segments if segment.special] == [
             id_ for id_ in tokens if id_ in tokenizer.special_ids
         ]
+        streamed = Detokenizer(tokenizer, at_start=True)
+        texts = [streamed.feed_text([token]) for token in tokens]
+        assert "".join(texts) + plain_text(streamed.flush()) == tokenizer.decode(tokens)
         shown = run(Detokenizer(tokenizer, at_start=True, show_special=True), tokens, splits)
         assert plain_text(shown) == tokenizer.decode(tokens, skip_special=False)
 

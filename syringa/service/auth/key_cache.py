@@ -13,11 +13,11 @@ import msgspec
 
 from syringa.errors import StoreError, StoreUnavailable, SyringaError, Unauthorized
 from syringa.service.auth.keys import ANONYMOUS, Caller, RateLimits, digest
+from syringa.service.store_poller import StoreRevisions
 from syringa.store import ApiKey, KeySnapshot, Organization, Store
 
 logger = logging.getLogger("syringa.service")
 
-POLL_SECONDS = 0.7  # a revoked key is refused by every process after this time
 LAST_USED_SECONDS = 10.0  # between two writes of when keys were last used
 CLOSE_SECONDS = 5.0  # for the last of these writes
 MAX_KEY_LENGTH = 512
@@ -41,7 +41,7 @@ class _CachedKey(msgspec.Struct, frozen=True):
 class ApiKeyCache:
     """The keys that this process accepts: those of the configuration, and a copy of the stored ones.
 
-    The copy is at most `POLL_SECONDS` old. It stays in use while the store is unavailable, so that a failing database
+    The copy is as old as the last call of `refresh`. It stays in use while the store is unavailable, so that a failing database
     does not lock out every client; before the store was read once, a key that might be stored is not accepted. Once
     there was a key, one is required: revoking the last key or deleting the database does not open the server.
     """
@@ -68,7 +68,6 @@ class ApiKeyCache:
         self._last_used: dict[str, float] = {}
         self._last_used_written = time.monotonic()
         self._logged_problem = ""
-        self._polling: asyncio.Task[None] | None = None
 
     @property
     def required(self) -> bool:
@@ -76,16 +75,12 @@ class ApiKeyCache:
         return bool(self._static) or self._any_ever_created or self._stored is None
 
     async def start(self) -> None:
-        """Read the store, and poll for changes from now on. Raises `StartupError` for a database of a newer Syringa."""
+        """Read the store. Raises `StartupError` for a database of a newer Syringa."""
         with contextlib.suppress(StoreError):
-            self._log_problem(await self._refresh())
-        self._polling = asyncio.create_task(self._poll())
+            self._log_problem(await self._reload(StoreRevisions(self._store)))
 
     async def close(self) -> None:
-        """Stop polling, and write when keys were last used. To be called before the store is closed."""
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
+        """Write when keys were last used. To be called before the store is closed."""
         with contextlib.suppress(SyringaError, TimeoutError):
             await asyncio.wait_for(self._write_last_used(), CLOSE_SECONDS)
 
@@ -126,20 +121,19 @@ class ApiKeyCache:
             raise Unauthorized(f"The API key is malformed: {_HOW}.")
         return key
 
-    async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            try:
-                self._log_problem(await self._refresh())
-            except SyringaError as error:
-                self._log_problem(error.message)
-            except Exception:  # polling must go on, or a revoked key would stay valid
-                logger.exception("API keys: refresh failed")
-            if time.monotonic() - self._last_used_written >= LAST_USED_SECONDS:
-                with contextlib.suppress(SyringaError):
-                    await self._write_last_used()
+    async def refresh(self, revisions: StoreRevisions) -> None:
+        """Reload the keys if they have changed, and write from time to time when keys were last used."""
+        try:
+            self._log_problem(await self._reload(revisions))
+        except SyringaError as error:
+            self._log_problem(error.message)
+        except Exception:  # polling must go on, or a revoked key would stay valid
+            logger.exception("API keys: refresh failed")
+        if time.monotonic() - self._last_used_written >= LAST_USED_SECONDS:
+            with contextlib.suppress(SyringaError):
+                await self._write_last_used()
 
-    async def _refresh(self) -> str:
+    async def _reload(self, revisions: StoreRevisions) -> str:
         """Reload the keys if they have changed. Return why the copy may be stale, or an empty string."""
         location = self._store.location
         if location.is_empty():
@@ -148,7 +142,7 @@ class ApiKeyCache:
             self._stored = {}
             return "" if location.can_be_created() else f"{location.display} cannot be created"
         try:
-            if await self._store.poll(lambda session: session.revisions.get("keys")) == self._revision:
+            if await revisions.get("keys") == self._revision:
                 return ""
             snapshot = await self._store.poll(lambda session: session.keys.snapshot())
         except SyringaError:

@@ -16,6 +16,10 @@ class RevisionQueries(Queries):
         found = self.connection.execute(select(revisions.c.number).where(revisions.c.name == name)).scalar()
         return int(found or 0)
 
+    def all(self) -> dict[RevisionName, int]:
+        """Return all counters. One that is missing is 0."""
+        return {row.name: row.number for row in self.connection.execute(select(revisions.c.name, revisions.c.number))}
+
     def advance(self, name: RevisionName) -> None:
         """Increase a counter, in the transaction that makes the change.
 

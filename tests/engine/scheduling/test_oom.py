@@ -343,7 +343,7 @@ def never(part: str, choices: Sequence[Choice]) -> bool:
 
 
 @both
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("caching", [True, *slow(False)])
 @pytest.mark.parametrize("seed", [0, *slow(1, 2, 3)])
 def test_random_ooms_do_not_change_tokens(
     folder: Path, make: Make, seed: int, caching: bool, monkeypatch: pytest.MonkeyPatch
@@ -424,7 +424,7 @@ def test_long_prompt_is_computed_in_smaller_chunks(folder: Path, make: Make) -> 
 
 
 @both
-@pytest.mark.parametrize("where", ["start", "started", "sample"])
+@pytest.mark.parametrize("where", ["started", *slow("start", "sample")])
 @pytest.mark.parametrize("choices", [3, *slow(1)])
 def test_request_that_never_fits_fails_alone(folder: Path, make: Make, where: str, choices: int) -> None:
     def fails(part: str, choices: Sequence[Choice]) -> bool:

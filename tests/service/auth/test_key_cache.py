@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from syringa.errors import StartupError, StoreUnavailable, SyringaError, Unauthorized
+from syringa.service import store_poller
 from syringa.service.auth import key_cache as module
 from syringa.service.auth.key_cache import ApiKeyCache, has_valid_key
 from syringa.service.auth.keys import ANONYMOUS, Caller, RateLimits, create_api_key, digest
+from syringa.service.store_poller import StorePoller
 from syringa.store import ApiKey, Store, migrations
 from tests.store.helpers import START, Clock, read, write
 from tests.store.postgres import Postgres
@@ -23,7 +25,7 @@ DEFAULTS = RateLimits(requests_per_minute=200, tokens_per_minute=1000, concurren
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(store_poller, "POLL_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -41,9 +43,12 @@ async def store(database: str, clock: Clock) -> AsyncIterator[Store]:
 async def running(store: Store, *static: str, **changes: Any) -> AsyncIterator[ApiKeyCache]:
     cache = ApiKeyCache(store, static, DEFAULTS, **changes)
     await cache.start()
+    poller = StorePoller(store, cache.refresh)
+    poller.start()
     try:
         yield cache
     finally:
+        await poller.close()
         await cache.close()
 
 
@@ -319,8 +324,11 @@ async def test_unavailable_database_at_start_refuses_all_keys(postgres: Postgres
             assert unavailable(cache, None)
         finally:
             postgres.start()
+        poller = StorePoller(store, cache.refresh)
+        poller.start()
         await until(lambda: not unavailable(cache, header))
         assert cache.authenticate(header).key == record.id
+        await poller.close()
         await cache.close()
 
 
