@@ -25,11 +25,11 @@ TOKENS = (1, 2, 8, 16, 64, 256, 1024, 2048, 8192)
 def candidates(tokens: int) -> list[moe.MoeConfig]:
     per_expert = tokens * TOP_K / EXPERTS
     if per_expert <= 16:
-        tiles = itertools.product((16,), (32, 64, 128), (64, 128, 256), (4, 8), (3, 5))
+        tiles = itertools.product((16, 32), (32, 64, 128), (128, 256), (4,), (2, 3, 4))
     elif per_expert <= 128:
         tiles = itertools.product((32, 64), (64, 128), (64, 128), (4,), (3, 4))
     else:
-        tiles = itertools.product((128,), (64, 128, 256), (64,), (4, 8), (3, 4))
+        tiles = itertools.product((128,), (128, 256), (64,), (8,), (3, 4))
     found = [moe.MoeConfig(*each) for each in tiles]
     # What cannot fit into shared memory is not worth compiling.
     return [c for c in found if (c.pairs + 2 * c.outputs) * c.inputs * 2 * c.stages <= 220_000]
@@ -100,7 +100,7 @@ def _measure(
 
     def layer() -> None:
         for each in logit_sets:
-            moe.moe_mlp(x, each, gate_up, down, TOP_K, residual=x, configs=(first, second))
+            moe.moe_mlp(x, each, gate_up, down, TOP_K, residual=x, configs=chosen, pdl=tokens <= 64)
 
     route_us = 1000 * do_bench_cudagraph(route, rep=10) / len(logit_sets)
     layer_us = 1000 * do_bench_cudagraph(layer, rep=10) / len(logit_sets)
@@ -118,6 +118,7 @@ def _measure(
         "layers_ms": round(layer_us * LAYERS / 1000, 2),
         "weights_tb_s": round(weight_bytes / (first_us + second_us) / 1e6, 2),
         "tflop_s": round(operations / (first_us + second_us) / 1e6, 1),
+        "chosen": [list(each) for each in chosen],
         "gate_up_tiles": list(first),
         "down_tiles": list(second),
     }

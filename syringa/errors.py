@@ -11,6 +11,7 @@
     │   ├── UnsupportedMediaType     415
     │   └── RateLimited              429, with Retry-After
     ├── EngineError                  500, internal error
+    │   ├── RequestSuspected         500: the request crashed workers and is not run again
     │   ├── EngineUnavailable        503, with Retry-After: the worker died or is loading
     │   └── EngineOverloaded         503, with Retry-After: the queue is full
     ├── StoreError                   500, internal error
@@ -95,6 +96,10 @@ class RateLimited(RequestError):
 
 class EngineError(SyringaError):
     code = "engine_error"
+
+
+class RequestSuspected(EngineError):
+    code = "request_suspected"
 
 
 class EngineUnavailable(EngineError):

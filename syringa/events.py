@@ -44,6 +44,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     output: OutputFormat = OutputFormat()
     grammar_param: str = "grammar"  # request field the grammar came from, named in errors
     tenant: str = ""
+    cache_salt: str | None = None  # separates its cached prefixes from those of the tenant's other requests
     user: str | None = None
 
 

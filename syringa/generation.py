@@ -7,6 +7,7 @@ what still runs of it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -39,10 +40,20 @@ async def generate(engine: Engine, tokenizer: TokenTables, request: GenerationRe
 
 
 async def run_generation(
-    engine: Engine, tokenizer: TokenTables, request: GenerationRequest, emit: Emit, stats: GenerationStats
+    engine: Engine,
+    tokenizer: TokenTables,
+    request: GenerationRequest,
+    emit: Emit,
+    stats: GenerationStats,
+    *,
+    share_cache: bool = False,
 ) -> Usage:
-    """Like `generate`, but return `Usage` instead of emitting it, and fill in `stats` however the generation ends."""
-    runs = [_PromptGeneration(engine, tokenizer, request, index) for index in range(len(request.prompts))]
+    """Like `generate`, but return `Usage` instead of emitting it, and fill in `stats` however the generation ends.
+
+    With `share_cache`, cached prefixes are shared with other tenants.
+    """
+    key = cache_key(None if share_cache else request.tenant, request.cache_salt)
+    runs = [_PromptGeneration(engine, tokenizer, request, index, key) for index in range(len(request.prompts))]
     try:
         if len(runs) == 1:
             await runs[0].run(emit)
@@ -52,6 +63,15 @@ async def run_generation(
         for run in runs:
             run.add_to(stats)
     return stats.usage
+
+
+def cache_key(tenant: str | None, salt: str | None) -> bytes:
+    """Return the key that finds the cached prefixes, images and grammars of a tenant, or of all tenants for None.
+
+    The parts are hashed as JSON, which keeps them apart: neither `("a", "bc")` and `("ab", "c")` nor an absent and an
+    empty salt have the same key.
+    """
+    return hashlib.blake2b(msgspec.json.encode((tenant, salt)), digest_size=16).digest()
 
 
 async def stream_events(engine: Engine, tokenizer: TokenTables, request: GenerationRequest) -> AsyncGenerator[Event]:
@@ -98,7 +118,9 @@ class _PromptGeneration:
         "_wants_prompt_logprobs",
     )  # fmt: skip
 
-    def __init__(self, engine: Engine, tokenizer: TokenTables, request: GenerationRequest, prompt: int) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: TokenTables, request: GenerationRequest, prompt: int, key: bytes
+    ) -> None:
         self._cached_tokens = 0
         self._prompt_tokens = len(request.prompts[prompt])
         self._queue_ms = 0
@@ -138,6 +160,7 @@ class _PromptGeneration:
             prompt_logprobs=request.prompt_logprobs,
             images=request.images,
             tenant=request.tenant,
+            cache_key=key,
         )
 
     def add_to(self, stats: GenerationStats) -> None:

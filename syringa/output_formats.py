@@ -30,6 +30,8 @@ ToolCallFormat = Literal[
 ]
 TOOL_CALL_FORMATS: tuple[ToolCallFormat, ...] = get_args(ToolCallFormat)
 
+TOOL_CALL_BEGIN, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+
 ReasoningFormat = Literal["think", "kimi-vl", "mistral", "gemma", "harmony"]
 
 
@@ -188,3 +190,18 @@ class ModelFormats(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: ToolCallFormat = "plain"
     reasoning: ReasoningFormat | None = None
     supports_tools: bool = False  # whether the chat template takes `tools`; otherwise the prompt describes them
+
+
+def content_markers(formats: ModelFormats) -> frozenset[str]:
+    """Return the markers that an assistant's text may contain: those of reasoning and of tagged tool calls.
+
+    Harmony has none: its markers separate messages.
+    """
+    found = {TOOL_CALL_BEGIN, TOOL_CALL_END} if formats.tool_calls in ("plain", "hermes") else set()
+    if formats.reasoning is not None and formats.reasoning != "harmony":
+        reasoning = REASONING_MARKERS[formats.reasoning]
+        found |= {reasoning.begin, reasoning.end}
+    if tags := TAGGED_FORMATS.get(formats.tool_calls):
+        found |= {tags.begin, tags.end, tags.call_begin, tags.call_end}
+        found |= {tags.key_begin, tags.key_end, tags.value_begin, tags.value_end}
+    return frozenset(found)

@@ -13,6 +13,8 @@ import msgspec
 GrammarKind = Literal["regex", "json_schema", "lark", "llguidance"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 ErrorKind = Literal["engine", "grammar", "overload"]
+Isolation = Literal["none", "start", "full"]
+"""How long a request is computed alone: not, until its first token, or to its end."""
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -20,6 +22,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
     kind: GrammarKind
     value: str
+    memory: int = 0  # bytes that it takes when it is compiled, as measured by a probe; 0: unknown
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +78,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     # The prompt has one placeholder token per image, which the engine expands to as many as the image needs.
     images: tuple[Image, ...] = ()
     tenant: str = ""  # the scheduler is fair between tenants
+    # Cached prefixes, images and grammars are found only by requests with the same key, see `generation.cache_key`.
+    cache_key: bytes = b""
     use_cache: bool = True  # whether the prefix cache may be used for it
+    fingerprint: bytes = b""  # identifies the tenant and content of the request, whenever it comes
+    isolation: Isolation = "none"
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

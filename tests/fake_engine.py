@@ -7,10 +7,13 @@ import contextlib
 import random
 from collections.abc import AsyncGenerator, Iterable
 
+import tokenizers
+
 from syringa.api.models.served_model import ServedModel
 from syringa.engine.interface import DeltaHandler
 from syringa.errors import EngineUnavailable
 from syringa.prompt.grammar.lark import LarkVocabulary
+from syringa.prompt.tokens.control_tokens import ControlTokens
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo, TokenLogprobs
 
 END, START, VOCAB = 256, 257, 258
@@ -22,6 +25,7 @@ class ByteTokenizer:
     vocab_size = VOCAB
     special_ids = frozenset({END, START})
     lark_vocabulary = LarkVocabulary({"<end>": END, "<start>": START})
+    control_tokens = ControlTokens(tokenizers.Tokenizer(tokenizers.models.BPE()), 0)
     strips_leading_space = False
     longest_token = 7
     bytes_table = [bytes([each]) for each in range(256)] + [b"<end>", b"<start>"]

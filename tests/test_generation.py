@@ -8,7 +8,7 @@ import pytest
 
 from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest, SyringaError
 from syringa.events import Event, Finished, GenerationRequest, GenerationStats, PromptScored, TextDelta, Usage
-from syringa.generation import run_generation, stream_events
+from syringa.generation import cache_key, run_generation, stream_events
 from syringa.output.collect import CollectedGeneration, collect
 from syringa.types import EngineDelta, EngineRequest, ErrorKind, SamplingParams, StopConditions
 from tests.client import eventually
@@ -28,6 +28,26 @@ async def collect_events(events: AsyncGenerator[Event]) -> list[Event]:
 
 async def run(engine: FakeEngine, asked: GenerationRequest) -> CollectedGeneration:
     return collect(await collect_events(stream_events(engine, ByteTokenizer(), asked)))
+
+
+def test_cache_key_is_unambiguous() -> None:
+    owners: list[tuple[str | None, str | None]] = [
+        *[("a", "bc"), ("ab", "c"), ("abc", None), ("abc", ""), ("", "abc"), (None, "abc"), ("null", "abc")],
+        *[(None, None), ("", None), (None, ""), ("", ""), ('a","b', "c"), ("a", 'b","c'), ("a\0b", None), ("a", "\0b")],
+    ]
+    keys = [cache_key(*each) for each in owners]
+    assert len(set(keys)) == len(keys)
+    assert keys == [cache_key(*each) for each in owners]
+    assert {len(key) for key in keys} == {16}  # at most 64: it is the key of a keyed hash
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_generation_sends_cache_key_of_tenant_and_salt(share: bool) -> None:
+    engine = FakeEngine("x")
+    asked = request(prompts=3, tenant="a", cache_salt="b")
+    await run_generation(engine, ByteTokenizer(), asked, lambda _: None, GenerationStats(), share_cache=share)
+    assert {each.cache_key for each in engine.requests} == {cache_key(None if share else "a", "b")}
+    assert {each.tenant for each in engine.requests} == {"a"}  # fairness does not depend on sharing
 
 
 async def test_end_token_is_counted_but_not_shown() -> None:

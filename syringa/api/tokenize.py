@@ -96,10 +96,7 @@ async def _tokenize_messages(body: TokenizeRequest, model: ServedModel, ignored:
     )
     messages = await read_messages(body.messages, supports_images=model.supports_images, ignored=ignored)
     prompt = await renderer.build(messages)
-    if not body.add_special_tokens:
-        return prompt.tokens
-    (tokens,) = await model.encode_all([prompt.text])
-    return tokens
+    return [*model.tokenizer.encode(""), *prompt.tokens] if body.add_special_tokens else prompt.tokens
 
 
 async def detokenize(body: DetokenizeRequest, models: Models, ignored: list[str]) -> DetokenizeResponse:

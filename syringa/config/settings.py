@@ -74,7 +74,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         doc("Default event names of response streams; a request may choose with x-syringa-responses-mode."),
     ] = "openai"
     max_background: Annotated[
-        _Positive, doc("Concurrent background responses per API process; further ones get 503.")
+        _Positive,
+        doc("Concurrent background responses per API process, shared equally by organizations; more get 503."),
     ] = 64
     websocket_idle: Annotated[Seconds, doc("Seconds after which an idle WebSocket is closed; 0: never.")] = 3600.0
 
@@ -117,12 +118,27 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0.0
     prefix_caching: Annotated[bool, doc("Reuse the KV cache of common prompt prefixes.")] = True
+    share_prefix_cache: Annotated[
+        bool,
+        doc(
+            "Reuse cached prefixes, images and grammars across organizations. An organization can then find out by "
+            "guessing what others have sent."
+        ),
+    ] = False
     max_running: Annotated[_Positive, doc("Maximum number of running sequences.")] = 256
     max_queue: Annotated[_Positive, doc("Maximum number of waiting requests; further ones get 503.")] = 1024
     queue_timeout: Annotated[
         Seconds, doc("Seconds that a request may wait in the queue before it gets 503; 0: no limit.")
     ] = 0.0
     step_tokens: Annotated[Count, doc("Maximum number of tokens per engine step; 0: 512 on a CPU, 8192 on a GPU.")] = 0
+
+    grammar_timeout: Annotated[
+        Annotated[float, Meta(gt=0, le=60)],
+        doc("Seconds of CPU time that compiling a grammar may take; a request whose grammar takes longer gets 400."),
+    ] = 2.0
+    grammar_memory_bytes: Annotated[
+        _Positive, doc("Maximum memory of a compiled grammar in bytes; a request whose grammar takes more gets 400.")
+    ] = 128 * 1024 * 1024
 
     model_idle: Annotated[
         Seconds, doc("Seconds after which an idle model is unloaded, unless it is preloaded; 0: never.")
@@ -131,6 +147,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     load_timeout: Annotated[
         Seconds, doc("Seconds that a request waits for its model to be loaded before it gets 503; 0: no limit.")
     ] = 600.0
+
+    step_timeout: Annotated[
+        Seconds,
+        doc(
+            "Seconds that an engine step may take; then the model is not ready, and after as long again its worker is "
+            "restarted. 10 times as long while loading; 0: no limit."
+        ),
+    ] = 120.0
+    heartbeat_timeout: Annotated[
+        Seconds,
+        doc("The same for a worker that does not respond at all, because it is stopped or its machine is overloaded."),
+    ] = 15.0
 
     max_body_bytes: Annotated[_Positive, doc("Maximum size of a request body in bytes; a larger one gets 413.")] = (
         32 * 1024 * 1024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
@@ -14,8 +14,18 @@ Called from the event loop outside of any task, because waking a task for each t
 handling the token.
 """
 
-LoadStatus = Literal["loaded", "loading", "cold", "failed"]
-"""Whether a model is in memory. A cold model is loaded when a request needs it."""
+LoadStatus = Literal["loaded", "hanging", "loading", "cold", "failed"]
+"""Whether a model is in memory. A cold model is loaded when a request needs it; a hanging one does not respond."""
+
+NOT_READY: frozenset[LoadStatus] = frozenset(("hanging", "loading", "failed"))
+"""The states of a model that should answer requests and does not. A cold model is loaded on demand."""
+
+
+class WorkerCounts(NamedTuple):
+    """What the supervisor has counted of a model's worker since the server was started."""
+
+    hangs: int = 0  # times that it did not respond
+    crashes: int = 0  # times that it died or was killed because it hung
 
 
 class Engine(Protocol):
@@ -66,6 +76,10 @@ class EngineProvider(Protocol):
         """Return the load status of a model, without waiting."""
         ...
 
+    def worker_counts(self, model: str) -> WorkerCounts:
+        """Return what was counted of a model's worker, without waiting."""
+        ...
+
 
 class SingleEngineProvider:
     """A provider of one engine for every model id."""
@@ -78,3 +92,6 @@ class SingleEngineProvider:
 
     def status(self, model: str) -> LoadStatus:
         return "loaded" if self._engine.ready else "loading"
+
+    def worker_counts(self, model: str) -> WorkerCounts:
+        return WorkerCounts()

@@ -48,7 +48,10 @@ def create_app(
 ) -> ASGIApp:
     """Create the app that serves `models` on `engines`. The caller starts and closes the engines and `app_state`."""
     app_state = AppState(config) if app_state is None else app_state
-    dispatcher = GenerationDispatcher(engines, config.request_timeout) if dispatcher is None else dispatcher
+    if dispatcher is None:
+        dispatcher = GenerationDispatcher(
+            engines, app_state.key_watch, config.request_timeout, share_prefix_cache=config.share_prefix_cache
+        )
     router = Router(ENDPOINTS, create_handlers(config, dispatcher, models, app_state))
     app: ASGIApp = router
     for layer in reversed(_middleware(config, app_state, router)):
@@ -70,7 +73,7 @@ def create_handlers(config: Config, dispatcher: GenerationDispatcher, models: Mo
         responses=ResponseRoutes(runs, app_state),
         websocket=ResponsesWebSocket(runs, app_state),
         conversations=ConversationRoutes(config, app_state.responses),
-        admin=AdminRoutes(config, app_state.store),
+        admin=AdminRoutes(config, app_state),
         model_admin=ModelAdminRoutes(models, app_state),
     )
 

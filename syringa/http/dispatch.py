@@ -17,6 +17,7 @@ from syringa.http.middleware.access_log import log_output
 from syringa.http.middleware.errors import shutdown_error
 from syringa.http.streaming.cancellation import CancelScope
 from syringa.http.streaming.writer import ClientDisconnected
+from syringa.service.auth.key_watch import KeyWatch
 from syringa.service.usage.accounting import RequestAccounting
 
 TIMEOUT_HEADER = "x-syringa-timeout"
@@ -29,12 +30,17 @@ class GenerationDispatcher:
     """Runs requests on the engines of their models.
 
     A request fails with the code `timeout` after the shorter of the server's `request_timeout` and the client's
-    `x-syringa-timeout`, and with `server_ending` when the server stops.
+    `x-syringa-timeout`, with `server_ending` when the server stops, and with `invalid_api_key` when its key is revoked
+    or expires.
     """
 
-    def __init__(self, engines: EngineProvider, timeout: float = 0.0) -> None:
+    def __init__(
+        self, engines: EngineProvider, key_watch: KeyWatch, timeout: float = 0.0, *, share_prefix_cache: bool = False
+    ) -> None:
         """`timeout`: seconds a request may take; 0: unlimited."""
         self.engines = engines
+        self._key_watch = key_watch
+        self._share_prefix_cache = share_prefix_cache
         self._timeout = timeout or math.inf
         self._running: set[CancelScope] = set()
         self._stopped = False
@@ -72,7 +78,8 @@ class GenerationDispatcher:
                     scope.cancel_after(timeout, late)
                 self._running.add(scope)
                 try:
-                    return await self._generate(prepared, accounting, emit)
+                    with self._key_watch.watching(accounting.caller, scope.cancel):
+                        return await self._generate(prepared, accounting, emit)
                 finally:
                     self._running.discard(scope)
         except (asyncio.CancelledError, ClientDisconnected):
@@ -81,13 +88,22 @@ class GenerationDispatcher:
         except Exception as error:
             accounting.fail(error)
             raise
+        finally:
+            accounting.close()  # before the end of the response is sent
 
     async def _generate(self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
         engine = self.engines.engine(prepared.model.id)
         if not engine.ready:
             await _load(engine, accounting)
         with log_output(emit) as emit:
-            return await run_generation(engine, prepared.model.tokenizer, prepared.request, emit, accounting.stats)
+            return await run_generation(
+                engine,
+                prepared.model.tokenizer,
+                prepared.request,
+                emit,
+                accounting.stats,
+                share_cache=self._share_prefix_cache,
+            )
 
 
 def parse_timeout(value: bytes | None) -> float | None:

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from syringa.config import Config, Prices
 from syringa.errors import StoreError
 from syringa.service.auth.key_cache import ApiKeyCache
+from syringa.service.auth.key_watch import KeyWatch
 from syringa.service.auth.keys import Caller, RateLimits
 from syringa.service.limits.rate_limiter import RateLimiter
 from syringa.service.metrics.metrics import Metrics
 from syringa.service.model_catalog import ModelCatalog
 from syringa.service.responses.background import BackgroundResponses
 from syringa.service.responses.manager import ResponseManager
-from syringa.service.store_poller import StorePoller
+from syringa.service.store_poller import StorePoller, StoreRevisions
 from syringa.service.usage.accounting import Observer, RequestAccounting, usage_record
+from syringa.service.usage.journal import UsageJournal, journal_folder
 from syringa.service.usage.writer import UsageWriter
 from syringa.store import Store
 
@@ -58,20 +60,22 @@ class AppState:
             concurrent=config.concurrent_requests,
         )
         self.keys = ApiKeyCache(self.store, config.api_key, limits, assume_empty=True)
+        self.key_watch = KeyWatch(self.keys.check)
         self.limiter = RateLimiter(limits_file, index=index)
         self.metrics = Metrics(
-            config.metrics_prefix, metrics_folder, index=index, before_render=self._process_finished_requests
+            config.metrics_prefix, metrics_folder, index=index, before_render=self._observe_finished_requests
         )
         self.catalog = catalog
-        caches = [self.keys.refresh] if catalog is None else [self.keys.refresh, catalog.refresh]
+        caches = [self._refresh_keys] if catalog is None else [self._refresh_keys, catalog.refresh]
         self._poller = StorePoller(self.store, *caches)
         self.usage_writer = UsageWriter(
             lambda records: self.store.write(lambda session: session.usage.add(records)),
-            before_flush=self._process_finished_requests,
+            UsageJournal(journal_folder(self.store.location)),
+            before_flush=self._observe_finished_requests,
         )
         self.observers: list[Observer] = [self._charge_tokens, self._finish_request]
         self._prices = prices
-        self._finished: list[tuple[RequestAccounting, Prices]] = []
+        self._finished: list[RequestAccounting] = []  # to be observed by the metrics
         self._usage_days = config.usage_days
         self._started = False
         self._expiry: asyncio.Task[None] | None = None
@@ -82,6 +86,7 @@ class AppState:
         Raises `StartupError` for a database of a newer Syringa.
         """
         await self.keys.start()
+        self.usage_writer.recover()
         self._started = True
         if self.catalog is not None:
             await self.catalog.start()
@@ -106,6 +111,15 @@ class AppState:
         await self.responses.close()
         await self.store.close()
 
+    async def refresh_keys(self) -> None:
+        """Apply a change of keys or organizations in this process at once."""
+        if self._started:
+            await self._refresh_keys(StoreRevisions(self.store))
+
+    async def _refresh_keys(self, revisions: StoreRevisions) -> None:
+        await self.keys.refresh(revisions)
+        self.key_watch.cancel_invalid()
+
     def start_accounting(self, caller: Caller, endpoint: str, request_id: str) -> RequestAccounting:
         """Begin the accounting of a request, whose end is reported to `observers`."""
         return RequestAccounting(self.observers, caller, endpoint, request_id)
@@ -115,19 +129,20 @@ class AppState:
         self.limiter.charge(accounting.caller, stats.prompt_tokens + stats.completion_tokens)
 
     def _finish_request(self, accounting: RequestAccounting) -> None:
-        """Queue a request for metrics and usage, at its current price: several at once are cheaper to process."""
-        self._finished.append((accounting, self._prices(accounting.model)))
-        if self._started:
-            self.usage_writer.schedule_flush()
-        else:
-            self._process_finished_requests()
+        """Write the usage record, at the model's current price, and queue the request for the metrics.
 
-    def _process_finished_requests(self) -> None:
+        Several at once are cheaper to observe.
+        """
+        self._finished.append(accounting)
+        if self._started:
+            self.usage_writer.add(usage_record(accounting, self._prices(accounting.model)))
+        else:
+            self._observe_finished_requests()
+
+    def _observe_finished_requests(self) -> None:
         finished, self._finished = self._finished, []
-        for accounting, prices in finished:
+        for accounting in finished:
             self.metrics.observe(accounting)
-            if self._started:
-                self.usage_writer.add(usage_record(accounting, prices))
 
     async def _expire_usage(self) -> None:
         while True:

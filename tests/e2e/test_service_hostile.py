@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.conftest import MODEL
 from tests.e2e.server import wait_for
-from tests.e2e.service import PROMPT, Tenants, command, create_key, start, usage_records
+from tests.e2e.service import PROMPT, Key, Tenants, command, create_key, start, usage_records
 
 pytestmark = pytest.mark.model
 
@@ -103,6 +103,22 @@ def test_invalid_request_ids_are_replaced(tenants: Tenants, sent: bytes) -> None
     assert "x-evil" not in names
     if status == 200:
         assert FRESH.fullmatch(names["x-request-id"])
+
+
+def test_prompt_of_another_organization_cannot_be_guessed_by_cached_tokens(tenants: Tenants) -> None:
+    prompt = "The secret of this system prompt is a number that nobody may ever learn, and its digits are 4 8 2."
+
+    def cached(key: Key, **fields: str) -> int:
+        body = {"prompt": prompt, "max_tokens": 1, **fields}
+        answer = tenants.ask("POST", "/v1/completions", key, json=body).json()
+        found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    assert cached(tenants.ours) == 0
+    assert cached(tenants.theirs) == 0
+    assert cached(tenants.ours) >= 16
+    assert cached(tenants.ours, cache_salt="of one user") == 0
+    assert cached(tenants.ours, cache_salt="of one user") >= 16
 
 
 @pytest.mark.parametrize("name", ["\r\nx-evil: 1", "evil\x00\x1b[31m", "../../etc/evil", "e" * 100_000, "\ud800", ""])

@@ -10,6 +10,7 @@ from uvicorn.server import ServerState
 
 from syringa.http.server.connection import HttpConnection
 from syringa.http.server.limits import ConnectionLimits
+from syringa.http.server.read_scheduler import ReadScheduler
 
 
 class FakeTransport(asyncio.Transport):
@@ -52,7 +53,8 @@ class FakeTransport(asyncio.Transport):
 
 def create_connection(app: Any) -> tuple[HttpConnection, FakeTransport]:
     config = Config(app, lifespan="off", log_config=None, access_log=False, interface="asgi3", ws="none")
-    connection = HttpConnection(ConnectionLimits(0.0, 100), config=config, server_state=ServerState(), app_state={})
+    limits, reads = ConnectionLimits(0.0, 100), ReadScheduler(asyncio.get_running_loop())
+    connection = HttpConnection(limits, reads, config=config, server_state=ServerState(), app_state={})
     transport = FakeTransport()
     connection.connection_made(transport)
     return connection, transport

@@ -29,8 +29,9 @@ PREFIXES = ("/v1/", "/api/v2/", "/admin/")
 @pytest.fixture
 def handlers() -> Handlers:
     config = Config()
-    dispatcher = GenerationDispatcher(SingleEngineProvider(FakeEngine()))
-    return create_handlers(config, dispatcher, FixedModels([fake_model()]), AppState(config))
+    app_state = AppState(config)
+    dispatcher = GenerationDispatcher(SingleEngineProvider(FakeEngine()), app_state.key_watch)
+    return create_handlers(config, dispatcher, FixedModels([fake_model()]), app_state)
 
 
 def test_endpoints_are_declared_once() -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from syringa.api.chat.content import count_characters
 from syringa.api.chat.messages import PromptMessage
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import ContextLengthExceeded, InvalidRequest
+from syringa.output_formats import content_markers
 from syringa.prompt.chat.template import ChatTemplate, Message
 from syringa.prompt.chat.template_capabilities import TemplateCapabilities, probe_template
 from syringa.prompt.chat.tool_messages import add_tool_instructions, rewrite_tool_call_ids, tool_calls_as_text
-from syringa.prompt.chat.tools import ToolUse, tool_definition
+from syringa.prompt.chat.tools import Tool, ToolUse, tool_definition
 from syringa.prompt.images.loader import ImageSource
+from syringa.prompt.tokens.control_tokens import ClientTextEscape, strings_of
 
 # Below this many characters rendering inline is cheaper than in a thread. An empty message counts for a few.
 _INLINE_CHARS = 4096
@@ -25,7 +30,10 @@ _MESSAGE_CHARS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ChatPrompt:
-    """A rendered and tokenized conversation. `images` are in the order of their placeholders in the text."""
+    """A rendered and tokenized conversation. `images` are in the order of their placeholders in the text.
+
+    In `text`, client text that could be taken for control tokens is escaped.
+    """
 
     text: str
     tokens: list[int]
@@ -43,39 +51,68 @@ class PromptRenderer:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
-    def render(self, messages: Sequence[PromptMessage]) -> str:
-        """Return the text of the prompt."""
-        capabilities = probe_template(self.template)
-        plain = [each.message for each in messages]
-        tools = None
-        if self.model.formats.supports_tools:
-            plain = rewrite_tool_call_ids(self.model.formats.tool_calls, plain)
-            tools = [tool_definition(tool) for tool in self.tools.tools] if self.tools is not None else None
-        else:
-            plain = tool_calls_as_text(plain)
-            if self.tools is not None:
-                plain = add_tool_instructions(plain, self.tools, supports_system=capabilities.supports_system)
-        return self.template.render(
-            [_adapt_to_template(each, capabilities) for each in plain],
-            tools=tools,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            kwargs=self.kwargs,
-        )
-
     async def build(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
         """Render and tokenize the messages, in a thread if they are long. Raises `ContextLengthExceeded`."""
         size = sum(count_characters(each.message["content"]) + _MESSAGE_CHARS for each in messages)
         if self.tools is None and size <= _INLINE_CHARS:
-            text = self.render(messages)
+            return self._build(messages)
+        return await asyncio.to_thread(self._build, messages)
+
+    def _build(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
+        tokenizer = self.model.tokenizer
+        plain = [each.message for each in messages]
+        definitions = [tool_definition(tool) for tool in self.tools.tools] if self.tools is not None else []
+        client_texts = list(strings_of(plain, definitions, self.kwargs))
+        if tokenizer.control_tokens.may_occur_in(client_texts):
+            escape = tokenizer.control_tokens.escape(client_texts)
+            text = self._render_escaped(plain, escape)
+            tokens = tokenizer.control_tokens.encode_prompt(text, escape.restore)
         else:
-            text = await asyncio.to_thread(self.render, messages)
-        try:
+            text = self._render(plain, self.tools, self.kwargs)
             # The template writes the BOS token itself, if the model has one.
-            (tokens,) = await self.model.encode_all([text], special=False)
-        except ContextLengthExceeded as error:
-            raise ContextLengthExceeded(error.message, param="messages") from None
+            tokens = tokenizer.encode(text, add_special=False)
         return ChatPrompt(text=text, tokens=tokens, images=[image for each in messages for image in each.images])
+
+    def _render(self, messages: Sequence[Message], use: ToolUse | None, kwargs: dict[str, Any]) -> str:
+        capabilities = probe_template(self.template)
+        tools = None
+        if self.model.formats.supports_tools:
+            messages = rewrite_tool_call_ids(self.model.formats.tool_calls, messages)
+            tools = [tool_definition(tool) for tool in use.tools] if use is not None else None
+        else:
+            messages = tool_calls_as_text(messages)
+            if use is not None:
+                messages = add_tool_instructions(messages, use, supports_system=capabilities.supports_system)
+        text = self.template.render(
+            [_adapt_to_template(each, capabilities) for each in messages],
+            tools=tools,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            kwargs=kwargs,
+        )
+        self.model.check_length(len(text), "messages")
+        return text
+
+    def _render_escaped(self, messages: Sequence[Message], escape: ClientTextEscape) -> str:
+        """Render with the client's text escaped. The assistant's messages keep the markers of reasoning and calls."""
+        kept = self._kept_markers()
+        try:
+            escaped = [_escape_message(each, escape, kept) for each in messages]
+            kwargs = {name: escape.escape(value) for name, value in self.kwargs.items()}
+            use = self.tools
+            if use is not None:
+                use = msgspec.structs.replace(use, tools=[_escape_tool(tool, escape) for tool in use.tools])
+            return self._render(escaped, use, kwargs)
+        except RecursionError:
+            raise InvalidRequest("A value in the request is nested too deeply.") from None
+        except InvalidRequest as error:
+            raise type(error)(escape.restore(error.message), param=error.param) from None
+
+    def _kept_markers(self) -> re.Pattern[str] | None:
+        markers = content_markers(self.model.formats)
+        known = self.model.tokenizer.control_tokens.texts
+        kept = [token for token in known if any(token in marker for marker in markers)]
+        return re.compile(f"({'|'.join(map(re.escape, sorted(kept, key=len, reverse=True)))})") if kept else None
 
 
 def adds_generation_prompt(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
@@ -162,6 +199,20 @@ async def _drop_oldest_turns(
         else:
             low = dropped + 1
     return found
+
+
+def _escape_message(message: Message, escape: ClientTextEscape, kept: re.Pattern[str] | None) -> Message:
+    own_text = ("content", "reasoning_content") if message["role"] == "assistant" else ()
+    return {name: escape.escape(value, kept if name in own_text else None) for name, value in message.items()}
+
+
+def _escape_tool(tool: Tool, escape: ClientTextEscape) -> Tool:
+    return msgspec.structs.replace(
+        tool,
+        name=escape.escape(tool.name),
+        description=escape.escape(tool.description),
+        parameters=escape.escape(tool.parameters),
+    )
 
 
 def _adapt_to_template(message: Message, capabilities: TemplateCapabilities) -> Message:

@@ -18,7 +18,13 @@ from syringa.api.chat.prompt import (
     require_template,
 )
 from syringa.api.chat.writer import ChatWriter
-from syringa.api.fields.common import MetadataField, StreamOptionsField, check_metadata, read_stream_options
+from syringa.api.fields.common import (
+    CacheSaltField,
+    MetadataField,
+    StreamOptionsField,
+    check_metadata,
+    read_stream_options,
+)
 from syringa.api.fields.constraints import compose_grammar
 from syringa.api.fields.defaults import apply_defaults
 from syringa.api.fields.reasoning import Effort, ReasoningRequest, read_reasoning_request
@@ -131,6 +137,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     prompt_cache_key: Annotated[
         str | None, ignored_field("The prefix cache is keyed by content; reported as ignored.")
     ] = None
+    cache_salt: CacheSaltField = None
     audio: Annotated[Any, _unsupported("audio")] = None
     prediction: Annotated[Any, _unsupported("prediction")] = None
     web_search_options: Annotated[Any, _unsupported("web_search_options")] = None
@@ -180,6 +187,8 @@ async def prepare_chat(body: ChatRequest, models: Models, ignored: list[str], te
         tools=use,
         format=calls or "plain",
         source_field=grammar_field,
+        tenant=tenant,
+        cache_salt=body.cache_salt,
     )
     request = GenerationRequest(
         id=random_id("chatcmpl-"),
@@ -200,6 +209,7 @@ async def prepare_chat(body: ChatRequest, models: Models, ignored: list[str], te
         ),
         grammar_param=grammar_field,
         tenant=tenant,
+        cache_salt=body.cache_salt,
         user=body.safety_identifier if body.user is None else body.user,
     )
     writer = ChatWriter(

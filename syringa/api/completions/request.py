@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from syringa.api.completions.writer import CompletionWriter, PromptEcho
-from syringa.api.fields.common import StreamOptionsField, read_stream_options
+from syringa.api.fields.common import CacheSaltField, StreamOptionsField, read_stream_options
 from syringa.api.fields.constraints import compose_grammar
 from syringa.api.fields.defaults import apply_defaults
 from syringa.api.fields.sampling import (
@@ -92,6 +92,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     ] = None
     tool_choice: ToolChoiceField = None
     user: Annotated[str | None, doc("End-user id, stored with the usage record.")] = None
+    cache_salt: CacheSaltField = None
 
 
 class Prompt(msgspec.Struct):
@@ -133,8 +134,6 @@ async def prepare_completion(
     fim = find_fim_format(model.tokenizer) if body.suffix else None
     if tools is not None:
         _reject_with_tools(body, sampling)
-        grammar = await compose_grammar(model, tools=tools.use)
-        sampling = msgspec.structs.replace(sampling, grammar=grammar)
         (preamble,) = await model.encode_all([tools_preamble(tools.use)])
         prompts = [_with_preamble(preamble, prompt, model) for prompt in prompts]
     elif fim is not None and body.suffix:
@@ -143,10 +142,19 @@ async def prepare_completion(
         prompts = [_with_suffix(fim, prompt, suffix) for prompt in prompts]
     for index, prompt in enumerate(prompts):
         _fit(prompt, model.max_model_len, max_tokens, truncate=bool(body.truncate_sequence), index=index)
+    grammar_field = constraint_field(body, tools)
+    grammar = await compose_grammar(
+        model,
+        constraint=sampling.grammar,
+        tools=tools.use if tools is not None else None,
+        source_field=grammar_field,
+        tenant=tenant,
+        cache_salt=body.cache_salt,
+    )
     request = GenerationRequest(
         id=random_id("cmpl-"),
         prompts=[prompt.tokens for prompt in prompts],
-        sampling=sampling,
+        sampling=msgspec.structs.replace(sampling, grammar=grammar),
         stopping=stopping,
         choices=choices,
         candidates=candidates,
@@ -158,8 +166,9 @@ async def prepare_completion(
         )
         if tools is not None
         else OutputFormat(),
-        grammar_param=constraint_field(body, tools),
+        grammar_param=grammar_field,
         tenant=tenant,
+        cache_salt=body.cache_salt,
         user=body.user,
     )
     writer = CompletionWriter(

@@ -29,6 +29,14 @@ StreamOptionsField = Annotated[
     doc("Options of the stream; requires `stream: true`."),
 ]
 
+CacheSaltField = Annotated[
+    Annotated[str, Meta(min_length=1, max_length=256)] | None,
+    doc(
+        "Reuse cached prefixes, images and grammars only of requests with the same salt, 1 to 256 characters. Not "
+        "carried over to the next response. Default: those of the organization without a salt."
+    ),
+]
+
 
 class ErrorBody(msgspec.Struct):
     message: str

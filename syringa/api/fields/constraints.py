@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,13 +11,12 @@ import msgspec
 from syringa.api.decoding import convert
 from syringa.api.fields.schema import object_schema
 from syringa.api.models.served_model import ServedModel
-from syringa.errors import InvalidRequest, SyringaError
+from syringa.errors import InvalidRequest
 from syringa.output_formats import ToolCallFormat
-from syringa.prompt.chat.tools import ToolUse, close_schema
-from syringa.prompt.grammar.compile_pool import run_in_compile_pool
+from syringa.prompt.chat.tools import ANY_ARGUMENTS, Tool, ToolUse, close_schema
 from syringa.prompt.grammar.output_grammar import ReasoningOptions, build_output_grammar
 from syringa.prompt.grammar.schema import enforceable_schema
-from syringa.prompt.grammar.validation import check_grammar_text, validate_grammar
+from syringa.prompt.grammar.validation import check_grammar_text
 from syringa.types import Grammar
 
 ANY_OBJECT = '{"type":"object"}'
@@ -110,43 +110,63 @@ def schema_grammar(schema: Any, path: str, *, strict: bool, ignored: list[str], 
     return Grammar("json_schema", _encode(close_schema(kept) if close and isinstance(kept, dict) else kept))
 
 
-def check_grammar(grammar: Grammar, param: str) -> None:
-    """Raise `InvalidRequest` with `param` for a grammar that cannot be compiled."""
-    try:
-        validate_grammar(grammar)
-    except SyringaError as error:
-        raise InvalidRequest(error.message, param=param, code=error.code) from None
-
-
 async def compose_grammar(
     model: ServedModel,
     *,
+    tenant: str,
+    cache_salt: str | None,
     reasoning: ReasoningOptions | None = None,
     constraint: Grammar | None = None,
     tools: ToolUse | None = None,
     format: ToolCallFormat = "plain",
     source_field: str = "tools",
+    unenforced: list[str] | None = None,
 ) -> Grammar | None:
     """Return the grammar of the whole output: reasoning, then text under a constraint, or tool calls.
 
-    Raises `InvalidRequest`, with `source_field` as `param`, if llguidance refuses it.
+    Raises `InvalidRequest`, with `source_field` or the path of a tool's schema as `param`, if it cannot be compiled.
+    The schemas of best-effort tools are dropped instead, and the names of these tools appended to `unenforced`.
     """
 
-    def build() -> Grammar | None:
-        grammar = build_output_grammar(
-            model.tokenizer.lark_vocabulary,
-            reasoning=reasoning,
-            constraint=constraint,
-            tools=tools,
-            tool_call_format=format,
-        )
-        if grammar is not None and grammar is not constraint:
-            check_grammar(grammar, source_field)
-        return grammar
+    async def compose(tools: ToolUse | None) -> Grammar | None:
+        grammar = constraint
+        if reasoning is not None or tools is not None:
+            grammar = await asyncio.to_thread(
+                build_output_grammar,
+                model.tokenizer.lark_vocabulary,
+                reasoning=reasoning,
+                constraint=constraint,
+                tools=tools,
+                tool_call_format=format,
+            )
+        return None if grammar is None else await check(grammar, source_field)
 
-    if reasoning is None and tools is None:
-        return constraint
-    return await run_in_compile_pool(build, source_field)
+    async def check(grammar: Grammar, param: str) -> Grammar:
+        try:
+            return msgspec.structs.replace(grammar, memory=await model.check_grammar(grammar, tenant, cache_salt))
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param=param, code=error.code) from None
+
+    async def enforceable(tool: Tool) -> Tool:
+        try:
+            await check(Grammar("json_schema", json.dumps(tool.schema)), tool.path)
+            return tool
+        except InvalidRequest as error:
+            if not tool.best_effort:
+                raise InvalidRequest(f"{tool.path}: {error.message}", param=tool.path, code=error.code) from None
+        if unenforced is not None:
+            unenforced.append(tool.name)
+        return msgspec.structs.replace(tool, schema=ANY_ARGUMENTS, strict=False)
+
+    try:
+        return await compose(tools)
+    except InvalidRequest:
+        if tools is None:
+            raise
+        known = [await enforceable(tool) if tool.name in tools.callable else tool for tool in tools.tools]
+        if known == list(tools.tools):
+            raise
+    return await compose(msgspec.structs.replace(tools, tools=known))
 
 
 def _from_format(given: Any, ignored: list[str]) -> Grammar | None:

@@ -8,13 +8,12 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from syringa.api.fields.constraints import FORMAT_SCHEMA, GRAMMAR_SCHEMA, check_grammar, to_grammar
+from syringa.api.fields.constraints import FORMAT_SCHEMA, GRAMMAR_SCHEMA, to_grammar
 from syringa.api.fields.schema import doc, nullable
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import InvalidRequest
 from syringa.ids import random_number
-from syringa.prompt.grammar.compile_pool import run_in_compile_pool
-from syringa.types import Grammar, SamplingParams, StopConditions
+from syringa.types import SamplingParams, StopConditions
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
@@ -116,13 +115,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[str] | None = None) -> SamplingParams:
     """Convert the fields to the engine's sampling parameters.
 
-    Raises `InvalidRequest` for a token id outside the vocabulary, or a grammar that cannot be compiled. The
-    paths of parts of `grammar` and `response_format` that are not enforced are appended to `ignored`.
+    Raises `InvalidRequest` for a token id outside the vocabulary, or an invalid grammar; `compose_grammar` finds out
+    whether it can be compiled. The paths of parts of `grammar` and `response_format` that are not enforced are appended
+    to `ignored`.
     """
     grammar = None
     if fields.grammar is not None or fields.response_format is not None:
         found = [] if ignored is None else ignored
-        grammar = await run_in_compile_pool(lambda: _checked_grammar(fields, found), constraint_field(fields))
+        grammar = await asyncio.to_thread(to_grammar, fields.grammar, fields.response_format, found)
     seed = random_number(63) if fields.seed is None else fields.seed & (2**63 - 1)
     return SamplingParams(
         seed=seed,
@@ -140,13 +140,6 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
         dry_breakers=await _dry_breakers(fields, model),
         grammar=grammar,
     )
-
-
-def _checked_grammar(fields: SamplingFields, ignored: list[str]) -> Grammar | None:
-    grammar = to_grammar(fields.grammar, fields.response_format, ignored)
-    if grammar is not None:
-        check_grammar(grammar, constraint_field(fields))
-    return grammar
 
 
 def constraint_field(fields: SamplingFields, tools: object | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -16,9 +17,6 @@ from syringa.errors import InvalidRequest
 from syringa.events import ChoiceFinishReason, ToolCallDelta, ToolCallStart
 from syringa.output.collect import CollectedToolCall
 from syringa.prompt.chat.tools import ANY_ARGUMENTS, Tool, ToolUse, close_schema
-from syringa.prompt.grammar.compile_pool import run_in_compile_pool
-from syringa.prompt.grammar.validation import validate_grammar
-from syringa.types import Grammar
 
 MAX_TOOLS = 128
 _NAME = "^[a-zA-Z0-9_-]{1,64}$"
@@ -125,8 +123,7 @@ async def read_tools(
             raise InvalidRequest("tool_choice requires a tool, but there are no tools.", param="tool_choice")
         return None
     try:
-        # Compiling the schemas validates them.
-        return await run_in_compile_pool(lambda: _read(tools, choice, ignored, parallel, constrain_arguments), "tools")
+        return await asyncio.to_thread(_read, tools, choice, ignored, parallel, constrain_arguments)
     except RecursionError:
         raise InvalidRequest("tools: a schema is nested too deeply.", param="tools") from None
 
@@ -170,11 +167,12 @@ def build_tool_request(
     for index, tool in enumerate(tools):
         if tool.parameters is not None and tool.name in choice.names:
             where = f"tools[{index}].{path}"
+            best_effort = choice.mode != "required" and (tool.best_effort or not tool.strict)
             if tool.strict or choice.mode == "required":
                 schema = arguments_schema(tool.parameters, where, strict=tool.strict, ignored=ignored)
             else:
                 schema = _best_effort_schema(tool.parameters, where) if constrain_arguments else ANY_ARGUMENTS
-            tool = msgspec.structs.replace(tool, schema=schema)
+            tool = msgspec.structs.replace(tool, schema=schema, best_effort=best_effort, path=where)
         known.append(tool)
     several = parallel and not choice.named
     use = ToolUse(
@@ -232,12 +230,7 @@ def read_function(function: FunctionField, path: str) -> Tool:
 def arguments_schema(given: dict[str, Any], path: str, *, strict: bool, ignored: list[str]) -> dict[str, Any]:
     """Return the enforceable part of a schema of arguments. Under `strict`, the rest is refused."""
     grammar = schema_grammar({**given, "type": "object"}, path, strict=strict, ignored=ignored)
-    schema = close_schema(json.loads(grammar.value))
-    try:
-        validate_grammar(Grammar("json_schema", json.dumps(schema)))
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{path}: {error.message}", param=path, code=error.code) from None
-    return schema
+    return close_schema(json.loads(grammar.value))
 
 
 def _best_effort_schema(given: dict[str, Any], path: str) -> dict[str, Any]:

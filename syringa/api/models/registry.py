@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from syringa.api.models.loading import describe_model, load_model, serving_specs
-from syringa.api.models.served_model import ModelCard, Models, ModelStatus, ServedModel, forbidden_model, unknown_model
+from syringa.api.models.served_model import (
+    GrammarCheck,
+    ModelCard,
+    Models,
+    ModelStatus,
+    ServedModel,
+    forbidden_model,
+    unknown_model,
+)
 from syringa.config import Config, ModelSpec, Prices, complete_spec
 from syringa.errors import ConfigError, EngineUnavailable, StartupError, SyringaError
 
@@ -31,12 +39,16 @@ class ModelRegistry:
         *,
         status: Callable[[str], ModelStatus] = lambda model: "loaded",
         on_change: Callable[[Sequence[ModelSpec]], None] = lambda specs: None,
+        check_grammar: Callable[[str], GrammarCheck] | None = None,
     ) -> None:
         """`status` returns the status of a model. `on_change` is called with all specs, now and after every change.
+
+        `check_grammar` returns the function that checks the grammars of a model; the default checks in this process.
 
         Raises `StartupError` for invalid settings.
         """
         self._config, self._status, self._on_change = config, status, on_change
+        self._check_grammar = check_grammar
         self._configured = serving_specs(config)
         self._entries: dict[str, _Entry] = {}
         self._names: dict[str, str] = {}
@@ -108,7 +120,11 @@ class ModelRegistry:
         return (entry.spec.prices if entry else None) or Prices()
 
     async def find(self, name: str | None, *, allowed: frozenset[str] | None = None) -> ServedModel:
-        return await self._find(name, allowed).get()
+        entry = self._find(name, allowed)
+        model = await entry.get()
+        if self._check_grammar is not None:
+            model.check_grammar = self._check_grammar(entry.spec.id)
+        return model
 
     async def all(self, *, allowed: frozenset[str] | None = None) -> list[ModelCard]:
         entries = [entry for id, entry in self._entries.items() if allowed is None or id in allowed]
@@ -171,14 +187,13 @@ class _Entry:
         self._model: ServedModel | None = None
         self._card: ModelCard | None = None
         self._reading: asyncio.Task[ServedModel] | None = None
-        self._error = ""
-        self._error_until = 0.0
+        self._failed_until = 0.0
         self._worker_limit: int | None = None  # max_model_len of the worker's cache
         self._file_limit = 0  # max_model_len of the files
 
     @property
     def failed(self) -> bool:
-        return bool(self._error) and time.monotonic() < self._error_until
+        return time.monotonic() < self._failed_until
 
     async def get(self) -> ServedModel:
         """Return the model, and read it first if necessary. Raises `EngineUnavailable` if it cannot be read."""
@@ -189,10 +204,11 @@ class _Entry:
         try:
             return await self.read()
         except Exception as error:
-            if not isinstance(error, SyringaError):
+            if isinstance(error, SyringaError):
+                logger.error("model cannot be read: model=%s error=%r", self.spec.id, error.message)
+            else:
                 logger.exception("model cannot be read: model=%s", self.spec.id)
-            self._error = error.message if isinstance(error, SyringaError) else "An internal error occurred."
-            self._error_until = time.monotonic() + FAILURE_TTL
+            self._failed_until = time.monotonic() + FAILURE_TTL
             raise self._unavailable() from None
 
     async def read(self) -> ServedModel:
@@ -209,7 +225,7 @@ class _Entry:
         self._reading = None
         if reading.cancelled() or reading.exception() is not None:
             return
-        self._model, self._error = reading.result(), ""
+        self._model, self._failed_until = reading.result(), 0.0
         self._file_limit = self._model.max_model_len
         if self._worker_limit is not None:
             self.set_max_model_len(self._worker_limit)
@@ -233,4 +249,6 @@ class _Entry:
             self._model.max_model_len = min(self._file_limit, max_model_len)
 
     def _unavailable(self) -> EngineUnavailable:
-        return EngineUnavailable(f"The model {self.spec.id!r} cannot be used: {self._error}", code="model_unavailable")
+        """Return the error for clients. The reason may name files of the server, so it is only logged."""
+        message = f"The model {self.spec.id!r} cannot be loaded: the log of the server has the reason"
+        return EngineUnavailable(message, code="model_unavailable")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -12,14 +12,22 @@ import msgspec
 
 from syringa.config import Prices
 from syringa.errors import ContextLengthExceeded, Forbidden, NotFound
-from syringa.output_formats import ModelFormats
+from syringa.output_formats import TOOL_CALL_BEGIN, ModelFormats
 from syringa.prompt.chat.template import ChatTemplate
-from syringa.prompt.chat.tools import TOOL_CALL_BEGIN, ToolUse
+from syringa.prompt.chat.tools import ToolUse
+from syringa.prompt.grammar.validation import check_in_process
 from syringa.prompt.images.loader import ImagePolicy
 from syringa.prompt.tokens.tokenizer import Tokenizer
+from syringa.types import Grammar
 
 ModelStatus = Literal["loaded", "loading", "cold", "failed"]
 """Whether a model is in memory. A cold model is loaded by its first request."""
+
+GrammarCheck = Callable[[Grammar, str, str | None], Awaitable[int]]
+"""Return the memory that a compiled grammar takes in bytes, 0 if unknown, given the tenant and cache salt of a request.
+
+Raises `InvalidRequest` for a grammar that cannot be compiled.
+"""
 
 # Below this many characters tokenizing inline is cheaper than in a thread.
 _INLINE_CHARS = 4096
@@ -44,6 +52,7 @@ class ServedModel:
     prices: Prices | None = None
     defaults: dict[str, Any] = field(default_factory=dict)  # of request fields, see `api/fields/defaults.py`
     created: int = field(default_factory=lambda: int(time.time()))
+    check_grammar: GrammarCheck = check_in_process  # a server replaces it by its grammar probe
 
     def __post_init__(self) -> None:
         self._token_texts: dict[int, str] = {}
@@ -68,17 +77,21 @@ class ServedModel:
         max_chars = self.max_model_len * self.tokenizer.longest_token
         if truncate:
             texts = [text[-max_chars:] for text in texts]
-        elif any(len(text) > max_chars for text in texts):
-            raise ContextLengthExceeded(
-                f"The model's context is {self.max_model_len} tokens; "
-                f"a prompt of {max(map(len, texts))} characters has more.",
-                param="prompt",
-            )
+        else:
+            self.check_length(max(map(len, texts), default=0), "prompt")
 
         def encode() -> list[list[int]]:
             return [self.tokenizer.encode(text, add_special=special) for text in texts]
 
         return encode() if sum(map(len, texts)) <= _INLINE_CHARS else await asyncio.to_thread(encode)
+
+    def check_length(self, characters: int, param: str) -> None:
+        """Raise `ContextLengthExceeded` if a text of so many characters is too long whatever its tokens are."""
+        if characters > self.max_model_len * self.tokenizer.longest_token:
+            raise ContextLengthExceeded(
+                f"The model's context is {self.max_model_len} tokens; a prompt of {characters} characters has more.",
+                param=param,
+            )
 
     def opening(self, tools: ToolUse | None) -> tuple[int, ...]:
         """Return the tokens that open a tool call, for a model that was not trained to call tools and may choose to.

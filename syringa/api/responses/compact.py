@@ -97,7 +97,11 @@ async def prepare_compaction(
         id=new_id("resp"),
         prompts=[prompt.tokens],
         sampling=SamplingParams(
-            seed=random_number(63), temperature=0.0, grammar=await compose_grammar(model, reasoning=reasoning_options)
+            seed=random_number(63),
+            temperature=0.0,
+            grammar=await compose_grammar(
+                model, reasoning=reasoning_options, tenant=context.tenant, cache_salt=body.cache_salt
+            ),
         ),
         stopping=StopConditions(max_tokens=max_tokens, end_tokens=model.end_tokens),
         images=tuple(await fetch_images(prompt.images, model.image_policy)) if prompt.images else (),
@@ -105,6 +109,7 @@ async def prepare_compaction(
             reasoning=model.formats.reasoning, reasoning_open=reasoning_options is not None and reasoning_options.opened
         ),
         tenant=context.tenant,
+        cache_salt=body.cache_salt,
     )
     everything = [*context.history, *built.items]
     kept = [each for each in everything if each.get("type") == "message" and each.get("role") == "user"]

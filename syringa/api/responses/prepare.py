@@ -183,6 +183,7 @@ async def _build_request(
     grammar_field = "tools" if fields.tool_use is not None else "text.format.schema"
     if body.grammar is not None:
         grammar_field = "grammar.value"
+    unenforced: list[str] = []
     grammar = await compose_grammar(
         model,
         reasoning=reasoning_options,
@@ -190,7 +191,13 @@ async def _build_request(
         tools=fields.tool_use,
         format=calls or "plain",
         source_field=grammar_field,
+        tenant=tenant,
+        cache_salt=body.cache_salt,
+        unenforced=unenforced,
     )
+    for tool in fields.tools.echo:
+        if tool["name"] in unenforced:
+            tool["strict"] = False
     scored = _INCLUDE_LOGPROBS in fields.include or bool(body.top_logprobs)
     return GenerationRequest(
         id=new_id("resp"),
@@ -208,6 +215,7 @@ async def _build_request(
         ),
         grammar_param=grammar_field,
         tenant=tenant,
+        cache_salt=body.cache_salt,
         user=body.safety_identifier if body.user is None else body.user,
     )
 

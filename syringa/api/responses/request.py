@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from syringa.api.fields.common import MetadataField
+from syringa.api.fields.common import CacheSaltField, MetadataField
 from syringa.api.fields.sampling import MAX_COUNT, Count, SamplingFields
 from syringa.api.fields.schema import doc, ignored_field, refused_field
 from syringa.api.fields.tools import MAX_TOOLS
@@ -153,6 +153,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     ] = None
     prompt_cache_retention: RetentionField = None
     prompt_cache_options: CacheOptionsField = None
+    cache_salt: CacheSaltField = None
     service_tier: TierField = None
     n: Annotated[
         Annotated[int, Meta(ge=1, le=128, extra_json_schema={"const": 1})] | None,
@@ -206,4 +207,5 @@ class CompactRequest(msgspec.Struct, kw_only=True):
     ] = None
     prompt_cache_retention: RetentionField = None
     prompt_cache_options: CacheOptionsField = None
+    cache_salt: CacheSaltField = None
     service_tier: TierField = None

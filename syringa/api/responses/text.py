@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from syringa.api.decoding import convert
-from syringa.api.fields.constraints import ANY_OBJECT, check_grammar, schema_grammar
+from syringa.api.fields.constraints import ANY_OBJECT, schema_grammar
 from syringa.api.responses.schemas import NAME
 from syringa.errors import InvalidRequest
-from syringa.prompt.grammar.compile_pool import run_in_compile_pool
 from syringa.types import Grammar
 
 _PATH = "text.format"
@@ -57,8 +57,7 @@ async def read_text(given: dict[str, Any] | None, ignored: list[str], *, open_mo
         case "json_schema":
             field = convert(format, JsonSchemaFormatField, path=_PATH, ignored=ignored)
             echo = _echo(field, open_mode)
-            # Compiling a hostile schema can take long and must not block the event loop.
-            grammar = await run_in_compile_pool(lambda: _schema_grammar(field, ignored), f"{_PATH}.schema")
+            grammar = await asyncio.to_thread(_schema_grammar, field, ignored)
         case _:
             raise InvalidRequest(
                 f"{_PATH}.type: expected text, json_object or json_schema, not {kind!r}.", param=f"{_PATH}.type"
@@ -67,9 +66,7 @@ async def read_text(given: dict[str, Any] | None, ignored: list[str], *, open_mo
 
 
 def _schema_grammar(field: JsonSchemaFormatField, ignored: list[str]) -> Grammar:
-    grammar = schema_grammar(field.schema, f"{_PATH}.schema", strict=field.strict, ignored=ignored, close=True)
-    check_grammar(grammar, f"{_PATH}.schema")
-    return grammar
+    return schema_grammar(field.schema, f"{_PATH}.schema", strict=field.strict, ignored=ignored, close=True)
 
 
 def _echo(field: JsonSchemaFormatField, open_mode: bool) -> dict[str, Any]:

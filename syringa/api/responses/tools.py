@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from syringa.api.decoding import convert
-from syringa.api.fields.constraints import check_grammar
 from syringa.api.fields.tools import (
     MAX_TOOLS,
     FunctionField,
@@ -24,9 +23,7 @@ from syringa.api.responses.lark_to_regex import lark_to_regex
 from syringa.api.responses.schemas import NAME
 from syringa.errors import InvalidRequest
 from syringa.prompt.chat.tools import Tool, ToolUse
-from syringa.prompt.grammar.compile_pool import run_in_compile_pool
 from syringa.prompt.grammar.schema import enforceable_schema
-from syringa.types import Grammar
 
 _TEXT = {"type": "text"}
 
@@ -93,9 +90,8 @@ async def read_response_tools(
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(tools)}.", param="tools")
     try:
-        # Compiling the schemas validates them.
         reader = _Reader(ignored, open_mode)
-        return await run_in_compile_pool(lambda: reader.read(tools, choice, parallel, constrain_arguments), "tools")
+        return await asyncio.to_thread(reader.read, tools, choice, parallel, constrain_arguments)
     except RecursionError:
         raise InvalidRequest("tools: a schema is nested too deeply.", param="tools") from None
 
@@ -106,7 +102,8 @@ class _Reader:
         self._tools: dict[str, Tool] = {}
         self._types: dict[str, str] = {}
         self._echo: list[dict[str, Any]] = []
-        self._grammar_schemas: dict[str, dict[str, Any]] = {}  # argument schemas of custom tools with a grammar
+        # Argument schemas of custom tools with a grammar, and the paths of the grammars.
+        self._grammar_schemas: dict[str, tuple[dict[str, Any], str]] = {}
 
     def read(self, tools: list[Any], choice: Any, parallel: bool, constrain_arguments: bool) -> ResponseTools:
         for index, given in enumerate(tools):
@@ -142,7 +139,8 @@ class _Reader:
         field = convert(given, FunctionToolField, path=path, ignored=self._ignored)
         tool = read_function(field, path)
         if field.strict is None:
-            tool = msgspec.structs.replace(tool, strict=_can_enforce(tool, f"{path}.parameters"))
+            strict = _can_enforce(tool, f"{path}.parameters")
+            tool = msgspec.structs.replace(tool, strict=strict, best_effort=True)
         self._echo.append(
             {
                 "type": "function",
@@ -163,17 +161,17 @@ class _Reader:
         # The model sees a custom tool as a function with one text parameter, described by the client's grammar.
         description = None
         if format.type == "grammar":
-            self._grammar_schemas[field.name] = _grammar_schema(format, f"{path}.format")
+            self._grammar_schemas[field.name] = _grammar_schema(format, f"{path}.format"), f"{path}.format.definition"
             description = f"A text that matches this {format.syntax} grammar:\n{format.definition}"
         return Tool(
             name=field.name, description=field.description, parameters=custom_tool_parameters(description), strict=True
         )
 
     def _with_patterns(self, use: ToolUse) -> ToolUse:
-        tools = [
-            msgspec.structs.replace(tool, schema=self._grammar_schemas.get(tool.name, tool.schema))
-            for tool in use.tools
-        ]
+        tools = []
+        for tool in use.tools:
+            schema, path = self._grammar_schemas.get(tool.name, (tool.schema, tool.path))
+            tools.append(msgspec.structs.replace(tool, schema=schema, path=path))
         return msgspec.structs.replace(use, tools=tools)
 
     def _choice(self, choice: Any) -> ToolChoice:
@@ -209,7 +207,10 @@ class _Reader:
 
 
 def _can_enforce(tool: Tool, path: str) -> bool:
-    """Return whether a schema can be enforced: if it can, functions without `strict` are strict in this API."""
+    """Return whether a schema can be enforced, as far as is known before it is compiled.
+
+    If it can, functions without `strict` are strict in this API.
+    """
     try:
         arguments_schema(tool.parameters or {}, path, strict=True, ignored=[])
     except InvalidRequest:
@@ -226,8 +227,7 @@ def _grammar_schema(format: CustomFormatField, path: str) -> dict[str, Any]:
     path += ".definition"
     pattern = definition if format.syntax == "regex" else lark_to_regex(definition, path)
     schema = custom_tool_parameters(pattern=pattern)
-    kept, left_out, _ = enforceable_schema(schema)
+    _, left_out, _ = enforceable_schema(schema)
     if left_out:
         raise InvalidRequest(f"{path}: look-around and backreferences are not supported.", param=path)
-    check_grammar(Grammar("json_schema", json.dumps(kept)), path)
     return schema

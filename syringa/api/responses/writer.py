@@ -26,7 +26,7 @@ from syringa.api.responses.response_object import (
     to_response_usage,
 )
 from syringa.api.responses.stream import OPEN_REASONING, REASONING, ItemEvent, ResponseEvent, StreamEvent
-from syringa.errors import EngineOverloaded, RateLimited, RequestError, SyringaError
+from syringa.errors import EngineOverloaded, RateLimited, RequestError, SyringaError, Unauthorized
 from syringa.events import (
     Event,
     Finished,
@@ -219,6 +219,6 @@ def _to_response_error(error: Exception) -> ResponseError:
         return ResponseError("server_error", "The server failed on this request.")
     if isinstance(error, RateLimited | EngineOverloaded):
         return ResponseError("rate_limit_exceeded", error.message)
-    if isinstance(error, RequestError):
+    if isinstance(error, RequestError) and not isinstance(error, Unauthorized):
         return ResponseError("invalid_prompt", error.message)
     return ResponseError("server_error", error.message)

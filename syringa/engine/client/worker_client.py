@@ -117,6 +117,11 @@ class WorkerClient:
         return self._info is not None
 
     @property
+    def lost(self) -> bool:
+        """Whether the connection has ended and will not be made again."""
+        return self._task is not None and self._task.done()
+
+    @property
     def info(self) -> ModelInfo | None:
         """The worker's description of its model; None while it is not ready."""
         return self._info

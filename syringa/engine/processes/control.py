@@ -15,6 +15,7 @@ import msgspec
 
 from syringa.engine.client import protocol
 from syringa.engine.interface import LoadStatus
+from syringa.engine.structured_output.probe_protocol import ProbeOptions
 from syringa.engine.worker.options import WorkerOptions
 
 M = TypeVar("M")
@@ -39,21 +40,44 @@ class ReleaseModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
     key: str
 
 
+class AcquireProbe(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Start the grammar probe with these options, unless it runs. Its socket is in the folder of the control socket."""
+
+    options: ProbeOptions
+
+
+class ClearSuspect(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A suspected request was answered."""
+
+    key: str
+    fingerprint: bytes
+
+
 class WorkerState(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The state of a worker, sent to every API server on every change."""
 
     key: str
     status: LoadStatus
-    socket: str = ""  # of a loaded worker; in status "cold", of a worker that is being unloaded
-    reason: str = ""  # why it waits or failed
+    socket: str = ""  # of a loaded or hanging worker; in status "cold", of a worker that is being unloaded
+    reason: str = ""  # why it waits, hangs or failed
+    hangs: int = 0  # see `WorkerCounts`
+    crashes: int = 0
 
 
-SupervisorRequest = AcquireModel | ReleaseModel
+class Suspects(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The suspected requests of a worker, sent on every change, and after a crash before the new `WorkerState`."""
+
+    key: str
+    levels: dict[bytes, int]  # by fingerprint, see `SuspectTable.levels`
+
+
+SupervisorRequest = AcquireModel | ReleaseModel | AcquireProbe | ClearSuspect
+SupervisorReport = WorkerState | Suspects
 
 
 def worker_key(options: WorkerOptions) -> str:
-    """Return the key of a worker: a hash of its options without the socket."""
-    plain = msgspec.structs.replace(options, socket="")
+    """Return the key of a worker: a hash of its options without what differs between processes."""
+    plain = msgspec.structs.replace(options, socket="", health_fd=-1)
     return hashlib.blake2b(msgspec.json.encode(plain), digest_size=12).hexdigest()
 
 
@@ -61,8 +85,8 @@ def supervisor_decoder() -> protocol.FrameDecoder[SupervisorRequest]:
     return protocol.FrameDecoder(msgspec.msgpack.Decoder(SupervisorRequest))
 
 
-def api_decoder() -> protocol.FrameDecoder[WorkerState]:
-    return protocol.FrameDecoder(msgspec.msgpack.Decoder(WorkerState))
+def api_decoder() -> protocol.FrameDecoder[SupervisorReport]:
+    return protocol.FrameDecoder(msgspec.msgpack.Decoder(SupervisorReport))
 
 
 class MessageConnection(Generic[M]):

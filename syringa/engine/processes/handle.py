@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import os
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
 from syringa.engine.client import protocol
 from syringa.engine.interface import LoadStatus
 from syringa.engine.processes import eviction, managed_process
-from syringa.engine.processes.control import MessageConnection, WorkerState
+from syringa.engine.processes.control import MessageConnection, Suspects, WorkerState
+from syringa.engine.processes.health import HealthPage
+from syringa.engine.processes.suspects import SuspectTable
 from syringa.engine.worker.options import WorkerOptions
 from syringa.types import EngineStats, ModelInfo
 
@@ -30,7 +33,13 @@ _STATUS: dict[Phase, LoadStatus] = {
 
 
 class WorkerHandle:
-    def __init__(self, key: str, options: WorkerOptions, memory_needs: Mapping[eviction.Device, int]) -> None:
+    def __init__(
+        self,
+        key: str,
+        options: WorkerOptions,
+        memory_needs: Mapping[eviction.Device, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.key, self.options, self.memory_needs = key, options, memory_needs
         self.name = options.model  # for logs
         self.device: eviction.Device = "cpu"  # expected, until the worker reports it
@@ -55,6 +64,12 @@ class WorkerHandle:
         self.failed_starts = 0  # in a row
         self.retryable = True  # whether another start may succeed without intervention
         self.failure_reported = False  # whether the worker printed why it failed
+        self.health: HealthPage | None = None
+        self.watched_from = -math.inf  # see `watchdog.assess`
+        self.hanging = False  # whether it does not respond
+        self.kill_reason = ""  # why the watchdog has killed it
+        self.hangs = self.crashes = 0  # see `WorkerCounts`
+        self.suspects = SuspectTable(clock)
         self._backoff = managed_process.MIN_BACKOFF_SECONDS
 
     @property
@@ -66,7 +81,13 @@ class WorkerHandle:
         status = _STATUS[self.phase]
         if self.phase == "unloading" and self.requested_at > self.unload_requested_at:
             status = "loading"
-        return WorkerState(self.key, status, self.socket if self.phase in ("ready", "unloading") else "", self.reason)
+        elif self.phase == "ready" and self.hanging:
+            status = "hanging"
+        socket = self.socket if self.phase in ("ready", "unloading") else ""
+        return WorkerState(self.key, status, socket, self.reason, self.hangs, self.crashes)
+
+    def suspects_message(self) -> Suspects:
+        return Suspects(self.key, self.suspects.levels())
 
     def enter(self, phase: Phase, reason: str, now: float) -> bool:
         """Change the phase. Return whether phase or reason are new."""
@@ -112,7 +133,7 @@ class WorkerHandle:
             key=self.key,
             device=self.device,
             used_at=self.used_at,
-            busy=self.busy,
+            busy=self.busy or self.hanging,  # it would not exit if it was asked to
             state=state,
             memory=max(held, expected),
             held=held,

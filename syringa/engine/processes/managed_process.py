@@ -78,12 +78,16 @@ def spawn(module: str, options: msgspec.Struct, *, pass_fds: tuple[int, ...] = (
     return child
 
 
-def attach_to_parent(options_type: type[T]) -> T:
-    """Read the options of this child process, and exit when the parent does."""
+def attach_to_parent(options_type: type[T], *, watch: bool = True) -> T:
+    """Read the options of this child process, and exit when the parent does.
+
+    Without `watch`, the caller has to exit at the end of its standard input, and no thread is started.
+    """
     line = sys.stdin.buffer.readline()
     if not line:
         raise SystemExit("this is started by `syringa serve`, not by hand")
-    threading.Thread(target=_exit_with_parent, daemon=True, name="parent-watch").start()
+    if watch:
+        threading.Thread(target=_exit_with_parent, daemon=True, name="parent-watch").start()
     return msgspec.json.decode(line, type=options_type)
 
 

@@ -20,9 +20,15 @@ import msgspec
 from syringa.config import Config
 from syringa.engine.client import protocol
 from syringa.engine.cpu.features import available_memory
-from syringa.engine.processes import eviction, managed_process
-from syringa.engine.processes.control import AcquireModel, MessageConnection, WorkerState, worker_key
+from syringa.engine.processes import eviction, managed_process, watchdog
+from syringa.engine.processes.control import (
+    AcquireModel,
+    MessageConnection,
+    SupervisorReport,
+    worker_key,
+)
 from syringa.engine.processes.handle import Phase, WorkerHandle
+from syringa.engine.processes.health import HealthPage, create_page
 from syringa.engine.processes.memory import MemoryPlanner, memory_needs
 from syringa.engine.processes.nvml import GpuMemory, gpu_memory
 from syringa.engine.worker.options import WorkerOptions
@@ -38,6 +44,7 @@ MAX_FAILED_STARTS = 2  # in a row, before the failure is reported
 RECENT_SECONDS = 60.0  # a worker that dies is restarted if it was used within this time
 
 RESTARTING = "the model worker has ended and is being started again"
+HANGING = "the model worker does not respond"
 
 Spawn = Callable[[WorkerOptions], subprocess.Popen[bytes]]
 
@@ -48,18 +55,20 @@ class WorkerManager:
         folder: str,
         config: Config,
         selector: selectors.BaseSelector,
-        publish: Callable[[WorkerState], None],
+        publish: Callable[[SupervisorReport], None],
         *,
-        spawn: Spawn = lambda options: managed_process.spawn(WORKER_MODULE, options),
+        spawn: Spawn = lambda options: managed_process.spawn(WORKER_MODULE, options, pass_fds=(options.health_fd,)),
         clock: Callable[[], float] = time.monotonic,
         free: Callable[[], int] = available_memory,
         gpu: Callable[[], GpuMemory | None] = gpu_memory,
     ) -> None:
-        """`publish` is called with every change of a worker's state."""
+        """`publish` is called with every change of a worker's state and of its suspected requests."""
         self._folder, self._config, self._selector, self._publish = folder, config, selector, publish
         self._spawn, self._clock, self._memory = spawn, clock, MemoryPlanner(config, free, gpu)
+        self._limits = watchdog.WatchdogLimits(config.heartbeat_timeout, config.step_timeout)
         self._workers: dict[str, WorkerHandle] = {}
         self._started = 0
+        self._ticked_at = clock()
         self._stats_interval = STATS_SECONDS
 
     def acquire(self, request: AcquireModel) -> WorkerHandle:
@@ -68,7 +77,9 @@ class WorkerManager:
         key = worker_key(request.options)
         worker = self._workers.get(key)
         if worker is None:
-            worker = self._workers[key] = WorkerHandle(key, request.options, memory_needs(request.options))
+            worker = self._workers[key] = WorkerHandle(
+                key, request.options, memory_needs(request.options), self._clock
+            )
             worker.device = worker.memory_device = self._memory.expected_device(request.options)
         worker.name = request.name or worker.name
         worker.idle_timeout, worker.released = request.idle_timeout, False
@@ -89,8 +100,17 @@ class WorkerManager:
             if worker.phase in ("queued", "failed"):
                 self._set_phase(worker, "cold")
 
-    def states(self) -> list[WorkerState]:
-        return [worker.state() for worker in self._workers.values()]
+    def clear_suspect(self, key: str, fingerprint: bytes) -> None:
+        """Forget a suspected request that was answered."""
+        worker = self._workers.get(key)
+        if worker is not None and worker.suspects.clear(fingerprint):
+            self._publish(worker.suspects_message())
+
+    def reports(self) -> list[SupervisorReport]:
+        """Return what a new API server has to know."""
+        workers = self._workers.values()
+        suspects = [worker.suspects_message() for worker in workers]
+        return [*(each for each in suspects if each.levels), *(worker.state() for worker in workers)]
 
     def processes(self) -> dict[str, int]:
         """Return the process ids of running workers by model."""
@@ -98,9 +118,12 @@ class WorkerManager:
 
     def tick(self) -> None:
         """Read messages, notice exits, unload idle models and start queued ones."""
+        self._notice_pause()
         waiting = any(worker.phase == "queued" for worker in self._workers.values())
         self._stats_interval = URGENT_STATS_SECONDS if waiting else STATS_SECONDS
         for worker in list(self._workers.values()):
+            if worker.suspects.expire():
+                self._publish(worker.suspects_message())
             self._update(worker)
         for key in eviction.models_to_unload(self._resident(), self._clock()):
             worker = self._workers[key]
@@ -138,6 +161,7 @@ class WorkerManager:
         if status is not None:
             self._on_exit(worker, status, now)
             return
+        self._watch(worker, now)
         if worker.phase == "ready" and worker.connection:
             if now - worker.stats_requested_at >= self._stats_interval:
                 worker.stats_requested_at = now
@@ -169,17 +193,57 @@ class WorkerManager:
         if not worker.connection.open and worker.phase == "unloading":
             worker.unload_deadline = min(worker.unload_deadline, now + UNLOAD_SECONDS)
 
+    def _notice_pause(self) -> None:
+        """Give all workers a fresh interval if this process was itself stopped, for example with the machine."""
+        now = self._clock()
+        if now - self._ticked_at > watchdog.MAX_PAUSE_SECONDS:
+            for worker in self._workers.values():
+                worker.watched_from = now
+        self._ticked_at = now
+
+    def _watch(self, worker: WorkerHandle, now: float) -> None:
+        """Notice a worker that hangs, and kill it if that lasts."""
+        assert worker.health is not None
+        verdict = watchdog.assess(worker.health.read(), self._limits, watched_from=worker.watched_from, now=now)
+        if verdict.action == "none":
+            if worker.hanging and not worker.kill_reason:
+                logger.warning("model worker responds again: model=%s", worker.name)
+                worker.hanging = False
+                self._set_phase(worker, worker.phase)
+            return
+        if not worker.hanging:
+            logger.error("model worker hangs: model=%s reason=%r", worker.name, verdict.reason)
+            worker.hanging = True
+            worker.hangs += 1
+            self._set_phase(worker, worker.phase, HANGING if worker.phase == "ready" else worker.reason)
+        if verdict.action == "kill" and not worker.kill_reason:
+            logger.error("model worker is killed because it hangs: model=%s reason=%r", worker.name, verdict.reason)
+            worker.kill_reason = verdict.reason
+            assert worker.process is not None
+            worker.process.kill()  # also ends a stopped process
+
+    def _record_crash(self, worker: WorkerHandle) -> bool:
+        """Remember the requests that were computed when a worker died. Return whether there were any."""
+        running = worker.health.running() if worker.health is not None else []
+        worker.crashes += 1
+        if running:
+            worker.suspects.record_crash(running)
+            self._publish(worker.suspects_message())
+        return bool(running)
+
     def _on_exit(self, worker: WorkerHandle, status: int, now: float) -> None:
-        phase, reason = worker.phase, worker.read_reason()
+        phase, reason, kill_reason = worker.phase, worker.read_reason(), worker.kill_reason
+        served = status != 0 and phase in ("ready", "unloading") and self._record_crash(worker)
         self._clear_process(worker)
+        exit_ = "killed, because it hung" if kill_reason else managed_process.describe_exit(status)
         if phase == "unloading":
             logger.info("model unloaded: model=%s", worker.name)
             self._set_phase(worker, "queued" if worker.requested_at > worker.unload_requested_at else "cold")
             return
         worker.back_off(now)
         if phase == "ready":
-            logger.error("model worker died: model=%s exit=%s", worker.name, managed_process.describe_exit(status))
-            restart = worker.restart or now - max(worker.requested_at, worker.used_at) < RECENT_SECONDS
+            logger.error("model worker died: model=%s exit=%s", worker.name, exit_)
+            restart = worker.restart or served or now - max(worker.requested_at, worker.used_at) < RECENT_SECONDS
             self._set_phase(worker, "queued" if restart else "cold", RESTARTING if restart else "")
             return
         worker.retryable = status != managed_process.EXIT_CANNOT_START
@@ -203,6 +267,8 @@ class WorkerManager:
             self._set_phase(worker, "queued", RESTARTING)
             return
         worker.failure_reported = reported
+        if kill_reason:
+            reason = f"its worker hung while loading: {kill_reason}"
         self._set_phase(worker, "failed", reason or f"its worker ended with {managed_process.describe_exit(status)}")
 
     # Loading and unloading
@@ -242,13 +308,16 @@ class WorkerManager:
         self._started += 1
         worker.socket = str(Path(self._folder) / f"{self._started}.sock")
         worker.free_at_start = free
-        options = msgspec.structs.replace(worker.options, socket=worker.socket)
+        health_fd = create_page()
+        worker.health, worker.watched_from = HealthPage(health_fd), self._clock()
+        options = msgspec.structs.replace(worker.options, socket=worker.socket, health_fd=health_fd)
         if worker.device == "cuda":
             known = [(each.options, each.device) for each in self._workers.values() if not each.released]
             fraction = self._memory.gpu_fraction(options, known)
             options = msgspec.structs.replace(options, gpu_memory_fraction=fraction)
             worker.expected_gpu_bytes = self._memory.gpu_bytes(fraction)
         worker.process = self._spawn(options)
+        os.close(health_fd)
         self._set_phase(worker, "loading")
 
     def _unload(self, worker: WorkerHandle, *, idle: float = 0.0, drain: bool = False) -> None:
@@ -287,8 +356,10 @@ class WorkerManager:
             worker.connection.close()
         if worker.process is not None and worker.process.stdin is not None:
             worker.process.stdin.close()
-        worker.process = worker.connection = None
-        worker.busy, worker.gpu_bytes = False, 0
+        if worker.health is not None:
+            worker.health.close()
+        worker.process = worker.connection = worker.health = None
+        worker.busy, worker.hanging, worker.kill_reason, worker.gpu_bytes = False, False, "", 0
         for path in (worker.socket, worker.reason_file):
             with contextlib.suppress(OSError):
                 os.unlink(path)

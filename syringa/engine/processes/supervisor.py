@@ -21,14 +21,17 @@ from syringa.engine.client import protocol
 from syringa.engine.processes import managed_process
 from syringa.engine.processes.control import (
     AcquireModel,
+    AcquireProbe,
+    ClearSuspect,
     MessageConnection,
     ReleaseModel,
+    SupervisorReport,
     SupervisorRequest,
-    WorkerState,
     supervisor_decoder,
 )
 from syringa.engine.processes.managed_process import ManagedProcess
 from syringa.engine.processes.manager import WorkerManager
+from syringa.engine.processes.probes import GrammarProbes
 from syringa.engine.processes.runtime_dir import runtime_dir
 from syringa.engine.worker.options import WorkerOptions
 from syringa.types import ModelInfo
@@ -77,6 +80,7 @@ class Supervisor:
         self._control = protocol.listen(str(Path(folder) / "control.sock"))
         self._selector.register(self._control, selectors.EVENT_READ)
         self.workers = WorkerManager(folder, config, self._selector, self._broadcast)
+        self.probes = GrammarProbes(folder)
         self.api_servers = [
             self._api_server(ApiServerOptions(
                 config=config,
@@ -149,6 +153,7 @@ class Supervisor:
         for each in self.api_servers:
             each.stop(0.0)
         self._listener.close()  # refuse connections that were not accepted yet
+        self.probes.stop()
         self.workers.stop(STOP_SECONDS)
         for connection in self._connections:
             connection.close()
@@ -161,8 +166,8 @@ class Supervisor:
                 accepted, _ = self._control.accept()
                 connection = MessageConnection(accepted, supervisor_decoder(), self._selector)
                 self._connections.append(connection)
-                for state in self.workers.states():
-                    connection.send(state)
+                for report in self.workers.reports():
+                    connection.send(report)
         for connection in list(self._connections):
             connection.flush()
             for message in connection.receive():
@@ -171,12 +176,16 @@ class Supervisor:
                         connection.send(self.workers.acquire(message).state())
                     case ReleaseModel(key):
                         self.workers.release(key)
+                    case ClearSuspect(key, fingerprint):
+                        self.workers.clear_suspect(key, fingerprint)
+                    case AcquireProbe(options):
+                        self.probes.acquire(options)
             if not connection.open:
                 self._connections.remove(connection)
 
-    def _broadcast(self, state: WorkerState) -> None:
+    def _broadcast(self, report: SupervisorReport) -> None:
         for connection in self._connections:
-            connection.send(state)
+            connection.send(report)
 
 
 def run(

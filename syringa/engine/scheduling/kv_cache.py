@@ -2,7 +2,8 @@
 
 A block is in use (its reference count is above zero), cached (unreferenced, but holding a known prefix) or free. The
 prefix cache finds a block by a hash over its tokens and its parent's hash, so a block matches only after the exact
-prefix it was computed with. Torch-free: the tensors live in the model's cache.
+prefix it was computed with. The chain of hashes begins with the request's cache key, so a tenant does not find the
+blocks of another. Torch-free: the tensors live in the model's cache.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from syringa.engine.scheduling.sequence import Sequence
 
 BLOCK_SIZE = 16  # BLOCK in native/attention.h
-ROOT_HASH = b"\0" * 16
 
 
 class OutOfBlocks(Exception):
@@ -27,7 +27,10 @@ class OutOfBlocks(Exception):
 
 
 def hash_block(parent: bytes, tokens: Seq[int], extra: bytes = b"") -> bytes:
-    """Hash a full block. `extra` covers content that the token ids do not identify, such as images."""
+    """Hash a full block. The parent of the first block is the request's cache key.
+
+    `extra` covers content that the token ids do not identify, such as images.
+    """
     return hashlib.blake2b(array("q", tokens).tobytes() + extra, key=parent, digest_size=16).digest()
 
 
@@ -95,7 +98,7 @@ class BlockPool:
             self._hashes[block] = block_hash
 
     def find_prefix(
-        self, tokens: Seq[int], hash_extra: Callable[[int, int], bytes] | None = None
+        self, cache_key: bytes, tokens: Seq[int], hash_extra: Callable[[int, int], bytes] | None = None
     ) -> tuple[list[int], list[bytes]]:
         """Return the blocks of the longest cached prefix and their hashes, without adding references.
 
@@ -104,7 +107,7 @@ class BlockPool:
         """
         blocks: list[int] = []
         hashes: list[bytes] = []
-        parent = ROOT_HASH
+        parent = cache_key
         if self.caching:
             for start in range(0, len(tokens) - BLOCK_SIZE, BLOCK_SIZE):
                 end = start + BLOCK_SIZE
@@ -147,7 +150,7 @@ def cache_full_blocks(pool: BlockPool, sequence: Sequence) -> None:
     while len(hashes) < full:
         start, end = len(hashes) * BLOCK_SIZE, (len(hashes) + 1) * BLOCK_SIZE
         extra = images.block_hash_extra(start, end) if images else b""
-        block_hash = hash_block(hashes[-1] if hashes else ROOT_HASH, sequence.tokens[start:end], extra)
+        block_hash = hash_block(hashes[-1] if hashes else sequence.request.cache_key, sequence.tokens[start:end], extra)
         pool.add_to_prefix_cache(sequence.block_table[len(hashes)], block_hash)
         hashes.append(block_hash)
 

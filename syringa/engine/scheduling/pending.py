@@ -100,6 +100,11 @@ class PendingRequests:
         return {pending.request.tenant for pending in self._pending}
 
     @property
+    def fingerprints(self) -> list[bytes]:
+        """The fingerprints of the requests that are being prepared now."""
+        return [pending.request.fingerprint for pending in self._pending if not pending.not_started]
+
+    @property
     def any_done(self) -> bool:
         return any(pending.done for pending in self._pending)
 
@@ -118,7 +123,7 @@ class PendingRequests:
         """
         displaced = self._displaced_by(request.tenant)
         own = request.sampling.grammar
-        grammar = self._compiler().compile(own, request.tenant) if own is not None else None
+        grammar = self._compiler().compile(own, request.tenant, request.cache_key) if own is not None else None
         images = self.image_preprocessor.prepare(request) if self.image_preprocessor and request.images else None
         pending = PendingRequest(request, client_id, submitted, grammar, images)
         self._pending.append(pending)

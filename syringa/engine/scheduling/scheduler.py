@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from syringa.engine.scheduling import preemption
 from syringa.engine.scheduling.fair_queue import FairQueue, VirtualTokenCounters
+from syringa.engine.scheduling.isolation import IsolationQueue
 from syringa.engine.scheduling.kv_cache import (
     BLOCK_SIZE,
     BlockPool,
@@ -45,6 +46,7 @@ class Scheduler:
         self.budget = max(limits.step_tokens, limits.max_running)
         self.oom_backoff = OOMBackoff(self.budget)
         self.waiting = FairQueue()
+        self.isolation = IsolationQueue()
         self.token_counters = VirtualTokenCounters(PROMPT_QUANTUM_STEPS * self.budget)
         self.running: dict[Sequence, None] = {}  # in the order of admission
         self.preemptions = 0
@@ -52,17 +54,20 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises `QueueFull`."""
-        if len(self.waiting) >= self.limits.max_queue:
+        if len(self.waiting) + len(self.isolation) >= self.limits.max_queue:
             raise QueueFull
-        self.waiting.add(sequence)
+        (self.waiting if sequence.request.isolation == "none" else self.isolation).add(sequence)
 
     def displaced_by(self, tenant: str) -> Sequence | None:
         """Return the waiting sequence that a full queue drops for `tenant`; None if `tenant` has its share of it."""
         return self.waiting.displaced_by(tenant, self.limits.max_queue)
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, *, in_flight: bool = False) -> SchedulerOutput:
+        """`in_flight`: whether the step before may still be running on a device."""
         if retry := self._schedule_oom_group():
             return retry
+        if self.isolation.active and (alone := self._schedule_isolated(in_flight=in_flight)) is not None:
+            return alone
         output = SchedulerOutput()
         budget = self.oom_backoff.limit
         decoding: list[Sequence] = []
@@ -121,7 +126,7 @@ class Scheduler:
         """Remove a running or waiting sequence and release its blocks."""
         if sequence in self.running:
             self._remove_running(sequence)
-        else:
+        elif not self.isolation.remove(sequence):
             self.waiting.remove(sequence)
         free_blocks(self.pool, sequence)
         self.oom_backoff.forget(sequence)
@@ -140,6 +145,29 @@ class Scheduler:
                 return output
             self.oom_backoff.skip_group()
         return None
+
+    def _schedule_isolated(self, *, in_flight: bool) -> SchedulerOutput | None:
+        """Return an output with nothing but the request that is computed alone; None if there is none any more."""
+        isolation, output = self.isolation, SchedulerOutput()
+        isolation.release(self.running)
+        if isolation.current is None:
+            if not len(isolation):
+                return None
+            if in_flight:
+                return output  # let it end: it may have other requests
+            first = isolation.head()
+            self.waiting.add(first, first=True)
+            while not self._admit(output, first):
+                self._preempt(output, max(self.running, key=preemption.age))
+            isolation.start()
+        assert isolation.current is not None
+        request, budget = isolation.current.request, self.oom_backoff.limit
+        for sequence in [each for each in self.running if each.request is request]:
+            if budget > 0 and sequence in self.running and sequence.needed:
+                cost = self._schedule_sequence(output, sequence, budget)
+                budget -= cost
+                self.token_counters.charge(request.tenant, cost)
+        return output
 
     def _schedule_sequence(self, output: SchedulerOutput, sequence: Sequence, budget: int) -> int:
         """Add as much of a sequence to the output as fits, and return what it costs of the budget.

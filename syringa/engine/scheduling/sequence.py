@@ -108,8 +108,8 @@ class Sequence:
     def find_cached_prefix(self, pool: BlockPool) -> tuple[list[int], list[bytes]]:
         """Return the blocks of the longest cached prefix and their hashes, without splitting an image."""
         if self.prompt_images is None:
-            return pool.find_prefix(self.tokens)
-        blocks, hashes = pool.find_prefix(self.tokens, self.prompt_images.block_hash_extra)
+            return pool.find_prefix(self.request.cache_key, self.tokens)
+        blocks, hashes = pool.find_prefix(self.request.cache_key, self.tokens, self.prompt_images.block_hash_extra)
         count = len(blocks)
         while (begin := self.prompt_images.chunk_begin(count * BLOCK_SIZE)) < count * BLOCK_SIZE:
             count = begin // BLOCK_SIZE

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from llguidance import LLMatcher
@@ -23,6 +24,9 @@ from syringa.engine.structured_output.masks import MaskFiller
 from syringa.grammar import invalid_grammar, parser_limits, plain_message, to_llguidance
 from syringa.grammar.lark import resolve_special_tokens
 from syringa.types import Grammar
+
+CACHE_BYTES = 256 << 20  # of compiled grammars, as measured by the grammar probe
+UNKNOWN_BYTES = 4 << 20  # charged for a grammar that was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +90,28 @@ class GrammarCompiler:
         eos_tokens: Collection[int],
         *,
         threads: int = 2,
-        cache_size: int = 64,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._vocab_size = vocab_size
-        self._cache: OrderedDict[Grammar, Future[_CompiledGrammar]] = OrderedDict()
-        self._cache_size = cache_size
+        # By the request's cache key too: how soon a grammar is ready must not tell a tenant what another one uses.
+        self._cache: OrderedDict[tuple[bytes, Grammar], tuple[Future[_CompiledGrammar], int]] = OrderedDict()
+        self._cache_bytes, self._cached_bytes = cache_bytes, 0
         self._lock = threading.Lock()
         self._limits = parser_limits()
         self._filler = MaskFiller(threads)
-        self._pool = FairThreadPool(threads, "grammar")
+        self._pool = FairThreadPool(threads, "grammar", per_tenant=max(1, threads - 1))
         # Building the tokenizer's trie takes up to a second, which delays neither the start nor the first request.
         self._tokenizer = self._pool.submit(
             "", lambda: build_grammar_tokenizer(tokenizer_json, vocab_size, sorted(eos_tokens))
         )
 
-    def compile(self, grammar: Grammar, tenant: str = "") -> Future[GrammarState]:
+    def compile(self, grammar: Grammar, tenant: str = "", cache_key: bytes = b"") -> Future[GrammarState]:
         """Return a future state at the grammar's start, with its first mask. The future may raise `InvalidRequest`.
 
-        Compilations are fair between tenants: one with a thousand grammars does not block the others.
+        Compilations are fair between tenants: one with a thousand grammars does not block the others. Only a request
+        with the same cache key gets a grammar from the cache.
         """
-        return self._pool.submit(tenant, lambda: self._start(grammar))
+        return self._pool.submit(tenant, lambda: self._start(grammar, cache_key))
 
     def fill_masks(self, states: Sequence[GrammarState | None]) -> torch.Tensor:
         """Return the token mask of each row as int32 bits on the host; all tokens for rows without a grammar.
@@ -128,15 +134,8 @@ class GrammarCompiler:
         self._pool.close()
         self._filler.close()
 
-    def _start(self, grammar: Grammar) -> GrammarState:
-        with self._lock:
-            entry = self._cache.get(grammar)
-            is_new = entry is None
-            if entry is None:
-                entry = self._cache[grammar] = Future()
-                if len(self._cache) > self._cache_size:
-                    self._cache.popitem(last=False)
-            self._cache.move_to_end(grammar)
+    def _start(self, grammar: Grammar, cache_key: bytes) -> GrammarState:
+        entry, is_new = self._cache_entry((cache_key, msgspec.structs.replace(grammar, memory=0)), grammar.memory)
         if is_new:
             try:
                 entry.set_result(self._compile(grammar))
@@ -144,6 +143,21 @@ class GrammarCompiler:
                 entry.set_exception(error)
         compiled = entry.result()
         return GrammarState(compiled, compiled.matcher.deep_copy(), compiled.first_mask)
+
+    def _cache_entry(self, key: tuple[bytes, Grammar], memory: int) -> tuple[Future[_CompiledGrammar], bool]:
+        """Return the entry of a grammar, and whether it is new. `memory` is what the compiled grammar will take."""
+        with self._lock:
+            if (known := self._cache.get(key)) is not None:
+                self._cache.move_to_end(key)
+                return known[0], False
+            entry: Future[_CompiledGrammar] = Future()
+            charge = (memory or UNKNOWN_BYTES) + len(key[1].value) + self._vocab_size // 8  # the text and the first mask
+            self._cache[key] = entry, charge
+            self._cached_bytes += charge
+            while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
+                _, (_, freed) = self._cache.popitem(last=False)
+                self._cached_bytes -= freed
+            return entry, True
 
     def _compile(self, grammar: Grammar) -> _CompiledGrammar:
         tokenizer, special = self._tokenizer.result()

@@ -18,9 +18,12 @@ _ANGLE_BRACKETS = re.compile("<.*>", re.DOTALL)
 
 
 def build_grammar_tokenizer(
-    tokenizer_json: str, vocab_size: int, eos_tokens: list[int]
+    tokenizer_json: str, vocab_size: int | None, eos_tokens: list[int]
 ) -> tuple[LLTokenizer, dict[str, int]]:
-    """Return llguidance's tokenizer, and the ids of the special tokens by their real names."""
+    """Return llguidance's tokenizer, and the ids of the special tokens by their real names.
+
+    `vocab_size` is the number of tokens that masks cover; None: that of the tokenizer.
+    """
     renamed, special_ids = rename_special_tokens(tokenizer_json)
     return LLTokenizer(renamed, n_vocab=vocab_size, eos_token=eos_tokens), special_ids
 

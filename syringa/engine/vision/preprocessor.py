@@ -105,11 +105,11 @@ class ImagePreprocessor:
         try:
             self._wait_for_cache()
             for image in request.images:  # refuse a broken image before the tower encodes the others
-                if self.cache.get(hash_image(image)) is None:
+                if self.cache.get(hash_image(image, request.cache_key)) is None:
                     self.reader.decode(image)
             encoded = []
             for image in request.images:
-                encoded.append(self._get_or_encode(image, canceled))
+                encoded.append(self._get_or_encode(image, hash_image(image, request.cache_key), canceled))
                 self._check_length(len(request.prompt) + sum(len(each.tokens) - 1 for each in encoded))
             tokens, prompt_images = self._expander.expand(request.prompt, encoded)
             self._check_length(len(tokens))
@@ -136,9 +136,8 @@ class ImagePreprocessor:
                 param="messages",
             )
 
-    def _get_or_encode(self, image: Image, canceled: Event) -> EncodedImage:
+    def _get_or_encode(self, image: Image, image_hash: bytes, canceled: Event) -> EncodedImage:
         """Return an image from the cache, or encode it once however many requests need it at the same time."""
-        image_hash = hash_image(image)
         while True:
             with self._lock:
                 if cached := self.cache.get(image_hash):

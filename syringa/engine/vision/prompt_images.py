@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +13,13 @@ import numpy as np
 from syringa.types import Image
 
 
-def hash_image(image: Image) -> bytes:
-    """Return a hash of what the model gets from an image: its content, and whether it is of low detail."""
-    return image.digest + (b"low" if image.detail == "low" else b"full")
+def hash_image(image: Image, cache_key: bytes) -> bytes:
+    """Return a hash of what the model gets from an image: its content, and whether it is of low detail.
+
+    It depends on the request's cache key too, so that a tenant does not find the images of another.
+    """
+    detail = b"low" if image.detail == "low" else b"full"
+    return hashlib.blake2b(image.digest + detail, key=cache_key, digest_size=32).digest()
 
 
 @dataclass(eq=False)

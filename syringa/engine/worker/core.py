@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,6 +66,10 @@ class EngineCore:
         self._refused: list[tuple[int, str, SyringaError]] = []
         self._sequences: dict[tuple[int, str], list[Sequence]] = defaultdict(list)  # by client and request id
         self._failed: list[ClientDelta] = []
+        self._held: list[ClientDelta] = []  # while requests are computed alone
+        # Receives the fingerprints of the requests that a step computes, before it does.
+        self.record_running: Callable[[Iterable[bytes]], None] = lambda fingerprints: None
+        self._last_batch: list[bytes] = []
         self._callbacks = StepCallbacks(self._process_token, self._score_prompt, self._fill_masks)
         self.runner: ModelRunner | None = None
         self.executor: Executor = SyncExecutor(loaded, self.cache, self.sampler, self.scheduler, self._callbacks)
@@ -77,8 +81,9 @@ class EngineCore:
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        queued = self.scheduler.running or len(self.scheduler.waiting) or self._failed or self.pending.any_done
-        return bool(queued or self.executor.busy)
+        scheduler = self.scheduler
+        queued = scheduler.running or len(scheduler.waiting) or scheduler.isolation.active
+        return bool(queued or self._failed or self._held or self.pending.any_done or self.executor.busy)
 
     @property
     def next_step_delay(self) -> float | None:
@@ -136,14 +141,17 @@ class EngineCore:
         started = time.perf_counter()
         self._enqueue_prepared()
         self._refuse_overdue(started)
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(in_flight=self.executor.busy)
         deltas, self._failed = self._failed, []
         if output.scheduled or self.executor.busy:
+            self._record_running(output)
             self.counters.record_first_steps(output, started)
             for fork in output.forks:
                 self._sequences[fork.client_id, fork.request.id].append(fork)
             deltas += self._execute(output)
             self.counters.record_step(started)
+        if self.scheduler.isolation.active or self._held:
+            deltas = self._hold(deltas)
         return deltas
 
     def take_refused(self) -> list[tuple[int, str, SyringaError]]:
@@ -159,6 +167,23 @@ class EngineCore:
         self.pending.close()
 
     # One step
+
+    def _record_running(self, output: SchedulerOutput) -> None:
+        batch = [item.sequence.request.fingerprint for item in output.scheduled]
+        before = self._last_batch if self.executor.busy else ()
+        self.record_running((*batch, *before, *self.pending.fingerprints))
+        self._last_batch = batch
+
+    def _hold(self, deltas: list[ClientDelta]) -> list[ClientDelta]:
+        """Hold deltas while requests are computed alone, and return all of them afterwards.
+
+        If one of these crashes the worker, the others have sent nothing and can be computed again.
+        """
+        self._held += deltas
+        if self.scheduler.isolation.active:
+            return []
+        held, self._held = self._held, []
+        return held
 
     def _execute(self, output: SchedulerOutput) -> list[ClientDelta]:
         """Run an output. One that runs out of memory is rolled back, and its sequences are scheduled again."""
@@ -286,6 +311,7 @@ class EngineCore:
         before = now - self.scheduler.limits.queue_seconds
         overdue: list[Sequence | PendingRequest] = [
             *self.scheduler.waiting.overdue(before),
+            *self.scheduler.isolation.overdue(before),
             *self.pending.overdue(before),
         ]
         for late in overdue:

@@ -30,11 +30,12 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 0  # 0: depends on the device
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
+    health_fd: int = -1  # file descriptor of the health page; -1: without a supervisor
 
     @classmethod
     def from_config(cls, spec: ModelSpec, config: Config, socket: str = "") -> WorkerOptions:
         """Return the options of a model: its own settings where it has them, and the server's for the rest."""
-        names = [name for name in cls.__struct_fields__ if name not in ("socket", "model")]
+        names = [name for name in cls.__struct_fields__ if name not in ("socket", "model", "health_fd")]
         settings = {name: getattr(spec if hasattr(spec, name) else config, name) for name in names}
         return cls(socket=socket, model=spec.path, **settings)
 

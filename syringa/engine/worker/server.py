@@ -18,6 +18,7 @@ from syringa import logs
 from syringa.engine.client import protocol
 from syringa.engine.cpu.features import NO_MEMORY, disable_broken_amx
 from syringa.engine.processes import managed_process
+from syringa.engine.processes.health import HealthPage, start_heartbeat
 from syringa.engine.scheduling.oom import NO_GPU_MEMORY, is_oom
 from syringa.engine.worker.options import WorkerOptions
 from syringa.engine.worker.startup import load_engine
@@ -46,8 +47,12 @@ class ClientConnection:
 class WorkerServer:
     """Serve one `EngineCore` to any number of API processes."""
 
-    def __init__(self, core: EngineCore, ready: protocol.Ready, listener: socket.socket) -> None:
+    def __init__(
+        self, core: EngineCore, ready: protocol.Ready, listener: socket.socket, health: HealthPage | None = None
+    ) -> None:
+        """`health`: what the supervisor sees of the step loop."""
         self.core = core
+        self.health = health or HealthPage()
         self.ready = ready
         self.listener = listener
         self.clients: dict[int, ClientConnection] = {}
@@ -61,6 +66,7 @@ class WorkerServer:
         self._wake_writer.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         core.pending.on_ready = self.wake
+        core.record_running = self.health.set_running
 
     def wake(self) -> None:
         """Interrupt a wait for messages. Callable from any thread and from a signal handler."""
@@ -68,6 +74,7 @@ class WorkerServer:
             self._wake_writer.send(b"!")
 
     def run(self) -> None:
+        self.health.set_phase("serving")
         while not self.stopping:
             self.receive()
             self.send(self.core.step())
@@ -77,7 +84,13 @@ class WorkerServer:
 
     def receive(self) -> None:
         """Handle the messages that have arrived. Wait for one if there is nothing to compute."""
-        for key, _ in self._selector.select(self.core.next_step_delay):
+        delay = self.core.next_step_delay
+        if delay != 0.0:
+            self.health.set_running(self.core.pending.fingerprints)
+        self.health.end_step()
+        events = self._selector.select(delay)
+        self.health.begin_step()
+        for key, _ in events:
             if key.fileobj is self.listener:
                 self._accept()
             elif key.fileobj is self._wake_reader:
@@ -189,6 +202,14 @@ def exit_status(error: StartupError) -> int:
     )
 
 
+def report_health(options: WorkerOptions) -> HealthPage:
+    """Begin to report the health of this process to the supervisor."""
+    health = HealthPage(options.health_fd)
+    health.begin_step()
+    start_heartbeat(health)
+    return health
+
+
 def main() -> None:
     options = managed_process.attach_to_parent(WorkerOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the supervisor stops them in order
@@ -198,9 +219,10 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Number GPUs as the driver does, which reports their free memory to the supervisor.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    health = report_health(options)
     listener = protocol.listen(options.socket)
     try:
-        core, ready = load_engine(options)
+        core, ready = load_engine(options, on_progress=health.begin_step)
     except StartupError as error:
         managed_process.exit_with_reason(error.message, exit_status(error), options.reason_file)
     except (MemoryError, RuntimeError) as error:
@@ -208,7 +230,7 @@ def main() -> None:
             raise
         status = managed_process.EXIT_NO_GPU_MEMORY if "CUDA" in str(error) else managed_process.EXIT_NO_MEMORY
         managed_process.exit_with_reason(f"there is too little memory for {options.model}", status, options.reason_file)
-    server = WorkerServer(core, ready, listener)
+    server = WorkerServer(core, ready, listener, health)
 
     def stop(*_: object) -> None:
         server.stopping = True

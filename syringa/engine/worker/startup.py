@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 8192
 
 
-def load_engine(options: WorkerOptions) -> tuple[EngineCore, protocol.Ready]:
-    """Load the model and return its engine with the worker's `Ready` message. Raises `StartupError`."""
+def load_engine(
+    options: WorkerOptions, on_progress: Callable[[], None] = lambda: None
+) -> tuple[EngineCore, protocol.Ready]:
+    """Load the model and return its engine with the worker's `Ready` message. Raises `StartupError`.
+
+    `on_progress` is called with each part that is done.
+    """
     from syringa.engine.loading.loader import LoadOptions, load_model
     from syringa.engine.scheduling.limits import ATTENTION_SPAN, GPU_ATTENTION_SPAN, SchedulerLimits
     from syringa.engine.worker.core import EngineCore
@@ -34,7 +39,7 @@ def load_engine(options: WorkerOptions) -> tuple[EngineCore, protocol.Ready]:
         attention=options.attention,
         deterministic=options.deterministic,
     )
-    with progress_bar("Reading weights") as advance:
+    with progress_bar("Reading weights", on_progress) as advance:
         loaded = load_model(load_options, advance)
     limits = SchedulerLimits(
         options.step_tokens or (GPU_STEP_TOKENS if loaded.gpu else CPU_STEP_TOKENS),
@@ -44,7 +49,8 @@ def load_engine(options: WorkerOptions) -> tuple[EngineCore, protocol.Ready]:
         GPU_ATTENTION_SPAN if loaded.gpu else ATTENTION_SPAN,
         options.gpu_memory_fraction,
     )
-    with progress_bar("Recording CUDA graphs") as advance:
+    on_progress()
+    with progress_bar("Recording CUDA graphs", on_progress) as advance:
         core = EngineCore(
             loaded,
             limits,
@@ -64,8 +70,11 @@ def load_engine(options: WorkerOptions) -> tuple[EngineCore, protocol.Ready]:
 
 
 @contextlib.contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar from the first call of the yielded function; nothing if standard error is no terminal."""
+def progress_bar(label: str, on_progress: Callable[[], None]) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar from the first call of the yielded function; nothing if standard error is no terminal.
+
+    `on_progress` is called with each call of that function.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -73,4 +82,9 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     columns = TextColumn(label), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None, visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+        def advance(done: int, total: int) -> None:
+            on_progress()
+            bar.update(task, completed=done, total=total, visible=True)
+
+        yield advance

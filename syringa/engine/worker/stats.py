@@ -42,11 +42,11 @@ class EngineCounters:
                 self.counts["cached_tokens"] += sequence.cached
 
     def stats(self, scheduler: Scheduler, pending: PendingRequests, *, busy: bool) -> EngineStats:
-        pool, waiting = scheduler.pool, scheduler.waiting
+        pool, waiting, isolation = scheduler.pool, scheduler.waiting, scheduler.isolation
         return EngineStats(
             running=len(scheduler.running),
-            waiting=len(waiting) + len(pending),
-            queue_tenants=len(waiting.tenants | pending.tenants),
+            waiting=len(waiting) + len(isolation) + len(pending),
+            queue_tenants=len(waiting.tenants | isolation.tenants | pending.tenants),
             idle_seconds=0.0 if busy or len(pending) else time.perf_counter() - self.last_active,
             blocks_total=pool.total,
             blocks_free=pool.free,

@@ -16,6 +16,7 @@ from syringa.http.dispatch import TIMEOUT_HEADER, parse_timeout
 from syringa.http.middleware.errors import shutdown_error
 from syringa.http.routing import Access
 from syringa.service.app_state import AppState
+from syringa.service.auth.key_cache import UnknownKey
 from syringa.service.auth.keys import Caller
 
 
@@ -38,7 +39,7 @@ class AuthMiddleware:
             return
         is_post = scope.get("method") == "POST"
         try:
-            caller = context.caller = self._app_state.keys.authenticate(context.headers.get(b"authorization"))
+            caller = context.caller = await self._authenticate(context.headers.get(b"authorization"))
         except SyringaError as error:
             if is_post and endpoint.metered:
                 self._app_state.metrics.count_refused(endpoint.metrics_label, error.status)
@@ -53,6 +54,12 @@ class AuthMiddleware:
         else:
             await self._limit(context, caller, scope, receive, send)
 
+    async def _authenticate(self, header: bytes | None) -> Caller:
+        try:
+            return self._app_state.keys.authenticate(header)
+        except UnknownKey:
+            return await self._app_state.keys.authenticate_new(header)
+
     async def _account(
         self, context: RequestContext, caller: Caller, scope: Scope, receive: Receive, send: Send
     ) -> None:
@@ -60,7 +67,9 @@ class AuthMiddleware:
         accounting = context.accounting = self._app_state.start_accounting(caller, label, context.request_id)
         try:
             accounting.timeout = parse_timeout(context.headers.get(TIMEOUT_HEADER.encode()))
-            await self._limit(context, caller, scope, receive, send)
+            accounting.admission = self._app_state.limiter.acquire(caller)
+            context.response_headers = accounting.admission.headers
+            await self._app(scope, receive, send)
         except ClientDisconnect:  # before its body was complete
             accounting.cancel()
             raise
@@ -71,7 +80,7 @@ class AuthMiddleware:
             accounting.fail(error)
             raise
         finally:
-            if not accounting.detached:
+            if not accounting.detached:  # a background response keeps its admission until it ends
                 accounting.close()
 
     async def _limit(self, context: RequestContext, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:

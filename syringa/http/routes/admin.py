@@ -27,9 +27,10 @@ from syringa.api.admin import (
 from syringa.config import Config
 from syringa.errors import InvalidRequest, NotFound
 from syringa.http import dependencies
+from syringa.service.app_state import AppState
 from syringa.service.auth import keys
 from syringa.service.auth.keys import RateLimits
-from syringa.store import Grouping, Store, UsageFilter
+from syringa.store import Grouping, UsageFilter
 
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent")
 _USAGE_PARAMETERS = ("by", "since", "until", "key", "model", "format")
@@ -37,8 +38,8 @@ _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 
 class AdminRoutes:
-    def __init__(self, config: Config, store: Store) -> None:
-        self._config, self._store = config, store
+    def __init__(self, config: Config, app_state: AppState) -> None:
+        self._config, self._app_state, self._store = config, app_state, app_state.store
 
     # Keys
 
@@ -55,6 +56,7 @@ class AdminRoutes:
             expires_at=body.expires_at,
         )
         await self._store.write(lambda session: session.keys.create(stored))
+        await self._app_state.refresh_keys()
         return dependencies.json(to_wire(stored, NewKey, key=key), headers | {"cache-control": "no-store"})
 
     async def list_keys(self, request: Request) -> Response:
@@ -74,11 +76,12 @@ class AdminRoutes:
         return dependencies.json(to_wire(found, KeyEntry))
 
     async def revoke_key(self, request: Request) -> Response:
-        """Revoke a key. Every process rejects it within a second."""
+        """Revoke a key. Every process rejects it and ends what it has started within a second."""
         id = request.path_params["key_id"]
         found = await self._store.write(lambda session: session.keys.revoke(id))
         if found is None:
             raise _key_not_found(id)
+        await self._app_state.refresh_keys()
         return dependencies.json(to_wire(found, KeyEntry))
 
     # Organizations
@@ -102,6 +105,7 @@ class AdminRoutes:
         given = {name: getattr(body, name) for name in _LIMITS}
         limits = {name: None if limit == "default" else limit for name, limit in given.items() if limit is not None}
         found = await self._store.write(lambda session: session.organizations.set_limits(id, limits))
+        await self._app_state.refresh_keys()
         return dependencies.json(to_wire(found, OrganizationEntry), headers)
 
     # Usage

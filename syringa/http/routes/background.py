@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -15,8 +16,10 @@ from syringa.generation import Emit
 from syringa.http.middleware.access_log import log_response
 from syringa.http.middleware.errors import error_envelope
 from syringa.http.routes.response_run import ResponseRun, ResponseRuns
+from syringa.http.streaming.cancellation import CancelScope
 from syringa.http.streaming.sse import DONE, EventStreamResponse, Framing, encode
 from syringa.service.app_state import AppState
+from syringa.service.auth.key_watch import Cancel
 from syringa.service.responses.background import BackgroundResponse, follow_stored
 from syringa.service.responses.recorder import ResponseObject
 from syringa.store import Store, StoredEvent
@@ -31,7 +34,7 @@ async def begin(
     assert response_run.recorder is not None
     created, queued, started = response_run.writer.begin(queued=True)
     response: ResponseObject = msgspec.to_builtins(created)["response"]
-    with app_state.background.reserve():
+    with app_state.background.reserve(response_run.recorder.organization):
         await runs.begin(response_run, response)
         background = BackgroundResponse(response_run.recorder)
         background.publish(_to_stored([created, queued]))
@@ -108,14 +111,23 @@ class _StoredEventFraming:
 
 
 def stream_response(
-    source: AsyncIterator[Sequence[StoredEvent]], *, open_mode: bool, headers: dict[str, str], keep_alive: float
+    source: AsyncIterator[Sequence[StoredEvent]],
+    watching: Callable[[Cancel], AbstractContextManager[None]],
+    *,
+    open_mode: bool,
+    headers: dict[str, str],
+    keep_alive: float,
 ) -> EventStreamResponse:
-    """Return a stream of the events of `source`. A client that disconnects does not affect the response itself."""
+    """Return a stream of the events of `source`. A client that disconnects does not affect the response itself.
+
+    `watching` ends the stream when the client's API key becomes invalid.
+    """
 
     async def emit_stored(emit: Emit) -> None:
         emit_any: Any = emit  # stored events take the place of generated ones
-        async for events in source:
-            emit_any(events)
+        with CancelScope() as scope, watching(scope.cancel):
+            async for events in source:
+                emit_any(events)
 
     stored = _StoredEventFraming(open_mode)
     framing = Framing(stored.frame, stored.fail, DONE if open_mode else b"")

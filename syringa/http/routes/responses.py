@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -33,7 +34,7 @@ from syringa.http.streaming.sse import (
 from syringa.service.app_state import AppState
 from syringa.service.responses import process_identity, recorder
 from syringa.service.responses.history import decode_items
-from syringa.store import ACTIVE, ItemPage, ResponseKey, StoredResponse
+from syringa.store import ACTIVE, ItemPage, ResponseKey, StoredEvent, StoredResponse
 
 
 class ResponseRoutes:
@@ -50,9 +51,7 @@ class ResponseRoutes:
             background_response, response = await background.begin(self._runs, run, self._app_state)
             if not body.stream:
                 return dependencies.json(response, headers)
-            return background.stream_response(
-                background_response.follow(-1), open_mode=open_mode, headers=headers, keep_alive=self._config.keep_alive
-            )
+            return self._stream_background(request, background_response.follow(-1), open_mode, headers)
         await self._runs.begin(run)
         if body.stream:
             return self._stream(run, open_mode, headers)
@@ -92,7 +91,19 @@ class ResponseRoutes:
             )
         events = background.stored_events(self._app_state, self._responses.store, organization, id, after)
         open_mode = dependencies.open_mode(request, self._config)
-        return background.stream_response(events, open_mode=open_mode, headers={}, keep_alive=self._config.keep_alive)
+        return self._stream_background(request, events, open_mode, {})
+
+    def _stream_background(
+        self,
+        request: Request,
+        events: AsyncIterator[Sequence[StoredEvent]],
+        open_mode: bool,
+        headers: dict[str, str],
+    ) -> EventStreamResponse:
+        watching = functools.partial(self._app_state.key_watch.watching, dependencies.caller(request))
+        return background.stream_response(
+            events, watching, open_mode=open_mode, headers=headers, keep_alive=self._config.keep_alive
+        )
 
     async def delete(self, request: Request) -> Response:
         organization, id = dependencies.organization(request), request.path_params["response_id"]

@@ -39,7 +39,7 @@ logger = logging.getLogger("syringa.http")
 CREATE = "response.create"
 _FORBIDDEN = ("background",)
 _FORBIDDEN_OPEN = ("stream", "stream_options", *_FORBIDDEN)
-_GOING_AWAY = 1001
+_GOING_AWAY, _POLICY_VIOLATION = 1001, 1008  # close codes
 _MAX_UNSENT = 1000  # messages; beyond that, no more messages are received until the client reads
 _EMPTY_INPUT = "."
 _GRACE_SECONDS = 1.0  # after which `response.created` is sent, even if the engine has not begun
@@ -91,15 +91,18 @@ class _Connection:
         self._memory: dict[str, Items] = {}  # of the last response only, including what it continues
         self._response_task: asyncio.Task[None] | None = None
         self._queue: asyncio.Queue[str | None] = asyncio.Queue()
+        self._close_reason: tuple[int, str] | None = None  # set when the server is to close the connection
 
     async def serve(self) -> None:
         sending = asyncio.create_task(self._send_queued())
         self._app_state.drain_callbacks.add(self._drain)
+        caller = dependencies.caller(self._socket)
         try:
-            while (text := await self._receive()) is not None:
-                self._handle(text)
-                if self._queue.qsize() > _MAX_UNSENT:
-                    await self._wait_for_reader(sending)
+            with self._app_state.key_watch.watching(caller, self._end_key):
+                while (text := await self._receive()) is not None:
+                    self._handle(text)
+                    if self._queue.qsize() > _MAX_UNSENT:
+                        await self._wait_for_reader(sending)
         finally:
             self._app_state.drain_callbacks.discard(self._drain)
             if self._response_task is not None:
@@ -109,7 +112,19 @@ class _Connection:
             await asyncio.gather(sending, return_exceptions=True)
 
     def _drain(self) -> None:
-        """Close the connection because the server shuts down; a running response is finished first."""
+        """Close the connection because the server shuts down."""
+        self._close(_GOING_AWAY, "server shutdown")
+
+    def _end_key(self, error: Exception) -> None:
+        """Close the connection because its API key is no longer valid. A running response fails with the same error."""
+        if self._close_reason is None:
+            if not self._is_busy():
+                self._send_error(error)
+            self._close(_POLICY_VIOLATION, str(error))
+
+    def _close(self, code: int, reason: str) -> None:
+        """Close the connection after the running response."""
+        self._close_reason = (code, reason)
         if not self._is_busy():
             self._queue.put_nowait(None)
 
@@ -164,9 +179,8 @@ class _Connection:
         except SyringaError as error:  # the API key was revoked or has expired
             self._send_error(error)
             return
-        admission = None
         try:
-            admission = self._app_state.limiter.acquire(accounting.caller)
+            accounting.admission = self._app_state.limiter.acquire(accounting.caller)
             run = await self._prepare(message, accounting)
             dependencies.ignored_fields_header(self._config, message.ignored)
             await self._runs.begin(run)
@@ -180,11 +194,9 @@ class _Connection:
                 logger.error("websocket: response failed", exc_info=error)
             self._send_error(error)
         finally:
-            if admission is not None:
-                admission.release()
             accounting.close()
             log_response(accounting)
-            if self._app_state.draining:
+            if self._close_reason is not None:
                 self._queue.put_nowait(None)
 
     async def _prepare(self, message: _CreateMessage, accounting: RequestAccounting) -> ResponseRun:
@@ -268,8 +280,8 @@ class _Connection:
             while (text := await self._queue.get()) is not None:
                 await self._socket.send_text(text)
                 self._queue.task_done()
-            if self._app_state.draining:
-                await self._socket.close(_GOING_AWAY, "server shutdown")
+            if self._close_reason is not None:
+                await self._socket.close(*self._close_reason)
 
 
 def _parse(text: str, open_mode: bool) -> _CreateMessage:

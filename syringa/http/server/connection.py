@@ -1,9 +1,14 @@
-"""Client connections: uvicorn's protocols, with limits on what a slow, broken or hostile client can cost.
+"""HTTP connections: uvicorn's protocol, with limits on what a slow, broken or hostile client can cost.
 
 - A request has to arrive completely within `read_timeout` seconds of its first byte, and a new connection has to send
   one within that time (408). Time during which the server does not read does not count.
+- Received data is parsed in slices, so that a flood of tiny chunks or headers delays no other connection (see
+  `read_scheduler`).
 - The head of a request may have 64 KiB (431) and its target 8 KiB (414). The framing of a chunked body may be a few
   times as long as the body. Trailers are ignored: they would pass for headers.
+- Requests that a proxy might understand differently are rejected (400): those without exactly one Host, and what the
+  parser refuses, such as ambiguous lengths. Transfer codings other than `chunked` are not implemented (501).
+- After a response that did not wait for a long body, what the client still sends is discarded for two seconds.
 - A client that reads nothing for a minute is disconnected (see `limits`).
 - The number of connections is limited by the open files of the process. Above the limit, idle connections are closed,
   and new ones get a 503 or, far above it, are closed.
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import urllib.parse
 from typing import Any, cast
 
@@ -25,12 +31,12 @@ import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from syringa.errors import EngineOverloaded, RequestError, SyringaError
 from syringa.http.context import REQUEST_CYCLE, set_response_status
 from syringa.http.middleware.errors import error_response
 from syringa.http.server.limits import OVERFLOW_CONNECTIONS, ConnectionLimits, WriteTimeout
+from syringa.http.server.read_scheduler import ReadScheduler, SlicedReader
 from syringa.http.server.request_cycle import RequestCycle, date_header
 
 MAX_HEAD_BYTES = 64 << 10
@@ -38,9 +44,12 @@ MAX_TARGET_BYTES = 8 << 10
 MAX_HANDSHAKE_HEADERS, MAX_HANDSHAKE_LINE = 120, 8000  # limits of the WebSocket library, which parses the head again
 MAX_FRAMING_RATIO = 8  # bytes of framing for each byte of a body: chunks of one byte have 5
 MAX_PIPELINED = 32
+MAX_SKIPPED_BYTES = 1 << 20  # of a body: after an early response to a longer one, the connection is closed
 _OVERFLOW_READ_SECONDS = 1.0  # for a connection over the limit to send the first byte of its request
 _SLOW_HEAD_SECONDS = 10.0  # for it to complete the head
-_LINGER_SECONDS = 1.0  # after an early response: an immediate close could discard it while the client is still sending
+_LINGER_SECONDS = 2.0  # after an early response: an immediate close could discard it while the client is still sending
+_REQUEST_WORK = 16  # of the parser, for each request (see `read_scheduler`)
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 
 
 class RejectedRequest(RequestError):
@@ -51,27 +60,41 @@ class RejectedRequest(RequestError):
         self.status = status
 
 
-class HttpConnection(WriteTimeout, HttpToolsProtocol):
+class _FlowControl(FlowControl):
+    """Resumes reading only after the data that was received before is parsed."""
+
+    def __init__(self, transport: asyncio.Transport, reader: SlicedReader) -> None:
+        super().__init__(transport)
+        self._reader = reader
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self._reader.resume_socket()
+
+
+class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
     """An HTTP connection."""
 
-    def __init__(self, limits: ConnectionLimits, **uvicorn_arguments: Any) -> None:
+    def __init__(self, limits: ConnectionLimits, reads: ReadScheduler, **uvicorn_arguments: Any) -> None:
         super().__init__(**uvicorn_arguments)
-        self._limits = limits
+        self._limits, self._reads = limits, reads
         self._running: RequestCycle | None = None  # being responded to; `cycle` is the latest that was received
         self._in_head = True  # the head of the current request is incomplete
         self._complete = False  # all requests that were begun are complete
         self._request_bytes = self._body_bytes = 0  # of the current request
+        self._can_skip_body = True  # that of the current request, if it is not read by the app
+        self._work = 0  # events of the parser in the current slice
         self._created_at = self.loop.time()
         self._upgrading = False
         self._over_limit = False  # the connection was accepted above the connection limit
-        self._ignoring_input = False
         self._rejection: SyringaError | None = None  # of the latest request, sent after the earlier responses
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
         """Whether it is only kept alive for another request."""
-        return self._complete and not self._ignoring_input and not self._is_responding()
+        return self._complete and not self._discarding and not self._is_responding()
 
     @property
     def unused(self) -> bool:
@@ -83,7 +106,7 @@ class HttpConnection(WriteTimeout, HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # Like uvicorn's, without the addresses of both ends: they are not used, and cost as much as parsing a request.
         self.connections.add(self)
-        self.transport, self.flow, self.scheme = transport, FlowControl(transport), "http"
+        self.transport, self.flow, self.scheme = transport, _FlowControl(transport, self), "http"
         limits = self._limits
         if (overflow := len(self.connections) - limits.max_connections) > 0:
             self._over_limit = True
@@ -118,9 +141,11 @@ class HttpConnection(WriteTimeout, HttpToolsProtocol):
         if running is not None and running.response_started and not running.response_complete:
             running.abandon()
 
-    def data_received(self, data: bytes) -> None:
-        if self._ignoring_input:
-            return
+    def is_read_paused(self) -> bool:
+        return self.flow.read_paused
+
+    def parse_slice(self, data: bytes | memoryview) -> int:
+        self._work = 0
         self._request_bytes = len(data) if self._complete else self._request_bytes + len(data)
         try:
             self._feed_parser(data)
@@ -138,6 +163,7 @@ class HttpConnection(WriteTimeout, HttpToolsProtocol):
                 self._cancel_timer()
             elif self._timer is None:
                 self._start_read_timer(self._limits.read_timeout)
+        return self._work
 
     # Callbacks of the parser
 
@@ -145,8 +171,10 @@ class HttpConnection(WriteTimeout, HttpToolsProtocol):
         super().on_message_begin()
         self._unset_keepalive_if_required()
         self._in_head, self._complete, self._body_bytes = True, False, 0
+        self._work += _REQUEST_WORK
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._work += 1
         if self._in_head:
             super().on_header(name, value)
 
@@ -191,10 +219,12 @@ class HttpConnection(WriteTimeout, HttpToolsProtocol):
             keep_alive=keep_alive,
             on_response=self.on_response_complete,
         )
+        cycle.can_skip_body = self._can_skip_body
         self.scope["extensions"] = {REQUEST_CYCLE: cast(Any, cycle)}
         return cycle
 
     def on_body(self, body: bytes) -> None:
+        self._work += 1
         self._body_bytes += len(body)
         super().on_body(body)
 
@@ -230,10 +260,33 @@ class HttpConnection(WriteTimeout, HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             message = "Too many requests were sent without waiting for a response."
             raise RejectedRequest(400, "too_many_pipelined", message)
+        self._check_framing_headers()
         if self.parser.should_upgrade() and self._should_upgrade():
             longest = max(len(name) + len(value) for name, value in self.headers)
             if len(self.headers) > MAX_HANDSHAKE_HEADERS or longest > MAX_HANDSHAKE_LINE:
                 raise _head_too_large()
+
+    def _check_framing_headers(self) -> None:
+        """Check what decides where a request ends and to whom it is addressed. Lengths were checked by the parser."""
+        hosts, codings, self._can_skip_body = [], [], True
+        for name, value in self.headers:
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"transfer-encoding":
+                codings.append(value)
+            elif name == b"content-length":
+                self._can_skip_body = int(value) <= MAX_SKIPPED_BYTES
+        is_old = self.parser.get_http_version() == "1.0"
+        if len(hosts) > 1 or not (hosts or is_old) or not all(map(_HOST.fullmatch, hosts)):
+            raise RejectedRequest(400, "malformed_request", "A request needs exactly one valid Host header.")
+        if codings:
+            self._can_skip_body = False
+            coding = b", ".join(codings).strip().lower()
+            if is_old or not coding.endswith(b"chunked"):
+                raise RejectedRequest(400, "malformed_request", "A Transfer-Encoding must end with chunked.")
+            if coding != b"chunked":
+                message = "The only Transfer-Encoding that is supported is chunked."
+                raise RejectedRequest(501, "unsupported_transfer_encoding", message)
 
     def _check_framing(self) -> None:
         framing_bytes = self._request_bytes - self._body_bytes
@@ -251,7 +304,7 @@ class HttpConnection(WriteTimeout, HttpToolsProtocol):
 
     def _read_timed_out(self) -> None:
         self._timer = None
-        if self.flow.read_paused:  # the rest may have been sent, but was not read
+        if self.flow.read_paused or self.has_unparsed_data:  # the rest may have been sent, but was not read
             self._start_read_timer(self._limits.read_timeout)
             return
         late = RejectedRequest(408, "request_timeout", "The request did not arrive in time.")
@@ -266,13 +319,13 @@ class HttpConnection(WriteTimeout, HttpToolsProtocol):
 
     # Upgrades
 
-    def _feed_parser(self, data: bytes) -> None:
+    def _feed_parser(self, data: bytes | memoryview) -> None:
         try:
             self.parser.feed_data(data)
             return
         except httptools.HttpParserUpgrade as upgrade:
             end_of_head = upgrade.args[0]
-        self._upgrade(data[end_of_head:])
+        self._upgrade(bytes(data[end_of_head:]))
 
     def _upgrade(self, rest: bytes) -> None:
         self._upgrading = False
@@ -280,6 +333,7 @@ class HttpConnection(WriteTimeout, HttpToolsProtocol):
             if self._is_responding():
                 message = "A WebSocket cannot begin before the previous response has ended."
                 raise RejectedRequest(400, "malformed_request", message)
+            self.discard_unparsed_data()
             self.handle_websocket_upgrade()
             self._complete = True  # the WebSocket protocol has taken over
             return
@@ -298,7 +352,7 @@ class HttpConnection(WriteTimeout, HttpToolsProtocol):
 
     def _reject(self, error: SyringaError) -> None:
         """End the connection, after an error response unless one has started: now, or after earlier responses."""
-        self._ignoring_input = True
+        self.discard_input()
         self._cancel_timer()
         has_cycle = not self._in_head and not self._complete
         if self._is_responding():
@@ -328,28 +382,11 @@ class HttpConnection(WriteTimeout, HttpToolsProtocol):
 
     def _linger(self) -> None:
         """Close the connection for writing, and close it completely after the client had time to finish sending."""
-        self._ignoring_input = True
+        self.discard_input()
         self._cancel_timer()
         self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
-
-
-class WebSocketConnection(WriteTimeout, WebSocketsSansIOProtocol):
-    """A WebSocket connection. During shutdown, its handler closes it."""
-
-    def shutdown(self) -> None:
-        pass
-
-    def abandon_response(self) -> None:
-        pass
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            # A failed handshake does not reach the app, which would otherwise close the connection.
-            self.transport.write(b"".join(self.conn.data_to_send()))
-            self.transport.close()
 
 
 def _size(headers: list[tuple[bytes, bytes]]) -> int:

@@ -27,8 +27,9 @@ from syringa.service.app_state import AppState
 
 if TYPE_CHECKING:
     from syringa.http.dispatch import GenerationDispatcher
-    from syringa.http.server.connection import HttpConnection, WebSocketConnection
+    from syringa.http.server.connection import HttpConnection
     from syringa.http.server.limits import ConnectionLimits
+    from syringa.http.server.websocket import WebSocketConnection
 
 logger = logging.getLogger("syringa.http")
 

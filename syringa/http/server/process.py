@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -14,14 +15,17 @@ import uvloop
 from syringa import logs
 from syringa.api.fields.defaults import read_defaults
 from syringa.api.models.registry import ModelRegistry
+from syringa.api.models.served_model import GrammarCheck
 from syringa.engine.client.engines import ModelEngines
 from syringa.engine.processes import managed_process
 from syringa.engine.processes.supervisor import ApiServerOptions
 from syringa.errors import StartupError
+from syringa.generation import cache_key
 from syringa.http.server.server import serve_api
 from syringa.service.app_state import AppState
 from syringa.service.model_catalog import ModelCatalog
 from syringa.store import Store
+from syringa.types import Grammar
 
 PRIORITY = -5  # above the threads of a model on the CPU, which keep every core busy
 
@@ -38,7 +42,17 @@ def raise_priority() -> None:
 async def run_api_server(options: ApiServerOptions) -> None:
     config = options.config
     engines = ModelEngines(options.control, config)
-    models = ModelRegistry(config, status=engines.status, on_change=engines.set_specs)
+
+    def check_grammar(model: str) -> GrammarCheck:
+        async def check(grammar: Grammar, tenant: str, salt: str | None) -> int:
+            key = cache_key(None if config.share_prefix_cache else tenant, salt)
+            return await engines.check_grammar(model, grammar, tenant, key)
+
+        return check
+
+    models = ModelRegistry(
+        config, status=engines.status, on_change=engines.set_specs, check_grammar=functools.cache(check_grammar)
+    )
     engines.on_loaded = lambda model, info: models.set_max_model_len(model, info.max_model_len)
     await engines.start()
     try:

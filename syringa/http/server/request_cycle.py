@@ -30,6 +30,7 @@ class RequestCycle(RequestResponseCycle):
     """Sends the head together with the first part of the body. `write` and `finish` send without waiting."""
 
     on_disconnect: Callable[[], None] | None = None  # called if the client disconnects before the response is complete
+    can_skip_body = True  # the rest of an unread body is short; otherwise an early response ends the connection
     _head: bytes | None = None
     _until_close = False  # the end of the connection ends the body
 
@@ -83,6 +84,8 @@ class RequestCycle(RequestResponseCycle):
         if self.waiting_for_100_continue:
             # The client was not told to continue: what it sends next may be the body or another request.
             self.waiting_for_100_continue = self.keep_alive = False
+        if self.more_body and not self.can_skip_body:
+            self.keep_alive = False
         lines = [b"%b: %b\r\n" % header for header in (*date_header(), *headers)]
         for name, value in headers:
             if name == b"content-length":

@@ -24,9 +24,11 @@ from syringa.engine.interface import EngineProvider
 from syringa.errors import StartupError
 from syringa.http.app import create_app
 from syringa.http.dispatch import GenerationDispatcher
-from syringa.http.server.connection import HttpConnection, WebSocketConnection
+from syringa.http.server.connection import HttpConnection
 from syringa.http.server.drain import GracefulShutdown
 from syringa.http.server.limits import ConnectionLimits, max_connections
+from syringa.http.server.read_scheduler import ReadScheduler
+from syringa.http.server.websocket import WebSocketConnection
 from syringa.service.app_state import AppState
 from syringa.store.url import locate
 
@@ -87,13 +89,16 @@ async def serve_api(
     Starts and closes `app_state`. Engines may still be loading: requests for them wait.
     """
     await app_state.start()
-    dispatcher = GenerationDispatcher(engines, config.request_timeout)
+    dispatcher = GenerationDispatcher(
+        engines, app_state.key_watch, config.request_timeout, share_prefix_cache=config.share_prefix_cache
+    )
     limits = ConnectionLimits(config.read_timeout, max_connections())
+    reads = ReadScheduler(asyncio.get_running_loop())
     server = _Server(
         uvicorn.Config(
             create_app(config, engines, models, app_state, dispatcher),
-            http=cast(Any, functools.partial(HttpConnection, limits)),
-            ws=WebSocketConnection,
+            http=cast(Any, functools.partial(HttpConnection, limits, reads)),
+            ws=cast(Any, functools.partial(WebSocketConnection, reads)),
             ws_max_size=config.max_body_bytes,
             ws_per_message_deflate=False,  # compressing many small events costs more than it saves
             lifespan="off",

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from syringa.output_formats import ToolCallFormat
+from syringa.output_formats import TOOL_CALL_BEGIN, TOOL_CALL_END, ToolCallFormat
 from syringa.prompt.chat.template import Message
-from syringa.prompt.chat.tools import TOOL_CALL_BEGIN, TOOL_CALL_END, ToolUse, tools_preamble
+from syringa.prompt.chat.tools import ToolUse, tools_preamble
 
 _INSTRUCTION_ROLES = ("system", "developer")
 _MISTRAL_ID = re.compile("[a-zA-Z0-9]{9}")

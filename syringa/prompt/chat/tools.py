@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-TOOL_CALL_BEGIN, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+from syringa.output_formats import TOOL_CALL_BEGIN, TOOL_CALL_END
+
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 # Next to these keywords, closing an object could leave no valid value.
@@ -26,13 +27,18 @@ _UNCLOSABLE = {
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function. `schema` is the schema to enforce on its arguments, `parameters` the schema as the client sent it."""
+    """A function. `schema` is the schema to enforce on its arguments, `parameters` the schema as the client sent it.
+
+    With `best_effort`, the schema is dropped if it cannot be compiled. `path` is that of the schema in the request.
+    """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     schema: dict[str, Any] = msgspec.field(default_factory=lambda: _NO_PARAMETERS)
     strict: bool = False
+    best_effort: bool = False
+    path: str = "tools"
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
-import threading
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -15,13 +17,13 @@ import tokenizers
 
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, load_tokenizer
 from syringa.prompt.grammar.lark import LarkVocabulary
+from syringa.prompt.tokens.control_tokens import ControlTokens, replace_surrogates
 
 # Texts are encoded one at a time, and the library's thread pool only adds overhead to that.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ANGLE_BRACKETS = re.compile("<.*>", re.DOTALL)
-_MAX_CACHED_SEARCHES = 1000
 
 
 class Tokenizer:
@@ -29,9 +31,6 @@ class Tokenizer:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, description: ModelDescription) -> None:
         self._tokenizer = tokenizer
-        self._plain_tokenizer: tokenizers.Tokenizer | None = None
-        self._lock = threading.Lock()
-        self._searches: dict[str, frozenset[int]] = {}
         self._encoding = _VocabularyEncoding(tokenizer)
         self._prefix = [description.bos_token] if description.add_bos and description.bos_token is not None else []
         self.strips_leading_space = self._encoding.strips_leading_space
@@ -39,7 +38,9 @@ class Tokenizer:
     @classmethod
     def load(cls, files: ModelFiles, description: ModelDescription | None = None) -> Tokenizer:
         tokenizer = cls(load_tokenizer(files), description or describe(files))
-        tokenizer.text_table  # noqa: B018 - computed now, so that no request waits for it
+        # Computed now, so that no request waits for it.
+        tokenizer.text_table  # noqa: B018
+        tokenizer.control_tokens  # noqa: B018
         return tokenizer
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -48,9 +49,12 @@ class Tokenizer:
         `add_special` prepends the BOS token, if the model has one; a rendered chat template already contains it.
         Without `parse_special`, `<|im_end|>` is read as characters, as untrusted text must be.
         """
-        tokenizer = self._tokenizer if parse_special else self._without_special()
-        # The batch call skips offsets, which cost more than the ids for a long text.
-        ids: list[int] = tokenizer.encode_batch_fast([_replace_surrogates(text)], add_special_tokens=False)[0].ids
+        text = replace_surrogates(text)
+        if parse_special:
+            # The batch call skips offsets, which cost more than the ids for a long text.
+            ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        else:
+            ids = self.control_tokens.encode_plain(text)
         return self._prefix + ids if add_special else ids
 
     @functools.cached_property
@@ -87,20 +91,26 @@ class Tokenizer:
         return id_
 
     def tokens_containing(self, text: str) -> frozenset[int]:
-        """Return the tokens whose text contains `text`; if there are none, the last token of its encoding."""
-        found = self._searches.get(text)
-        if found is None:
-            needle = text.encode("utf-8", "surrogatepass")
-            special = self.special_ids
-            found = frozenset(
-                id_ for id_, value in enumerate(self.bytes_table) if needle in value and id_ not in special
-            )
-            if not found:
-                found = frozenset(self.encode(text, add_special=False, parse_special=False)[-1:])
-            if len(self._searches) >= _MAX_CACHED_SEARCHES:  # clients choose the texts
-                self._searches.clear()
-            self._searches[text] = found
-        return found
+        """Return the tokens whose text contains `text`, which is not empty; if none does, the last of its encoding.
+
+        Not cached by text: the time of a search would tell a client which texts others have sent.
+        """
+        needle = text.encode("utf-8", "surrogatepass")
+        tokens, starts = self._search_buffer
+        found = []
+        at = tokens.find(needle)
+        while at >= 0:
+            found.append(bisect_right(starts, at) - 1)
+            at = tokens.find(needle, starts[found[-1] + 1])
+        return frozenset(found or self.encode(text, add_special=False, parse_special=False)[-1:])
+
+    @cached_property
+    def _search_buffer(self) -> tuple[bytes, array[int]]:
+        """The bytes of all tokens but special ones, separated by a byte that no text has, and the start of each."""
+        special = self.special_ids
+        values = [b"" if id_ in special else value for id_, value in enumerate(self.bytes_table)]
+        starts = array("L", itertools.accumulate((len(value) + 1 for value in values), initial=0))
+        return b"\xff".join([*values, b""]), starts
 
     def to_json(self) -> str:
         """Return the tokenizer as a tokenizer.json."""
@@ -122,6 +132,11 @@ class Tokenizer:
     def added_tokens(self) -> frozenset[str]:
         """The texts of all added tokens, special or not."""
         return frozenset(token.content for token in self._tokenizer.get_added_tokens_decoder().values())
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """The control tokens of the vocabulary, for prompts with client text."""
+        return ControlTokens(self._tokenizer, self.vocab_size)
 
     @cached_property
     def lark_vocabulary(self) -> LarkVocabulary:
@@ -154,14 +169,6 @@ class Tokenizer:
         for id_ in self.special_ids:
             texts[id_] = None
         return texts
-
-    def _without_special(self) -> tokenizers.Tokenizer:
-        # The option is a state of the tokenizers object, which other threads use: hence a second object.
-        with self._lock:
-            if self._plain_tokenizer is None:
-                self._plain_tokenizer = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
-                self._plain_tokenizer.encode_special_tokens = True
-            return self._plain_tokenizer
 
 
 class _VocabularyEncoding:
@@ -207,12 +214,3 @@ def _byte_characters() -> dict[int, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_characters()
-
-
-def _replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which JSON can contain and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from syringa.errors import StoreError, StoreUnavailable, SyringaError, Unauthorized
-from syringa.service.auth.keys import ANONYMOUS, Caller, RateLimits, digest
+from syringa.service.auth.keys import ANONYMOUS, KEY_LENGTH, PREFIX, Caller, RateLimits, digest
 from syringa.service.store_poller import StoreRevisions
 from syringa.store import ApiKey, KeySnapshot, Organization, Store
 
 logger = logging.getLogger("syringa.service")
 
+UNKNOWN_KEY_SECONDS = 0.2  # between two refreshes because of unknown keys
+UNKNOWN_KEY_WAIT_SECONDS = 2.0  # for such a refresh, before the key is refused
 LAST_USED_SECONDS = 10.0  # between two writes of when keys were last used
 CLOSE_SECONDS = 5.0  # for the last of these writes
 MAX_KEY_LENGTH = 512
@@ -31,6 +34,10 @@ async def has_valid_key(store: Store) -> bool:
     return not store.location.is_empty() and await store.read(lambda session: session.keys.has_valid_key())
 
 
+class UnknownKey(Unauthorized):
+    """The key is well formed, but not in the cache."""
+
+
 class _CachedKey(msgspec.Struct, frozen=True):
     digest: str
     caller: Caller
@@ -41,9 +48,9 @@ class _CachedKey(msgspec.Struct, frozen=True):
 class ApiKeyCache:
     """The keys that this process accepts: those of the configuration, and a copy of the stored ones.
 
-    The copy is as old as the last call of `refresh`. It stays in use while the store is unavailable, so that a failing database
-    does not lock out every client; before the store was read once, a key that might be stored is not accepted. Once
-    there was a key, one is required: revoking the last key or deleting the database does not open the server.
+    The copy is as old as the last call of `refresh`. It stays in use while the store is unavailable, so that a failing
+    database does not lock out every client; before the store was read once, a key that might be stored is not accepted.
+    Once there was a key, one is required: revoking the last key or deleting the database does not open the server.
     """
 
     def __init__(
@@ -61,10 +68,15 @@ class ApiKeyCache:
         """
         self._store, self._defaults, self._clock = store, defaults, clock
         self._static = {known.digest: known for known in (_static_key(key, defaults) for key in static)}
+        self._static_ids = {known.caller.key for known in self._static.values()}
         self._max_length = max((MAX_KEY_LENGTH, *map(len, static)))
-        self._stored: dict[str, _CachedKey] | None = {} if assume_empty else None  # None: not known
+        self._stored: dict[str, _CachedKey] | None = {} if assume_empty else None  # by digest; None: not known
+        self._stored_by_id: dict[str, _CachedKey] = {}
+        self._organizations: frozenset[str] = frozenset()  # all that are stored, with valid keys or without
         self._revision: int | None = None  # None: the store was never read
         self._any_ever_created = False
+        self._next_refresh: asyncio.Task[None] | None = None  # because of an unknown key; not begun
+        self._refreshed_at = -math.inf
         self._last_used: dict[str, float] = {}
         self._last_used_written = time.monotonic()
         self._logged_problem = ""
@@ -74,6 +86,11 @@ class ApiKeyCache:
         """Whether a request needs a key."""
         return bool(self._static) or self._any_ever_created or self._stored is None
 
+    @property
+    def single_organization(self) -> bool:
+        """Whether all callers belong to the same organization."""
+        return len(self._organizations.union(key.caller.organization for key in self._static.values())) <= 1
+
     async def start(self) -> None:
         """Read the store. Raises `StartupError` for a database of a newer Syringa."""
         with contextlib.suppress(StoreError):
@@ -81,6 +98,8 @@ class ApiKeyCache:
 
     async def close(self) -> None:
         """Write when keys were last used. To be called before the store is closed."""
+        if self._next_refresh is not None:
+            self._next_refresh.cancel()
         with contextlib.suppress(SyringaError, TimeoutError):
             await asyncio.wait_for(self._write_last_used(), CLOSE_SECONDS)
 
@@ -94,18 +113,44 @@ class ApiKeyCache:
             return ANONYMOUS
         if not self._static and self._stored is None:
             raise StoreUnavailable(_UNAVAILABLE)
-        given = digest(self._parse(header))
+        key = self._parse(header)
+        given = digest(key)
         known = self._static.get(given) or (self._stored or {}).get(given)
         if known is None and self._stored is None:
             raise StoreUnavailable(_UNAVAILABLE)
         if known is None or not hmac.compare_digest(known.digest, given):
-            raise Unauthorized("The API key is not valid: it is unknown, or it was revoked.")
+            kind = UnknownKey if len(key) == KEY_LENGTH and key.startswith(PREFIX.encode()) else Unauthorized
+            raise kind("The API key is not valid: it is unknown, or it was revoked.")
         now = self._clock()
         if known.expires_at is not None and now >= known.expires_at:
-            raise Unauthorized("The API key has expired.")
+            raise _expired()
         if known.stored:
             self._last_used[known.caller.key] = now
         return known.caller
+
+    async def authenticate_new(self, header: str | bytes | None) -> Caller:
+        """Like `authenticate`, for a key that was unknown: it may have been created since the last refresh.
+
+        All unknown keys share a refresh that begins after they have arrived, at most one every `UNKNOWN_KEY_SECONDS`.
+        """
+        if self._next_refresh is None:
+            self._next_refresh = asyncio.create_task(self._refresh_later())
+        await asyncio.wait({self._next_refresh}, timeout=UNKNOWN_KEY_WAIT_SECONDS)
+        return self.authenticate(header)
+
+    async def _refresh_later(self) -> None:
+        await asyncio.sleep(self._refreshed_at + UNKNOWN_KEY_SECONDS - time.monotonic())
+        self._next_refresh, self._refreshed_at = None, time.monotonic()
+        await self.refresh(StoreRevisions(self._store))
+
+    def check(self, caller: Caller) -> Unauthorized | None:
+        """Return the error of a caller whose key was revoked, deleted or has expired since it was authenticated."""
+        if self._revision is None or not caller.key or caller.key in self._static_ids:
+            return None
+        known = self._stored_by_id.get(caller.key)
+        if known is None:
+            return Unauthorized("The API key was revoked.")
+        return _expired() if known.expires_at is not None and self._clock() >= known.expires_at else None
 
     def _parse(self, header: str | bytes | None) -> bytes:
         """Return the key in a header. Error messages do not quote it: it may contain most of a key."""
@@ -152,6 +197,8 @@ class ApiKeyCache:
         if self._any_ever_created and not snapshot.any_ever_created:
             return f"{location.display} was replaced by a database without keys"
         self._stored = _by_digest(snapshot, self._defaults)
+        self._stored_by_id = {known.caller.key: known for known in self._stored.values()}
+        self._organizations = frozenset(snapshot.organizations)
         self._revision, self._any_ever_created = snapshot.revision, snapshot.any_ever_created
         return ""
 
@@ -171,6 +218,10 @@ class ApiKeyCache:
         except BaseException:
             self._last_used = used | self._last_used  # entries added meanwhile are later
             raise
+
+
+def _expired() -> Unauthorized:
+    return Unauthorized("The API key has expired.")
 
 
 def _by_digest(snapshot: KeySnapshot, defaults: RateLimits) -> dict[str, _CachedKey]:

@@ -20,6 +20,7 @@ MAX_TIMESTAMP = 253402300799  # the end of the year 9999
 
 _ALPHABET = string.ascii_letters + string.digits  # a double click selects the whole key
 _LENGTH = 43  # of 62 characters: 256 bits
+KEY_LENGTH = len(PREFIX) + _LENGTH
 _ORGANIZATION = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ class BackgroundResponse:
         self.cancelled = False
         self.response: ResponseObject | None = None  # the final object
         self.ended = False
-        self._finishing = False
+        self._begun = self._finishing = False
         self._events: list[StoredEvent] = []
         self._first = 0  # the number of the first event in memory; numbers have no gaps
         self._stored = 0  # the number of the first event that is not stored
@@ -78,7 +79,14 @@ class BackgroundResponse:
         """Cancel the task. `cancelled` tells this from the cancellation by a server that shuts down."""
         if self.task is not None and not self.cancelled and not self._finishing:
             self.cancelled = True
-            self.task.cancel()
+            if self._begun:  # cancelled before its first step, a task would end without `finish`
+                self.task.cancel()
+
+    def begin(self) -> None:
+        """To be called in the task, before its work."""
+        self._begun = True
+        if self.cancelled and self.task is not None:
+            self.task.cancel()  # raised where the work first waits
 
     async def store_events(self) -> None:
         """Store new events until this is cancelled. A batch that fails is stored with the next one."""
@@ -128,26 +136,33 @@ class BackgroundResponse:
 
 
 class BackgroundResponses:
-    """The background responses of this process."""
+    """The background responses of this process.
+
+    Organizations share the `limit` equally. One may use what others leave, but one below its share is always admitted,
+    even above the limit: no organization can keep another out.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._reserved = 0
+        self._reserved: Counter[str] = Counter()  # by organization
         self._active: dict[tuple[str, str], BackgroundResponse] = {}
 
     @contextlib.contextmanager
-    def reserve(self) -> Iterator[None]:
+    def reserve(self, organization: str) -> Iterator[None]:
         """Reserve capacity for a response that is about to start. Raises `EngineOverloaded`."""
-        if len(self._active) + self._reserved >= self._limit:
+        held = self._reserved + Counter(holder for holder, _ in self._active)
+        share = max(1, self._limit // len(held.keys() | {organization}))
+        if held.total() >= self._limit and held[organization] >= share:
             raise EngineOverloaded(
-                f"{self._limit} background responses are running, as many as this server allows; try again later.",
+                f"{held[organization]} background responses of this organization are running, and this server allows"
+                f" {self._limit} of all organizations together; try again later.",
                 code="too_many_background_responses",
             )
-        self._reserved += 1
+        self._reserved[organization] += 1
         try:
             yield
         finally:
-            self._reserved -= 1
+            self._reserved -= Counter({organization: 1})
 
     def find(self, organization: str, id: str) -> BackgroundResponse | None:
         return self._active.get((organization, id))
@@ -161,6 +176,7 @@ class BackgroundResponses:
         response.task.add_done_callback(lambda _: self._active.pop(key, None))
 
     async def _run(self, response: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
+        response.begin()
         storing = asyncio.create_task(response.store_events())
         try:
             await work

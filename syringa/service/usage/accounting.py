@@ -12,23 +12,27 @@ from syringa.config import Prices
 from syringa.errors import SyringaError
 from syringa.events import GenerationStats
 from syringa.service.auth.keys import Caller
+from syringa.service.limits.rate_limiter import Admission
 from syringa.store.records import Outcome, UsageRecord
 
 CANCELLED = 499  # the status, in logs and usage records, of a request whose client has disconnected
 _MILLION = 1_000_000
+_MAX_USER_LENGTH = 512  # longer ones are cut
 
 
 class RequestAccounting:
     """The accounting of one generating request, from its arrival to its end."""
 
     __slots__ = (
-        "_began", "_observers", "_outcome", "began_at", "caller", "detached", "endpoint", "first_token_seconds",
-        "load_seconds", "model", "request_id", "stats", "status", "timeout", "total_seconds", "user",
+        "_began", "_closed", "_observers", "_outcome", "admission", "began_at", "caller", "detached", "endpoint",
+        "first_token_seconds", "load_seconds", "model", "request_id", "stats", "status", "timeout", "total_seconds",
+        "user",
     )  # fmt: skip
 
     def __init__(self, observers: Sequence[Observer], caller: Caller, endpoint: str, request_id: str) -> None:
         self._observers = observers
         self._outcome: Outcome | None = None
+        self._closed = False
         self.caller, self.endpoint, self.request_id = caller, endpoint, request_id
         self.began_at = time.time()
         self._began = time.perf_counter()
@@ -40,6 +44,7 @@ class RequestAccounting:
         self.load_seconds = 0.0  # waiting for the model to be loaded
         self.first_token_seconds: float | None = None
         self.total_seconds = 0.0
+        self.admission: Admission | None = None  # released when the request has ended
         self.detached = False  # whether it continues in the background after its HTTP response
 
     @property
@@ -62,13 +67,22 @@ class RequestAccounting:
             self._outcome, self.status = "cancelled", CANCELLED
 
     def close(self) -> None:
-        """End the request and call the observers. Later calls do nothing."""
-        observers, self._observers = self._observers, ()
+        """End the request: release its admission and call the observers. Later calls do nothing.
+
+        Called before the last bytes of the response are sent: when the client has them, the usage record is in the
+        journal.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self.admission is not None:
+            self.admission.release()
+        self._outcome = self.outcome  # not changed by what happens afterwards
         now = time.perf_counter()
         self.total_seconds = now - self._began
         if self.stats.first_token_at is not None:
             self.first_token_seconds = self.stats.first_token_at - self._began
-        for observe in observers:
+        for observe in self._observers:
             observe(self)
 
 
@@ -84,7 +98,7 @@ def usage_record(accounting: RequestAccounting, prices: Prices) -> UsageRecord:
         key=accounting.caller.key,
         model=accounting.model,
         endpoint=accounting.endpoint,
-        user=accounting.user,
+        user=None if accounting.user is None else accounting.user[:_MAX_USER_LENGTH],
         request_id=accounting.request_id,
         outcome=accounting.outcome,
         status=accounting.status,

@@ -1,8 +1,8 @@
-"""Usage records on their way to the store: buffered in memory, written in batches by a task.
+"""Usage records on their way to the store: buffered in memory and in the journal, written in batches by a task.
 
-No request waits for a write. A record stays in memory until it is stored, and has an id, so that a write with an
-unknown outcome can be repeated without counting twice. A server that is stopped writes all records; one that is killed
-loses those since the last flush.
+No request waits for the database. A record stays in memory and in the journal until it is stored, and has an id, so
+that a write with an unknown outcome can be repeated without counting twice. A process that is killed leaves its records
+in the journal, from which they are stored later.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 import msgspec
 
 from syringa.errors import StoreUnavailable
+from syringa.service.usage.journal import UsageJournal
 from syringa.store.records import UsageRecord
 
 logger = logging.getLogger("syringa.service")
@@ -31,16 +32,17 @@ class UsageWriter:
     def __init__(
         self,
         store_records: Callable[[Sequence[UsageRecord]], Awaitable[None]],
+        journal: UsageJournal | None = None,
         *,
         before_flush: Callable[[], None] = lambda: None,
         flush_seconds: float = 0.9,
         max_records: int = 100_000,
     ) -> None:
-        """`before_flush` may `add` records. `max_records`: with more, while the store is unavailable, the oldest are
-        dropped."""
+        """`journal`: None if killing the process may cost records. `before_flush` is called before each flush.
+        `max_records`: with more, while the store is unavailable, the oldest are dropped."""
         self._store_records = store_records
+        self._journal = journal
         self._before_flush = before_flush
-        self._flush_scheduled = False
         self._flush_seconds = flush_seconds
         self._max_records = max_records
         self._records: OrderedDict[Hashable, UsageRecord] = OrderedDict()
@@ -51,8 +53,18 @@ class UsageWriter:
         self._unavailable = False
         self._closed = False
 
+    def recover(self) -> None:
+        """Add the records that ended processes have left in the journal. Some may be stored already."""
+        if self._journal is not None:
+            self._records |= {record.id: record for record in self._journal.recover()}
+            if self._records:
+                self._ensure_task()
+
     def add(self, record: UsageRecord) -> None:
-        """Add a record. Equal refusals are merged, so that a client at its limit does not fill the database."""
+        """Add a record, and write it to the journal before this returns.
+
+        Equal refusals are merged, so that a client at its limit does not fill the database.
+        """
         if self._closed:
             logger.error("usage: a request ended after the writer was closed and is not counted")
             return
@@ -68,15 +80,11 @@ class UsageWriter:
                 logger.error(
                     "usage: the buffer is full, dropping the oldest records: max_records=%d", self._max_records
                 )
+        if self._journal is not None:
+            self._journal.append(record)
+            if self._journal.lines > 2 * self._max_records:  # the store is unavailable, and requests are refused
+                self._journal.rewrite(self._records.values())
         self._ensure_task()
-
-    def schedule_flush(self) -> None:
-        """Flush after `flush_seconds`, even if no record was added yet: `before_flush` will add some."""
-        if self._closed:
-            self._before_flush()
-        else:
-            self._flush_scheduled = True
-            self._ensure_task()
 
     def _ensure_task(self) -> None:
         if self._task is None:
@@ -84,7 +92,6 @@ class UsageWriter:
 
     async def flush(self) -> None:
         """Write all records added so far. Raises `StoreUnavailable`, and keeps the records."""
-        self._flush_scheduled = False
         self._before_flush()
         async with self._flushing:
             left = len(self._records)
@@ -95,6 +102,8 @@ class UsageWriter:
                 for key, _ in batch:
                     self._records.pop(key, None)
                 left -= len(batch)
+            if self._journal is not None:
+                self._journal.rewrite(self._records.values())
         if self._unavailable:
             self._unavailable = False
             logger.warning("usage: records are written again")
@@ -105,7 +114,7 @@ class UsageWriter:
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 self._before_flush()
-                while self._records or self._flush_scheduled:
+                while self._records:
                     try:
                         await self.flush()
                     except StoreUnavailable:
@@ -116,14 +125,19 @@ class UsageWriter:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._dropped += len(self._records)
+        if self._records and self._journal is not None and self._journal.usable:
+            logger.warning("usage: records are stored at the next start: count=%d", len(self._records))
+        else:
+            self._dropped += len(self._records)
         self._records.clear()
+        if self._journal is not None:
+            self._journal.close()
         self._log_dropped()
 
     async def _run(self) -> None:
         """Flush until the buffer is empty; an idle server has no task."""
         try:
-            while self._records or self._flush_scheduled:
+            while self._records:
                 await asyncio.sleep(self._flush_seconds)
                 try:
                     await self.flush()

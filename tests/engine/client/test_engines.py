@@ -115,21 +115,22 @@ async def test_busy_model_is_evicted_after_a_while(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "reason"),
     [
-        ("broken", "The model 'broken' cannot be loaded: its file is cut short"),
-        ("huge", "The model 'huge' cannot be loaded: it needs 9 GiB"),
-        ("doomed", "The model 'doomed' cannot be loaded: its worker ended with signal SIGKILL"),
+        ("broken", "its file is cut short"),
+        ("huge", "it needs 9 GiB"),
+        ("doomed", "its worker ended with signal SIGKILL"),
     ],
 )
-async def test_load_failure_is_raised_to_waiting_requests(
-    name: str, message: str, monkeypatch: pytest.MonkeyPatch
+async def test_load_failure_is_raised_to_waiting_requests_and_its_reason_is_logged(
+    name: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with run_supervisor(monkeypatch, specs("fine", name, config=CONFIG), CONFIG) as server:
         await server.engines.engine("fine").wait_ready()
         with pytest.raises(EngineUnavailable) as caught:
             await answer(server.engines.engine(name))
-        assert caught.value.message.startswith(message)
+        assert caught.value.message == f"The model {name!r} cannot be loaded: the log of the server has the reason"
+        assert f"model cannot be loaded: model={name} reason={reason!r}"[:-1] in caplog.text
         assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
         assert server.engines.status(name) == "failed"
         with pytest.raises(EngineUnavailable):

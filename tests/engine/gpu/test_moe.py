@@ -11,7 +11,17 @@ SMALL = moe.MoeConfig(16, 16, 32, 4, 1)
 
 @pytest.mark.parametrize(("tokens", "experts", "top_k", "block"), [(1, 8, 2, 16), (5, 7, 3, 16), (150, 12, 4, 32)])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_route_sorts_pairs_by_expert(tokens: int, experts: int, top_k: int, block: int, normalize: bool) -> None:
+@pytest.mark.parametrize("max_chunk", [16, 4096])
+def test_route_sorts_pairs_by_expert(
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int,
+    experts: int,
+    top_k: int,
+    block: int,
+    normalize: bool,
+    max_chunk: int,
+) -> None:
+    monkeypatch.setattr(moe, "MAX_CHUNK", max_chunk)
     logits = random(tokens, experts)
     routing = moe.route(logits, top_k, normalize=normalize, block=block)
     weights, ids = reference.route(logits, top_k, normalize=normalize)

@@ -124,7 +124,8 @@ class ManagerHarness:
 
     def status(self, name: str) -> str:
         key = worker_key(WorkerOptions(socket="", model=name))
-        return next((state.status for state in self.workers.states() if state.key == key), "unknown")
+        states = [each for each in self.workers.reports() if isinstance(each, WorkerState)]
+        return next((state.status for state in states if state.key == key), "unknown")
 
 
 def retire_message(process: FakeProcess) -> protocol.Retire | None:

@@ -29,7 +29,7 @@ INFO = ModelInfo(
 
 class StubCore:
     def __init__(self) -> None:
-        self.pending = SimpleNamespace(on_ready=None)
+        self.pending = SimpleNamespace(on_ready=None, fingerprints=())
         self.steps = 0
         self._active = time.monotonic()
         self._running: deque[tuple[int, EngineRequest, list[int]]] = deque()

@@ -34,6 +34,7 @@ def sequence(
         stopping=StopConditions(max_tokens=max_tokens),
         choices=choices,
         tenant=tenant,
+        cache_key=tenant.encode(),
         use_cache=use_cache,
     )
     return Sequence(
@@ -105,6 +106,8 @@ class ModelFreeEngine:
 
     def check(self) -> None:
         check_pool(self.pool, [one.block_table for one in self.live])
+        tenants = {(block, one.request.tenant) for one in self.live for block in one.block_table}
+        assert len({block for block, _ in tenants}) == len(tenants), "two tenants share a block"
         for one in self.live:
             assert one.computed <= len(one.tokens)
             assert len(one.block_table) == -(-one.computed // BLOCK_SIZE)

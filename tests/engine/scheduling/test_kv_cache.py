@@ -5,12 +5,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from syringa.engine.scheduling.kv_cache import BLOCK_SIZE, ROOT_HASH, BlockPool, OutOfBlocks, hash_block
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE, BlockPool, OutOfBlocks, hash_block
 from tests.tiers import examples
 
+KEY = b"tenant"
 
-def hashes_of(tokens: list[int]) -> list[bytes]:
-    hashes = [ROOT_HASH]
+
+def hashes_of(tokens: list[int], cache_key: bytes = KEY) -> list[bytes]:
+    hashes = [cache_key]
     for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
         hashes.append(hash_block(hashes[-1], tokens[start : start + BLOCK_SIZE]))
     return hashes[1:]
@@ -38,7 +40,7 @@ def test_find_prefix_never_includes_last_token(length: int) -> None:
     pool = BlockPool(8)
     tokens = list(range(length))
     blocks = fill(pool, tokens)
-    found, hashes = pool.find_prefix(tokens)
+    found, hashes = pool.find_prefix(KEY, tokens)
     assert found == blocks[: (length - 1) // BLOCK_SIZE]
     assert hashes == hashes_of(tokens)[: len(found)]
     assert len(found) * BLOCK_SIZE < length
@@ -48,10 +50,20 @@ def test_find_prefix_matches_block_only_after_its_parent() -> None:
     pool = BlockPool(8)
     same = list(range(100, 100 + BLOCK_SIZE))
     first = fill(pool, [1] * BLOCK_SIZE + same)
-    assert pool.find_prefix([2] * BLOCK_SIZE + same + [0]) == ([], [])
-    assert pool.find_prefix(same + same + [0]) == ([], [])
-    assert pool.find_prefix([1] * BLOCK_SIZE + same + [0])[0] == first
-    assert pool.find_prefix([1] * BLOCK_SIZE + [*same[:-1], 5, 0])[0] == first[:1]
+    assert pool.find_prefix(KEY, [2] * BLOCK_SIZE + same + [0]) == ([], [])
+    assert pool.find_prefix(KEY, same + same + [0]) == ([], [])
+    assert pool.find_prefix(KEY, [1] * BLOCK_SIZE + same + [0])[0] == first
+    assert pool.find_prefix(KEY, [1] * BLOCK_SIZE + [*same[:-1], 5, 0])[0] == first[:1]
+
+
+def test_find_prefix_finds_no_block_of_another_cache_key() -> None:
+    pool = BlockPool(8)
+    tokens = list(range(2 * BLOCK_SIZE))
+    blocks = fill(pool, tokens)
+    assert pool.find_prefix(b"other", [*tokens, 0]) == ([], [])
+    assert pool.find_prefix(b"", [*tokens, 0]) == ([], [])
+    assert pool.find_prefix(KEY, [*tokens, 0])[0] == blocks
+    assert not set(hashes_of(tokens)) & set(hashes_of(tokens, b"other"))
 
 
 def test_block_pool_evicts_released_prefix_from_its_end() -> None:
@@ -60,11 +72,11 @@ def test_block_pool_evicts_released_prefix_from_its_end() -> None:
     blocks = fill(pool, tokens)
     pool.release(blocks)
     assert (pool.free, pool.cached) == (1, 3)
-    assert pool.find_prefix([*tokens, 0])[0] == blocks
+    assert pool.find_prefix(KEY, [*tokens, 0])[0] == blocks
     pool.allocate()  # the free one
-    assert pool.find_prefix([*tokens, 0])[0] == blocks
+    assert pool.find_prefix(KEY, [*tokens, 0])[0] == blocks
     pool.allocate()  # evicts the deepest block of the prefix
-    assert pool.find_prefix([*tokens, 0])[0] == blocks[:2]
+    assert pool.find_prefix(KEY, [*tokens, 0])[0] == blocks[:2]
 
 
 def test_block_pool_evicts_least_recently_used_prefix_first() -> None:
@@ -72,19 +84,19 @@ def test_block_pool_evicts_least_recently_used_prefix_first() -> None:
     old, new = [1] * BLOCK_SIZE, [2] * BLOCK_SIZE
     for tokens in (old, new):
         pool.release(fill(pool, tokens))
-    for block in pool.find_prefix([*old, 0])[0]:  # used again: now more recent than the other
+    for block in pool.find_prefix(KEY, [*old, 0])[0]:  # used again: now more recent than the other
         pool.share(block)
         pool.release([block])
     pool.allocate()
-    assert pool.find_prefix([*old, 0])[0]
-    assert not pool.find_prefix([*new, 0])[0]
+    assert pool.find_prefix(KEY, [*old, 0])[0]
+    assert not pool.find_prefix(KEY, [*new, 0])[0]
 
 
 def test_prefix_cache_keeps_first_block_of_a_hash() -> None:
     pool = BlockPool(4)
     tokens = [7] * BLOCK_SIZE
     first, second = fill(pool, tokens), fill(pool, tokens)
-    assert pool.find_prefix([*tokens, 0])[0] == first
+    assert pool.find_prefix(KEY, [*tokens, 0])[0] == first
     pool.release(second)
     assert (pool.free, pool.cached) == (3, 0)
     pool.release(first)
@@ -94,7 +106,7 @@ def test_prefix_cache_keeps_first_block_of_a_hash() -> None:
 def test_block_pool_without_caching_keeps_nothing() -> None:
     pool = BlockPool(2, caching=False)
     pool.release(fill(pool, [1] * 20))
-    assert pool.find_prefix([1] * 20) == ([], [])
+    assert pool.find_prefix(KEY, [1] * 20) == ([], [])
     assert (pool.free, pool.cached) == (2, 0)
 
 
@@ -109,7 +121,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @rule(kind=st.integers(0, 2), length=st.integers(1, 4 * BLOCK_SIZE))
     def acquire(self, kind: int, length: int) -> None:
         tokens = [kind] * length
-        found, hashes = self.pool.find_prefix(tokens)
+        found, hashes = self.pool.find_prefix(KEY, tokens)
         for block in found:
             self.pool.share(block)
         blocks = list(found)

@@ -253,8 +253,8 @@ def sync_engine(folder: Path, fails: Fails, **options: Any) -> EngineCore:
     _fail_copies(core, fails)
     schedule, sample = core.scheduler.schedule, core.sampler.sample
 
-    def recording_schedule() -> Any:
-        output = schedule()
+    def recording_schedule(**options: Any) -> Any:
+        output = schedule(**options)
         model.choices = [item.sequence for item in output.scheduled]
         return output
 
@@ -412,8 +412,8 @@ def test_long_prompt_is_computed_in_smaller_chunks(folder: Path, make: Make) -> 
     outputs: list[Any] = []
     schedule = core.scheduler.schedule
 
-    def recording_schedule() -> Any:
-        outputs.append(schedule())
+    def recording_schedule(**options: Any) -> Any:
+        outputs.append(schedule(**options))
         return outputs[-1]
 
     core.scheduler.schedule = recording_schedule  # type: ignore[method-assign]

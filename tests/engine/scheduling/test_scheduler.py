@@ -103,6 +103,52 @@ def test_scheduler_reuses_cached_prefix() -> None:
     engine.run()
 
 
+def test_scheduler_does_not_share_blocks_between_tenants() -> None:
+    """Neither cached blocks nor, checked in every step, blocks in use: a hit would show what others have sent."""
+    engine = ModelFreeEngine(40)
+    prompt = list(range(40))
+    engine.submit(sequence(prompt, tenant="a"))
+    engine.run()
+    guess = engine.submit(sequence(prompt, tenant="b", max_tokens=8))
+    engine.step()
+    assert guess.cached == 0
+    again = engine.submit(sequence(prompt, tenant="a", max_tokens=8))
+    engine.step()
+    assert again.cached == 32
+    engine.run()
+
+
+def test_preempted_choice_finds_blocks_of_its_own_request_again() -> None:
+    """Not those of another tenant with the same prompt."""
+    engine = ModelFreeEngine(12, SchedulerLimits(max_running=8))
+    prompt = list(range(40))
+    for tenant in "ab":
+        engine.submit(sequence(prompt, tenant=tenant, choices=2, max_tokens=40))
+    while not engine.scheduler.preemptions:
+        engine.step()
+    for tenant in engine.scheduler.waiting.tenants:
+        preempted = engine.scheduler.waiting.head(tenant)
+        (sibling,) = [one for one in engine.scheduler.running if one.request is preempted.request]
+        found, _ = preempted.find_cached_prefix(engine.pool)
+        assert found[:2] == sibling.block_table[:2]
+    engine.run()
+    assert len(engine.finished) == 4
+
+
+def test_eviction_of_another_tenants_prefix_shows_nothing_of_it() -> None:
+    """Which prefixes stay depends on when they were used, not on whether another tenant's prompt is the same."""
+    hits = []
+    for guess in (list(range(40)), list(range(100, 140))):
+        engine = ModelFreeEngine(9)
+        for tenant, prompt in (("a", list(range(40))), ("b", guess), ("b", list(range(200, 240)))):
+            engine.submit(sequence(prompt, tenant=tenant, max_tokens=1))
+            engine.run()
+        again = engine.submit(sequence(guess, tenant="b", max_tokens=1))
+        engine.run()
+        hits.append((again.cached, engine.pool.free, engine.pool.cached))
+    assert hits[0] == hits[1]
+
+
 def test_scheduler_does_not_cache_blocks_of_uncached_request() -> None:
     engine = ModelFreeEngine(20)
     engine.submit(sequence([1] * 40, use_cache=False))

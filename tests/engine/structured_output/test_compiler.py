@@ -238,6 +238,17 @@ def test_unknown_special_token_fails_compilation(compiler: GrammarCompiler) -> N
     assert allowed(compiler, compiled(compiler, "lark", "start: <turn>")) == {TURN}
 
 
+def test_compiler_cache_is_not_shared_between_cache_keys(tokenizer: Tokenizer) -> None:
+    """A tenant could otherwise find out by the time of compilation which schemas others use."""
+    compiler = GrammarCompiler(tokenizer.to_str(), VOCAB, [END], threads=2)
+    try:
+        for key in (b"a", b"b", b"a", b""):
+            compiler.compile(Grammar("regex", "x{3}"), key.decode(), key).result(10)
+        assert [key for key, _ in compiler._cache] == [b"b", b"a", b""]
+    finally:
+        compiler.close()
+
+
 def test_compiler_cache_is_shared_and_bounded(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(tokenizer.to_str(), VOCAB, [END], threads=2, cache_size=3)
     try:

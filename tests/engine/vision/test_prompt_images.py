@@ -26,9 +26,14 @@ def with_images(length: int, *ranges: tuple[int, int, bytes], bidirectional: boo
 
 
 def test_hash_image_distinguishes_low_detail_only() -> None:
-    keys = [hash_image(Image(data=b"", digest=b"x", detail=detail)) for detail in ("low", "high", "auto")]
+    keys = [hash_image(Image(data=b"", digest=b"x", detail=detail), b"k") for detail in ("low", "high", "auto")]
     assert keys[1] == keys[2] != keys[0]
-    assert hash_image(Image(data=b"", digest=b"y")) != keys[1]
+    assert hash_image(Image(data=b"", digest=b"y"), b"k") != keys[1]
+
+
+def test_hash_image_depends_on_cache_key() -> None:
+    image = Image(data=b"", digest=b"x")
+    assert len({hash_image(image, key) for key in (b"", b"a", b"b", b"ab")}) == 4
 
 
 def test_block_hash_extra_covers_image_and_its_position() -> None:

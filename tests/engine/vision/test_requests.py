@@ -110,6 +110,23 @@ def test_preprocessor_encodes_each_image_once(engine: Any, model: TinyVisionMode
     assert torch.get_num_threads() == 1  # the tower has its own thread count
 
 
+def test_image_cache_is_not_shared_between_tenants(engine: Any, model: TinyVisionModel) -> None:
+    """A tenant could otherwise find out by the time to the first token which images others have sent."""
+    core = engine()
+    asked = [
+        model.ask(str(index), LONG, RED, max_tokens=3, tenant=key, cache_key=key.encode())
+        for index, key in enumerate("abab")
+    ]
+    answers = [drive(core, [each])[each.id, 0] for each in asked]
+    cached = [answer.deltas[0].cached_tokens for answer in answers]
+    assert cached[:2] == [0, 0]
+    assert cached[2] == cached[3] > 0
+    assert core.pending.image_preprocessor.encoded_images == 2
+    assert len({tuple(answer.tokens) for answer in answers}) == 1
+    drive(core, [model.ask(key, "@", BLUE, max_tokens=1, tenant=key, cache_key=key.encode()) for key in "ab"])
+    assert core.pending.image_preprocessor.encoded_images == 4
+
+
 def test_preemption_does_not_change_output(loaded: Any, model: TinyVisionModel) -> None:
     requests = [model.ask(str(i), f"{i}: {LONG}", make_image(i, 40, 40), max_tokens=30) for i in range(4)]
     found = []

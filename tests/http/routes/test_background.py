@@ -193,6 +193,48 @@ async def test_number_of_background_responses_is_limited(file: str) -> None:
         await http.respond(background=True)
 
 
+async def test_background_response_holds_its_concurrency_place_until_it_ends(file: str) -> None:
+    engine = FakeEngine("hello")
+    async with responses_client(file, engine, key="k", api_key=("k",), concurrent_requests=2) as http:
+        engine.pause()
+        running = [await http.respond(background=True) for _ in range(2)]  # the client of each has its answer
+        for background in (True, False):
+            error = await http.expect_error(429, background=background)
+            assert "2 requests at the same time" in error["message"]
+        cancelled = (await http.post(f"{PATH}/{running[0]['id']}/cancel")).json()
+        assert cancelled["error"]["code"] == "rate_limit_exceeded"  # a POST needs a place itself
+        engine.resume()
+        for each in running:
+            await finished(http, each["id"])
+        await http.respond(background=True)
+        await http.respond()
+
+
+async def test_cancelled_background_response_releases_its_concurrency_place(file: str) -> None:
+    engine = FakeEngine("hello")
+    async with responses_client(file, engine, key="k", api_key=("k",), concurrent_requests=2) as http:
+        engine.pause()
+        for _ in range(4):
+            response = await http.respond(background=True)
+            answer = await http.post(f"{PATH}/{response['id']}/cancel")
+            assert answer.json()["status"] == "cancelled"
+
+
+async def test_organization_cannot_take_the_background_places_of_another(file: str) -> None:
+    engine = FakeEngine("hello")
+    keys = ("first", "second", "third")
+    async with responses_client(file, engine, key="first", api_key=keys, max_background=4) as http:
+        engine.pause()
+        for _ in range(4):
+            await http.respond(background=True)
+        assert (await http.expect_error(503, background=True))["code"] == "too_many_background_responses"
+        for key, admitted in (("second", 2), ("third", 1)):  # a half and a third of four places
+            http.headers["authorization"] = f"Bearer {key}"
+            for _ in range(admitted):
+                await http.respond(background=True)
+            assert (await http.expect_error(503, background=True))["code"] == "too_many_background_responses"
+
+
 async def test_engine_failure_fails_the_response(database: str) -> None:
     engine = FakeEngine("hello", delay=0.01)
     engine.fail = EngineUnavailable("it died")

@@ -22,7 +22,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.server import ServerProtocol
 
-from syringa.http.server import connection, request_cycle, server
+from syringa.http.server import connection, request_cycle, server, websocket
 
 ATTRIBUTES: dict[type, tuple[str, ...]] = {
     HttpToolsProtocol: (
@@ -34,7 +34,10 @@ ATTRIBUTES: dict[type, tuple[str, ...]] = {
         *("waiting_for_100_continue", "response_started", "response_complete", "chunked_encoding"),
         "expected_content_length",
     ),
-    WebSocketsSansIOProtocol: ("conn", "handshake_initiated", "transport", "loop"),
+    WebSocketsSansIOProtocol: (
+        *("config", "conn", "handshake_initiated", "transport", "loop", "logger", "frames", "read_paused", "queue"),
+        *("close_sent", "close_timer"),
+    ),
     FlowControl: ("read_paused", "write_paused"),
     uvicorn.Server: ("server_state", "should_exit"),
     ServerState: ("connections", "tasks"),
@@ -68,6 +71,12 @@ PARAMETERS: dict[Any, tuple[str, ...]] = {
     RequestResponseCycle.receive: ("self",),
     WebSocketsSansIOProtocol.data_received: ("self", "data"),
     WebSocketsSansIOProtocol.shutdown: ("self",),
+    WebSocketsSansIOProtocol.receive: ("self",),
+    WebSocketsSansIOProtocol.handle_events: ("self",),
+    WebSocketsSansIOProtocol.handle_cont: ("self", "event"),
+    WebSocketsSansIOProtocol.handle_parser_exception: ("self",),
+    WebSocketsSansIOProtocol.send_receive_event_to_app: ("self",),
+    WebSocketsSansIOProtocol.stop_keepalive: ("self",),
     FlowControl.__init__: ("self", "transport"),
     FlowControl.drain: ("self",),
     FlowControl.pause_reading: ("self",),
@@ -80,7 +89,7 @@ PARAMETERS: dict[Any, tuple[str, ...]] = {
 
 SUBCLASSES = [
     (connection.HttpConnection, HttpToolsProtocol),
-    (connection.WebSocketConnection, WebSocketsSansIOProtocol),
+    (websocket.WebSocketConnection, WebSocketsSansIOProtocol),
     (request_cycle.RequestCycle, RequestResponseCycle),
     (server._Server, uvicorn.Server),
 ]
@@ -141,8 +150,22 @@ def test_complaint_about_rejected_handshakes_still_has_the_filtered_text() -> No
     assert "ASGI callable returned without completing handshake" in source, "adapt `_is_relevant` in server.py"
 
 
-def test_websockets_still_exposes_handshake_errors() -> None:
-    assert ServerProtocol().handshake_exc is None, "adapt `WebSocketConnection.data_received`"
+def test_websocket_data_received_still_parses_then_handles_events() -> None:
+    source = inspect.getsource(WebSocketsSansIOProtocol.data_received)
+    steps = ("self.conn.receive_data(data)", "self.conn.parser_exc", "self.handle_events()")
+    assert all(step in source for step in steps), "adapt `WebSocketConnection.parse_slice`"
+
+
+def test_websockets_still_exposes_handshake_errors_and_parsed_frames() -> None:
+    protocol = ServerProtocol()
+    assert protocol.handshake_exc is None, "adapt `WebSocketConnection._receive_handshake`"
+    assert protocol.events == [], "adapt `WebSocketConnection.parse_slice`"
+
+
+def test_websockets_still_rejects_through_a_method_that_can_be_overridden() -> None:
+    source = inspect.getsource(ServerProtocol.accept)
+    assert "self.reject(" in source, "adapt `_ServerProtocol`"
+    assert tuple(inspect.signature(ServerProtocol.reject).parameters) == ("self", "status", "text")
 
 
 def test_compile_path_still_returns_pattern_format_and_convertors() -> None:

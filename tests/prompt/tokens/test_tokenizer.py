@@ -91,10 +91,11 @@ def test_leading_space_of_sentencepiece_is_removed(spm: Tokenizer) -> None:
 
 
 def test_tokens_containing_finds_tokens_by_text(smollm2: Tokenizer) -> None:
-    newline = smollm2.tokens_containing("\n")
-    assert smollm2.encode("\n")[0] in newline
-    assert all(b"\n" in smollm2.token_bytes(id_) for id_ in newline)
-    assert smollm2.tokens_containing("\n") is newline
+    for text in ("\n", " ", "é", "the", "ee", "<|im_end|>"):
+        table, special = smollm2.bytes_table, smollm2.special_ids
+        naive = {id_ for id_, value in enumerate(table) if text.encode() in value and id_ not in special}
+        assert smollm2.tokens_containing(text) == (naive or {smollm2.encode(text, parse_special=False)[-1]})
+    assert smollm2.encode("\n")[0] in smollm2.tokens_containing("\n")
     rare = '\n:"*#@!'
     assert smollm2.tokens_containing(rare) == {smollm2.encode(rare)[-1]}
 

@@ -393,3 +393,73 @@ async def test_has_valid_key(store: Store, clock: Clock) -> None:
     assert await has_valid_key(store)
     await write(store).keys.revoke(record.id)
     assert not await has_valid_key(store)
+
+
+async def test_key_cache_finds_a_new_key_without_waiting_for_the_poll(store: Store) -> None:
+    await add(store)
+    cache = ApiKeyCache(store)
+    await cache.start()
+    header, record = await add(store, "new")
+    with pytest.raises(module.UnknownKey):
+        cache.authenticate(header)
+    assert (await cache.authenticate_new(header)).key == record.id
+    await cache.close()
+
+
+async def test_unknown_keys_share_refreshes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    await add(store)
+    cache = ApiKeyCache(store)
+    await cache.start()
+    refreshes: list[object] = []
+    refresh = cache.refresh
+
+    async def count_and_refresh(revisions: Any) -> None:
+        refreshes.append(revisions)
+        await refresh(revisions)
+
+    monkeypatch.setattr(cache, "refresh", count_and_refresh)
+    bogus = [f"Bearer {create_api_key('acme', now=START)[0]}" for _ in range(50)]
+    found = await asyncio.gather(*(cache.authenticate_new(header) for header in bogus), return_exceptions=True)
+    assert all(isinstance(each, Unauthorized) for each in found)
+    assert len(refreshes) == 1
+    await cache.close()
+
+
+async def test_key_of_another_form_is_refused_without_a_refresh(store: Store) -> None:
+    await add(store)
+    cache = ApiKeyCache(store)
+    await cache.start()
+    for header in ("Bearer x", "Bearer sk-syr-x", "Bearer sk-" + "x" * 47):
+        with pytest.raises(Unauthorized) as raised:
+            cache.authenticate(header)
+        assert type(raised.value) is Unauthorized
+    await cache.close()
+
+
+async def test_key_cache_reports_keys_that_became_invalid(store: Store, clock: Clock) -> None:
+    cache = ApiKeyCache(store, ["static"], clock=clock)
+    assert cache.check(Caller(organization="acme", key="key_unread")) is None  # the store was never read
+    lasting, record = await add(store)
+    expiring, _ = await add(store, expires_at=START + 10)
+    await cache.start()
+    callers = [cache.authenticate(header) for header in (lasting, expiring, "Bearer static")] + [ANONYMOUS]
+    assert [cache.check(caller) for caller in callers] == [None] * 4
+    clock.now += 10
+    await write(store).keys.revoke(record.id)
+    await cache.refresh(store_poller.StoreRevisions(store))
+    messages = [error.message if error else None for error in map(cache.check, callers)]
+    assert messages == ["The API key was revoked.", "The API key has expired.", None, None]
+    await cache.close()
+
+
+async def test_key_cache_knows_whether_there_is_one_organization(store: Store) -> None:
+    cache = ApiKeyCache(store, ["static"])
+    assert cache.single_organization
+    await add(store, "acme")
+    await cache.start()
+    assert not cache.single_organization
+    await cache.close()
+    only_stored = ApiKeyCache(store)
+    await only_stored.start()
+    assert only_stored.single_organization
+    await only_stored.close()

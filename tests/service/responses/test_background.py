@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from syringa.errors import StoreUnavailable
+from syringa.errors import EngineOverloaded, StoreUnavailable
 from syringa.service.responses.background import BackgroundResponse, BackgroundResponses
 from syringa.service.responses.recorder import ResponseRecorder
 from syringa.store import StoredEvent
@@ -24,10 +25,20 @@ async def test_background_response_limits_unstored_events(tmp_path: Path, monkey
 async def test_background_responses_reserve_capacity() -> None:
     background = BackgroundResponses(1)
     with (
-        background.reserve(),
-        pytest.raises(Exception, match="1 background responses are running"),
-        background.reserve(),
+        background.reserve("acme"),
+        pytest.raises(EngineOverloaded, match="1 background responses of this organization are running"),
+        background.reserve("acme"),
     ):
         pass
-    with background.reserve():
+    with background.reserve("acme"):
         pass
+
+
+async def test_background_responses_use_the_whole_limit_when_alone_and_their_share_otherwise() -> None:
+    background = BackgroundResponses(6)
+    with contextlib.ExitStack() as held:
+        for organization, admitted in (("first", 6), ("second", 3), ("third", 2)):
+            for _ in range(admitted):
+                held.enter_context(background.reserve(organization))
+            with pytest.raises(EngineOverloaded):
+                held.enter_context(background.reserve(organization))

@@ -315,50 +315,26 @@ async def test_writer_with_real_store(tmp_path: Path) -> None:
         ]
 
 
-async def test_before_flush_runs_at_flush_and_at_close(caplog: pytest.LogCaptureFixture) -> None:
-    store, ended = FakeStore(), list[str]()
-
-    def add_ended() -> None:
-        for name in ended:
-            writer.add(record(name))
-        ended.clear()
-
-    writer = UsageWriter(store.add, before_flush=add_ended, flush_seconds=0.02)
-    for name in "ab":
-        ended.append(name)
-        writer.schedule_flush()
-    assert store.batches == []
-    await until(lambda: len(store.names) == 2)
-    assert len(store.batches) == 1
-    await until(lambda: writer._task is None)
-    ended.append("c")
-    writer.schedule_flush()
+async def test_before_flush_runs_at_flush_and_at_close() -> None:
+    store, calls = FakeStore(), list[int]()
+    writer = UsageWriter(store.add, before_flush=lambda: calls.append(len(store.names)), flush_seconds=60)
+    writer.add(record("a"))
+    assert calls == []
     await writer.flush()
-    assert store.names[-1] == "c"
-    ended.append("d")
-    writer.schedule_flush()
+    assert calls == [0]
+    writer.add(record("b"))
     await writer.close()
-    assert store.names[-1] == "d"
-    ended.append("late")
-    writer.schedule_flush()
-    assert "is not counted" in caplog.text
+    assert calls[1:] == [1, 1]  # `close` looks whether there is anything to flush, and flushes
 
 
 async def test_requests_that_end_during_close_are_written() -> None:
-    store, ended = FakeStore(), ["a"]
-
-    def add_ended() -> None:
-        for name in ended:
-            writer.add(record(name))
-        ended.clear()
-
-    writer = UsageWriter(store.add, before_flush=add_ended, flush_seconds=60)
-    writer.schedule_flush()
+    store = FakeStore()
+    writer = UsageWriter(store.add, flush_seconds=60)
+    writer.add(record("a"))
     store.open.clear()
     closing = asyncio.create_task(writer.close())
     await until(lambda: store.attempts > 0)
-    ended.append("b")
-    writer.schedule_flush()
+    writer.add(record("b"))
     store.open.set()
     await closing
     assert store.names == ["a", "b"]

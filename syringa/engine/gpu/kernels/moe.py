@@ -17,6 +17,9 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
 
 MAX_CHUNK = 4096  # pairs per iteration of the sort
 
@@ -53,11 +56,14 @@ def _select_kernel(
     NORMALIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     SINGLE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Choose the experts of one token, best first; ties go to the lower expert.
 
     With `SINGLE` it is the only token, so that each choice is a block of its own and nothing has to be sorted.
     """
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
     token = tl.program_id(0)
     e = tl.arange(0, BLOCK_E)
     choices = tl.arange(0, BLOCK_T)
@@ -82,52 +88,70 @@ def _select_kernel(
         tl.store(pairs_ptr + choices[:, None] * BLOCK_M + m[None, :], pairs, (choices < TOP_K)[:, None])
 
 
-@triton.jit(do_not_specialize=["pair_count", "blocks"])
+@triton.jit(do_not_specialize=["pair_count"])
+def _count_kernel(ids_ptr, counts_ptr, pair_count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr):
+    """Count the pairs of each expert in one chunk."""
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
+    chunk = tl.program_id(0)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    ids = tl.load(ids_ptr + at, at < pair_count, 0)
+    tl.store(counts_ptr + chunk * BLOCK_E + tl.arange(0, BLOCK_E), tl.histogram(ids, BLOCK_E, at < pair_count))
+
+
+@triton.jit(do_not_specialize=["pair_count", "blocks", "chunks"])
 def _sort_kernel(
     ids_ptr,
+    counts_ptr,
     pairs_ptr,
     experts_ptr,
     pair_count,
     blocks,
+    chunks,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     CHUNK: tl.constexpr,
+    COUNTED: tl.constexpr,  # `counts` has the pairs of each expert per chunk; otherwise there is one chunk
+    PDL: tl.constexpr,
 ):
-    """Write the pairs of one expert to its place in the sorted list, and the expert to its blocks.
-
-    Every program counts the pairs of all experts, to know where its own begin.
-    """
-    own = tl.program_id(0)
+    """Write one expert's pairs of one chunk to their places in the sorted list, and the expert to its blocks."""
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
+    own, chunk = tl.program_id(0), tl.program_id(1)
     e = tl.arange(0, BLOCK_E)
-    counts = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(0, pair_count, CHUNK):
-        at = first + tl.arange(0, CHUNK)
-        ids = tl.load(ids_ptr + at, at < pair_count, 0)
-        counts += tl.histogram(ids, BLOCK_E, at < pair_count)
+    at = chunk * CHUNK + tl.arange(0, CHUNK)
+    ids = tl.load(ids_ptr + at, at < pair_count, -1)
+    if COUNTED:
+        counts = tl.zeros([BLOCK_E], tl.int32)
+        earlier = counts
+        for other in range(chunks):
+            in_chunk = tl.load(counts_ptr + other * BLOCK_E + e)
+            counts += in_chunk
+            earlier += tl.where(other < chunk, in_chunk, 0)
+        before = tl.sum(tl.where(e == own, earlier, 0), 0)
+    else:
+        counts = tl.histogram(tl.maximum(ids, 0), BLOCK_E, at < pair_count)
+        before = 0
     used = (counts + BLOCK_M - 1) // BLOCK_M
     first_block = tl.sum(tl.where(e < own, used, 0), 0)
     own_blocks = tl.sum(tl.where(e == own, used, 0), 0)
-    all_blocks = tl.sum(used, 0)
-    count = 0
+    count = tl.sum(tl.where(e == own, counts, 0), 0)
     start = first_block * BLOCK_M
-    for first in range(0, pair_count, CHUNK):
-        at = first + tl.arange(0, CHUNK)
-        mine = (tl.load(ids_ptr + at, at < pair_count, -1) == own).to(tl.int32)
-        rank = count + tl.cumsum(mine, 0) - 1
-        tl.store(pairs_ptr + start + rank, at, mine == 1)
-        count += tl.sum(mine, 0)
-    padding = count + tl.arange(0, BLOCK_M)
-    tl.store(pairs_ptr + start + padding, -1, padding < own_blocks * BLOCK_M)
-    for block in range(first_block, first_block + own_blocks):
-        tl.store(experts_ptr + block, own)
-    if own == E - 1:
-        for first in range(all_blocks, blocks, CHUNK):
-            at = first + tl.arange(0, CHUNK)
-            tl.store(experts_ptr + at, -1, at < blocks)
+    mine = (ids == own).to(tl.int32)
+    tl.store(pairs_ptr + start + before + tl.cumsum(mine, 0) - 1, at, mine == 1)
+    if chunk == 0:
+        padding = count + tl.arange(0, BLOCK_M)
+        tl.store(pairs_ptr + start + padding, -1, padding < own_blocks * BLOCK_M)
+        for block in range(first_block, first_block + own_blocks):
+            tl.store(experts_ptr + block, own)
+        if own == E - 1:
+            for first in range(tl.sum(used, 0), blocks, CHUNK):
+                unused = first + tl.arange(0, CHUNK)
+                tl.store(experts_ptr + unused, -1, unused < blocks)
 
 
-def route(logits: torch.Tensor, top_k: int, *, normalize: bool, block: int) -> Routing:
+def route(logits: torch.Tensor, top_k: int, *, normalize: bool, block: int, pdl: bool = False) -> Routing:
     """Choose `top_k` experts per row of router logits and sort the pairs by expert.
 
     `normalize`: the weights of a token's experts add up to 1. `block`: pairs per block of the grouped product.
@@ -146,26 +170,34 @@ def route(logits: torch.Tensor, top_k: int, *, normalize: bool, block: int) -> R
     _select_kernel[(tokens,)](
         logits, ids, weights, sorted_pairs,
         E=experts, BLOCK_E=padded, TOP_K=top_k, BLOCK_T=triton.next_power_of_2(top_k), NORMALIZE=normalize,
-        BLOCK_M=block, SINGLE=single, num_warps=1,
+        BLOCK_M=block, SINGLE=single, num_warps=1, **pdl_options(pdl),
     )  # fmt: skip
-    if not single:
-        chunk = min(max(triton.next_power_of_2(pairs), 16), MAX_CHUNK)
-        _sort_kernel[(experts,)](
-            ids, sorted_pairs, block_experts, pairs, blocks,
-            E=experts, BLOCK_E=padded, BLOCK_M=block, CHUNK=chunk, num_warps=8 if chunk > 1024 else 4,
+    if single:
+        return Routing(weights, sorted_pairs, block_experts, block)
+    chunk = min(max(triton.next_power_of_2(pairs), 16), MAX_CHUNK)
+    chunks = triton.cdiv(pairs, chunk)
+    warps = 8 if chunk > 1024 else 4
+    counts = ids
+    if chunks > 1:
+        counts = torch.empty(chunks, padded, dtype=torch.int32, device=device)
+        _count_kernel[(chunks,)](
+            ids, counts, pairs, BLOCK_E=padded, CHUNK=chunk, num_warps=warps, **pdl_options(pdl)
         )  # fmt: skip
+    _sort_kernel[(experts, chunks)](
+        ids, counts, sorted_pairs, block_experts, pairs, blocks, chunks,
+        E=experts, BLOCK_E=padded, BLOCK_M=block, CHUNK=chunk, COUNTED=chunks > 1, num_warps=warps, **pdl_options(pdl),
+    )  # fmt: skip
     return Routing(weights, sorted_pairs, block_experts, block)
 
 
-@triton.jit(do_not_specialize=["pair_count"])
+@triton.jit
 def _grouped_kernel(
     x_ptr,
-    w_ptr,
+    w,  # tensor descriptor of [experts × outputs, K]; what lies beyond K reads as zero
     weights_ptr,
     pairs_ptr,
     experts_ptr,
     out_ptr,
-    pair_count,
     N,
     K: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -174,38 +206,33 @@ def _grouped_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One block of pairs times one tile of their expert's weights."""
     tiles = tl.cdiv(N, BLOCK_N)
     block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    height = 2 * N if GATED else N
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
     expert = tl.load(experts_ptr + block)
     if expert < 0:
         return
     pair = tl.load(pairs_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
     valid = pair >= 0
     row = tl.where(valid, pair // TOP_K if GATED else pair, 0).to(tl.int64)
-    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     k_offsets = tl.arange(0, BLOCK_K)
-    output = tl.where(n < N, n, 0).to(tl.int64)  # out-of-range outputs are computed and not stored
     rows = x_ptr + row[:, None] * K + k_offsets[None, :]
-    height = (2 * N if GATED else N).to(tl.int64)
-    weights = w_ptr + (expert * height + output)[None, :] * K + k_offsets[:, None]
-    up_weights = weights + N.to(tl.int64) * K
+    first = expert * height + tile * BLOCK_N  # outputs beyond N are computed and not stored
     even_k: tl.constexpr = K % BLOCK_K == 0
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     acc_up = acc
     for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         inside = k + k_offsets < K
-        if even_k:
-            x = tl.load(rows + k, valid[:, None], 0.0)
-            w = tl.load(weights + k)
-        else:
-            x = tl.load(rows + k, valid[:, None] & inside[None, :], 0.0)
-            w = tl.load(weights + k, inside[:, None], 0.0)
-        acc = tl.dot(x, w, acc)
+        x = tl.load(rows + k, valid[:, None] if even_k else valid[:, None] & inside[None, :], 0.0)
+        acc = tl.dot(x, w.load([first, k]).T, acc)
         if GATED:
-            up = tl.load(up_weights + k) if even_k else tl.load(up_weights + k, inside[:, None], 0.0)
-            acc_up = tl.dot(x, up, acc_up)
+            acc_up = tl.dot(x, w.load([first + N, k]).T, acc_up)
     if GATED:
         acc = acc / (1.0 + tl.exp(-acc)) * acc_up
     else:
@@ -216,9 +243,12 @@ def _grouped_kernel(
 
 @triton.jit
 def _combine_kernel(
-    pairs_ptr, residual_ptr, out_ptr, H, TOP_K: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
-):
+    pairs_ptr, residual_ptr, out_ptr, H, TOP_K: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """Sum a token's expert outputs in the order of its choices, plus the residual."""
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     h = part * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK], tl.float32)
@@ -230,28 +260,37 @@ def _combine_kernel(
 
 
 def _grouped(
-    x: torch.Tensor, w: torch.Tensor, routing: Routing, out: torch.Tensor, *, gated: bool, config: MoeConfig
+    x: torch.Tensor,
+    w: torch.Tensor,
+    routing: Routing,
+    out: torch.Tensor,
+    *,
+    gated: bool,
+    config: MoeConfig,
+    pdl: bool = False,
 ) -> None:
-    pair_count, n = out.shape
-    tiles = triton.cdiv(n, config.outputs)
-    _grouped_kernel[(len(routing.experts) * tiles,)](
-        x, w, routing.weights, routing.pairs, routing.experts, out, pair_count, n,
-        K=x.shape[1], TOP_K=routing.weights.shape[1], GATED=gated,
+    n, k = out.shape[1], x.shape[1]
+    described = TensorDescriptor.from_tensor(w.view(-1, k), [config.outputs, config.inputs])
+    _grouped_kernel[(len(routing.experts) * triton.cdiv(n, config.outputs),)](
+        x, described, routing.weights, routing.pairs, routing.experts, out, n,
+        K=k, TOP_K=routing.weights.shape[1], GATED=gated,
         BLOCK_M=config.pairs, BLOCK_N=config.outputs, BLOCK_K=config.inputs, STAGES=config.stages,
-        num_warps=config.warps,
+        num_warps=config.warps, **pdl_options(pdl),
     )  # fmt: skip
 
 
 def choose_moe_configs(tokens: int, top_k: int, experts: int) -> tuple[MoeConfig, MoeConfig]:
     """Return the tiles of the gate-up and of the down product, which share their blocks of pairs."""
     per_expert = tokens * top_k / experts
-    if per_expert <= 16:  # bound by reading the weights
-        if tokens <= 2:
-            return MoeConfig(16, 64, 128, 4, 5), MoeConfig(16, 64, 64, 4, 5)
-        return MoeConfig(16, 32, 128, 4, 5), MoeConfig(16, 128, 128, 4, 3)
+    if tokens <= 2:
+        return MoeConfig(16, 32, 256, 4, 3), MoeConfig(16, 128, 128, 4, 3)
+    if per_expert <= 8:  # bound by reading the weights
+        return MoeConfig(16, 128, 128, 4, 3), MoeConfig(16, 128, 128, 4, 4)
+    if per_expert <= 16:
+        return MoeConfig(32, 64, 256, 4, 2), MoeConfig(32, 128, 128, 4, 3)
     if per_expert <= 64:
         return MoeConfig(64, 64, 64, 4, 4), MoeConfig(64, 128, 64, 4, 4)
-    return MoeConfig(128, 128, 64, 8, 4), MoeConfig(128, 128, 64, 8, 3)
+    return MoeConfig(128, 128, 64, 8, 4), MoeConfig(128, 256, 64, 8, 4)
 
 
 def moe_mlp(
@@ -264,6 +303,7 @@ def moe_mlp(
     normalize: bool = True,
     residual: torch.Tensor | None = None,
     configs: tuple[MoeConfig, MoeConfig] | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Return the output of the experts for rows `x`, plus `residual`.
 
@@ -272,15 +312,15 @@ def moe_mlp(
     tokens, hidden = x.shape
     experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     first, second = configs or choose_moe_configs(tokens, top_k, experts)
-    routing = route(router_logits, top_k, normalize=normalize, block=first.pairs)
+    routing = route(router_logits, top_k, normalize=normalize, block=first.pairs, pdl=pdl)
     activated = torch.empty(tokens * top_k, intermediate, dtype=x.dtype, device=x.device)
-    _grouped(x, gate_up, routing, activated, gated=True, config=first)
+    _grouped(x, gate_up, routing, activated, gated=True, config=first, pdl=pdl)
     outputs = torch.empty(tokens * top_k, hidden, dtype=x.dtype, device=x.device)
-    _grouped(activated, down, routing, outputs, gated=False, config=second)
+    _grouped(activated, down, routing, outputs, gated=False, config=second, pdl=pdl)
     combined = torch.empty_like(x)
     part = min(triton.next_power_of_2(hidden), 1024)
     _combine_kernel[(tokens, triton.cdiv(hidden, part))](
         outputs, x if residual is None else residual, combined, hidden,
-        TOP_K=top_k, RESIDUAL=residual is not None, BLOCK=part,
+        TOP_K=top_k, RESIDUAL=residual is not None, BLOCK=part, **pdl_options(pdl),
     )  # fmt: skip
     return combined

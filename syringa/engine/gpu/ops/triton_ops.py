@@ -80,7 +80,7 @@ class TritonOps:
         normalize: bool,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return moe_mlp(x, router_logits, gate_up, down, top_k, normalize=normalize, residual=residual)
+        return moe_mlp(x, router_logits, gate_up, down, top_k, normalize=normalize, residual=residual, pdl=self.pdl)
 
     def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if len(x) <= self.max_fused_rows:

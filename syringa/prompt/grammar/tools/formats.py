@@ -14,10 +14,12 @@ from syringa.output_formats import (
     DELIMITED_FORMATS,
     GEMMA_FORMATS,
     TAGGED_FORMATS,
+    TOOL_CALL_BEGIN,
+    TOOL_CALL_END,
     DelimitedCallFormat,
     ToolCallFormat,
 )
-from syringa.prompt.chat.tools import TOOL_CALL_BEGIN, TOOL_CALL_END, ToolUse
+from syringa.prompt.chat.tools import ToolUse
 from syringa.prompt.grammar.lark import ANY_TEXT, LarkVocabulary, escape_regex, not_starting_with
 from syringa.prompt.grammar.tools.base import (
     MAX_CALLS,
