@@ -71,6 +71,44 @@ MODELS["qwen3-30b-a3b"] = QWEN3_CONFIG | {
     "moe_intermediate_size": 768,
     "norm_topk_prob": True,
 }
+MODELS["gpt-oss-20b"] = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "vocab_size": 201_088,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 150_000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+}
+MODELS["mixtral-8x7b"] = {
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14_336,
+    "vocab_size": 32_000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 32_768,
+    "rope_theta": 1_000_000.0,
+}
 # vLLM 0.26.0 on an H200, minimum and maximum of two runs: tokens per second, and seconds until ready.
 VLLM = {
     "qwen3-0.6b": {
@@ -99,6 +137,7 @@ TARGETS = {"decode_b1": 1.0, "decode_b64": 1.0, "nano256": 1.0, "prefill": 0.9}
 STEP_TOKENS = 8192
 MAX_RUNNING = 256
 LENGTH = 4096  # maximum context in the benchmark
+PROMPT_TOKENS = 150_000  # prompts have token ids below this, and below the model's vocabulary
 
 began = time.perf_counter()
 
@@ -125,27 +164,48 @@ class RandomWeights:
             "embed_tokens": (c.vocab, c.hidden),
             "lm_head": (c.vocab, c.hidden),
         }
+        gate, up, down = c.expert_names.projections
         self.expert_shapes = {
-            "gate": (c.experts, c.hidden),
-            "gate_proj": (c.expert_intermediate, c.hidden),
-            "up_proj": (c.expert_intermediate, c.hidden),
-            "down_proj": (c.hidden, c.expert_intermediate),
+            gate: (c.expert_intermediate, c.hidden),
+            up: (c.expert_intermediate, c.hidden),
+            down: (c.hidden, c.expert_intermediate),
         }
+        # gpt-oss has all experts of a layer in one tensor, inputs × outputs, beside their biases and a logit per head.
+        self.packed_shapes = {
+            "gate_up_proj": (c.experts, c.hidden, 2 * c.expert_intermediate),
+            "down_proj": (c.experts, c.expert_intermediate, c.hidden),
+        }
+        self.vectors = {
+            "gate_up_proj_bias": (c.experts, 2 * c.expert_intermediate),
+            "down_proj_bias": (c.experts, c.hidden),
+            "sinks": (c.heads,),
+        }
+        self.router, self.router_shape = c.expert_names.router, (c.experts, c.hidden)
         self.sizes = {"q_norm": c.head_size, "k_norm": c.head_size}
         self.hidden = c.hidden
 
     def __call__(self, name: str) -> torch.Tensor:
-        kind = name.split(".")[-2]
-        if ".experts." in name or name.endswith(".mlp.gate.weight"):
-            weight = torch.empty(self.expert_shapes[kind], dtype=torch.bfloat16, device=self.device)
-            return weight.normal_(0, self.expert_shapes[kind][1] ** -0.5, generator=self.generator)
+        kind, last = name.split(".")[-2:]
+        if last in self.vectors:
+            return 0.1 * torch.randn(self.vectors[last], device=self.device, generator=self.generator)
+        if last in self.packed_shapes:
+            return self._matrix(self.packed_shapes[last], self.packed_shapes[last][1])
+        if name.endswith(f"{self.router}.weight"):
+            return self._matrix(self.router_shape, self.router_shape[1])
+        if name.endswith(f"{self.router}.bias"):
+            return 0.1 * torch.randn(self.router_shape[0], device=self.device, generator=self.generator)
+        if ".experts." in name:
+            return self._matrix(self.expert_shapes[kind], self.expert_shapes[kind][1])
         if name.endswith("bias") or kind not in self.shapes:
             size = self.shapes[kind][0] if kind in self.shapes else self.sizes.get(kind, self.hidden)
             middle = 0.0 if name.endswith("bias") else 1.0
             noise = torch.randn(size, device=self.device, generator=self.generator)
             return middle + 0.1 * noise
-        weight = torch.empty(self.shapes[kind], dtype=torch.bfloat16, device=self.device)
-        return weight.normal_(0, self.shapes[kind][1] ** -0.5, generator=self.generator)
+        return self._matrix(self.shapes[kind], self.shapes[kind][1])
+
+    def _matrix(self, shape: tuple[int, ...], inputs: int) -> torch.Tensor:
+        weight = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+        return weight.normal_(0, inputs**-0.5, generator=self.generator)
 
 
 def build_model(
@@ -167,17 +227,25 @@ def build_model(
     return load_native_on_gpu(config, description, weights, device, dtype, length, time.perf_counter(), ops=ops)
 
 
-def make_request(rng: random.Random, number: int, prompt: int, output: int, temperature: float = 0.6) -> EngineRequest:
+def make_request(
+    rng: random.Random,
+    number: int,
+    prompt: int,
+    output: int,
+    temperature: float = 0.6,
+    *,
+    vocabulary: int = PROMPT_TOKENS,
+) -> EngineRequest:
     return EngineRequest(
         id=str(number),
-        prompt=[rng.randrange(100, 150_000) for _ in range(prompt)],
+        prompt=[rng.randrange(100, PROMPT_TOKENS) % vocabulary for _ in range(prompt)],
         sampling=SamplingParams(seed=number, temperature=temperature),
         stopping=StopConditions(max_tokens=output, ignore_eos=True),
         use_cache=False,
     )
 
 
-def workload(name: str, quick: bool) -> list[EngineRequest]:
+def workload(name: str, quick: bool, vocabulary: int = PROMPT_TOKENS) -> list[EngineRequest]:
     rng = random.Random(7)
     shapes: list[tuple[int, int]]
     match name:
@@ -192,7 +260,7 @@ def workload(name: str, quick: bool) -> list[EngineRequest]:
             shapes = [(2000, 1)] * (16 if quick else 64)
         case _:
             raise ValueError(name)
-    return [make_request(rng, i, *shape) for i, shape in enumerate(shapes)]
+    return [make_request(rng, i, *shape, vocabulary=vocabulary) for i, shape in enumerate(shapes)]
 
 
 def run_requests(core: EngineCore, requests: list[EngineRequest]) -> tuple[float, int, int]:
@@ -248,7 +316,7 @@ def profile_decode_step(core: EngineCore, batch: int, context: int = 512) -> dic
     """Return the microseconds of a decode step: by kind of kernel from a profile, in all from the clock without it."""
     rng = random.Random(batch)
     for i in range(batch):
-        core.submit(make_request(rng, i, context, 400))
+        core.submit(make_request(rng, i, context, 400, vocabulary=core.loaded.info.vocab_size))
     while core.scheduler.waiting or any(s.needed > 1 for s in core.scheduler.running):
         core.step()
     for _ in range(4):
@@ -310,7 +378,7 @@ def profile_host(core: EngineCore, batch: int) -> None:
 
     rng = random.Random(batch)
     for i in range(batch):
-        core.submit(make_request(rng, i, 128, 60))
+        core.submit(make_request(rng, i, 128, 60, vocabulary=core.loaded.info.vocab_size))
     for _ in range(12):
         core.step()
     profiler = cProfile.Profile()
@@ -341,7 +409,8 @@ def measure(name: str, options: argparse.Namespace, dtype: str, bandwidths: dict
     limits = SchedulerLimits(step_tokens=options.step_tokens, max_running=MAX_RUNNING, max_queue=4096)
     core = EngineCore(loaded, limits, prefix_caching=False)
     assert loaded.gpu
-    run_requests(core, [make_request(random.Random(1), 0, 20, 2)])
+    vocabulary = loaded.info.vocab_size
+    run_requests(core, [make_request(random.Random(1), 0, 20, 2, vocabulary=vocabulary)])
     ready = time.perf_counter() - start
     capture_seconds = core.runner.cuda_graphs.capture_seconds if core.runner else 0.0  # type: ignore[attr-defined]
     log(f"first token after {ready:.1f} s ({capture_seconds:.1f} s for CUDA graphs), {core.pool.total:,} blocks")
@@ -349,7 +418,7 @@ def measure(name: str, options: argparse.Namespace, dtype: str, bandwidths: dict
     for work in options.workloads.split(","):
         speeds = []
         for _ in range(1 if options.quick else options.runs):
-            requests = workload(work, options.quick)
+            requests = workload(work, options.quick, vocabulary)
             seconds, tokens, steps = run_requests(core, requests)
             if work == "prefill":
                 tokens = sum(len(request.prompt) for request in requests)

@@ -49,6 +49,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
         "head_dim": 96,
     },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 40},
+    # Sinks, windows, biases; sizes that are no multiple of the tiles, as gpt-oss's 2880.
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "hidden_size": 576,
+        "intermediate_size": 576,
+        "head_dim": 64,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+        "sliding_window": 40,
+        "swiglu_limit": 2.0,
+    },
 }
 MAX_ERROR = 0.03  # relative, by norm: bf16 rounds at other places
 SMALL_CACHE_TOKENS = 640  # two dozen requests of up to 150 tokens do not fit

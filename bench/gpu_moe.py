@@ -1,9 +1,9 @@
-"""Check, tune and time the mixture-of-experts kernels at real shapes on a GPU: `python -m bench.gpu_moe`.
+"""Check, tune and time the mixture-of-experts kernels at real shapes on a GPU: `python -m bench.gpu_moe [model]`.
 
-One layer of Qwen3-30B-A3B (128 experts, 8 used) with random weights. For each number of tokens: the error against the
-reference, the time of routing, of both grouped products with the best of several tile sizes, and of the whole layer,
-with the bandwidth and the arithmetic rate that this means. Weights of a layer are 1.2 GB, so nothing stays in the L2
-cache; the few experts of a single token are rotated.
+One layer of Qwen3-30B-A3B (128 experts, 8 used), or of another model of `SHAPES`, with random weights. For each number
+of tokens: the error against the reference, the time of routing, of both grouped products with the best of several tile
+sizes, and of the whole layer, with the bandwidth and the arithmetic rate that this means. Weights of a layer are 1.2 GB
+or more, so nothing stays in the L2 cache; the few experts of a single token are rotated.
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from triton.testing import do_bench_cudagraph
 
 from syringa.engine.gpu.kernels import moe, reference
+from syringa.engine.models.config import ClampedSwiglu
 
-HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, LAYERS = 2048, 768, 128, 8, 48
+SHAPES = {  # hidden size, intermediate size, experts, experts per token, layers
+    "qwen3-30b-a3b": (2048, 768, 128, 8, 48),
+    "gpt-oss-20b": (2880, 2880, 32, 4, 24),
+    "mixtral-8x7b": (4096, 14_336, 8, 2, 32),
+}
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "qwen3-30b-a3b"
+HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, LAYERS = SHAPES[MODEL]
+SWIGLU = ClampedSwiglu(1.702, 7.0) if MODEL == "gpt-oss-20b" else None  # with biases
 TOKENS = (1, 2, 8, 16, 64, 256, 1024, 2048, 8192)
 
 
@@ -44,28 +54,39 @@ def main() -> None:
 
     gate_up = random(EXPERTS, 2 * INTERMEDIATE, HIDDEN) * HIDDEN**-0.5
     down = random(EXPERTS, HIDDEN, INTERMEDIATE) * INTERMEDIATE**-0.5
+    biases = (random(EXPERTS, 2 * INTERMEDIATE), random(EXPERTS, HIDDEN)) if SWIGLU else None
     results = []
     for tokens in TOKENS:
         x = random(tokens, HIDDEN)
         logit_sets = [random(tokens, EXPERTS) for _ in range(8 if tokens <= 8 else 1)]
-        row = _measure(x, logit_sets, gate_up, down, quick=tokens not in (1, 8, 64, 256, 8192))
+        row = _measure(x, logit_sets, gate_up, down, biases, quick=tokens not in (1, 8, 64, 256, 8192))
         results.append(row)
         print(json.dumps(row), flush=True)
     folder = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
-    (folder / "gpu_moe.json").write_text(json.dumps(results, indent=1) + "\n")
+    name = "gpu_moe.json" if MODEL == "qwen3-30b-a3b" else f"gpu_moe-{MODEL}.json"
+    (folder / name).write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _measure(
-    x: torch.Tensor, logit_sets: list[torch.Tensor], gate_up: torch.Tensor, down: torch.Tensor, *, quick: bool
+    x: torch.Tensor,
+    logit_sets: list[torch.Tensor],
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    biases: tuple[torch.Tensor, torch.Tensor] | None,
+    *,
+    quick: bool,
 ) -> dict[str, object]:
     tokens = len(x)
     chosen = moe.choose_moe_configs(tokens, TOP_K, EXPERTS)
-    found = moe.moe_mlp(x, logit_sets[0], gate_up, down, TOP_K)
+    options: dict[str, Any] = {"biases": biases, "swiglu": SWIGLU}
+    found = moe.moe_mlp(x, logit_sets[0], gate_up, down, TOP_K, **options)
     error = None
     if tokens <= 256:
-        expected = reference.moe_mlp(x.float(), logit_sets[0], gate_up.float(), down.float(), TOP_K)
+        exact = {"biases": biases and tuple(bias.float() for bias in biases), "swiglu": SWIGLU}
+        expected = reference.moe_mlp(x.float(), logit_sets[0], gate_up.float(), down.float(), TOP_K, **exact)
         error = float((found.float() - expected).norm() / expected.norm())
-    again = moe.moe_mlp(x, logit_sets[0], gate_up, down, TOP_K)
+    again = moe.moe_mlp(x, logit_sets[0], gate_up, down, TOP_K, **options)
+    gate_up_bias, down_bias = biases or (None, None)
     ids = reference.route(logit_sets[0], TOP_K, normalize=True)[1]
     distinct = len(ids.unique())
     activated = torch.empty(tokens * TOP_K, INTERMEDIATE, dtype=x.dtype, device=x.device)
@@ -82,9 +103,12 @@ def _measure(
                 def run(config: moe.MoeConfig = config, routings: list[moe.Routing] = routings) -> None:
                     for routing in routings:
                         if gated:
-                            moe._grouped(x, gate_up, routing, activated, gated=True, config=config)
+                            moe._grouped(
+                                x, gate_up, routing, activated,
+                                gated=True, config=config, bias=gate_up_bias, swiglu=SWIGLU,
+                            )  # fmt: skip
                         else:
-                            moe._grouped(activated, down, routing, outputs, gated=False, config=config)
+                            moe._grouped(activated, down, routing, outputs, gated=False, config=config, bias=down_bias)
 
                 times.append((1000 * do_bench_cudagraph(run, rep=10) / len(routings), config))
             except Exception as error:
@@ -100,7 +124,7 @@ def _measure(
 
     def layer() -> None:
         for each in logit_sets:
-            moe.moe_mlp(x, each, gate_up, down, TOP_K, residual=x, configs=chosen, pdl=tokens <= 64)
+            moe.moe_mlp(x, each, gate_up, down, TOP_K, residual=x, configs=chosen, pdl=tokens <= 64, **options)
 
     route_us = 1000 * do_bench_cudagraph(route, rep=10) / len(logit_sets)
     layer_us = 1000 * do_bench_cudagraph(layer, rep=10) / len(logit_sets)

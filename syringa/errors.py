@@ -13,6 +13,7 @@
     ├── EngineError                  500, internal error
     │   ├── RequestSuspected         500: the request crashed workers and is not run again
     │   ├── EngineUnavailable        503, with Retry-After: the worker died or is loading
+    │   │   └── WorkerLost
     │   └── EngineOverloaded         503, with Retry-After: the queue is full
     ├── StoreError                   500, internal error
     │   └── StoreUnavailable         503, with Retry-After: the database is unreachable, full, locked or read-only
@@ -106,6 +107,14 @@ class EngineUnavailable(EngineError):
     status = 503
     code = "engine_unavailable"
     retry_after = 2.0
+
+
+class WorkerLost(EngineUnavailable):
+    """The connection to a worker was lost. `begun` says whether the request had received a delta."""
+
+    def __init__(self, message: str, *, begun: bool) -> None:
+        super().__init__(message)
+        self.begun = begun
 
 
 class EngineOverloaded(EngineError):

@@ -2,6 +2,7 @@
 
 A generation is a stream of events: for each prompt a `PromptScored` if requested; for each choice any number of
 `ReasoningDelta`, `TextDelta`, `ToolCallStart` and `ToolCallDelta`, then one `Finished`; and one `Usage` at the end.
+If requested, `TokenIds` come before the text of the tokens.
 Choices are numbered prompt-major.
 """
 
@@ -38,7 +39,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     choices: int = 1  # returned for each prompt
     candidates: int = 1  # sampled for each prompt; the best `choices` of them are returned
     stop: tuple[str, ...] = ()
+    include_stop: bool = False  # return the stop string, or the text of the token that ended a choice
+    show_special: bool = False  # return the text of special tokens
+    report_tokens: bool = False  # emit `TokenIds`
     logprobs: int | None = None
+    logprob_tokens: tuple[int, ...] = ()  # whose log-probabilities are returned instead of the most likely tokens'
     prompt_logprobs: int | None = None
     images: tuple[Image, ...] = ()  # in the order of their placeholders in the prompt
     output: OutputFormat = OutputFormat()
@@ -46,6 +51,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     cache_salt: str | None = None  # separates its cached prefixes from those of the tenant's other requests
     user: str | None = None
+    priority: int = 0  # among the waiting requests of the tenant; lower comes first
 
 
 class ScoredToken(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -61,6 +67,13 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     choice: int
     text: str
     tokens: list[ScoredToken] = []
+
+
+class TokenIds(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of a choice, if requested, before the events of their text. Each token is in exactly one such event."""
+
+    choice: int
+    tokens: list[int]
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
@@ -95,7 +108,7 @@ class PromptScored(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):
-    """The end of a choice. `stop` is the stop string or the token that ended it.
+    """The end of a choice. `stop` is the request's stop string or stop token that ended it.
 
     A choice with function calls that was not truncated has the reason `tool_calls`.
     """
@@ -133,5 +146,5 @@ class GenerationStats:
         return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens)
 
 
-ChoiceEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | Finished
+ChoiceEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | TokenIds | Finished
 Event = ChoiceEvent | PromptScored | Usage

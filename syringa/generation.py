@@ -139,13 +139,19 @@ class _PromptGeneration:
         logprobs = request.logprobs if request.logprobs is not None or not ranked else 0
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         first = prompt * request.candidates
+        stopping = request.stopping
+        stop_tokens = stopping.stop_tokens if stopping.ignore_eos else stopping.stop_tokens - stopping.end_tokens
         self._pipelines = [
             Pipeline(
                 tokenizer,
                 first + each,
                 stop=request.stop,
+                stop_tokens=stop_tokens,
                 min_tokens=request.stopping.min_tokens,
                 show_tokens=request.logprobs is not None,
+                include_stop=request.include_stop,
+                show_special=request.show_special,
+                report_tokens=request.report_tokens,
                 output=request.output,
             )
             for each in range(request.candidates)
@@ -157,9 +163,11 @@ class _PromptGeneration:
             stopping=request.stopping,
             choices=request.candidates,
             logprobs=logprobs,
+            logprob_tokens=request.logprob_tokens,
             prompt_logprobs=request.prompt_logprobs,
             images=request.images,
             tenant=request.tenant,
+            priority=request.priority,
             cache_key=key,
         )
 
@@ -248,6 +256,8 @@ class _PromptGeneration:
             match delta.error_kind:
                 case "grammar":
                     raise InvalidRequest(message, param=self._grammar_param, code="invalid_grammar")
+                case "no_token":
+                    raise InvalidRequest(message, param="allowed_token_ids")
                 case "overload":
                     raise EngineOverloaded(message)
             raise EngineError(message)

@@ -12,7 +12,7 @@ import msgspec
 
 GrammarKind = Literal["regex", "json_schema", "lark", "llguidance"]
 FinishReason = Literal["stop", "length", "abort", "error"]
-ErrorKind = Literal["engine", "grammar", "overload"]
+ErrorKind = Literal["engine", "grammar", "overload", "no_token"]
 Isolation = Literal["none", "start", "full"]
 """How long a request is computed alone: not, until its first token, or to its end."""
 
@@ -37,6 +37,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    allowed_tokens: frozenset[int] = frozenset()  # the only tokens that may be sampled; empty: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the output may not contain
     dry_multiplier: float = 0.0  # 0: off
     dry_base: float = 1.75
     dry_allowed_length: int = 2
@@ -74,10 +76,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     stopping: StopConditions
     choices: int = 1
     logprobs: int | None = None  # alternatives to report with each generated token; 0: only the token's own
+    logprob_tokens: tuple[int, ...] = ()  # with `logprobs`: these are the alternatives, not the most likely tokens
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     # The prompt has one placeholder token per image, which the engine expands to as many as the image needs.
     images: tuple[Image, ...] = ()
     tenant: str = ""  # the scheduler is fair between tenants
+    priority: int = 0  # among the waiting requests of the tenant; lower comes first
     # Cached prefixes, images and grammars are found only by requests with the same key, see `generation.cache_key`.
     cache_key: bytes = b""
     use_cache: bool = True  # whether the prefix cache may be used for it
@@ -91,6 +95,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     token: int
     logprob: float
     top: list[tuple[int, float]] = []
+    rank: int = 0  # of the token among all, 1 for the most likely; known for tokens of prompts only
 
 
 class EngineDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):

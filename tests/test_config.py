@@ -61,6 +61,8 @@ def test_settings_file_by_path(tmp_path: Path) -> None:
         ({}, {}, "load_timeout = inf", "syringa.toml: load_timeout Infinity: expected a finite number"),
         ({}, {}, "cors_origins = 5", "cors_origins 5: expected a list of texts"),
         ({"api_key": ["a b", "ü"]}, {}, "", "ASCII"),
+        ({"allowed_hosts": ["https://a.example"]}, {}, "", "allowed_hosts 'https://a.example': expected a host name"),
+        ({}, {}, 'allowed_hosts = ["a.example", "a.example:80"]', "allowed_hosts 'a.example:80': expected a host name"),
     ],
 )
 def test_invalid_value_names_its_source(flags: dict, environ: dict, text: str, message: str, tmp_path: Path) -> None:
@@ -84,6 +86,11 @@ def test_invalid_api_key_is_not_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.3.2.1"])
 def test_loopback_hosts(host: str) -> None:
     assert config.is_loopback(read({"host": host}).host)
+
+
+def test_allowed_hosts_are_names_and_addresses() -> None:
+    hosts = ["gpu-1.example.org", "10.0.0.5", "::1", "[2001:db8::1]", "*"]
+    assert read({"allowed_hosts": hosts}).allowed_hosts == tuple(hosts)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "example.org", "::"])

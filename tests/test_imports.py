@@ -114,7 +114,16 @@ def test_layers_have_no_cycle() -> None:
         left = {layer: below for layer, below in left.items() if layer not in free}
 
 
-@pytest.mark.parametrize("module", ["syringa.http.server.server", "syringa.cli.app", "syringa.cli.source"])
-def test_api_process_does_not_import_torch(module: str) -> None:
+@pytest.mark.parametrize(
+    "module",
+    [
+        "syringa.http.server.server",
+        "syringa.cli.app",
+        "syringa.cli.source",
+        "syringa.engine.processes.supervisor",
+        "syringa.engine.structured_output.probe",
+    ],
+)
+def test_torch_is_imported_by_workers_only(module: str) -> None:
     code = f"import {module}, sys; sys.exit(bool({HEAVY!r} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=PACKAGE.parent).returncode == 0

@@ -12,11 +12,14 @@ from bench.soak.wire import Reply
 GRACE_SECONDS = 15.0  # after the recovery: requests that waited for the database, or for a worker, still end
 SLOWEST = 5
 _SAMPLES = 200
-# Errors with which the server reports a fault, and those with which it sheds load.
+# Errors with which the server reports a fault, and those with which it sheds load or ends what the client's own
+# deadline ends. `server_error` is the code of every failed response of the Responses API.
 FAULT_CODES = frozenset(
-    {"engine_unavailable", "store_unavailable", "server_ending", "request_suspected", "engine_overloaded", "timeout"}
+    {"engine_unavailable", "store_unavailable", "server_ending", "request_suspected", "engine_overloaded"}
 )
-LOAD_CODES = frozenset({"engine_overloaded", "too_many_background_responses", "too_many_connections"})
+LOAD_CODES = frozenset({"engine_overloaded", "too_many_background_responses", "too_many_connections", "timeout"})
+RESPONSE_FAILED = "server_error"
+INTERNAL = "An internal error occurred."
 
 
 class Fault(msgspec.Struct, kw_only=True):
@@ -75,6 +78,7 @@ class Results:
         self.by_endpoint: collections.Counter[str] = collections.Counter()
         self.failures: list[ServerFailure] = []
         self.lost: list[LostConnection] = []
+        self.refused: list[LostConnection] = []  # connections that could not be opened
         self.hanging: list[str] = []
         self.unstructured: list[str] = []  # errors without the error envelope
         self.without_terminal: list[LostConnection] = []  # complete responses that lack their last event
@@ -83,18 +87,20 @@ class Results:
         self.slowest: list[tuple[float, str]] = []
         self.faults: list[Fault] = []
 
-    def add(self, reply: Reply, where: str) -> None:
+    def add(self, reply: Reply, where: str, request_id: str = "") -> None:
         """Record the outcome of a request that has ended. `where`: method and path."""
         self.by_endpoint[where] += 1
-        if reply.failure in ("left", "refused", "hang"):
-            self.outcomes[{"left": "client left", "refused": "connection refused", "hang": "hang"}[reply.failure]] += 1
-            if reply.failure == "hang":
-                self.hanging.append(where)
-            return
-        if reply.failure == "lost":
-            self.outcomes["connection lost"] += 1
-            self.lost.append(self._lost(reply, where))
-            return
+        match reply.failure:
+            case "left":
+                self.outcomes["client left"] += 1
+                return
+            case "hang":
+                self.outcomes["hang"] += 1
+                self.hanging.append(f"{where} {request_id}")
+                return
+            case "refused" | "lost":
+                self.add_lost(self._lost(reply, where), opened=reply.failure == "lost")
+                return
         self._note_time(reply.seconds, where)
         error = reply.error
         if reply.is_stream and not reply.has_terminal_event:
@@ -108,6 +114,10 @@ class Results:
             self.outcomes["ok"] += 1
         if reply.status >= 400 and error is None and "HEAD" not in where:
             self.unstructured.append(f"{where}: {reply.status} {reply.body[:100]!r}")
+
+    def add_lost(self, lost: LostConnection, *, opened: bool) -> None:
+        self.outcomes["connection lost" if opened else "connection refused"] += 1
+        (self.lost if opened else self.refused).append(lost)
 
     def add_event_failure(self, began: float, where: str, code: str | None, message: str, status: int) -> None:
         """Record a server error that was sent over a WebSocket."""
@@ -153,19 +163,26 @@ class Results:
 
     def cause(self, failure: ServerFailure) -> str:
         """Return `fault`, `load` or `ours`."""
-        if failure.code in FAULT_CODES and any(each.explains(failure.began, failure.ended) for each in self.faults):
+        reports_fault = failure.code in FAULT_CODES or (
+            failure.code == RESPONSE_FAILED and failure.status == 200 and failure.message != INTERNAL
+        )
+        if reports_fault and any(each.explains(failure.began, failure.ended) for each in self.faults):
             return "fault"
         return "load" if failure.code in LOAD_CODES else "ours"
+
+    def is_explained(self, lost: LostConnection) -> bool:
+        """Whether a connection could not be opened while the whole server was down."""
+        return any(fault.all_connections and fault.explains(lost.began, lost.ended) for fault in self.faults)
 
     def is_killed(self, lost: LostConnection) -> bool:
         """Whether a connection was lost because its API process was killed."""
         return any(
             fault.all_connections or lost.port in fault.killed_ports
             for fault in self.faults
-            if lost.began <= fault.ended + 1 and lost.ended >= fault.began
+            if lost.began <= fault.ended and fault.explains(lost.began, lost.ended)
         )
 
 
 def _is_server_error(code: str | None) -> bool:
     """Whether the code of an error event is a server's: a revoked key, for one, is the client's."""
-    return code in FAULT_CODES | LOAD_CODES | {"engine_error", "store_error", "internal_error", "server_error", None}
+    return code in FAULT_CODES | LOAD_CODES | {"engine_error", "store_error", "internal_error", RESPONSE_FAILED, None}

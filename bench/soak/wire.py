@@ -62,6 +62,13 @@ class _Envelope(msgspec.Struct):
     error: ErrorDetails
 
 
+class _Kind(msgspec.Struct):
+    """What tells whether an event ends its stream."""
+
+    type: str = ""
+    error: msgspec.Raw | None = None
+
+
 class _Response(msgspec.Struct):
     error: ErrorDetails | None = None
 
@@ -76,6 +83,7 @@ class _Event(msgspec.Struct):
     code: str | None = None
 
 
+_decode_kind = msgspec.json.Decoder(_Kind).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 
@@ -85,10 +93,10 @@ def is_terminal(data: bytes) -> bool:
     if data == b"[DONE]":
         return True
     try:
-        event = _decode_event(data)
+        event = _decode_kind(data)
     except msgspec.DecodeError:
         return False
-    return event.type in _ENDS or event.error is not None
+    return event.type in _ENDS or event.error not in (None, b"null")
 
 
 def error_details(data: bytes) -> ErrorDetails | None:
@@ -103,9 +111,7 @@ def error_details(data: bytes) -> ErrorDetails | None:
     return None
 
 
-def encode_request(
-    address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None
-) -> bytes:
+def encode_request(address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", f"Host: {address.host}:{address.port}", "Connection: close"]
     given = {name.lower() for name in headers}
     lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -161,7 +161,7 @@ BUILDERS: dict[tuple[str, str], tuple[float, Builder]] = {  # with their weights
     ("POST", "/v1/responses"): (20, _on("/v1/responses", _response)),
     (WEBSOCKET, "/v1/responses"): (6, _on("/v1/responses", response_body)),
     ("POST", "/v1/responses/input_tokens"): (2, _on("/v1/responses/input_tokens", lambda d: {"input": d.text()})),
-    ("POST", "/v1/responses/compact"): (0.5, _on("/v1/responses/compact", lambda d: {"input": [_message(d)]})),
+    ("POST", "/v1/responses/compact"): (0.2, _on("/v1/responses/compact", lambda d: {"input": [_message(d)]})),
     ("GET", "/v1/responses/{response_id}"): (4, _on("/v1/responses/{response_id}")),
     ("DELETE", "/v1/responses/{response_id}"): (1, _on("/v1/responses/{response_id}")),
     ("POST", "/v1/responses/{response_id}/cancel"): (1, _on("/v1/responses/{response_id}/cancel")),

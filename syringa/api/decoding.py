@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from syringa.errors import InvalidRequest
+from syringa.errors import InvalidRequest, PayloadTooLarge
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_IGNORED_FIELDS = 100  # reported in the response header
+MAX_VALUES = 1_000_000  # strings, objects and arrays in a body; each takes up to 250 bytes of memory, however short
 
+_SCANNED_BYTES = 1 << 16
 _decoder = msgspec.json.Decoder()
 _AT = re.compile(r"(?s)^(?P<reason>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?$")
 _MISSING = re.compile("missing required field `(?P<name>.*)`")
@@ -31,7 +33,9 @@ def decode(body: bytes, wire: type[T]) -> tuple[T, list[str]]:
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """Decode a body that has to be a JSON object. Raises `InvalidRequest`."""
+    """Decode a body that has to be a JSON object. Raises `InvalidRequest`, or `PayloadTooLarge` for too many values."""
+    if _has_too_many_values(body):
+        raise PayloadTooLarge(f"The body has more than {MAX_VALUES:,} strings, objects and arrays.")
     try:
         value = _decoder.decode(body)
     except RecursionError:
@@ -45,6 +49,26 @@ def decode_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     return value
+
+
+def _has_too_many_values(body: bytes) -> bool:
+    """Return whether a body has more than `MAX_VALUES` strings, objects and arrays, without decoding it."""
+    # Brackets and quotation marks inside of strings count as well at first: few bodies have so many of them.
+    if len(body) <= 2 * MAX_VALUES or _count_brackets(body) + body.count(b'"') // 2 <= MAX_VALUES:
+        return False
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    brackets = quotes = 0
+    for start in range(0, len(unescaped), _SCANNED_BYTES):
+        parts = unescaped[start : start + _SCANNED_BYTES].split(b'"')
+        brackets += _count_brackets(b"".join(parts[quotes % 2 :: 2]))  # every other part is in a string
+        quotes += len(parts) - 1
+        if brackets + quotes // 2 > MAX_VALUES:
+            return True
+    return False
+
+
+def _count_brackets(text: bytes) -> int:
+    return text.count(b"{") + text.count(b"[")
 
 
 def _decode_wide_numbers(body: bytes) -> Any:

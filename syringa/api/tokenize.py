@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from syringa.api.chat.messages import MessagesField, read_messages
-from syringa.api.chat.prompt import PromptRenderer, adds_generation_prompt, require_template
+from syringa.api.chat.prompt import PromptRenderer, adds_generation_prompt, check_message_count, require_template
 from syringa.api.fields.reasoning import read_reasoning_request
 from syringa.api.fields.sampling import check_tokens
 from syringa.api.fields.schema import doc
@@ -85,6 +85,7 @@ async def tokenize(body: TokenizeRequest, models: Models, ignored: list[str]) ->
 
 
 async def _tokenize_messages(body: TokenizeRequest, model: ServedModel, ignored: list[str]) -> list[int]:
+    check_message_count(len(body.messages or ()), model, "messages")
     tools = await read_tools(body.tools, None, ignored)
     renderer = PromptRenderer(
         model=model,

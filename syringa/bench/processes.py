@@ -175,7 +175,7 @@ def _wait_until_healthy(server: ServerSpec, process: subprocess.Popen[bytes], ur
 
 def _healthy(host: str, port: int) -> bool:
     with suppress(OSError), socket.create_connection((host, port), timeout=5) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return connection.recv(64).split(b" ")[1:2] == [b"200"]
     return False
 

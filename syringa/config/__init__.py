@@ -7,7 +7,7 @@ are described by tables `[[models]]` of the file.
 
 from syringa.config.models import ReadDefaults, complete_spec, model_specs, read_model, single_model_spec
 from syringa.config.settings import FIELDS, PREFIX, Config, describe, setting_type, variable
-from syringa.config.sources import FILE_NAME, is_loopback, load
+from syringa.config.sources import FILE_NAME, is_address, is_loopback, load
 from syringa.config.specs import ModelSpec, Prices
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "ReadDefaults",
     "complete_spec",
     "describe",
+    "is_address",
     "is_loopback",
     "load",
     "model_specs",

@@ -42,6 +42,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: Annotated[
         tuple[str, ...], doc("Origins that may call the API from a browser (CORS), or * for any. May be repeated.")
     ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        doc(
+            "Host names, besides loopback names and --host, in whose name requests are accepted, or * for any; checked "
+            "where no API key is required, and where this is set. May be repeated."
+        ),
+    ] = ()
     workers: Annotated[_Positive, doc("Number of API server processes.")] = 1
     log_level: Annotated[Literal["debug", "info", "warning", "error"], doc("Log level.")] = "info"
     log_format: Annotated[Literal["text", "json"], doc("Log format: text, or one JSON object per line.")] = "text"
@@ -73,6 +80,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Literal["openai", "open-responses"],
         doc("Default event names of response streams; a request may choose with x-syringa-responses-mode."),
     ] = "openai"
+    history_max_items: Annotated[
+        _Positive,
+        doc("Maximum number of items of a conversation, and of the history that a response continues; more get 400."),
+    ] = 10_000
+    history_max_bytes: Annotated[
+        _Positive,
+        doc("Maximum size of a conversation in bytes, and of the history that a response continues; more get 400."),
+    ] = 32 * 1024 * 1024
     max_background: Annotated[
         _Positive,
         doc("Concurrent background responses per API process, shared equally by organizations; more get 503."),
@@ -163,6 +178,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: Annotated[_Positive, doc("Maximum size of a request body in bytes; a larger one gets 413.")] = (
         32 * 1024 * 1024
     )
+    max_choices: Annotated[
+        _Positive, doc("Maximum number of choices of a request: its prompts times n or best_of; more get 400.")
+    ] = 2048
     unknown_fields: Annotated[Literal["ignore", "refuse"], doc("What to do with unknown request fields.")] = "ignore"
     request_timeout: Annotated[Seconds, doc("Seconds that a request may take; 0: no limit.")] = 0.0
     read_timeout: Annotated[Seconds, doc("Seconds that a client may take to send a request; 0: no limit.")] = 60.0

@@ -21,6 +21,7 @@ from syringa.errors import ConfigError
 FILE_NAME = "syringa.toml"
 OTHER_VARIABLES = ("SYRINGA_CONFIG", "SYRINGA_HOME")  # the path of the settings file, and the folder of models
 
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _AT_LINE = re.compile(r" \(at line (?P<line>\d+), column \d+\)$")
 
 
@@ -135,6 +136,12 @@ def _split_list(name: str, value: Any) -> Any:
 def _check(config: Config) -> None:
     if any(not key or not key.isascii() or key != key.strip() for key in config.api_key):
         raise ConfigError("api_key: a key is one or more ASCII characters without surrounding spaces", param="api_key")
+    for host in config.allowed_hosts:
+        if host != "*" and not _HOST_NAME.fullmatch(host) and not is_address(host):
+            raise ConfigError(
+                f"allowed_hosts {host!r}: expected a host name or address without scheme and port, or *",
+                param="allowed_hosts",
+            )
     if any(not name for name in config.served_model_name):
         raise ConfigError("served_model_name: a name cannot be empty", param="served_model_name")
     for name in FIELDS:
@@ -144,9 +151,13 @@ def _check(config: Config) -> None:
 
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach `host`."""
-    if host == "localhost":
-        return True
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback)
+
+
+def is_address(host: str) -> bool:
+    """Return whether `host` is an IP address and not a name."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
+    return True

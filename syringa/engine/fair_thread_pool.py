@@ -40,6 +40,8 @@ class FairThreadPool:
         return future
 
     def close(self) -> None:
+        with self._lock:
+            self._queues.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run_next(self) -> None:

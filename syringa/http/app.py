@@ -11,12 +11,13 @@ from starlette.types import ASGIApp
 
 from syringa.api.models.served_model import Models
 from syringa.config import Config
-from syringa.engine.interface import EngineProvider
+from syringa.engine.interface import NOT_READY, EngineProvider
 from syringa.http.dispatch import GenerationDispatcher
 from syringa.http.endpoints import ENDPOINTS, Handlers, openapi_document
 from syringa.http.middleware.auth import AuthMiddleware
 from syringa.http.middleware.body_limit import BodyLimitMiddleware
 from syringa.http.middleware.errors import ErrorMiddleware
+from syringa.http.middleware.hosts import HostMiddleware
 from syringa.http.routes.admin import AdminRoutes
 from syringa.http.routes.conversations import ConversationRoutes
 from syringa.http.routes.model_admin import ModelAdminRoutes
@@ -25,7 +26,7 @@ from syringa.http.routes.response_run import ResponseRuns
 from syringa.http.routes.responses import ResponseRoutes
 from syringa.http.routes.system import SystemRoutes
 from syringa.http.routes.websocket import ResponsesWebSocket
-from syringa.http.routing import Router
+from syringa.http.routing import WEBSOCKET, Router
 from syringa.http.server.drain import DrainMiddleware
 from syringa.service.app_state import AppState
 from syringa.service.metrics.status import ModelStatus
@@ -60,19 +61,23 @@ def create_app(
 
 
 def create_handlers(config: Config, dispatcher: GenerationDispatcher, models: Models, app_state: AppState) -> Handlers:
-    runs = ResponseRuns(config, dispatcher, models, app_state.responses)
+    runs = ResponseRuns(config, dispatcher, models, app_state)
 
     async def read_usage(since: float) -> Sequence[ModelUsage]:
         return await app_state.store.read(lambda session: session.usage.by_model(since))
 
-    status = ModelStatus(read_usage, lambda: [(id, id) for id in models.ids])
+    status = ModelStatus(
+        read_usage,
+        lambda: [(id, id) for id in models.ids],
+        is_ready=lambda model: dispatcher.engines.status(model) not in NOT_READY,
+    )
     document = functools.partial(openapi_document, secured=bool(config.api_key))
     return Handlers(
         openai=OpenAIRoutes(config, dispatcher, models),
         system=SystemRoutes(dispatcher.engines, models, app_state, status, document),
         responses=ResponseRoutes(runs, app_state),
         websocket=ResponsesWebSocket(runs, app_state),
-        conversations=ConversationRoutes(config, app_state.responses),
+        conversations=ConversationRoutes(config, app_state),
         admin=AdminRoutes(config, app_state),
         model_admin=ModelAdminRoutes(models, app_state),
     )
@@ -82,6 +87,7 @@ def _middleware(config: Config, app_state: AppState, router: Router) -> list[Mid
     """Return the layers of the app, the outermost first."""
     layers = [
         Middleware(ErrorMiddleware, resolve=router.resolve),
+        Middleware(HostMiddleware, app_state=app_state, config=config),
         Middleware(DrainMiddleware, app_state=app_state),
         Middleware(AuthMiddleware, app_state=app_state, public_metrics=config.public_metrics),
         Middleware(BodyLimitMiddleware, limit=config.max_body_bytes),
@@ -90,7 +96,7 @@ def _middleware(config: Config, app_state: AppState, router: Router) -> list[Mid
         cors = Middleware(
             CORSMiddleware,
             allow_origins=list(config.cors_origins),
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=sorted({endpoint.method for endpoint in ENDPOINTS} - {WEBSOCKET}),
             allow_headers=["*"],
             expose_headers=_EXPOSED_HEADERS,
         )

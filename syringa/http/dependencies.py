@@ -24,7 +24,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 MODE_HEADER = "x-syringa-responses-mode"
 _MODES = ("openai", "open-responses")
 MAX_PAGE_SIZE = 100
-_INLINE_BYTES = 1 << 18  # larger bodies are decoded in a thread, so that other requests do not wait
+INLINE_BYTES = 1 << 18  # larger bodies are decoded in a thread, so that other requests do not wait
 _JSON = b"application/json"
 
 
@@ -33,7 +33,7 @@ async def read_body(request: Request, wire_type: type[T]) -> tuple[T, list[str]]
     check_json(request)
     body = await _read_all(request)
     log_request_body(body)
-    return decode(body, wire_type) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(decode, body, wire_type)
+    return decode(body, wire_type) if len(body) <= INLINE_BYTES else await asyncio.to_thread(decode, body, wire_type)
 
 
 def check_json(request: Request) -> None:

@@ -4,26 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
 
 from syringa.api.output_writer import PreparedRequest
 from syringa.engine.interface import Engine, EngineProvider
-from syringa.errors import EngineUnavailable, InvalidRequest
-from syringa.events import Usage
+from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected, WorkerLost
+from syringa.events import GenerationRequest, GenerationStats, Usage
 from syringa.generation import Emit, run_generation
 from syringa.http.middleware.access_log import log_output
 from syringa.http.middleware.errors import shutdown_error
 from syringa.http.streaming.cancellation import CancelScope
+from syringa.http.streaming.sse import Discard
 from syringa.http.streaming.writer import ClientDisconnected
 from syringa.service.auth.key_watch import KeyWatch
 from syringa.service.usage.accounting import RequestAccounting
 
-TIMEOUT_HEADER = "x-syringa-timeout"
+logger = logging.getLogger("syringa.service")
 
-Generation = Callable[[Emit], Awaitable[Usage]]
-"""Runs a request: passes its events to the argument, and returns its usage."""
+TIMEOUT_HEADER = "x-syringa-timeout"
+_MAX_PROMPTS_LOGGED = 16
+
+
+class Generation(Protocol):
+    """Runs a request: passes its events to `emit`, and returns its usage.
+
+    With `discard`, which forgets the events, a request whose worker dies is run once more: its client has received
+    nothing yet.
+    """
+
+    async def __call__(self, emit: Emit, discard: Discard | None = None) -> Usage: ...
+
+
+class GenerationWithUsageEvent(Protocol):
+    """Like `Generation`, but emits `Usage` as the last event instead of returning it."""
+
+    async def __call__(self, emit: Emit, discard: Discard | None = None) -> None: ...
 
 
 class GenerationDispatcher:
@@ -52,12 +72,12 @@ class GenerationDispatcher:
 
     def generation_with_usage_event(
         self, prepared: PreparedRequest, accounting: RequestAccounting
-    ) -> Callable[[Emit], Awaitable[None]]:
+    ) -> GenerationWithUsageEvent:
         """Like `generation`, but emit `Usage` as the last event instead of returning it."""
         generate = self.generation(prepared, accounting)
 
-        async def generate_with_usage_event(emit: Emit) -> None:
-            emit([await generate(emit)])
+        async def generate_with_usage_event(emit: Emit, discard: Discard | None = None) -> None:
+            emit([await generate(emit, discard)])
 
         return generate_with_usage_event
 
@@ -67,7 +87,9 @@ class GenerationDispatcher:
         for scope in self._running:
             scope.cancel(shutdown_error())
 
-    async def _run(self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
+    async def _run(
+        self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit, discard: Discard | None = None
+    ) -> Usage:
         timeout = min(self._timeout, accounting.timeout or math.inf)
         try:
             if self._stopped:
@@ -79,31 +101,71 @@ class GenerationDispatcher:
                 self._running.add(scope)
                 try:
                     with self._key_watch.watching(accounting.caller, scope.cancel):
-                        return await self._generate(prepared, accounting, emit)
+                        return await self._generate(prepared, accounting, emit, discard)
                 finally:
                     self._running.discard(scope)
         except (asyncio.CancelledError, ClientDisconnected):
             accounting.cancel()
             raise
         except Exception as error:
+            if isinstance(error, RequestSuspected):
+                _log_suspected(prepared.request, accounting)
             accounting.fail(error)
             raise
         finally:
             accounting.close()  # before the end of the response is sent
 
-    async def _generate(self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
+    async def _generate(
+        self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit, discard: Discard | None
+    ) -> Usage:
         engine = self.engines.engine(prepared.model.id)
         if not engine.ready:
             await _load(engine, accounting)
+        generate = functools.partial(
+            run_generation,
+            engine,
+            prepared.model.tokenizer,
+            prepared.request,
+            share_cache=self._share_prefix_cache,
+        )
         with log_output(emit) as emit:
-            return await run_generation(
-                engine,
-                prepared.model.tokenizer,
-                prepared.request,
-                emit,
-                accounting.stats,
-                share_cache=self._share_prefix_cache,
-            )
+            try:
+                return await generate(emit, accounting.stats)
+            except WorkerLost as lost:
+                if discard is None or not lost.begun:  # the engine has tried again what had not begun
+                    raise
+            discard()
+            accounting.stats = GenerationStats()
+            return await generate(emit, accounting.stats)
+
+
+def _log_suspected(request: GenerationRequest, accounting: RequestAccounting) -> None:
+    """Log the parameters of a request that has crashed workers, without its content."""
+    sampling = msgspec.to_builtins(request.sampling)
+    grammar = request.sampling.grammar
+    sampling |= {
+        "grammar": f"{grammar.kind}, {len(grammar.value)} characters" if grammar else None,
+        "logit_bias": len(request.sampling.logit_bias),
+        "allowed_tokens": len(request.sampling.allowed_tokens),
+        "bad_words": len(request.sampling.bad_words),
+        "dry_breakers": len(request.sampling.dry_breakers),
+    }
+    del sampling["opening"]
+    fields: dict[str, Any] = {
+        "endpoint": accounting.endpoint,
+        "organization": accounting.caller.organization,
+        "model": accounting.model,
+        "prompt_tokens": [len(prompt) for prompt in request.prompts[:_MAX_PROMPTS_LOGGED]],
+        "images": len(request.images),
+        "max_tokens": request.stopping.max_tokens,
+        "choices": request.candidates,
+        "logprobs": request.logprobs,
+        "prompt_logprobs": request.prompt_logprobs,
+        "sampling": sampling,
+    }
+    details = " ".join(f"{name}={value}" for name, value in fields.items())
+    extra = {"fields": fields, "request_id": accounting.request_id}
+    logger.error("request suspected of crashing model workers: %s", details, extra=extra)
 
 
 def parse_timeout(value: bytes | None) -> float | None:

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocketClose
 
 from syringa.api.openapi.operations import Operation
 from syringa.http.context import request_context
@@ -136,8 +135,7 @@ def _handler_app(handler: Handler) -> ASGIApp:
 def _rejecting_app(status: int, allow: str = "") -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await WebSocketClose()(scope, receive, send)
-            return
+            raise HTTPException(404)
         raise HTTPException(status, headers={"Allow": allow} if allow else None)
 
     return app

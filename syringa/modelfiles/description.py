@@ -261,9 +261,11 @@ def _count_safetensors(path: Path) -> int:
             if length > _MAX_HEADER_BYTES:
                 raise ValueError
             table = json.loads(file.read(length))
-        shapes = [tensor["shape"] for name, tensor in table.items() if name != "__metadata__"]
-        if not all(type(size) is int and size >= 0 for shape in shapes for size in shape):
+        tensors = {name: tensor for name, tensor in table.items() if name != "__metadata__"}
+        if not all(type(size) is int and size >= 0 for tensor in tensors.values() for size in tensor["shape"]):
             raise ValueError
-        return sum(map(math.prod, shapes))
+        # A byte of an MXFP4 tensor holds two weights.
+        packed = {name for name, tensor in tensors.items() if name.endswith("_blocks") and tensor["dtype"] == "U8"}
+        return sum(math.prod(tensor["shape"]) * (1 + (name in packed)) for name, tensor in tensors.items())
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ModelError(f"{path} cannot be read as safetensors") from None

@@ -13,6 +13,7 @@ from syringa.events import (
     ReasoningDelta,
     ScoredToken,
     TextDelta,
+    TokenIds,
     ToolCallDelta,
     ToolCallStart,
     Usage,
@@ -32,8 +33,10 @@ class CollectedChoice:
     text: str = ""
     reasoning: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     calls: list[CollectedToolCall] = field(default_factory=list)
     reason: ChoiceFinishReason = "stop"
+    stop: str | int | None = None
     events: list[ChoiceEvent] = field(default_factory=list)  # in their order
 
 
@@ -79,6 +82,8 @@ def _fold(choice: CollectedChoice) -> None:
             choice.calls[event.call].arguments += event.arguments
         elif isinstance(event, ToolCallStart):
             choice.calls.append(CollectedToolCall(event.id, event.name))
+        elif isinstance(event, TokenIds):
+            choice.token_ids += event.tokens
         else:
-            choice.reason = event.reason
+            choice.reason, choice.stop = event.reason, event.stop
     choice.text, choice.reasoning = "".join(texts), "".join(reasoning)

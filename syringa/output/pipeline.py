@@ -6,7 +6,7 @@ Stop strings come last because they apply to the text of the answer: they never 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from syringa.events import (
     ChoiceEvent,
@@ -16,6 +16,7 @@ from syringa.events import (
     ReasoningDelta,
     ScoredToken,
     TextDelta,
+    TokenIds,
 )
 from syringa.output.detokenizer import Detokenizer, TextSegment, TokenTables
 from syringa.output.harmony import HarmonyParser
@@ -42,22 +43,36 @@ class Pipeline:
         choice: int,
         *,
         stop: Sequence[str] = (),
+        stop_tokens: Set[int] = frozenset(),
         min_tokens: int = 0,
         show_tokens: bool = False,
+        include_stop: bool = False,
+        show_special: bool = False,
+        report_tokens: bool = False,
         output: OutputFormat = PLAIN,
     ) -> None:
+        """`stop_tokens` are the request's own, which `Finished` names.
+
+        `show_tokens` adds log-probabilities to the text, `include_stop` what ended the choice, `show_special` special
+        tokens; `report_tokens` adds events with the ids of all tokens.
+        """
         self.done = False
         self.tokens = 0
         self.reasoning_tokens = 0
         self._choice = choice
         self._detokenizer = Detokenizer(tokenizer)
         self._reasoning_parser, self._tool_parser = _create_parsers(output, choice)
-        self._stop = StopStringMatcher(stop) if stop else None
+        self._stop = StopStringMatcher(stop, include=include_stop) if stop else None
+        self._stop_tokens = stop_tokens
+        self._include_stop = include_stop
+        self._show_special = show_special
+        self._token_ids: list[int] | None = [] if report_tokens else None  # of tokens without an event
         self._tokens_before_stop = min_tokens if stop else 0  # whose text is not searched for stop strings
         self._unmatched_tokens = 0  # tokens that were not fed to the stop strings
         self._tool_calls_only = output.tool_calls_only
         self._show_tokens = show_tokens
-        self._plain = not (show_tokens or stop or self._reasoning_parser or self._tool_parser)
+        parsed = stop or self._reasoning_parser or self._tool_parser
+        self._plain = not (show_tokens or show_special or report_tokens or parsed)
         self._pending_logprobs: deque[TokenLogprobs] = deque()
         self._logprobs: list[float] = []
         self._text_length = 0  # characters emitted
@@ -71,7 +86,9 @@ class Pipeline:
         if delta.finish is None and self._plain:
             text = self._detokenizer.feed_text(tokens)
             return [TextDelta(self._choice, text)] if text else []
-        if delta.stop_token is not None:
+        if self._token_ids is not None:
+            self._token_ids += tokens
+        if delta.stop_token is not None and not self._include_stop:
             tokens = tokens[:-1]
         text_segments = self._detokenizer.feed(tokens)
         if delta.finish is None:
@@ -98,7 +115,8 @@ class Pipeline:
                 return self._end_at_stop(segments, self._stop)
             segments += self._stop.flush()
         reason: ChoiceFinishReason = "length" if delta.finish == "length" else "stop"
-        events = self._finish(segments, reason, delta.stop_token)
+        stop_token = delta.stop_token if delta.stop_token in self._stop_tokens else None
+        events = self._finish(segments, reason, stop_token)
         if self._show_tokens and delta.stop_token is not None and self._pending_logprobs:
             # The end token has a log-probability but no text; clients that sum log-probabilities need it.
             end_token = ScoredToken(self._pending_logprobs.popleft(), self._text_length)
@@ -106,7 +124,10 @@ class Pipeline:
         return events
 
     def _end_at_stop(self, segments: list[Segment], stop: StopStringMatcher) -> list[ChoiceEvent]:
-        self.tokens = self._unmatched_tokens + stop.consumed
+        dropped = self.tokens - self._unmatched_tokens - stop.consumed
+        self.tokens -= dropped
+        if self._token_ids is not None and dropped:
+            del self._token_ids[-dropped:]
         return self._finish(segments, "stop", stop.matched)
 
     def _finish(self, segments: list[Segment], reason: ChoiceFinishReason, stop: str | int | None) -> list[ChoiceEvent]:
@@ -114,11 +135,22 @@ class Pipeline:
         events = self._to_events(segments)
         if self._tool_parser is not None and self._tool_parser.calls and reason == "stop":
             reason = "tool_calls"
+        if self._token_ids:
+            events.append(TokenIds(self._choice, self._token_ids))
         events.append(Finished(self._choice, reason, stop))
         return events
 
     def _parse(self, text_segments: list[TextSegment], *, last: bool = False) -> list[Segment]:
         """Separate reasoning and tool calls from the text."""
+        segments = self._classify(text_segments, last=last)
+        if not self._show_special:
+            return segments
+        return [
+            TextSegment(each.text, each.tokens) if isinstance(each, TextSegment) and each.special else each
+            for each in segments
+        ]
+
+    def _classify(self, text_segments: list[TextSegment], *, last: bool) -> list[Segment]:
         segments: list[Segment] = list(text_segments)
         if self._reasoning_parser is not None:
             segments = self._reasoning_parser.feed(text_segments)
@@ -160,6 +192,8 @@ class Pipeline:
     def _to_events(self, segments: Sequence[Segment]) -> list[ChoiceEvent]:
         """Convert segments to events; adjacent segments of one kind become one event."""
         events: list[ChoiceEvent] = []
+        if self._token_ids:
+            self._report_tokens(segments, self._token_ids, events)
         texts: list[str] = []
         scored: list[ScoredToken] = []
         reasoning: list[str] = []
@@ -192,6 +226,12 @@ class Pipeline:
                 events.append(segment)
         emit_pending()
         return events
+
+    def _report_tokens(self, segments: Sequence[Segment], ids: list[int], events: list[ChoiceEvent]) -> None:
+        count = sum(each.tokens for each in segments if isinstance(each, TextSegment | ReasoningSegment))
+        if count:
+            events.append(TokenIds(self._choice, ids[:count]))
+            del ids[:count]
 
     def _score(self, segment: TextSegment, scored: list[ScoredToken]) -> None:
         if not self._show_tokens:

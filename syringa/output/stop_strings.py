@@ -20,10 +20,11 @@ class StopStringMatcher:
     Special tokens keep their position; text is matched across them, as clients see it, and a special token whose text
     is a stop string ends the choice too. Once `matched` is set, all further input is dropped, and `consumed` is the
     number of tokens up to and including the one that completed the match. The tokens of the stop string itself are in
-    no segment.
+    no segment, unless `include` is set.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._include = include
         self.matched: str | None = None
         self.consumed = 0
         # Longest first, so that ties go to the longest.
@@ -62,6 +63,8 @@ class StopStringMatcher:
         if segment.text in self._stop_texts:
             self.matched = segment.text
             out += self.flush()
+            if self._include:
+                out.append(TextSegment(segment.text, segment.tokens))
         elif self._pending:
             self._pending.append(segment)
         else:
@@ -74,7 +77,8 @@ class StopStringMatcher:
             for stop in stops:
                 if stop.advance(character):
                     self.matched = stop.text
-                    self._release(self._pending_length + index - len(stop.text), out)
+                    end = self._pending_length + index
+                    self._release(end if self._include else end - len(stop.text), out)
                     self._clear()
                     return
         self._pending_length += len(segment.text)

@@ -60,6 +60,16 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     metadata: str = "{}"  # JSON
 
 
+class ListSize(msgspec.Struct, frozen=True):
+    """The size of a list of items. `bytes` are those of their JSON."""
+
+    items: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: ListSize) -> ListSize:
+        return ListSize(self.items + other.items, self.bytes + other.bytes)
+
+
 class ItemPage(msgspec.Struct, frozen=True):
     """A page of a list of items, in the requested order."""
 

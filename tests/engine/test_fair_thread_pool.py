@@ -26,3 +26,14 @@ def test_fair_thread_pool_propagates_exceptions() -> None:
         pool.submit("", lambda: 1 // 0).result(5)
     assert pool.submit("", lambda: 5).result(5) == 5
     pool.close()
+
+
+def test_fair_thread_pool_limits_threads_per_tenant() -> None:
+    """Work of one tenant that takes long leaves a thread to the others."""
+    pool, end = FairThreadPool(2, "test", per_tenant=1), Event()
+    long = [pool.submit("a", lambda: end.wait(30)) for _ in range(3)]
+    assert [pool.submit("b", lambda: 1).result(10), pool.submit("c", lambda: 2).result(10)] == [1, 2]
+    assert not any(future.done() for future in long)
+    end.set()
+    assert all(future.result(10) for future in long)
+    pool.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -19,7 +20,7 @@ class FakeTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[bytes] = []
-        self.closed = self.ended = False
+        self.closed = self.ended = self.reading_paused = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -40,20 +41,43 @@ class FakeTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def abort(self) -> None:
+        self.closed = True
+
     def pause_reading(self) -> None:
-        pass
+        self.reading_paused = True
 
     def resume_reading(self) -> None:
-        pass
+        self.reading_paused = False
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
 
     @property
     def text(self) -> bytes:
         return b"".join(self.writes)
 
 
-def create_connection(app: Any) -> tuple[HttpConnection, FakeTransport]:
+class ManualLoop:
+    """Runs the callbacks of a `ReadScheduler` when the test says so: one turn at a time."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], object]] = []
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        self._callbacks.append(callback)
+
+    def run_turn(self) -> bool:
+        """Run what is due. Return whether there was anything."""
+        due, self._callbacks = self._callbacks, []
+        for callback in due:
+            callback()
+        return bool(due)
+
+
+def create_connection(app: Any, loop: ManualLoop | None = None) -> tuple[HttpConnection, FakeTransport]:
     config = Config(app, lifespan="off", log_config=None, access_log=False, interface="asgi3", ws="none")
-    limits, reads = ConnectionLimits(0.0, 100), ReadScheduler(asyncio.get_running_loop())
+    limits, reads = ConnectionLimits(0.0, 100), ReadScheduler(cast(Any, loop) or asyncio.get_running_loop())
     connection = HttpConnection(limits, reads, config=config, server_state=ServerState(), app_state={})
     transport = FakeTransport()
     connection.connection_made(transport)

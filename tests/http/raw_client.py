@@ -14,9 +14,9 @@ from tests.client import server
 from tests.fake_engine import FakeEngine
 
 BODY = json.dumps({"prompt": "x"}).encode()
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 COMPLETION_REQUEST = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
-HEALTH_REQUEST = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+HEALTH_REQUEST = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 class RawClient:

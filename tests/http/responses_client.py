@@ -64,7 +64,7 @@ async def responses_client(
     asgi = create_app(config, SingleEngineProvider(engine), FixedModels([model or plain_model()]), app_state)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     transport = httpx.ASGITransport(asgi, raise_app_exceptions=False)
-    async with ResponsesClient(transport=transport, base_url="http://test", headers=headers) as http:
+    async with ResponsesClient(transport=transport, base_url="http://localhost", headers=headers) as http:
         http.engine, http.app_state = engine, app_state
         try:
             yield http

@@ -49,8 +49,10 @@ async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     engine = FakeEngine("x", delay=0.01)
     database = str(tmp_path / "syringa.db")
     config = Config(port=0, drain_timeout=1.0, database=database)
-    async with Store(database) as store, server(engine, config, plain_model()) as http:
-        yield RevocationServer(http, engine, store)
+    async with Store(database) as store:
+        assert await write(store).keys.create(create_api_key("first")[1])  # from the start, a key is needed
+        async with server(engine, config, plain_model()) as http:
+            yield RevocationServer(http, engine, store)
 
 
 async def read_stream(response: httpx.Response) -> str:

@@ -151,6 +151,12 @@ def test_count_weights_of_folder(tmp_path: Path) -> None:
     assert count_weights(ModelFiles("small", str(tmp_path), "folder")) == 36
 
 
+def test_count_weights_counts_two_per_byte_of_mxfp4(tmp_path: Path) -> None:
+    blocks = {"down_proj_blocks": torch.zeros(8, 2, 16, dtype=torch.uint8), "a_blocks": torch.zeros(3)}
+    save_file(blocks, tmp_path / "1.safetensors")
+    assert count_weights(ModelFiles("small", str(tmp_path), "folder")) == 2 * 8 * 2 * 16 + 3
+
+
 def test_count_weights_ignores_files_outside_index(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(8, 4)}, tmp_path / "model-1.safetensors")
     save_file({"a": torch.zeros(8, 4)}, tmp_path / "consolidated.safetensors")

@@ -26,6 +26,7 @@ from syringa.prompt.tokens.control_tokens import ClientTextEscape, strings_of
 # Below this many characters rendering inline is cheaper than in a thread. An empty message counts for a few.
 _INLINE_CHARS = 4096
 _MESSAGE_CHARS = 16
+_INSTRUCTION_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +54,13 @@ class PromptRenderer:
 
     async def build(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
         """Render and tokenize the messages, in a thread if they are long. Raises `ContextLengthExceeded`."""
+        check_message_count(len(messages), self.model, "messages")
         size = sum(count_characters(each.message["content"]) + _MESSAGE_CHARS for each in messages)
         if self.tools is None and size <= _INLINE_CHARS:
             return self._build(messages)
+        # A template may leave out reasoning in the assistant's text.
+        texts = (each.message["content"] for each in messages if each.message["role"] != "assistant")
+        self.model.check_length(sum(map(count_characters, texts)), "messages")
         return await asyncio.to_thread(self._build, messages)
 
     def _build(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
@@ -115,6 +120,15 @@ class PromptRenderer:
         return re.compile(f"({'|'.join(map(re.escape, sorted(kept, key=len, reverse=True)))})") if kept else None
 
 
+def check_message_count(count: int, model: ServedModel, param: str) -> None:
+    """Raise `ContextLengthExceeded` for more messages than the context has tokens: each takes one at least."""
+    if count > model.max_model_len:
+        raise ContextLengthExceeded(
+            f"The model's context is {model.max_model_len} tokens; a conversation of {count} messages has more.",
+            param=param,
+        )
+
+
 def adds_generation_prompt(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
     """Return whether the prompt ends with the start of an assistant message. Default: unless the last is continued."""
     return not continue_final_message if add_generation_prompt is None else add_generation_prompt
@@ -156,6 +170,13 @@ async def fit_prompt(
     """
     limit = renderer.model.max_model_len
     available = limit - (1 if max_tokens is None else max_tokens)
+    if truncate and len(messages) > limit:
+        # No more than the last messages can fit.
+        messages = [
+            each
+            for index, each in enumerate(messages)
+            if index >= len(messages) - limit or each.message["role"] in _INSTRUCTION_ROLES
+        ]
     try:
         prompt = await renderer.build(messages)
         if len(prompt.tokens) <= available:
@@ -187,7 +208,7 @@ async def _drop_oldest_turns(
         kept = [
             each
             for index, each in enumerate(messages)
-            if index >= starts[dropped] or each.message["role"] in ("system", "developer")
+            if index >= starts[dropped] or each.message["role"] in _INSTRUCTION_ROLES
         ]
         try:
             prompt = await renderer.build(kept)

@@ -13,6 +13,7 @@ from syringa.api.chat.prompt import (
     ChatPrompt,
     PromptRenderer,
     adds_generation_prompt,
+    check_message_count,
     fit_prompt,
     report_ignored_names,
     require_template,
@@ -22,6 +23,7 @@ from syringa.api.fields.common import (
     CacheSaltField,
     MetadataField,
     StreamOptionsField,
+    check_choices,
     check_metadata,
     read_stream_options,
 )
@@ -159,6 +161,7 @@ async def prepare_chat(body: ChatRequest, models: Models, ignored: list[str], te
     model = await models.find(body.model)
     body = apply_defaults(body, model)
     _reject_unsupported(body)
+    check_choices(1, body.n or 1, model.max_choices, "n")
     _report_ignored(body, ignored)
     options = read_stream_options(body.stream_options, stream=bool(body.stream), ignored=ignored)
     stop = read_stop(body.stop)
@@ -228,6 +231,8 @@ async def _prompt(
     body: ChatRequest, model: ServedModel, tools: ToolRequest | None, reasoning: ReasoningRequest, ignored: list[str]
 ) -> ChatPrompt:
     template = require_template(model)
+    if not body.truncate_sequence:
+        check_message_count(len(body.messages), model, "messages")
     messages = await read_messages(body.messages, supports_images=model.supports_images, ignored=ignored)
     report_ignored_names(messages, template, ignored)
     renderer = PromptRenderer(

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from syringa.api.completions.writer import CompletionWriter, PromptEcho
-from syringa.api.fields.common import CacheSaltField, StreamOptionsField, read_stream_options
+from syringa.api.fields.common import CacheSaltField, StreamOptionsField, check_choices, read_stream_options
 from syringa.api.fields.constraints import compose_grammar
 from syringa.api.fields.defaults import apply_defaults
 from syringa.api.fields.sampling import (
@@ -125,6 +125,8 @@ async def prepare_completion(
     candidates = choices if body.best_of is None else body.best_of
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
     _check_fields(body, choices, candidates, max_tokens)
+    param = "prompt" if candidates == 1 else "n" if body.best_of is None else "best_of"
+    check_choices(_count_prompts(body.prompt), candidates, model.max_choices, param)
     options = read_stream_options(body.stream_options, stream=bool(body.stream), ignored=ignored)
     stopping = to_stop_conditions(body, model, max_tokens)
     stop = read_stop(body.stop)
@@ -226,18 +228,22 @@ async def read_prompts(given: Any, model: ServedModel, *, truncate: bool = False
             "prompt: expected a string, an array of strings, an array of token ids, or an array of such arrays.",
             param="prompt",
         )
+    if isinstance(given[0], str | list):
+        _check_number(given)
     if isinstance(given[0], str):
         for index, text in enumerate(given):
             if not isinstance(text, str):
                 raise InvalidRequest(
                     f"prompt[{index}]: expected a string, like the first one.", param=f"prompt[{index}]"
                 )
-        _check_number(given)
         return await _encode(given, model, truncate)
     if isinstance(given[0], list):
-        _check_number(given)
         return [Prompt(_ids(tokens, f"prompt[{index}]", model)) for index, tokens in enumerate(given)]
     return [Prompt(_ids(given, "prompt", model))]
+
+
+def _count_prompts(given: Any) -> int:
+    return len(given) if isinstance(given, list) and given and isinstance(given[0], str | list) else 1
 
 
 def _check_number(given: list[Any]) -> None:

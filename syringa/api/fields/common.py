@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from syringa.api.decoding import convert
 from syringa.api.fields.schema import REFUSED, doc, object_schema
@@ -22,6 +22,10 @@ MetadataField = Annotated[dict[str, Any], Meta(extra_json_schema=_METADATA_SCHEM
 
 _STREAM_OPTIONS_SCHEMA = object_schema(
     include_usage={"type": ["boolean", "null"], "description": "Send a last chunk with empty `choices` and the usage."},
+    continuous_usage_stats={
+        "type": ["boolean", "null"],
+        "description": "With `include_usage`: every chunk has the token counts so far.",
+    },
     include_obfuscation={"enum": [False, None], "description": "Refused if true.", REFUSED: True},
 )
 StreamOptionsField = Annotated[
@@ -36,6 +40,17 @@ CacheSaltField = Annotated[
         "carried over to the next response. Default: those of the organization without a salt."
     ),
 ]
+
+
+def check_choices(prompts: int, candidates: int, limit: int, param: str) -> None:
+    """Raise `InvalidRequest` if a request generates more choices than the server allows. `param` names the factor."""
+    if prompts * candidates > limit:
+        of_each = f" of each of {prompts} prompts" if prompts > 1 else ""
+        raise InvalidRequest(
+            f"{param}: {candidates} choices{of_each} are {prompts * candidates}; this server allows {limit} per request"
+            " (max_choices).",
+            param=param,
+        )
 
 
 class ErrorBody(msgspec.Struct):
@@ -60,11 +75,13 @@ class ReasoningTokens(msgspec.Struct):
 
 
 class UsageBody(msgspec.Struct):
+    """Token counts. The counts so far that `continuous_usage_stats` adds to chunks have no details."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
+    prompt_tokens_details: CachedTokens | UnsetType = UNSET
+    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
 
 
 def usage_body(usage: Usage) -> UsageBody:
@@ -79,14 +96,24 @@ def usage_body(usage: Usage) -> UsageBody:
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
-def read_stream_options(given: dict[str, Any] | None, *, stream: bool, ignored: list[str]) -> StreamOptions:
-    """Validate `stream_options`. Raises `InvalidRequest` if the response is not streamed."""
+def read_stream_options(
+    given: dict[str, Any] | None, *, stream: bool, ignored: list[str], always_include_usage: bool = False
+) -> StreamOptions:
+    """Validate `stream_options`. Raises `InvalidRequest` if the response is not streamed.
+
+    With `always_include_usage`, every stream includes its usage.
+    """
     if given is not None and not stream:
         raise InvalidRequest("stream_options requires stream: true.", param="stream_options")
     options = convert(given or {}, StreamOptions, path="stream_options", ignored=ignored)
+    if always_include_usage:
+        options.include_usage = True
+    if options.continuous_usage_stats and not options.include_usage:
+        ignored.append("stream_options.continuous_usage_stats")
     if options.include_obfuscation:
         param = "stream_options.include_obfuscation"
         raise InvalidRequest(f"{param} is not supported.", param=param)

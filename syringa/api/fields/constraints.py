@@ -20,6 +20,7 @@ from syringa.prompt.grammar.validation import check_grammar_text
 from syringa.types import Grammar
 
 ANY_OBJECT = '{"type":"object"}'
+MAX_CHARACTERS = 1_000_000  # of the grammar of the whole output
 _TEXT = {"type": ["string", "null"]}
 _SCHEMA = {"type": ["object", "boolean"], "description": "A JSON schema."}
 
@@ -142,6 +143,12 @@ async def compose_grammar(
         return None if grammar is None else await check(grammar, source_field)
 
     async def check(grammar: Grammar, param: str) -> Grammar:
+        if len(grammar.value) > MAX_CHARACTERS:
+            raise InvalidRequest(
+                f"Invalid grammar: at most {MAX_CHARACTERS} characters, got {len(grammar.value)}.",
+                param=param,
+                code="invalid_grammar",
+            )
         try:
             return msgspec.structs.replace(grammar, memory=await model.check_grammar(grammar, tenant, cache_salt))
         except InvalidRequest as error:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from syringa.api.fields.constraints import FORMAT_SCHEMA, GRAMMAR_SCHEMA, to_grammar
-from syringa.api.fields.schema import doc, nullable
+from syringa.api.fields.schema import doc, ignored_field, nullable
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import InvalidRequest
 from syringa.ids import random_number
@@ -24,7 +24,8 @@ Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 V = TypeVar("V")
 _TEXT = {"type": "string", "minLength": 1}
 MAX_STOP = 1000  # characters of a stop string, which is compared at every position of the output
-_STOP_SCHEMA = nullable(_TEXT, {"type": "array", "items": _TEXT, "maxItems": 4})
+MAX_STOPS = 64  # stop strings of a request
+_STOP_SCHEMA = nullable(_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_STOPS})
 _BIAS_SCHEMA = {
     "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,18})$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
@@ -70,8 +71,36 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stop: Annotated[
         Any,
         doc(
-            "A string, or up to 4, that end the output and are not part of it; at most 1000 characters each.",
+            "A string, or up to 64, that end the output and are not part of it; at most 1000 characters each.",
             **_STOP_SCHEMA,
+        ),
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, doc("Return the stop string or the text of the stop token that ended the output.", False)
+    ] = None
+    skip_special_tokens: Annotated[
+        bool | None,
+        doc("Leave out the text of special tokens; false: return it, except for the token that ended the output.", True),
+    ] = None
+    spaces_between_special_tokens: Annotated[
+        bool | None,
+        ignored_field(
+            "Tokens are joined as they are; no spaces are inserted. Reported as ignored if true with "
+            "`skip_special_tokens: false`."
+        ),
+    ] = None
+    allowed_token_ids: Annotated[
+        Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)] | None,
+        doc(
+            "Only these token ids may be generated. Without an end-of-sequence token among them, the output ends at "
+            "its maximum length. Default: all."
+        ),
+    ] = None
+    bad_words: Annotated[
+        Annotated[list[Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]], Meta(max_length=1024)] | None,
+        doc(
+            "Words that are not generated, as the tokenizer encodes them with and without a space before; at most "
+            "1024 of at most 1000 characters."
         ),
     ] = None
     n: Annotated[Annotated[int, Meta(ge=1, le=128)] | None, doc("Number of choices for each prompt.", 1)] = None
@@ -134,6 +163,8 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
         presence_penalty=_or(fields.presence_penalty, 0.0),
         repetition_penalty=_or(fields.repetition_penalty, 1.0),
         logit_bias=read_logit_bias(fields.logit_bias or {}, model.vocab_size),
+        allowed_tokens=_read_allowed_tokens(fields, model),
+        bad_words=await _encode_bad_words(fields.bad_words or [], model),
         dry_multiplier=_or(fields.dry_multiplier, 0.0),
         dry_base=_or(fields.dry_base, 1.75),
         dry_allowed_length=_or(fields.dry_allowed_length, 2),
@@ -168,14 +199,14 @@ def to_stop_conditions(fields: SamplingFields, model: ServedModel, max_tokens: i
 
 
 def read_stop(value: Any) -> tuple[str, ...]:
-    """Validate `stop`: a string or up to four, none of them empty. Raises `InvalidRequest`."""
+    """Validate `stop`: a string or up to 64, none of them empty. Raises `InvalidRequest`."""
     texts = [value] if isinstance(value, str) else value
     if texts is None:
         return ()
     if not isinstance(texts, list):
         raise InvalidRequest("stop: expected a string or an array of strings.", param="stop")
-    if len(texts) > 4:
-        raise InvalidRequest(f"stop: at most 4 strings, got {len(texts)}.", param="stop")
+    if len(texts) > MAX_STOPS:
+        raise InvalidRequest(f"stop: at most {MAX_STOPS} strings, got {len(texts)}.", param="stop")
     for index, text in enumerate(texts):
         param = "stop" if isinstance(value, str) else f"stop[{index}]"
         if not isinstance(text, str):
@@ -215,6 +246,23 @@ def read_logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
             raise InvalidRequest(f"{param}: expected a number from -100 to 100.", param=param)
         bias[int(key)] = float(value)
     return bias
+
+
+def _read_allowed_tokens(fields: SamplingFields, model: ServedModel) -> frozenset[int]:
+    check_tokens(fields.allowed_token_ids or [], model.vocab_size, "allowed_token_ids")
+    return frozenset(fields.allowed_token_ids or ())
+
+
+async def _encode_bad_words(words: list[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences of the words at the start of a text and after a space."""
+
+    def encode() -> tuple[tuple[int, ...], ...]:
+        texts = [word.lstrip() or word for word in words]
+        spaced = [text if text.isspace() else f" {text}" for text in texts]
+        found = [tuple(model.tokenizer.encode(text, add_special=False)) for text in (*texts, *spaced)]
+        return tuple(dict.fromkeys(tokens for tokens in found if tokens))
+
+    return await asyncio.to_thread(encode) if words else ()
 
 
 async def _dry_breakers(fields: SamplingFields, model: ServedModel) -> frozenset[int]:

@@ -45,6 +45,7 @@ def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
         ),
         supports_images=_supports_images(description),
         image_policy=image_policy(config),
+        max_choices=config.max_choices,
         prices=spec.prices,
         defaults=spec.defaults,
     )

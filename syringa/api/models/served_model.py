@@ -49,6 +49,7 @@ class ServedModel:
     formats: ModelFormats = field(default_factory=ModelFormats)
     supports_images: bool = False
     image_policy: ImagePolicy = field(default_factory=ImagePolicy)
+    max_choices: int = 2048  # of one request
     prices: Prices | None = None
     defaults: dict[str, Any] = field(default_factory=dict)  # of request fields, see `api/fields/defaults.py`
     created: int = field(default_factory=lambda: int(time.time()))

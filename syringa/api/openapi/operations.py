@@ -162,6 +162,10 @@ STATUS = Operation(
                     "type": ["number", "null"],
                     "description": "Successful requests, in percent of those that succeeded or failed.",
                 },
+                ready={
+                    "type": "boolean",
+                    "description": "False while the model is loading, does not respond or has failed.",
+                },
             ),
         },
     ),

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from syringa.api.chat.messages import PromptMessage
-from syringa.api.chat.prompt import ChatPrompt, PromptRenderer, fit_prompt, require_template
+from syringa.api.chat.prompt import ChatPrompt, PromptRenderer, check_message_count, fit_prompt, require_template
 from syringa.api.decoding import convert
 from syringa.api.fields.reasoning import Effort, ReasoningRequest, read_reasoning_request
 from syringa.api.models.served_model import ServedModel
@@ -98,6 +98,9 @@ async def build_prompt(
     """
     template = require_template(model)
     history_field = "previous_response_id" if body.previous_response_id is not None else "conversation"
+    if not truncate:
+        new_items = len(body.input) if isinstance(body.input, list) else 1
+        check_message_count(len(context.history) + new_items, model, "input")
     parsed = await read_input(
         body.input, context, supports_images=model.supports_images, ignored=ignored, history_field=history_field
     )

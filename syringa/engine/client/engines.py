@@ -15,7 +15,7 @@ import msgspec
 from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
 from syringa.engine.client.probe_client import ProbeClient
-from syringa.engine.client.worker_client import WorkerClient, WorkerLost
+from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.interface import DeltaHandler, Engine, LoadStatus, WorkerCounts
 from syringa.engine.processes.control import (
     AcquireModel,
@@ -24,7 +24,6 @@ from syringa.engine.processes.control import (
     ReleaseModel,
     SupervisorReport,
     SupervisorRequest,
-    Suspects,
     WorkerState,
     api_decoder,
     worker_key,
@@ -33,7 +32,7 @@ from syringa.engine.processes.probes import probe_path
 from syringa.engine.processes.suspects import REFUSED, fingerprint
 from syringa.engine.structured_output.probe_protocol import ProbeOptions
 from syringa.engine.worker.options import WorkerOptions
-from syringa.errors import EngineUnavailable, RequestSuspected
+from syringa.errors import EngineUnavailable, RequestSuspected, WorkerLost
 from syringa.types import EngineRequest, EngineStats, Grammar, Isolation, ModelInfo
 
 logger = logging.getLogger("syringa.engine")
@@ -86,10 +85,10 @@ class ModelEngine:
         serving = state.status in ("loaded", "hanging")
         self._socket = state.socket if serving else ""
         self._retiring_socket = "" if serving else state.socket or self._retiring_socket
-        if state.status == "loaded":
-            if self._client is None or self._client.path != state.socket or self._client.lost:
-                self._client = WorkerClient(state.socket, on_change=self._notify)
-                self._client.start()
+        client = self._client
+        if state.status == "loaded" and (client is None or client.path != state.socket or client.lost):
+            self._client = WorkerClient(state.socket, on_change=self._notify)
+            self._client.start()
         self._notify()
 
     def _notify(self) -> None:
@@ -169,8 +168,8 @@ class ModelEngine:
             async with asyncio.timeout(self._load_timeout or None):
                 return await self._wait_for_client()
         except TimeoutError:
-            logger.warning("model not loaded in time: model=%s reason=%r", self.name, self._reason)
-            raise self._unavailable(f"could not be loaded within {self._load_timeout:g} seconds") from None
+            why = f": {self._reason}" if self._reason and self.status != "failed" else ""
+            raise self._unavailable(f"could not be loaded within {self._load_timeout:g} seconds{why}") from None
 
     async def _wait_for_client(self) -> WorkerClient:
         acquired_at = -1

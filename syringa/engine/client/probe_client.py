@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from typing import cast
 
 from syringa.engine.client import protocol
 from syringa.engine.structured_output.probe_protocol import CancelCheck, CheckGrammar, Verdict, verdict_decoder
 from syringa.errors import EngineOverloaded, EngineUnavailable, InvalidRequest
 from syringa.types import Grammar
 
+logger = logging.getLogger("syringa.api")
+
 CONNECT_SECONDS = 30.0  # for a probe to start
 CHECK_SECONDS = 30.0  # for a verdict, most of which is time in the queue of the tenant
-RETRY_SECONDS = 0.02
+RETRY_SECONDS = 0.05
 ATTEMPTS = 2  # a probe that ends is started again
 
 
@@ -37,6 +41,8 @@ class ProbeClient:
             connection = await self._connect()
             verdict = await connection.ask(message)
             if verdict is not None:
+                if verdict.outcome == "exceeded":
+                    logger.warning("grammar refused, its compilation exceeds the limits: organization=%s", tenant)
                 return _memory(verdict)
         raise EngineUnavailable("Grammars cannot be checked at the moment: try again shortly.")
 
@@ -95,8 +101,7 @@ class _ProbeConnection(asyncio.Protocol):
                 self._transport.write(protocol.frame(CancelCheck(message.id)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport) or hasattr(transport, "write")
-        self._transport: asyncio.WriteTransport = transport  # type: ignore[assignment] # uvloop's is not declared so
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop does not declare its transports as such
 
     def data_received(self, data: bytes) -> None:
         for verdict in self._decoder.feed(data):
@@ -118,7 +123,7 @@ class _ProbeConnection(asyncio.Protocol):
 def _memory(verdict: Verdict) -> int:
     if verdict.outcome == "overloaded":
         raise _overloaded()
-    if verdict.outcome == "invalid":
+    if verdict.outcome != "valid":
         raise InvalidRequest(verdict.message, code="invalid_grammar")
     return verdict.memory
 

@@ -12,19 +12,18 @@ import msgspec
 
 from syringa.engine.client import protocol
 from syringa.engine.interface import DeltaHandler
-from syringa.errors import ContextLengthExceeded, EngineOverloaded, EngineUnavailable, InvalidRequest, SyringaError
+from syringa.errors import (
+    ContextLengthExceeded,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidRequest,
+    SyringaError,
+    WorkerLost,
+)
 from syringa.flush_queue import flush_queue
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 RETRY_SECONDS = 0.05
-
-
-class WorkerLost(EngineUnavailable):
-    """The connection to a worker was lost. `begun` says whether the request had received a delta."""
-
-    def __init__(self, message: str, *, begun: bool) -> None:
-        super().__init__(message)
-        self.begun = begun
 
 
 class _ActiveRequest:

@@ -1,4 +1,4 @@
-"""The native decoder on a GPU, for all families of `models.decoder`.
+"""The native decoder on a GPU, for all families of `models.decoder` and for mixture-of-experts models.
 
 A step has decode rows, one per sequence that adds one token, followed by prefill rows. Small decode-only steps take the
 fused path, in which the matmul kernels also compute norms, the MLP gate and residuals. All other steps take the unfused
@@ -15,7 +15,7 @@ import torch
 from syringa.engine.gpu.cache import GpuCache
 from syringa.engine.gpu.ops.base import GpuOps, QKNormRope
 from syringa.engine.gpu.ops.fp8 import Fp8Linear
-from syringa.engine.models.config import DecoderConfig
+from syringa.engine.models.config import ClampedSwiglu, DecoderConfig
 
 if TYPE_CHECKING:
     from syringa.engine.vision.step_images import StepImages
@@ -33,11 +33,13 @@ class GpuLinear:
 class GpuExperts:
     """The router and the experts of a mixture-of-experts layer."""
 
-    router: torch.Tensor  # [experts, hidden]
+    router: GpuLinear  # [experts, hidden]
     gate_up: torch.Tensor  # [experts, 2 × intermediate, hidden], gates first
     down: torch.Tensor  # [experts, hidden, intermediate]
     per_token: int
     normalize: bool
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None  # of `gate_up` and `down`, [experts, outputs]
+    swiglu: ClampedSwiglu | None = None
 
 
 @dataclass
@@ -55,6 +57,7 @@ class GpuLayer:
     mlp: GpuMlp | GpuExperts
     qk_norm_rope: QKNormRope
     window: int
+    sinks: torch.Tensor | None = None  # [heads], fp32
 
 
 @dataclass
@@ -163,7 +166,7 @@ class GpuDecoder:
             qkv = ops.linear(x, layer.qkv.weight, layer.qkv.bias, norm_weight=layer.input_norm, eps=eps)
             store = rows.slot_mapping, layer.qk_norm_rope
             attended = ops.decode_attention(
-                qkv, keys, values, rows.block_tables, rows.lengths, heads, layer.window, store
+                qkv, keys, values, rows.block_tables, rows.lengths, heads, layer.window, store, sinks=layer.sinks
             )
             ops.linear(attended, layer.out.weight, layer.out.bias, residual=x, out=x)
             mlp = layer.mlp
@@ -193,10 +196,17 @@ class GpuDecoder:
         return normed
 
     def _experts(self, x: torch.Tensor, experts: GpuExperts, residual: torch.Tensor | None = None) -> torch.Tensor:
-        few = len(x) <= self.ops.max_fused_rows
-        logits = self.ops.linear(x, experts.router, None) if few else self.ops.matmul(x, experts.router, None)
+        multiply = self.ops.linear if len(x) <= self.ops.max_fused_rows else self.ops.matmul
         return self.ops.moe_mlp(
-            x, logits, experts.gate_up, experts.down, experts.per_token, normalize=experts.normalize, residual=residual
+            x,
+            multiply(x, experts.router.weight, experts.router.bias),
+            experts.gate_up,
+            experts.down,
+            experts.per_token,
+            normalize=experts.normalize,
+            biases=experts.biases,
+            swiglu=experts.swiglu,
+            residual=residual,
         )
 
     def _linear(self, x: torch.Tensor, layer: GpuLinear | Fp8Linear) -> torch.Tensor:
@@ -209,7 +219,9 @@ class GpuDecoder:
         prefill, num_decodes = rows.prefill, len(rows.lengths)
         if prefill is None:
             store = rows.slot_mapping, layer.qk_norm_rope
-            return ops.decode_attention(qkv, keys, values, rows.block_tables, rows.lengths, heads, layer.window, store)
+            return ops.decode_attention(
+                qkv, keys, values, rows.block_tables, rows.lengths, heads, layer.window, store, sinks=layer.sinks
+            )
         ops.rotate_and_store(qkv, prefill.positions, rows.slot_mapping, layer.qk_norm_rope, keys, values, heads)
         out = qkv.new_empty(len(qkv), heads * self.config.head_size)
         if num_decodes:
@@ -223,6 +235,7 @@ class GpuDecoder:
                 layer.window,
                 None,
                 out[:num_decodes],
+                sinks=layer.sinks,
             )
         ops.prefill_attention(
             qkv[num_decodes:],
@@ -235,5 +248,6 @@ class GpuDecoder:
             heads,
             layer.window,
             out[num_decodes:],
+            sinks=layer.sinks,
         )
         return out

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 
 from syringa.engine.cpu.layers.rotary import rotary_tables
-from syringa.engine.gpu.decoder import GpuDecoder, GpuExperts, GpuLayer, GpuLinear, GpuMlp
+from syringa.engine.gpu.decoder import GpuDecoder, GpuLayer, GpuLinear, GpuMlp
+from syringa.engine.gpu.expert_loading import load_experts
 from syringa.engine.gpu.ops.base import GpuOps, QKNormRope, choose_ops
 from syringa.engine.gpu.ops.fp8 import Fp8Linear
 from syringa.engine.models.config import DecoderConfig
@@ -34,24 +35,13 @@ def load_gpu_decoder(
         # Converted on the device, which is faster; the file's dtype is often smaller to transfer, too.
         return weights(name).to(device).to(dtype)
 
-    def norm(name: str) -> torch.Tensor:
+    def in_fp32(name: str) -> torch.Tensor:
         return weights(name).to(device).float()
 
     def fused(prefix: str, names: tuple[str, ...], bias: bool) -> GpuLinear | Fp8Linear:
         weight = torch.cat([on_device(f"{prefix}{name}_proj.weight") for name in names])
         offset = torch.cat([on_device(f"{prefix}{name}_proj.bias") for name in names]) if bias else None
         return Fp8Linear(weight, offset) if fp8 else GpuLinear(weight, offset)
-
-    def load_experts(prefix: str) -> GpuExperts:
-        size, hidden = config.expert_intermediate, config.hidden
-        gate_up = torch.empty(config.experts, 2 * size, hidden, dtype=dtype, device=device)
-        down = torch.empty(config.experts, hidden, size, dtype=dtype, device=device)
-        for e in range(config.experts):
-            gate_up[e, :size] = weights(f"{prefix}experts.{e}.gate_proj.weight").to(device)
-            gate_up[e, size:] = weights(f"{prefix}experts.{e}.up_proj.weight").to(device)
-            down[e] = weights(f"{prefix}experts.{e}.down_proj.weight").to(device)
-        router = on_device(f"{prefix}gate.weight")
-        return GpuExperts(router, gate_up, down, config.experts_per_token, config.normalize_experts)
 
     def load_mlp(prefix: str) -> GpuMlp:
         return GpuMlp(fused(prefix, ("gate", "up"), config.mlp_bias), fused(prefix, ("down",), config.mlp_bias))
@@ -64,19 +54,20 @@ def load_gpu_decoder(
     layers = []
     for i in range(config.layers):
         attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
-        norms = (norm(attention + "q_norm.weight"), norm(attention + "k_norm.weight")) if config.qk_norm else None
+        norms = (in_fp32(attention + "q_norm.weight"), in_fp32(attention + "k_norm.weight")) if config.qk_norm else None
         layers.append(
             GpuLayer(
-                input_norm=norm(f"model.layers.{i}.input_layernorm.weight"),
+                input_norm=in_fp32(f"model.layers.{i}.input_layernorm.weight"),
                 qkv=fused(attention, ("q", "k", "v"), config.qkv_bias),
                 out=fused(attention, ("o",), config.out_bias),
-                post_norm=norm(f"model.layers.{i}.post_attention_layernorm.weight"),
-                mlp=load_experts(mlp) if config.sparse[i] else load_mlp(mlp),
+                post_norm=in_fp32(f"model.layers.{i}.post_attention_layernorm.weight"),
+                mlp=load_experts(config, weights, i, device, dtype) if config.sparse[i] else load_mlp(mlp),
                 qk_norm_rope=QKNormRope((cosine, sine) if config.rotated[i] else None, norms, config.eps),
                 window=config.windows[i],
+                sinks=in_fp32(attention + "sinks") if config.sinks else None,
             )
         )
         if tick:
             tick()
-    final = norm("model.norm.weight")
+    final = in_fp32("model.norm.weight")
     return GpuDecoder(config, ops or choose_ops(device), embedding, layers, final, head)

@@ -35,6 +35,7 @@ GGUF_LAYER_TENSORS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+MXFP4_SUFFIXES = ("_blocks", "_scales")  # returned as stored: `gpu.expert_loading` dequantizes them
 LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 # GGUF architectures whose q and k rows are ordered for interleaved rotary pairs; the rest use halves, as transformers.
 INTERLEAVED_ROPE = ("llama", "smollm3")
@@ -140,6 +141,8 @@ class SafetensorsWeights:
         if name not in self.files:
             raise ModelError(f"{self.folder} has no tensor {name!r}: the model is incomplete")
         tensor: torch.Tensor = self.files[name].get_tensor(name)
+        if tensor.dtype == torch.uint8 and name.endswith(MXFP4_SUFFIXES):
+            return tensor
         if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
             raise ModelError(
                 f"{self.folder}: {name} is {tensor.dtype}: quantized folders are not supported, GGUF files are"

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from syringa.errors import ModelError
 
 NATIVE_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
-GPU_NATIVE_TYPES = (*NATIVE_TYPES, "qwen3_moe")  # mixture-of-experts models run natively on a GPU only
+MOE_TYPES = ("qwen3_moe", "mixtral", "gpt_oss")
+GPU_NATIVE_TYPES = (*NATIVE_TYPES, *MOE_TYPES)  # mixture-of-experts models run natively on a GPU only
+
+
+class ExpertNames(NamedTuple):
+    """Names of a sparse layer's tensors in the checkpoint, after `model.layers.N.`."""
+
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of one expert: gate, up, down
+
+
+class ClampedSwiglu(NamedTuple):
+    """The gate of gpt-oss's experts: g · sigmoid(alpha · g) · (u + 1), with g ≤ limit and |u| ≤ limit."""
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,11 @@ class DecoderConfig:
     expert_intermediate: int = 0
     normalize_experts: bool = True  # the weights of a token's experts add up to 1
     sparse: tuple[bool, ...] = field(default=())  # whether a layer has experts instead of an MLP
+    expert_names: ExpertNames = field(default_factory=ExpertNames)
+    packed_experts: bool = False  # one tensor for all experts, gates and ups interleaved, with biases (gpt-oss)
+    mxfp4: bool = False  # packed experts are stored in MXFP4
+    swiglu: ClampedSwiglu | None = None  # the gate of the experts; None: silu(gate) · up
+    sinks: bool = False  # attention has a learned logit per head that joins the softmax's denominator
 
 
 def is_native(config: dict[str, Any], device: str = "cpu") -> bool:
@@ -66,18 +87,24 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
             rope=rope,
             rotary=int(head_size * rope.get("partial_rotary_factor", 1.0)),
             tied=bool(config.get("tie_word_embeddings", kind == "smollm3")),
-            qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
-            out_bias=kind != "qwen2" and bool(config.get("attention_bias", False)),
+            qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", kind == "gpt_oss")),
+            out_bias=kind != "qwen2" and bool(config.get("attention_bias", kind == "gpt_oss")),
             mlp_bias=bool(config.get("mlp_bias", False)),
             qk_norm=kind in ("qwen3", "qwen3_moe"),
             windows=_windows(config, kind, layers),
             rotated=_rotated(config, kind, layers),
-            **(_experts(config, layers) if kind == "qwen3_moe" else {"sparse": (False,) * layers}),
+            sinks=kind == "gpt_oss",
+            **(_experts(config, kind, layers) if kind in MOE_TYPES else {"sparse": (False,) * layers}),
         )
     except KeyError as missing:
         raise ModelError(f"config.json has no {missing.args[0]!r}: the model is incomplete") from None
     if decoder.heads % decoder.kv_heads:
         raise ModelError(f"{decoder.heads} attention heads cannot share {decoder.kv_heads} key-value heads")
+    for name, flags in (("layer_types", decoder.windows), ("no_rope_layers", decoder.rotated)):
+        if len(flags) != layers:
+            raise ModelError(f"config.json has {len(flags)} {name} for {layers} layers")
+    if decoder.experts_per_token > decoder.experts:
+        raise ModelError(f"a token cannot use {decoder.experts_per_token} of {decoder.experts} experts")
     return decoder
 
 
@@ -102,18 +129,45 @@ def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
     if kind in ("qwen2", "qwen3", "qwen3_moe"):
         first = config.get("max_window_layers", 28)
         return tuple(window if i >= first else 0 for i in range(layers))
+    if kind == "gpt_oss":
+        return tuple(0 if i % 2 else window for i in range(layers))
     return (window,) * layers
 
 
-def _experts(config: dict[str, Any], layers: int) -> dict[str, Any]:
-    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
-    return {
+def _experts(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
+    flags: dict[str, Any] = {
         "experts": config.get("num_local_experts") or config["num_experts"],  # the former since transformers 5
         "experts_per_token": config["num_experts_per_tok"],
-        "expert_intermediate": config["moe_intermediate_size"],
-        "normalize_experts": bool(config.get("norm_topk_prob", False)),
-        "sparse": tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
+        "expert_intermediate": config["intermediate_size"],
+        "sparse": (True,) * layers,
     }
+    if kind == "qwen3_moe":
+        step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+        flags |= {
+            "expert_intermediate": config["moe_intermediate_size"],
+            "normalize_experts": bool(config.get("norm_topk_prob", False)),
+            "sparse": tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
+        }
+    if kind == "mixtral":
+        flags["expert_names"] = ExpertNames(
+            "block_sparse_moe.gate", "block_sparse_moe.experts", projections=("w1", "w3", "w2")
+        )
+    if kind == "gpt_oss":
+        flags |= {
+            "expert_names": ExpertNames("mlp.router"),
+            "packed_experts": True,
+            "mxfp4": _is_mxfp4(config),
+            "swiglu": ClampedSwiglu(config.get("swiglu_alpha", 1.702), config.get("swiglu_limit", 7.0)),
+        }
+    return flags
+
+
+def _is_mxfp4(config: dict[str, Any]) -> bool:
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if method not in (None, "mxfp4"):
+        raise ModelError(f"experts quantized with {method!r} cannot be read: use the model in MXFP4 or bf16")
+    return method is not None
 
 
 def _rotated(config: dict[str, Any], kind: str, layers: int) -> tuple[bool, ...]:

@@ -138,17 +138,43 @@ def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
             prefix + "self_attn.v_proj.weight": (c.kv_heads * c.head_size, c.hidden),
             prefix + "self_attn.o_proj.weight": (c.hidden, c.heads * c.head_size),
         }
+        if c.sinks:
+            expected[prefix + "self_attn.sinks"] = (c.heads,)
         if c.sparse[i]:
-            expected[prefix + "mlp.gate.weight"] = (c.experts, c.hidden)
-        size = c.expert_intermediate if c.sparse[i] else c.intermediate
-        for mlp in [f"mlp.experts.{e}." for e in range(c.experts)] if c.sparse[i] else ["mlp."]:
+            expected |= {prefix + name: shape for name, shape in _expert_shapes(c).items()}
+        else:
             expected |= {
-                f"{prefix}{mlp}gate_proj.weight": (size, c.hidden),
-                f"{prefix}{mlp}up_proj.weight": (size, c.hidden),
-                f"{prefix}{mlp}down_proj.weight": (c.hidden, size),
+                prefix + "mlp.gate_proj.weight": (c.intermediate, c.hidden),
+                prefix + "mlp.up_proj.weight": (c.intermediate, c.hidden),
+                prefix + "mlp.down_proj.weight": (c.hidden, c.intermediate),
             }
     for name, shape in expected.items():
         if not weights.has(name):
             raise ModelError(f"{path} has no tensor for {name!r}: the model is incomplete")
         if weights.shape(name) != shape:
             raise ModelError(f"{path}: {name} is {list(weights.shape(name))}, and its config says {list(shape)}")
+
+
+def _expert_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of a sparse layer's tensors in the checkpoint."""
+    hidden, size, names = c.hidden, c.expert_intermediate, c.expert_names
+    shapes: dict[str, tuple[int, ...]] = {f"{names.router}.weight": (c.experts, hidden)}
+    if not c.packed_experts:
+        gate, up, down = names.projections
+        for e in range(c.experts):
+            shapes |= {
+                f"{names.experts}.{e}.{gate}.weight": (size, hidden),
+                f"{names.experts}.{e}.{up}.weight": (size, hidden),
+                f"{names.experts}.{e}.{down}.weight": (hidden, size),
+            }
+        return shapes
+    shapes[f"{names.router}.bias"] = (c.experts,)
+    for name, outputs, inputs in (("gate_up_proj", 2 * size, hidden), ("down_proj", hidden, size)):
+        tensor = f"{names.experts}.{name}"
+        shapes[f"{tensor}_bias"] = (c.experts, outputs)
+        if c.mxfp4:  # blocks of 32 inputs in 16 bytes, with one scale
+            shapes[f"{tensor}_blocks"] = (c.experts, outputs, inputs // 32, 16)
+            shapes[f"{tensor}_scales"] = (c.experts, outputs, inputs // 32)
+        else:
+            shapes[tensor] = (c.experts, inputs, outputs)
+    return shapes

@@ -77,9 +77,7 @@ class WorkerManager:
         key = worker_key(request.options)
         worker = self._workers.get(key)
         if worker is None:
-            worker = self._workers[key] = WorkerHandle(
-                key, request.options, memory_needs(request.options), self._clock
-            )
+            worker = self._workers[key] = WorkerHandle(key, request.options, memory_needs(request.options), self._clock)
             worker.device = worker.memory_device = self._memory.expected_device(request.options)
         worker.name = request.name or worker.name
         worker.idle_timeout, worker.released = request.idle_timeout, False

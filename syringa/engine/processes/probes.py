@@ -18,7 +18,7 @@ from syringa.engine.structured_output.probe_protocol import ProbeOptions, probe_
 logger = logging.getLogger("syringa.supervisor")
 
 PROBE_MODULE = "syringa.engine.structured_output.probe"
-RESTART_SECONDS = 0.5  # between two starts of a probe
+RESTART_SECONDS = 2.0  # between two starts of a probe
 
 
 def probe_path(folder: str, options: ProbeOptions) -> str:

@@ -36,10 +36,18 @@ def prompt_logprobs(logits: torch.Tensor, next_tokens: Sequence[int], top: int) 
     for start in range(0, len(next_tokens), _SLICE):
         tokens = list(next_tokens[start : start + _SLICE])
         index = torch.tensor(tokens, device=logits.device)
-        packed = pack_logprobs(logits[start : start + len(tokens)].float(), index, bucket)
-        table = packed.cpu().numpy().reshape(len(tokens), -1)
-        scored += [unpack_logprobs(token, line, bucket, top) for token, line in zip(tokens, table, strict=True)]
+        rows = logits[start : start + len(tokens)].float()
+        packed = torch.cat([pack_logprobs(rows, index, bucket), _ranks(rows, index)], dim=-1)
+        for token, line in zip(tokens, packed.cpu().numpy(), strict=True):
+            scores = unpack_logprobs(token, line[:-1], bucket, top)
+            scored.append(TokenLogprobs(token, scores.logprob, scores.top, int(line[-1])))
     return scored
+
+
+def _ranks(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the rank of a token in each row, 1 for the highest logit."""
+    own = logits.gather(-1, tokens[:, None])
+    return (logits > own).sum(-1, keepdim=True).double() + 1
 
 
 def score_prompt(item: ScheduledSequence, logits: torch.Tensor, *, vocab_size: int) -> None:
@@ -59,22 +67,27 @@ def score_prompt(item: ScheduledSequence, logits: torch.Tensor, *, vocab_size: i
 
 @dataclass(frozen=True, slots=True)
 class LogprobGroup:
-    """Rows whose log-probabilities are looked up together, `top` alternatives each, of which a row reports `counts`."""
+    """Rows whose log-probabilities are looked up together, `top` alternatives each, of which a row reports `counts`.
+
+    The alternatives are `tokens` if there are any, and otherwise the most likely ones.
+    """
 
     rows: list[int]
     counts: list[int]
     top: int
+    tokens: tuple[int, ...] = ()
 
 
 def group_by_top(rows: Sequence[SamplingRow]) -> list[LogprobGroup]:
-    """Group the rows that report log-probabilities by the number of alternatives to look up."""
-    groups: dict[int, LogprobGroup] = {}
+    """Group the rows that report log-probabilities by the alternatives to look up."""
+    groups: dict[tuple[int, tuple[int, ...]], LogprobGroup] = {}
     for i, row in enumerate(rows):
         if row.logprobs is not None:
-            top = _bucket(row.logprobs)
-            group = groups.setdefault(top, LogprobGroup([], [], top))
+            tokens = row.logprob_tokens
+            top = len(tokens) or _bucket(row.logprobs)
+            group = groups.setdefault((top, tokens), LogprobGroup([], [], top, tokens))
             group.rows.append(i)
-            group.counts.append(row.logprobs)
+            group.counts.append(len(tokens) or row.logprobs)
     return list(groups.values())
 
 
@@ -82,15 +95,22 @@ def _bucket(top: int) -> int:
     return 0 if top == 0 else max(_MIN_TOP, 1 << (top - 1).bit_length())
 
 
-def pack_logprobs(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> torch.Tensor:
-    """Return a flattened line per row: the token's log-probability, then the ids and log-probabilities of the best."""
+def pack_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, top: int, alternatives: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return a line per row: the token's log-probability, then the ids and log-probabilities of the `top` best.
+
+    With `alternatives`, `top` token ids, these are reported instead of the best.
+    """
     scores = by_row(torch.log_softmax, logits)
     lines = [scores.gather(-1, tokens.clamp(min=0)[:, None]).double()]
-    if top:
+    if alternatives is not None:
+        lines += [alternatives.double().expand(len(scores), -1), scores[:, alternatives].double()]
+    elif top:
         values, ids = top_logits(scores, top)
         # A vocabulary may have fewer tokens than the bucket: id -1 marks a missing entry.
         lines += [F.pad(part.double(), (0, top - part.shape[-1]), value=-1.0) for part in (ids, values)]
-    return torch.cat(lines, dim=-1).flatten()
+    return torch.cat(lines, dim=-1)
 
 
 def unpack_logprobs(token: int, line: np.ndarray, top: int, count: int) -> TokenLogprobs:

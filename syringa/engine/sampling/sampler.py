@@ -5,7 +5,7 @@ asks for:
      2. repetition penalty, over prompt and output: positive logits are divided by it, negative ones multiplied
      3. frequency and presence penalties, over the output
      4. DRY
-     5. token mask of the grammar, and tokens that are banned at this position
+     5. token mask of the grammar and of the allowed tokens, bad words, and tokens that are banned at this position
      6. temperature; 0 ends here with the best token
      7. top-k
      8. top-p, of what top-k left
@@ -117,12 +117,15 @@ class Sampler:
         pieces = [tokens.double()]
         groups = group_by_top(rows)
         for group in groups:
-            pieces.append(pack_logprobs(self._select(raw, group.rows), self._select(tokens, group.rows), group.top))
+            ids = self._to_device(list(group.tokens)) if group.tokens else None
+            scored, sampled = self._select(raw, group.rows), self._select(tokens, group.rows)
+            pieces.append(pack_logprobs(scored, sampled, group.top, ids).flatten())
         return PendingTokens(tokens, torch.cat(pieces) if groups else pieces[0], groups)
 
     # Steps 1 to 5.
     def edit_logits(self, raw: torch.Tensor, rows: Sequence[SamplingRow], masks: torch.Tensor | None) -> torch.Tensor:
         constrained: list[int] = []
+        masks = self._with_allowed_tokens(rows, masks)
         if masks is not None:
             constrained = (masks != -1).any(-1).nonzero()[:, 0].tolist()
         edited = any(row.state.edits or row.banned for row in rows)
@@ -146,6 +149,20 @@ class Sampler:
             self._apply_masks(x, masks, constrained, x)
         flat[indices[edits.banned]] = self._minus_inf
         return x
+
+    def _with_allowed_tokens(self, rows: Sequence[SamplingRow], masks: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the grammars' masks without the tokens that the rows do not allow."""
+        if not any(row.state.allowed is not None for row in rows):
+            return masks
+        if masks is None:
+            masks = torch.full((len(rows), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
+        else:
+            masks = masks.clone()
+        for words, row in zip(masks.numpy(), rows, strict=True):
+            if (allowed := row.state.allowed) is not None:
+                words[: len(allowed)] &= allowed[: len(words)]
+                words[len(allowed) :] = 0
+        return masks
 
     def _copy(self, raw: torch.Tensor) -> torch.Tensor:
         if self.device.type != "cpu":

@@ -27,7 +27,7 @@ class SamplerState:
     Call `observe` with every token of the output, and `fork` when a choice forks.
     """
 
-    __slots__ = ("bias", "counts", "dry", "edits", "filtered", "greedy", "sampling")
+    __slots__ = ("allowed", "bad_words", "bias", "counts", "dry", "edits", "filtered", "greedy", "sampling")
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> None:
         s = self.sampling = sampling
@@ -43,13 +43,23 @@ class SamplerState:
         self.dry: DryState | None = None
         if s.dry_multiplier > 0:
             self.dry = DryState(s, [*prompt, *output])
-        self.edits = self.bias is not None or self.counts is not None or self.dry is not None
+        self.bad_words = _BadWords(s.bad_words, output) if s.bad_words else None
+        self.allowed = _pack_mask(s.allowed_tokens) if s.allowed_tokens else None
+        rules = (self.bias, self.counts, self.dry, self.bad_words)
+        self.edits = any(rule is not None for rule in rules)  # whether single logits are edited
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the logits are changed before a token is drawn."""
+        return self.edits or self.allowed is not None
 
     def observe(self, token: int) -> None:
         if self.counts is not None:
             self.counts.add(token)
         if self.dry is not None:
             self.dry.observe(token)
+        if self.bad_words is not None:
+            self.bad_words.observe(token)
 
     def fork(self) -> SamplerState:
         other = object.__new__(SamplerState)
@@ -57,6 +67,7 @@ class SamplerState:
             setattr(other, name, getattr(self, name))
         other.counts = self.counts.fork() if self.counts is not None else None
         other.dry = self.dry.fork() if self.dry is not None else None
+        other.bad_words = self.bad_words.fork() if self.bad_words is not None else None
         return other
 
 
@@ -70,6 +81,43 @@ class SamplingRow:
     logprobs: int | None = None  # None: not requested; 0: the token's own; k: also the k best
     banned: Collection[int] = ()  # tokens that are excluded at this position
     preferred: int | None = None  # taken if it has the highest logit
+    logprob_tokens: tuple[int, ...] = ()  # whose log-probabilities are reported instead of those of the best
+
+
+class _BadWords:
+    """Token sequences that the output may not contain: the last token of one is banned where the others precede it."""
+
+    def __init__(self, words: Sequence[tuple[int, ...]], output: Sequence[int]) -> None:
+        self._single = frozenset(word[0] for word in words if len(word) == 1)
+        self._longer: dict[int, list[tuple[int, ...]]] = {}  # by the last token before the banned one
+        for word in words:
+            if len(word) > 1:
+                self._longer.setdefault(word[-2], []).append(word)
+        self._window = max(map(len, words)) - 1
+        self._recent = tuple(output)[-self._window :] if self._window else ()
+
+    def observe(self, token: int) -> None:
+        if self._window:
+            self._recent = (*self._recent, token)[-self._window :]
+
+    def banned(self) -> frozenset[int]:
+        """Return the tokens that would complete a sequence."""
+        recent = self._recent
+        found = self._longer.get(recent[-1], ()) if recent else ()
+        return self._single.union(word[-1] for word in found if recent[1 - len(word) :] == word[:-1])
+
+    def fork(self) -> _BadWords:
+        other = object.__new__(_BadWords)
+        other._single, other._longer, other._window = self._single, self._longer, self._window
+        other._recent = self._recent
+        return other
+
+
+def _pack_mask(tokens: Collection[int]) -> np.ndarray:
+    """Return a token mask like a grammar's, which ends at the highest token."""
+    bits = np.zeros(32 * (max(tokens) // 32 + 1), dtype=np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 class _TokenCounts:
@@ -136,8 +184,11 @@ def collect_edits(rows: Sequence[SamplingRow], vocab_size: int) -> LogitEdits:
                 output.append((i, ids, sampling.frequency_penalty * counts + sampling.presence_penalty))
         if state.dry is not None:
             dry.append((i, *state.dry.penalties()))
-        if row.banned:
-            banned.append((i, np.array(list(row.banned), dtype=np.int64), 0.0))
+        excluded = row.banned
+        if state.bad_words is not None:
+            excluded = state.bad_words.banned().union(excluded)
+        if excluded:
+            banned.append((i, np.array(list(excluded), dtype=np.int64), 0.0))
     indices, amounts, spans = [np.empty(0, np.int64)], [np.empty(0, np.float32)], []
     size = 0
     for step in steps:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from syringa.engine.sampling.sampler_input import NO_TOKEN, SamplerState, SamplingRow
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE, BlockPool
-from syringa.types import EngineRequest, FinishReason, StopConditions, TokenLogprobs
+from syringa.types import EngineRequest, FinishReason, SamplingParams, StopConditions, TokenLogprobs
 
 if TYPE_CHECKING:
     from syringa.engine.structured_output.compiler import GrammarState
@@ -85,7 +85,7 @@ class Sequence:
     def needs_host(self) -> bool:
         """Whether sampling the next token needs more than its logits and noise."""
         request = self.request
-        if self.state.edits or self.grammar is not None or request.logprobs is not None:
+        if self.state.needs_host or self.grammar is not None or request.logprobs is not None:
             return True
         return self.generated < max(request.stopping.min_tokens, len(request.sampling.opening))
 
@@ -99,7 +99,16 @@ class Sequence:
 
     def sampling_row(self) -> SamplingRow:
         """Return the sampler's input for the next token."""
-        return SamplingRow(self.state, self.choice, self.generated, self.request.logprobs, self.banned, self.preferred)
+        request = self.request
+        return SamplingRow(
+            self.state,
+            self.choice,
+            self.generated,
+            request.logprobs,
+            self.banned,
+            self.preferred,
+            request.logprob_tokens,
+        )
 
     def missing_blocks(self, tokens: int) -> int:
         """Return how many blocks the block table lacks to hold `tokens` tokens."""
@@ -149,6 +158,15 @@ def check_stop(stopping: StopConditions, token: int, generated: int, context_lef
     return None
 
 
+def _no_token_message(sampling: SamplingParams) -> str:
+    names = [("allowed_token_ids", sampling.allowed_tokens), ("bad_words", sampling.bad_words)]
+    used = [name for name, value in names if value]
+    if not used:
+        return "The model gave no usable probabilities."
+    rules = [*(["the constraint"] if sampling.grammar is not None else []), *used]
+    return f"No token is left to continue the output under {' and '.join(rules)}."
+
+
 def append_token(sequence: Sequence, token: int, max_length: int) -> tuple[list[int], FinishReason | None, str | None]:
     """Append a sampled token and advance the grammar. Return the new tokens, the finish reason and the error."""
     stopping, grammar = sequence.request.stopping, sequence.grammar
@@ -157,7 +175,7 @@ def append_token(sequence: Sequence, token: int, max_length: int) -> tuple[list[
     if token == NO_TOKEN:
         if grammar is not None and grammar.accepting and not grammar.error:
             return [], "stop", None
-        return [], "error", (grammar and grammar.error) or "The model gave no usable probabilities."
+        return [], "error", (grammar and grammar.error) or _no_token_message(sequence.request.sampling)
     sequence.add(token)
     sequence.state.observe(token)
     finish = check_stop(stopping, token, sequence.generated, max_length - len(sequence.tokens))

@@ -151,7 +151,9 @@ class GrammarCompiler:
                 self._cache.move_to_end(key)
                 return known[0], False
             entry: Future[_CompiledGrammar] = Future()
-            charge = (memory or UNKNOWN_BYTES) + len(key[1].value) + self._vocab_size // 8  # the text and the first mask
+            charge = (
+                (memory or UNKNOWN_BYTES) + len(key[1].value) + self._vocab_size // 8
+            )  # the text and the first mask
             self._cache[key] = entry, charge
             self._cached_bytes += charge
             while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:

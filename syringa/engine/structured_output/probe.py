@@ -148,7 +148,7 @@ class GrammarProbe:
             try:
                 verdict = msgspec.msgpack.decode(result, type=Verdict)
             except msgspec.DecodeError:  # a limit ended it
-                verdict = Verdict(job.message.id, "invalid", self._limit_message())
+                verdict = Verdict(job.message.id, "exceeded", self._limit_message())
             if not killed:  # by the clock, or because the machine is short of memory: another time it may succeed
                 self._verdicts[_verdict_key(job.message)] = verdict
                 if len(self._verdicts) > MAX_VERDICTS:

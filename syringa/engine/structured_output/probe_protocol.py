@@ -36,10 +36,13 @@ class CancelCheck(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """Whether a grammar may be used. `memory` is what it takes when it is compiled, in bytes."""
+    """Whether a grammar may be used. `memory` is what it takes when it is compiled, in bytes.
+
+    `exceeded`: a limit of the probe ended the compilation. `overloaded`: too many grammars of the tenant wait.
+    """
 
     id: int
-    outcome: Literal["valid", "invalid", "overloaded"]
+    outcome: Literal["valid", "invalid", "exceeded", "overloaded"]
     message: str = ""
     memory: int = 0
 
@@ -47,7 +50,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
 def probe_key(options: ProbeOptions) -> str:
     """Return the key of a probe: a hash of its options without the socket."""
     plain = msgspec.structs.replace(options, socket="")
-    return hashlib.blake2b(msgspec.json.encode(plain), digest_size=12).hexdigest()
+    return hashlib.blake2b(msgspec.json.encode(plain), digest_size=6).hexdigest()
 
 
 def probe_decoder() -> protocol.FrameDecoder[CheckGrammar | CancelCheck]:

@@ -229,7 +229,7 @@ class EngineCore:
 
     def _process_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> ClientDelta:
         """Append a sampled token to its sequence, end the sequence if that is due, and return the delta."""
-        stopping, grammar = sequence.request.stopping, sequence.grammar
+        stopping = sequence.request.stopping
         tokens, finish, error = append_token(sequence, token, self.max_length)
         self.counters.counts["output_tokens"] += len(tokens)
         stopped = finish == "stop" and tokens and token in (stopping.end_tokens | stopping.stop_tokens)
@@ -244,7 +244,7 @@ class EngineCore:
             0 if sequence.delta_sent else sequence.cached,
             sequence.prompt_scores if first else None,
             error,
-            "grammar" if grammar is not None and error is not None else "engine",
+            _error_kind(sequence) if error is not None else "engine",
             sequence.prompt_length if first and sequence.prompt_images else 0,
             round(1000 * sequence.queue_seconds) if first else 0,
         )
@@ -336,3 +336,10 @@ class EngineCore:
         siblings.remove(sequence)
         if not siblings:
             del self._sequences[key]
+
+
+def _error_kind(sequence: Sequence) -> ErrorKind:
+    """Return the kind of an error in a sequence's tokens: constraints of the request may leave none."""
+    if sequence.grammar is not None:
+        return "grammar"
+    return "no_token" if sequence.request.sampling.allowed_tokens else "engine"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -14,6 +13,7 @@ from syringa.errors import Forbidden, SyringaError
 from syringa.http.context import RequestContext, request_context
 from syringa.http.dispatch import TIMEOUT_HEADER, parse_timeout
 from syringa.http.middleware.errors import shutdown_error
+from syringa.http.middleware.hosts import host_name
 from syringa.http.routing import Access
 from syringa.service.app_state import AppState
 from syringa.service.auth.key_cache import UnknownKey
@@ -110,8 +110,5 @@ def check_admin(caller: Caller, headers: Headers) -> None:
 
 
 def _is_local(url: str) -> bool:
-    try:
-        host = urlsplit(url).hostname
-    except ValueError:
-        return False
+    host = host_name(url)
     return host is not None and is_loopback(host)

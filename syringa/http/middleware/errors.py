@@ -122,8 +122,9 @@ def _render(error: Exception, scope: Scope) -> Response:
 
 def _render_http_exception(error: HTTPException, scope: Scope) -> Response:
     """Render the router's 404 and 405 in the error envelope."""
+    what = "no WebSocket endpoint" if scope["type"] == "websocket" else "nothing"
     message = {
-        404: f"There is nothing at {scope['path']}.",
+        404: f"There is {what} at {scope['path']}.",
         405: f"{scope['path']} does not accept {scope.get('method')}.",
     }.get(error.status_code, error.detail)
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"

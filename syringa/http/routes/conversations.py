@@ -24,20 +24,23 @@ from syringa.config import Config
 from syringa.errors import NotFound
 from syringa.http import dependencies
 from syringa.http.routes.responses import check_include, item_list
+from syringa.service.app_state import AppState
 from syringa.service.responses import history
 from syringa.service.responses.encryption import NullCipher
-from syringa.service.responses.manager import ResponseManager
 from syringa.store import ItemPage, StoredConversation
 
 
 class ConversationRoutes:
-    def __init__(self, config: Config, responses: ResponseManager) -> None:
-        self._config, self._responses = config, responses
+    def __init__(self, config: Config, app_state: AppState) -> None:
+        self._config, self._responses, self._history = config, app_state.responses, app_state.history
 
     async def create(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, CreateConversationRequest)
         organization = dependencies.organization(request)
-        items = await self._read(body.items or [], organization, [], ignored)
+        items = body.items or []
+        async with self._history.read(organization, references=_references(items)) as found:
+            stored = history.encode_items(await self._read(items, organization, found, ignored))
+        self._history.limits.check(history.size_of(stored), "items")
         conversation = StoredConversation(
             id=new_conversation_id(),
             organization=organization,
@@ -45,7 +48,6 @@ class ConversationRoutes:
             metadata=_encode_metadata(read_metadata(body.metadata)),
         )
         headers = dependencies.ignored_fields_header(self._config, ignored)
-        stored = history.encode_items(items)
         await self._responses.store.write(lambda session: session.conversations.create(conversation, stored))
         return dependencies.json(_to_object(conversation), headers)
 
@@ -90,13 +92,16 @@ class ConversationRoutes:
         organization, id = _organization_and_id(request)
         body, ignored = await dependencies.read_body(request, CreateItemsRequest)
         check_include(request.query_params)
-        before = await self._responses.store.read(lambda session: session.conversations.all_items(organization, id))
-        if before is None:
-            raise history.missing_conversation(id)
-        items = history.encode_items(await self._read(body.items, organization, history.decode_items(before), ignored))
+        references = _references(body.items)
+        await self._find(organization, id)
+        async with self._history.read(organization, conversation=id, references=references) as found:
+            items = history.encode_items(await self._read(body.items, organization, found, ignored))
         headers = dependencies.ignored_fields_header(self._config, ignored)
+        size, limits = history.size_of(items), self._history.limits
         if not await self._responses.store.write(
-            lambda session: session.conversations.add_items(organization, id, items)
+            lambda session: session.conversations.add_items(
+                organization, id, items, check_size=lambda before: limits.check(before + size, "items")
+            )
         ):
             raise history.missing_conversation(id)
         return dependencies.json(item_list(ItemPage(tuple(items), has_more=False)), headers)
@@ -130,16 +135,20 @@ class ConversationRoutes:
         return found
 
     async def _read(
-        self, items: list[Any], organization: str, before: list[dict[str, Any]], ignored: list[str]
+        self, items: list[Any], organization: str, found: history.History, ignored: list[str]
     ) -> list[dict[str, Any]]:
-        """Read new items. The items `before` them contain the tool calls that they may answer."""
+        """Read new items. The items before them contain the tool calls that they may answer."""
         new = [item for item in items if isinstance(item, dict)]
-        ids = referenced_item_ids(ResponseRequest(input=items))
-        found = await history.referenced_items(self._responses.store, organization, ids) if ids else {}
-        encrypted = any(item.get("encrypted_content") for item in (*new, *before, *found.values()))
+        encrypted = any(item.get("encrypted_content") for item in (*new, *found.items, *found.referenced.values()))
         cipher = await self._responses.cipher(organization) if encrypted else NullCipher()
-        context = ResponseContext(tenant=organization, history=before, referenced_items=found, cipher=cipher)
+        context = ResponseContext(
+            tenant=organization, history=found.items, referenced_items=found.referenced, cipher=cipher
+        )
         return await read_items(items, context, ignored)
+
+
+def _references(items: list[Any]) -> list[str]:
+    return referenced_item_ids(ResponseRequest(input=items))
 
 
 def _organization_and_id(request: Request) -> tuple[str, str]:

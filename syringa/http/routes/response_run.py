@@ -6,7 +6,8 @@ HTTP, background responses and WebSockets all use it; they differ in where the e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -27,12 +28,13 @@ from syringa.errors import InvalidRequest, StoreUnavailable
 from syringa.events import Event, Usage
 from syringa.generation import Emit
 from syringa.http.dispatch import Generation, GenerationDispatcher
-from syringa.http.streaming.sse import encode
+from syringa.http.streaming.sse import Discard, encode
 from syringa.http.streaming.writer import ClientDisconnected
 from syringa.output.collect import collect
+from syringa.service.app_state import AppState
 from syringa.service.responses import history
 from syringa.service.responses.encryption import NullCipher
-from syringa.service.responses.manager import ResponseManager
+from syringa.service.responses.history import History
 from syringa.service.responses.recorder import ConversationRecorder, ResponseObject, ResponseRecorder
 from syringa.service.usage.accounting import RequestAccounting
 
@@ -48,12 +50,12 @@ class ResponseRun:
         prepared: PreparedResponse,
         generation: Generation,
         recorder: ResponseRecorder | None,
-        history: Items,
+        kept_history: History | None,
         accounting: RequestAccounting,
     ) -> None:
         assert isinstance(prepared.writer, ResponseWriter)
         self.writer = prepared.writer
-        self.input, self.history = prepared.input, history
+        self.input, self._kept_history = prepared.input, kept_history
         self.recorder = recorder
         self.failure: Sequence[Any] = ()  # the events that report an error to the client
         self._generation, self.accounting = generation, accounting
@@ -63,10 +65,20 @@ class ResponseRun:
         found: ResponseObject = msgspec.to_builtins(self.writer.response)
         return found
 
-    async def generate(self, emit: Emit) -> Usage:
-        """Generate the response, without storing it. Also after an error, the response has the usage so far."""
+    def remembered(self) -> History:
+        """Return what a continuation of this response begins with, for a connection that remembers it."""
+        assert self._kept_history is not None
+        new: Items = [*self.input, *self.writer.output]
+        size = self._kept_history.size + history.size_of(history.encode_items(new))
+        return History([*self._kept_history.items, *new], {}, size)
+
+    async def generate(self, emit: Emit, discard: Discard | None = None) -> Usage:
+        """Generate the response, without storing it. Also after an error, the response has the usage so far.
+
+        `discard`: as for `Generation`.
+        """
         try:
-            return await self._generation(emit)
+            return await self._generation(emit, discard)
         except BaseException:
             if self.accounting.stats.first_token_at is not None:
                 self.writer.set_usage(self.accounting.stats.usage)
@@ -90,7 +102,7 @@ class ResponseRun:
         """Generate and store the response. Return its body."""
         events: list[Event] = []
         try:
-            usage = await self.generate(events.extend)
+            usage = await self.generate(events.extend, events.clear)
             body = encode(self.writer.render(collect([*events, usage])))
         except asyncio.CancelledError:
             for event in events:
@@ -124,10 +136,9 @@ class ResponseRun:
 class ResponseRuns:
     """Prepares and begins response runs."""
 
-    def __init__(
-        self, config: Config, dispatcher: GenerationDispatcher, models: Models, responses: ResponseManager
-    ) -> None:
-        self.config, self.dispatcher, self.models, self.responses = config, dispatcher, models, responses
+    def __init__(self, config: Config, dispatcher: GenerationDispatcher, models: Models, app_state: AppState) -> None:
+        self.config, self.dispatcher, self.models = config, dispatcher, models
+        self._responses, self._history = app_state.responses, app_state.history
 
     async def prepare(
         self,
@@ -136,22 +147,27 @@ class ResponseRuns:
         accounting: RequestAccounting,
         *,
         open_mode: bool,
-        memory: Mapping[str, Items] | None = None,
+        memory: Mapping[str, History] | None = None,
     ) -> ResponseRun:
-        """Prepare a response; `begin` stores it. `memory`: histories that a connection remembers, by response id."""
+        """Prepare a response; `begin` stores it.
+
+        `memory`: histories that a connection remembers, by response id. Only then the run keeps its own history.
+        """
         organization = accounting.caller.organization
-        context = await self.context(body, organization, open_mode=open_mode, memory=memory)
-        prepared = await prepare_response(body, self.models.for_key(accounting.caller.models), ignored, context)
-        if body.conversation_id is not None:
-            _check_new_ids(prepared.input, context.history)
+        async with self._read_history(body, organization, memory or {}) as found:
+            context = await self._context(body, organization, found, open_mode)
+            prepared = await prepare_response(body, self.models.for_key(accounting.caller.models), ignored, context)
+            if body.conversation_id is not None:
+                _check_new_ids(prepared.input, found.items)
+                new = history.size_of(history.encode_items(prepared.input))
+                self._history.limits.check(found.size + new, "conversation")
+            kept = None if memory is None else History(list(found.items), {}, found.size)
         recorder: ResponseRecorder | None = None
         if body.store is not False:
-            recorder = ResponseRecorder(self.responses, organization, prepared.request.id)
+            recorder = ResponseRecorder(self._responses, organization, prepared.request.id)
         elif body.conversation_id is not None:
-            recorder = ConversationRecorder(self.responses, organization, prepared.request.id, body.conversation_id)
-        return ResponseRun(
-            prepared, self.dispatcher.generation(prepared, accounting), recorder, list(context.history), accounting
-        )
+            recorder = ConversationRecorder(self._responses, organization, prepared.request.id, body.conversation_id)
+        return ResponseRun(prepared, self.dispatcher.generation(prepared, accounting), recorder, kept, accounting)
 
     async def begin(self, run: ResponseRun, response: ResponseObject | None = None) -> None:
         """Store that the response is in progress. Raises `StoreUnavailable`, so that nothing is generated."""
@@ -164,19 +180,27 @@ class ResponseRuns:
                     " create it without storing it."
                 ) from error
 
-    async def context(
-        self, body: Body, organization: str, *, open_mode: bool = False, memory: Mapping[str, Items] | None = None
-    ) -> ResponseContext:
-        items_before = await self._history(body, organization, memory or {})
-        ids = referenced_item_ids(body)
-        found = await history.referenced_items(self.responses.store, organization, ids) if ids else {}
-        encrypted = isinstance(body, CompactRequest) or _needs_cipher(body, items_before, found)
-        cipher = await self.responses.cipher(organization) if encrypted else NullCipher()
+    @asynccontextmanager
+    async def context(self, body: Body, organization: str) -> AsyncIterator[ResponseContext]:
+        """Read what a body refers to, which counts against the memory of this process until the block ends."""
+        async with self._read_history(body, organization, {}) as found:
+            yield await self._context(body, organization, found, open_mode=False)
+
+    async def _context(self, body: Body, organization: str, found: History, open_mode: bool) -> ResponseContext:
+        encrypted = isinstance(body, CompactRequest) or _needs_cipher(body, found)
+        cipher = await self._responses.cipher(organization) if encrypted else NullCipher()
         return ResponseContext(
-            tenant=organization, history=items_before, referenced_items=found, cipher=cipher, open_mode=open_mode
+            tenant=organization,
+            history=found.items,
+            referenced_items=found.referenced,
+            cipher=cipher,
+            open_mode=open_mode,
         )
 
-    async def _history(self, body: Body, organization: str, memory: Mapping[str, Items]) -> Items:
+    @asynccontextmanager
+    async def _read_history(
+        self, body: Body, organization: str, memory: Mapping[str, History]
+    ) -> AsyncIterator[History]:
         previous = body.previous_response_id
         conversation = None if isinstance(body, CompactRequest) else body.conversation_id
         if previous is not None and conversation is not None:
@@ -184,13 +208,15 @@ class ResponseRuns:
                 "previous_response_id and conversation cannot be combined.",
                 param="previous_response_id",
             )
-        if previous is not None:
-            if previous in memory:
-                return memory[previous]
-            return await history.response_history(self.responses.store, organization, previous)
-        if conversation is not None:
-            return await history.conversation_history(self.responses.store, organization, conversation)
-        return []
+        remembered = None if previous is None else memory.get(previous)
+        if remembered is not None:
+            self._history.limits.check(remembered.size, "previous_response_id")
+            previous = None
+        references = referenced_item_ids(body)
+        async with self._history.read(
+            organization, previous_response=previous, conversation=conversation, references=references
+        ) as found:
+            yield found if remembered is None else remembered._replace(referenced=found.referenced)
 
 
 def _check_new_ids(input: Items, items_before: Sequence[Mapping[str, Any]]) -> None:
@@ -202,12 +228,12 @@ def _check_new_ids(input: Items, items_before: Sequence[Mapping[str, Any]]) -> N
             raise InvalidRequest(f"{param}: the conversation has an item {item['id']!r} already.", param=param)
 
 
-def _needs_cipher(body: ResponseRequest | InputTokensRequest, items_before: Items, found: Mapping[str, Any]) -> bool:
+def _needs_cipher(body: ResponseRequest | InputTokensRequest, found: History) -> bool:
     """Whether any content has to be encrypted or decrypted, which requires the key in the store."""
     if isinstance(body, ResponseRequest) and "reasoning.encrypted_content" in (body.include or ()):
         return True
     input_items = body.input if isinstance(body.input, list) else []
     return any(
         isinstance(item, dict) and item.get("encrypted_content")
-        for item in (*input_items, *items_before, *found.values())
+        for item in (*input_items, *found.items, *found.referenced.values())
     )

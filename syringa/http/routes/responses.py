@@ -33,7 +33,6 @@ from syringa.http.streaming.sse import (
 )
 from syringa.service.app_state import AppState
 from syringa.service.responses import process_identity, recorder
-from syringa.service.responses.history import decode_items
 from syringa.store import ACTIVE, ItemPage, ResponseKey, StoredEvent, StoredResponse
 
 
@@ -149,17 +148,17 @@ class ResponseRoutes:
 
     async def count(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, InputTokensRequest)
-        context = await self._runs.context(body, dependencies.organization(request))
         models = self._runs.models.for_key(dependencies.caller(request).models)
-        counted = await count_input_tokens(body, models, ignored, context)
+        async with self._runs.context(body, dependencies.organization(request)) as context:
+            counted = await count_input_tokens(body, models, ignored, context)
         return dependencies.json(counted, dependencies.ignored_fields_header(self._config, ignored))
 
     async def compact(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, CompactRequest)
         accounting = dependencies.accounting(request)
-        context = await self._runs.context(body, accounting.caller.organization)
         models = self._runs.models.for_key(accounting.caller.models)
-        prepared = await prepare_compaction(body, models, ignored, context)
+        async with self._runs.context(body, accounting.caller.organization) as context:
+            prepared = await prepare_compaction(body, models, ignored, context)
         headers = dependencies.ignored_fields_header(self._config, ignored)
         generation = self._runs.dispatcher.generation_with_usage_event(prepared, accounting)
         return BufferedResponse(functools.partial(generate_body, generation, prepared.writer), headers=headers)
@@ -181,7 +180,7 @@ def item_list(page: ItemPage) -> dict[str, object]:
     ids = [item.id for item in page.items]
     return {
         "object": "list",
-        "data": decode_items(page.items),
+        "data": [msgspec.Raw(item.json.encode()) for item in page.items],
         "first_id": ids[0] if ids else "",
         "last_id": ids[-1] if ids else "",
         "has_more": page.has_more,

@@ -14,15 +14,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from syringa.api.models.served_model import Models
-from syringa.engine.interface import EngineProvider
+from syringa.engine.interface import NOT_READY, EngineProvider, LoadStatus
 from syringa.errors import EngineUnavailable, SyringaError
 from syringa.http import dependencies
 from syringa.service.app_state import AppState
+from syringa.service.metrics.engine_metrics import EngineReport
 from syringa.service.metrics.metrics import CONTENT_TYPE
 from syringa.service.metrics.status import ModelStatus
 from syringa.types import EngineStats
 
-STATS_SECONDS = 2.0  # for an engine to report its statistics; one that does not is left out
+STATS_SECONDS = 2.0  # for an engine to report its statistics, which are left out otherwise
+
+_NOT_READY_MESSAGES: dict[LoadStatus, str] = {
+    "hanging": "The model does not respond.",
+    "loading": "The model is loading.",
+    "failed": "The model could not be loaded.",
+}
 
 _DOCS_PAGE = Path(__file__).with_name("docs.html")
 # The page is self-contained, and connects to this server only.
@@ -51,11 +58,14 @@ class SystemRoutes:
         return dependencies.json({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Respond with 503 while the default model is loading or has failed. An unloaded idle model counts as ready."""
+        """Respond with 503 while the default model is loading, hangs or has failed.
+
+        An unloaded idle model counts as ready.
+        """
         if self._app_state.draining:
             raise EngineUnavailable("The server is being stopped.", code="server_ending")
-        if self._engines.status(self._models.default) in ("loading", "failed"):
-            raise EngineUnavailable("The model is loading.")
+        if (status := self._engines.status(self._models.default)) in NOT_READY:
+            raise EngineUnavailable(_NOT_READY_MESSAGES[status])
         return dependencies.json({"status": "ready"})
 
     async def status(self, request: Request) -> Response:
@@ -80,12 +90,14 @@ class SystemRoutes:
 
     async def _render_metrics(self) -> bytes:
         models = self._models.ids
-        stats: dict[str, EngineStats | None] = {}
-        await asyncio.gather(*(self._collect_stats(model, stats) for model in models))
-        return await self._app_state.metrics.render({model: stats[model] for model in models if model in stats})
+        reports = await asyncio.gather(*(self._engine_report(model) for model in models))
+        return await self._app_state.metrics.render(dict(zip(models, reports, strict=True)))
 
-    async def _collect_stats(self, model: str, stats: dict[str, EngineStats | None]) -> None:
-        """Add the statistics of a model: None if it is not loaded, nothing if its engine does not respond."""
+    async def _engine_report(self, model: str) -> EngineReport:
+        """Return what is known of a model's engine, without statistics if it does not respond."""
+        stats: EngineStats | None = None
         with contextlib.suppress(SyringaError, TimeoutError):
             engine = self._engines.engine(model)
-            stats[model] = await asyncio.wait_for(engine.stats(), STATS_SECONDS) if engine.ready else None
+            stats = await asyncio.wait_for(engine.stats(), STATS_SECONDS) if engine.ready else None
+        status, counts = self._engines.status(model), self._engines.worker_counts(model)
+        return EngineReport(stats, status in ("loaded", "hanging"), status not in NOT_READY, *counts)

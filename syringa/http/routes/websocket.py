@@ -14,7 +14,6 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -29,9 +28,10 @@ from syringa.http import dependencies
 from syringa.http.context import request_context
 from syringa.http.middleware.access_log import log_request_body, log_response
 from syringa.http.middleware.errors import error_envelope
-from syringa.http.routes.response_run import Items, ResponseRun, ResponseRuns
+from syringa.http.routes.response_run import ResponseRun, ResponseRuns
 from syringa.http.streaming.sse import encode
 from syringa.service.app_state import AppState
+from syringa.service.responses.history import History
 from syringa.service.usage.accounting import RequestAccounting
 
 logger = logging.getLogger("syringa.http")
@@ -77,8 +77,9 @@ def _check_origin(socket: WebSocket, config: Config) -> None:
     allowed = config.cors_origins
     if origin is None or "*" in allowed or origin in allowed:
         return
-    if urlsplit(origin).netloc.lower() != socket.headers.get("host", "").lower():
-        raise Forbidden(f"Pages of {origin} may not connect: allow them with --cors-origins.")
+    if origin.lower().partition("://")[2] != socket.headers.get("host", "").lower():
+        message = f"Pages of {origin!r} may not connect: allow them with --cors-origins."
+        raise Forbidden(message, code="origin_not_allowed")
 
 
 class _Connection:
@@ -88,7 +89,7 @@ class _Connection:
         self._socket, self._runs, self._app_state, self._open_mode = socket, runs, app_state, open_mode
         self._config = runs.config
         self._message_count = 0
-        self._memory: dict[str, Items] = {}  # of the last response only, including what it continues
+        self._memory: dict[str, History] = {}  # of the last response only, including what it continues
         self._response_task: asyncio.Task[None] | None = None
         self._queue: asyncio.Queue[str | None] = asyncio.Queue()
         self._close_reason: tuple[int, str] | None = None  # set when the server is to close the connection
@@ -100,7 +101,8 @@ class _Connection:
         try:
             with self._app_state.key_watch.watching(caller, self._end_key):
                 while (text := await self._receive()) is not None:
-                    self._handle(text)
+                    await self._handle(text)
+                    await asyncio.sleep(0)  # other connections take turns with a client that sends many messages
                     if self._queue.qsize() > _MAX_UNSENT:
                         await self._wait_for_reader(sending)
         finally:
@@ -157,9 +159,12 @@ class _Connection:
                 continue
             return text
 
-    def _handle(self, text: str) -> None:
+    async def _handle(self, text: str) -> None:
         try:
-            message = _parse(text, self._open_mode)
+            if len(text) <= dependencies.INLINE_BYTES:
+                message = _parse(text, self._open_mode)
+            else:
+                message = await asyncio.to_thread(_parse, text, self._open_mode)
             if self._is_busy():
                 raise InvalidRequest(
                     "A response is already running on this connection; wait until it has finished.",
@@ -256,7 +261,7 @@ class _Connection:
         self._finish(run, closing)
 
     def _finish(self, run: ResponseRun, closing: Sequence[Any]) -> None:
-        self._memory = {run.writer.id: [*run.history, *run.input, *run.writer.output]}
+        self._memory = {run.writer.id: run.remembered()}
         self._send_events(closing)
 
     def _send_events(self, events: Sequence[Any]) -> None:
@@ -290,7 +295,7 @@ def _parse(text: str, open_mode: bool) -> _CreateMessage:
     fields = decode_object(raw)
     kind = fields.pop("type", None)
     if kind != CREATE:
-        raise InvalidRequest(f"type: expected {CREATE}, not {kind!r}.", param="type", code="unknown_event_type")
+        raise InvalidRequest(f"type: expected {CREATE}, not {kind!r:.100}.", param="type", code="unknown_event_type")
     for name in _FORBIDDEN_OPEN if open_mode else _FORBIDDEN:
         if fields.get(name) is not None:
             raise InvalidRequest(f"{name}: not supported over a WebSocket.", param=name)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from syringa.http.dispatch import GenerationDispatcher
     from syringa.http.server.connection import HttpConnection
     from syringa.http.server.limits import ConnectionLimits
-    from syringa.http.server.websocket import WebSocketConnection
+    from syringa.http.server.websocket_connection import WebSocketConnection
 
 logger = logging.getLogger("syringa.http")
 

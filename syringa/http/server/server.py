@@ -28,7 +28,7 @@ from syringa.http.server.connection import HttpConnection
 from syringa.http.server.drain import GracefulShutdown
 from syringa.http.server.limits import ConnectionLimits, max_connections
 from syringa.http.server.read_scheduler import ReadScheduler
-from syringa.http.server.websocket import WebSocketConnection
+from syringa.http.server.websocket_connection import WebSocketConnection
 from syringa.service.app_state import AppState
 from syringa.store.url import locate
 

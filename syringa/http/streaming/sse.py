@@ -43,6 +43,12 @@ _FINISH_SECONDS = 600.0  # for the client to read the rest of a finished stream
 
 encode = msgspec.json.Encoder().encode
 
+Discard = Callable[[], None]
+"""Forgets the events that were emitted, so that a generation can start over."""
+
+BufferedSource = Callable[[Emit, Discard], Awaitable[None]]
+"""Runs a generation whose client gets nothing before its end."""
+
 StreamSource = Callable[[Emit], Awaitable[Sequence[Any] | None]]
 """A generation that passes its events to the argument, and returns the chunks that end the stream, if any."""
 
@@ -187,8 +193,8 @@ class BufferedResponse(Response):
         await Response(body, headers=headers)(scope, receive, send)
 
 
-async def generate_body(source: StreamSource, writer: OutputWriter) -> bytes:
+async def generate_body(source: BufferedSource, writer: OutputWriter) -> bytes:
     """Run a generation, and return the body that its events make."""
     events: list[Event] = []
-    await source(events.extend)
+    await source(events.extend, events.clear)
     return encode(writer.render(collect(events)))

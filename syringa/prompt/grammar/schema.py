@@ -1,8 +1,7 @@
 """Preparation of JSON schemas for grammars: what llguidance cannot enforce is reported and removed.
 
 The tables describe llguidance 1.9; `tests/prompt/grammar/test_schema.py` checks each entry against the installed
-version. Two properties depend on more than a keyword and are determined by compiling: whether a pattern is supported,
-and whether the alternatives of a `oneOf` can overlap.
+version. Whether a schema can be compiled within the server's limits is found out by the grammar probe, not here.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from collections import deque
 from typing import Any
 
 from syringa.errors import InvalidRequest
-from syringa.prompt.grammar.schema_overlap import check_overlap
+from syringa.prompt.grammar.schema_disjoint import DisjointChecker
 from syringa.prompt.grammar.schema_path import ROOT, SchemaPath, resolve_pointer
+from syringa.prompt.grammar.schema_recursion import check_recursion
 from syringa.prompt.grammar.validation import validate_grammar
 from syringa.types import Grammar
 
@@ -66,9 +66,9 @@ _DEFINITIONS = ("$defs", "definitions")
 # What the regex engine may reject: look-around, word boundaries, back-references, inner anchors.
 _SUSPECT_PATTERN = re.compile(r"\(\?<?[=!]|\\[bBkG1-9]|.\^|\$.", re.DOTALL)
 _REGEX_ERRORS = ("look-around", "lookarounds", "backreferences")
-# Compiling takes about 0.1 ms. Beyond this number, a suspect pattern counts as unsupported.
-_MAX_COMPILATIONS = 64
-_MAX_COMPILED_NODES = 50_000  # subschemas, in all compilations of a whole schema
+# Suspect patterns are parsed, which takes up to 0.1 ms a character. Beyond these bounds they count as unsupported.
+_MAX_PARSED_PATTERNS = 64
+_MAX_PARSED_CHARACTERS = 4_000
 MAX_NODES = 5_000  # subschemas
 MAX_OPTIONAL_PROPERTIES = 400  # properties of one object; llguidance tracks them all, and fails near 500
 _MAX_UNKNOWN = 1_000
@@ -79,12 +79,13 @@ _GUIDANCE_OPTIONS = "x-guidance"  # options of llguidance, which could weaken th
 def enforceable_schema(schema: Any) -> tuple[Any, list[str], list[str]]:
     """Return a copy without what cannot be enforced, the paths of what was removed, and the paths of unknown keywords.
 
-    Raises `InvalidRequest`, with a path in the schema as `param`, for a schema that is too expensive to compile.
+    Raises `InvalidRequest`, with a path in the schema as `param`, for a schema that is too large, or refers to itself
+    without end.
     """
     sanitizer = _SchemaSanitizer(schema)
     sanitizer.run()
-    check_overlap(sanitizer.root)
-    sanitizer.relax_one_ofs()
+    check_recursion(sanitizer.root)
+    sanitizer.replace_one_ofs()
     return sanitizer.root, sanitizer.removed, sanitizer.unknown
 
 
@@ -103,7 +104,7 @@ class _SchemaSanitizer:
         self._one_ofs: list[tuple[dict[str, Any], SchemaPath]] = []
         self._queue: deque[tuple[Any, SchemaPath]] = deque([(self.root, ROOT)])
         self._seen: set[int] = set()
-        self._compilations = 0
+        self._parsed_patterns = self._parsed_characters = 0
 
     def run(self) -> None:
         while self._queue:
@@ -166,7 +167,7 @@ class _SchemaSanitizer:
             if isinstance(node.get(key), list):
                 self._queue += [(each, path.child(f".{key}[{index}]")) for index, each in enumerate(node[key])]
         self._queue += [(node[key], path.child(f".{key}")) for key in _SINGLE_SCHEMAS if key in node]
-        if isinstance(node.get("oneOf"), list) and len(node["oneOf"]) > 1:
+        if isinstance(node.get("oneOf"), list) and node["oneOf"]:
             self._one_ofs.append((node, path))
         if isinstance(node.get("$ref"), str):
             self._visit_reference(node["$ref"])
@@ -185,32 +186,19 @@ class _SchemaSanitizer:
     def _is_unsupported_pattern(self, pattern: str) -> bool:
         if not _SUSPECT_PATTERN.search(pattern):
             return False
-        self._compilations += 1
-        if self._compilations > _MAX_COMPILATIONS:
+        self._parsed_patterns += 1
+        self._parsed_characters += len(pattern)
+        if self._parsed_patterns > _MAX_PARSED_PATTERNS or self._parsed_characters > _MAX_PARSED_CHARACTERS:
             return True
-        message = _compile_error({"type": "string", "pattern": pattern})
+        message = _parse_error(pattern)
         return any(each in message for each in _REGEX_ERRORS)
 
-    def relax_one_ofs(self) -> None:
-        """Replace each `oneOf` whose alternatives may overlap by an `anyOf`."""
-        if not self._one_ofs or "oneOf" not in _compile_error(self.root):
-            return
-        tries = len(self._one_ofs)
-        few = self._one_ofs if tries <= _MAX_COMPILATIONS and tries * len(self._seen) <= _MAX_COMPILED_NODES else []
-        for node, path in [each for each in few if self._overlaps(each[0])] or self._one_ofs:
+    def replace_one_ofs(self) -> None:
+        """Replace each `oneOf` by an `anyOf`, which is weaker only if its alternatives overlap."""
+        checker = DisjointChecker(self.root)
+        self.removed += [f"{path}.oneOf" for node, path in self._one_ofs if not checker.are_disjoint(node["oneOf"])]
+        for node, _ in self._one_ofs:
             _to_any_of(node)
-            self.removed.append(f"{path}.oneOf")
-
-    def _overlaps(self, node: dict[str, Any]) -> bool:
-        """Return whether llguidance rejects this `oneOf` if it is the only one."""
-        others = [(each, dict(each)) for each, _ in self._one_ofs if each is not node]
-        for each, _ in others:
-            _to_any_of(each)
-        rejected = "oneOf" in _compile_error(self.root)
-        for each, before in others:
-            each.clear()
-            each.update(before)
-        return rejected
 
 
 def _constrains(node: dict[str, Any], key: str) -> bool:
@@ -251,9 +239,10 @@ def _to_any_of(node: dict[str, Any]) -> None:
     node.update(alternatives)
 
 
-def _compile_error(schema: Any) -> str:
+def _parse_error(pattern: str) -> str:
+    """Return what is wrong with a pattern, or an empty string."""
     try:
-        validate_grammar(Grammar("json_schema", json.dumps(schema)))
+        validate_grammar(Grammar("json_schema", json.dumps({"type": "string", "pattern": pattern})))
     except InvalidRequest as error:
         return error.message
     return ""

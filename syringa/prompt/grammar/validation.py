@@ -1,8 +1,7 @@
 """Validation of grammars before they reach an engine.
 
-`validate_grammar` compiles any grammar. `check_grammar_text` first bounds what clients write themselves: intersections
-and complements within a terminal, whose cost has no bound in llguidance, and rules that never end. Grammars composed by
-the server use both freely and are not checked that way.
+`check_grammar_text` bounds the size of what clients write themselves, and refuses rules that never end.
+`validate_grammar` compiles a grammar without a tokenizer. It has no limits: a server asks its grammar probe instead.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from llguidance import LLMatcher
 from syringa.errors import InvalidRequest
 from syringa.grammar import invalid_grammar, parser_limits, to_llguidance
 from syringa.grammar.lark import LarkToken, tokenize
-from syringa.prompt.grammar.schema_overlap import check_overlap
+from syringa.prompt.grammar.schema_recursion import check_recursion
 from syringa.types import Grammar
 
-MAX_OPERATORS = 6  # `&` and `~` in one terminal, including the terminals it refers to
 MAX_CHARACTERS = 200_000
 _MAX_WORK = 1_000_000  # tokens visited in the search for rules that end
 
@@ -48,7 +46,7 @@ async def check_in_process(grammar: Grammar, tenant: str, salt: str | None) -> i
 
 
 def check_grammar_text(grammar: Grammar, path: str) -> None:
-    """Raise `InvalidRequest` for a Lark or llguidance grammar whose compilation has no bound, or that nothing matches.
+    """Raise `InvalidRequest` for a Lark or llguidance grammar that is too long, or that nothing matches.
 
     Other errors are left to llguidance.
     """
@@ -75,25 +73,10 @@ def _check_lark(text: str, path: str) -> None:
 
 
 def _check_rules(rules: Rules, path: str) -> None:
-    counts: dict[str, int] = {}
-    for name in rules:
-        if _count_operators(name, rules, counts) > MAX_OPERATORS:
-            raise InvalidRequest(
-                f"{path}: at most {MAX_OPERATORS} of & and ~ are allowed in one terminal, including the terminals it "
-                f"refers to: {name} has more.",
-                param=path,
-            )
     productive = _productive_rules(rules)
     if "start" in rules and "start" not in productive:
         name = _unproductive_rule(rules, productive)
         raise InvalidRequest(f"{path}: the rule {name} refers to itself without end.", param=path)
-
-
-def _check_schema(schema: Any, path: str) -> None:
-    try:
-        check_overlap(schema)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{path}{error.param}: {error.message}", param=f"{path}{error.param}") from None
 
 
 def _parse_rules(text: str, path: str) -> Rules:
@@ -136,31 +119,11 @@ def _check_embedded(text: str, token: LarkToken, path: str) -> int:
     return end
 
 
-def _count_operators(name: str, rules: Rules, counts: dict[str, int]) -> int:
-    """Return the number of operators in a terminal. Iterative, since clients determine the depth."""
-    stack = [name]
-    while stack:
-        current = stack[-1]
-        if current in counts and counts[current] >= 0:
-            stack.pop()
-            continue
-        inner = [token.text for token in rules[current] if token.kind == "name" and token.text in rules]
-        inner = [each for each in inner if each.isupper() and current.isupper()]
-        if current not in counts:
-            counts[current] = -1  # in progress
-            stack += [each for each in inner if each not in counts]
-        else:
-            own = sum(_is_operator(token, rules[current], at) for at, token in enumerate(rules[current]))
-            counts[current] = min(own + sum(max(0, counts[each]) for each in inner), MAX_OPERATORS + 1)
-            stack.pop()
-    return counts[name]
-
-
-def _is_operator(token: LarkToken, body: list[LarkToken], at: int) -> bool:
-    if token.kind != "operator" or token.text not in "&~":
-        return False
-    # `a~3` is a repetition.
-    return token.text == "&" or at + 1 == len(body) or not body[at + 1].text.isdigit()
+def _check_schema(schema: Any, path: str) -> None:
+    try:
+        check_recursion(schema)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}{error.param}: {error.message}", param=f"{path}{error.param}") from None
 
 
 def _productive_rules(rules: Rules) -> set[str]:

@@ -6,6 +6,7 @@ Counters restart at 0 when a model is loaded again, which Prometheus handles as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
@@ -15,6 +16,16 @@ from syringa.types import EngineStats
 MODEL = "model_name"
 
 Value = Callable[[EngineStats], float]
+
+
+class EngineReport(NamedTuple):
+    """What is known of a model's engine. The other figures are known also while it does not report its statistics."""
+
+    stats: EngineStats | None = None  # None: it is not loaded or does not respond
+    loaded: bool = True  # whether the model is in memory
+    ready: bool = True  # False while it is loading, hangs or has failed
+    hangs: int = 0  # since the server was started
+    crashes: int = 0
 
 
 def _cache_usage(stats: EngineStats) -> float:
@@ -29,6 +40,14 @@ _GAUGES: dict[str, tuple[str, Value]] = {
     "queue_tenants": ("Organizations with waiting requests.", lambda stats: stats.queue_tenants),
     "kv_cache_usage_perc": ("Share of the KV cache in use, from 0 to 1.", _cache_usage),
 }
+_WORKER_GAUGES: dict[str, tuple[str, Callable[[EngineReport], float]]] = {
+    "model_loaded": ("Whether a model is loaded: 1 or 0.", lambda report: report.loaded),
+    "model_ready": ("0 while a model is loading, does not respond or has failed, else 1.", lambda report: report.ready),
+}
+_WORKER_COUNTERS: dict[str, tuple[str, Callable[[EngineReport], float]]] = {
+    "worker_hangs": ("Times that the model's worker did not respond.", lambda report: report.hangs),
+    "worker_crashes": ("Times that the model's worker died, or was killed because it hung.", lambda r: r.crashes),
+}
 _COUNTERS: dict[str, tuple[str, Value]] = {
     "prompt_tokens": ("Prompt tokens processed, cached ones included.", lambda stats: stats.prompt_tokens),
     "generation_tokens": ("Generated tokens.", lambda stats: stats.output_tokens),
@@ -39,16 +58,20 @@ _COUNTERS: dict[str, tuple[str, Value]] = {
 }
 
 
-def engine_families(prefix: str, stats: Mapping[str, EngineStats | None]) -> list[Metric]:
-    """Return the metrics of all engines. `stats` by model; None: the model is not loaded."""
-    loaded = GaugeMetricFamily(f"{prefix}model_loaded", "Whether a model is loaded: 1 or 0.", labels=(MODEL,))
-    for model, each in stats.items():
-        loaded.add_metric((model,), each is not None)
-    known = {model: each for model, each in stats.items() if each is not None}
+def engine_families(prefix: str, reports: Mapping[str, EngineReport]) -> list[Metric]:
+    """Return the metrics of all engines, by model."""
+    families: list[Metric] = []
+    for kind, figures in ((GaugeMetricFamily, _WORKER_GAUGES), (CounterMetricFamily, _WORKER_COUNTERS)):
+        for name, (about, figure) in figures.items():
+            family = kind(prefix + name, about, labels=(MODEL,))
+            for model, report in reports.items():
+                family.add_metric((model,), figure(report))
+            families.append(family)
+    known = {model: report.stats for model, report in reports.items() if report.stats is not None}
     steps = SummaryMetricFamily(f"{prefix}step_duration_seconds", "Duration of engine steps.", labels=(MODEL,))
     for model, each in known.items():
         steps.add_metric((model,), count_value=each.steps, sum_value=each.step_seconds)
-    families: list[Metric] = [loaded, steps]
+    families.append(steps)
     for kind, values in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, (about, value) in values.items():
             family = kind(prefix + name, about, labels=(MODEL,))

@@ -25,10 +25,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from syringa.errors import ConfigError
-from syringa.service.metrics.engine_metrics import MODEL, engine_families
+from syringa.service.metrics.engine_metrics import MODEL, EngineReport, engine_families
 from syringa.service.usage.accounting import RequestAccounting
 from syringa.store.records import Outcome
-from syringa.types import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -150,10 +149,10 @@ class Metrics:
         """Count a request that was rejected before its accounting began, because its API key is unknown."""
         self._requests.labels("", endpoint, "refused", status).inc()
 
-    async def render(self, stats: Mapping[str, EngineStats | None]) -> bytes:
-        """Return the exposition text. `stats`: the engine statistics of each model; None: the model is not loaded."""
+    async def render(self, engines: Mapping[str, EngineReport]) -> bytes:
+        """Return the exposition text. `engines`: by model."""
         self._before_render()
-        return await asyncio.to_thread(self._text, dict(stats))
+        return await asyncio.to_thread(self._text, dict(engines))
 
     def _counter_of(self, model: str, endpoint: str, outcome: Outcome, status: int, cut: bool) -> Callable[[], None]:
         """Return a function that counts a request with these labels."""
@@ -182,12 +181,12 @@ class Metrics:
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(self._prefix + name, about, (MODEL,), buckets=buckets, registry=self._registry)
 
-    def _text(self, stats: Mapping[str, EngineStats | None]) -> bytes:
+    def _text(self, engines: Mapping[str, EngineReport]) -> bytes:
         """Runs in a thread, since it takes milliseconds with many models."""
         families = sorted(self._collect(), key=lambda family: family.name)
         times = [family for family in families if family.name == self._prefix + _TOKEN_TIME]
         families += [_renamed(family, self._prefix + name) for family in times for name in _TOKEN_TIME_ALIASES]
-        families += engine_families(self._prefix, stats)
+        families += engine_families(self._prefix, engines)
         build = GaugeMetricFamily(f"{self._prefix}build_info", "The version of Syringa.", labels=("version",))
         build.add_metric((_version(),), 1)
         families.append(build)

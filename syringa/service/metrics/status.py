@@ -72,7 +72,10 @@ class ModelStatus:
         clock: Callable[[], float] = time.time,
         *,
         max_wait: float = MAX_WAIT_SECONDS,
+        is_ready: Callable[[str], bool] = lambda model: True,
     ) -> None:
+        """`is_ready` tells of a model's id whether it can answer requests now."""
+        self._is_ready = is_ready
         self._read_usage, self._models, self._clock, self._max_wait = read_usage, models, clock, max_wait
         self._caches = {name: _WindowCache() for name in WINDOWS}
         self._queries = asyncio.Semaphore(MAX_QUERIES)
@@ -94,7 +97,10 @@ class ModelStatus:
             "window": name,
             "window_secs": WINDOWS[name].seconds,
             "stale": cache.failed or cache.slow,
-            "models": [_statistics(id, name, cache.by_model.get(id)) for id, name in self._models()],
+            "models": [
+                {**_statistics(id, name, cache.by_model.get(id)), "ready": self._is_ready(id)}
+                for id, name in self._models()
+            ],
         }
 
     async def _refresh(self, cache: _WindowCache, window: StatusWindow) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Insert, Table, and_, or_
+from sqlalchemy import ColumnElement, Connection, Insert, LargeBinary, Table, and_, cast, func, or_
 from sqlalchemy.dialects import postgresql, sqlite
 
 T = TypeVar("T")
@@ -43,6 +43,14 @@ class Queries:
         """Insert a row, or apply `changes` to the one with its key."""
         statement = self._dialect.insert(table).values(row)
         self.connection.execute(statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changes))
+
+    def measure(self, item: Any) -> tuple[ColumnElement[int], ColumnElement[int]]:
+        """Return the columns of a `ListSize`, given the column of items. The items themselves are not loaded."""
+        if self.connection.dialect.name == "postgresql":
+            size = func.octet_length(item)
+        else:
+            size = func.length(cast(item, LargeBinary))  # of a text, SQLite returns the number of characters
+        return func.count(item), func.coalesce(func.sum(size), 0)
 
     def _insert(self, table: Table) -> Insert:
         statement: Insert = self._dialect.insert(table).on_conflict_do_nothing()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -11,7 +11,7 @@ from sqlalchemy import delete, func, select, update
 from syringa.errors import InvalidRequest
 from syringa.store.queries import items
 from syringa.store.queries.base import Queries, batches
-from syringa.store.records import ItemPage, Order, StoredConversation, StoredItem
+from syringa.store.records import ItemPage, ListSize, Order, StoredConversation, StoredItem
 from syringa.store.schema import conversation_items, conversations
 
 _COLUMNS = tuple(field.name for field in msgspec.structs.fields(StoredConversation))
@@ -50,16 +50,19 @@ class ConversationQueries(Queries):
         new: Sequence[StoredItem],
         *,
         duplicates: Literal["refuse", "skip"] = "refuse",
+        check_size: Callable[[ListSize], None] = lambda before: None,
     ) -> bool:
         """Append items. Return False if there is no such conversation.
 
-        With `duplicates="refuse"`, an item whose id the conversation already has raises `InvalidRequest`.
+        With `duplicates="refuse"`, an item whose id the conversation already has raises `InvalidRequest`. `check_size`
+        may raise an error, given the size that the conversation has had so far.
         """
         items.check(new, "items")
         # The row lock keeps two concurrent calls from using the same positions.
         exists = select(1).where(self.visible(conversations, organization, id)).with_for_update()
         if self.connection.execute(exists).first() is None:
             return False
+        check_size(self.size(organization, id))
         known = self._known(organization, id, [item.id for item in new])
         if known and duplicates == "refuse":
             raise InvalidRequest(f"the conversation already has an item {min(known)!r}", param="items")
@@ -95,6 +98,11 @@ class ConversationQueries(Queries):
         if not self._exists(organization, id):
             return None
         return items.all_items(self.connection, conversation_items, _list_key(organization, id))
+
+    def size(self, organization: str, id: str) -> ListSize:
+        """Return the size of a conversation; 0 if there is no such conversation."""
+        query = select(*self.measure(conversation_items.c.item)).filter_by(**_list_key(organization, id))
+        return ListSize(*map(int, self.connection.execute(query).one()))
 
     def get_item(self, organization: str, id: str, item: str) -> StoredItem | None:
         if not self._exists(organization, id):

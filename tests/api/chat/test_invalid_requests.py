@@ -167,3 +167,11 @@ async def test_chat_accepts_python_names_and_rejects_line_breaks_in_names() -> N
         tool = {"type": "function", "function": {"name": "ab\n"}}
         answer = await http.post("/v1/chat/completions", json={"messages": hi, "tools": [tool]})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0].function.name")
+
+
+async def test_chat_refuses_more_choices_than_the_server_allows() -> None:
+    error = await refused({"n": 5}, model=plain_model(max_choices=4))
+    assert (error["param"], error["message"]) == (
+        "n",
+        "n: 5 choices are 5; this server allows 4 per request (max_choices).",
+    )

@@ -203,3 +203,26 @@ def test_header_value_cuts_after_whole_names() -> None:
     assert names == many[: len(names)]
     assert len(names) > 70
     assert len(header_value(["x" * 5000])) == 1024
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"prompt": ["a", "b", "c"], "n": 2},
+            "n: 2 choices of each of 3 prompts are 6; this server allows 4 per request (max_choices).",
+        ),
+        ({"prompt": "a", "best_of": 5}, "best_of: 5 choices are 5; this server allows 4 per request (max_choices)."),
+        (
+            {"prompt": [[1]] * 5},
+            "prompt: 1 choices of each of 5 prompts are 5; this server allows 4 per request (max_choices).",
+        ),
+    ],
+)
+async def test_completion_refuses_more_choices_than_the_server_allows(fields: dict[str, Any], message: str) -> None:
+    async with client(FakeEngine("x"), model=fake_model(max_choices=4)) as http:
+        answer = await http.post("/v1/completions", json=fields)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["message"], error["param"]) == (400, message, message.partition(":")[0])
+        for allowed in ({"prompt": ["a", "b"], "n": 2}, {"prompt": [1] * 9, "best_of": 4}):
+            assert (await http.post("/v1/completions", json=allowed)).status_code == 200

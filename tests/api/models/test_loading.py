@@ -16,8 +16,8 @@ from tests.api.model_files import write_model_folder
 
 @pytest.mark.model
 async def test_load_model_loads_default_model() -> None:
-    model = load_model(Config(served_model_name=("mine", "other"), max_model_len=100))
-    assert (model.id, model.max_model_len) == ("mine", 100)
+    model = load_model(Config(served_model_name=("mine", "other"), max_model_len=100, max_choices=7))
+    assert (model.id, model.max_model_len, model.max_choices) == ("mine", 100, 7)
     assert {"other", "default", "SmolLM2-135M-Instruct"} <= set(model.aliases)
     (tokens,) = await model.encode_all(["Hello world"])
     assert model.decode_tokens(tokens) == "Hello world"

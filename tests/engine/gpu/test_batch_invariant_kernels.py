@@ -70,6 +70,17 @@ def test_decode_attention_matches_reference(heads: int, kv_heads: int, size: int
     assert not out[2].any(), "padding rows are zero"
 
 
+@pytest.mark.parametrize("window", [0, 20])
+def test_decode_attention_adds_sinks(window: int) -> None:
+    cache = PagedCache([1, 16, 0, 33], 2, 64)
+    q, sinks = random(4, 6 * 64), 3 * random(6, seed=4)
+    tensors = cache.keys, cache.values, cache.tables, cache.lengths
+    expected = reference.decode_attention(q.view(4, 6, 64), *tensors, window=window, sinks=sinks)
+    out = batch_invariant_decode_attention(q, *tensors, 6, window=window, sinks=sinks, out=nan_filled(4, 6 * 64))
+    assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
+    assert not out[2].any(), "padding rows are zero"
+
+
 def test_decode_attention_with_more_query_heads_than_tile_rows() -> None:
     cache = PagedCache([33, 5], 1, 32)
     q = random(2, 80 * 32)

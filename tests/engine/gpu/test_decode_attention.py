@@ -85,6 +85,34 @@ def test_decode_attention_stores_new_tokens(
     assert torch.equal(cache.values.nan_to_num(), values.nan_to_num())
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "window"), [(4, 2, 64, 0), (6, 2, 32, 20), (2, 2, 64, 1)])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("store", [False, True])
+def test_decode_attention_adds_sinks_once(
+    heads: int, kv_heads: int, size: int, window: int, splits: int, store: bool
+) -> None:
+    lengths = [1, 16, 0, 33, 70]
+    cache = PagedCache(lengths, kv_heads, size)
+    slots = torch.tensor([cache.slot(s, n - 1) if n else -1 for s, n in enumerate(lengths)])
+    qkv, sinks = random(5, (heads + 2 * kv_heads) * size), 3 * random(heads, seed=4)
+    if store:
+        reference.rotate_and_store(qkv.clone(), slots, slots, None, None, 0.0, *cache_tensors(cache)[:2], heads)
+    q = qkv[:, : heads * size].unflatten(1, (heads, size))
+    expected = reference.decode_attention(q, *cache_tensors(cache), window=window, sinks=sinks)
+    out = decode_attention(
+        qkv,
+        *cache_tensors(cache),
+        heads,
+        new=NewTokens(slots, None, None, 0.0) if store else None,
+        window=window,
+        sinks=sinks,
+        out=nan_filled(5, heads * size),
+        config=DecodeConfig(splits, keys=16, warps=1),
+    )
+    assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
+    assert not out[2].any(), "padding rows are zero"
+
+
 def test_decode_config_depends_on_batch_size_only() -> None:
     """Small batches are split among many programs; lengths do not matter, so that a CUDA graph can be captured."""
     cache = PagedCache([50, 3], 2, 64)

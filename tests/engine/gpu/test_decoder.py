@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from syringa.engine.loading.loader import LoadOptions, load_model
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from tests.engine.conftest import drive, request
@@ -16,9 +17,23 @@ from tests.engine.models.test_decoder import MODELS as DENSE
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 32}
+LOCAL_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 32}
+GPT_OSS_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150.0,
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 32,
+    "truncate": False,
+}
+GPT_OSS = LOCAL_EXPERTS | {"sliding_window": 12, "rope_parameters": GPT_OSS_YARN, "swiglu_limit": 0.5}
 MODELS = DENSE | {
     "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
     "qwen3_moe mixed": ("qwen3_moe", EXPERTS | {"norm_topk_prob": False, "mlp_only_layers": [1]}),
+    "mixtral": ("mixtral", LOCAL_EXPERTS),
+    "mixtral sliding": ("mixtral", LOCAL_EXPERTS | {"sliding_window": 12}),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
 }
 
 
@@ -47,7 +62,9 @@ def test_gpu_decoder_logits_match_transformers(tiny_model: Any, name: str) -> No
             assert difference(logits, wanted) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["llama biased", "mistral sliding", "qwen2", "qwen3", "qwen3_moe", "smollm3"])
+@pytest.mark.parametrize(
+    "name", ["llama biased", "mistral sliding", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "smollm3"]
+)
 def test_gpu_greedy_generation_matches_transformers(tiny_model: Any, name: str) -> None:
     folder, hf_model = tiny_model(name)
     core = EngineCore(load_tiny_gpu_model(folder), SchedulerLimits(step_tokens=32, max_running=4), kv_cache_tokens=1024)
@@ -74,3 +91,25 @@ def test_reduced_precision_stays_close(tiny_model: Any, dtype: str, max_error: f
     for logits, prompt in zip(run(loaded, PROMPTS, chunk=15), PROMPTS, strict=True):
         error = difference(logits, reference(hf_model, prompt))
         assert 0 < error < max_error
+
+
+@pytest.mark.parametrize("name", ["mixtral sliding", "gpt_oss"])
+def test_gpu_engine_of_moe_model_matches_cpu_engine(tiny_model: Any, name: str) -> None:
+    """Natively, and on transformers' definition on the CPU: with choices, sampling rules and a preemption."""
+    folder, _ = tiny_model(name)
+    rules: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_p": 0.8}, {"repetition_penalty": 1.3}, {"choices": 3}]
+    answers = []
+    for loaded in (
+        load_model(LoadOptions(model=str(folder), dtype="fp32", threads=1, device="cpu")),
+        load_tiny_gpu_model(folder),
+    ):
+        core = EngineCore(loaded, SchedulerLimits(step_tokens=40, max_running=8), kv_cache_tokens=192)
+        core_requests = [
+            request(str(i), prompt, **({"max_tokens": 12, "stopping": {"ignore_eos": True}, "seed": i} | rules[i]))
+            for i, prompt in enumerate(PROMPTS)
+        ]
+        answers.append({key: answer.tokens for key, answer in drive(core, core_requests).items()})
+        assert core.stats().preemptions
+        core.close()
+    assert len(answers[0]) == 6
+    assert answers[0] == answers[1]

@@ -113,6 +113,18 @@ def test_unsupported_shapes_use_triton(library: Any, size: int, dtype: torch.dty
     assert flashinfer_ops.FlashInferShape(2, 1, 96, 0, 1.0, torch.bfloat16).supported is False
 
 
+def test_layer_with_sinks_uses_triton(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flashinfer_ops, "DTYPES", (torch.float32,))
+    ops, layer, sinks = FlashInferOps(), Layer(2, 1, 64, torch.float32), torch.tensor([0.5, 2.0])
+    cache = layer.keys, layer.values, layer.cache.tables
+    q = layer.qkv[:, :128].unflatten(1, (2, 64))
+    expected = reference.paged_attention(q, *cache, *layer.layout, sinks=sinks).flatten(1)
+    tiles = torch.from_numpy(ops.plan_prefill(STARTS, FIRST))
+    out = ops.prefill_attention(layer.qkv, *cache, tiles, *layer.layout, 2, 0, nan_filled(45, 128), None, sinks)
+    assert relative_error(out, expected) < FP32_TOLERANCE
+    assert not library.made
+
+
 def test_step_too_large_for_plan_uses_triton(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashinfer_ops, "DTYPES", (torch.float32,))
     ops, layer = FlashInferOps(), Layer(2, 1, 64, torch.float32)

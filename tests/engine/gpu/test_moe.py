@@ -1,17 +1,25 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import AutoConfig
 
 from syringa.engine.gpu.kernels import moe, reference
+from syringa.engine.gpu.ops.triton_ops import TritonOps
+from syringa.engine.models.config import ClampedSwiglu
 from tests.engine.gpu.kernel_inputs import FP32_TOLERANCE, random, relative_error
+from tests.engine.gpu.test_decoder import GPT_OSS
+from tests.engine.gpu.tiny_models import load_tiny_gpu_model
+from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, run, save
 
 SMALL = moe.MoeConfig(16, 16, 32, 4, 1)
 
 
 @pytest.mark.parametrize(("tokens", "experts", "top_k", "block"), [(1, 8, 2, 16), (5, 7, 3, 16), (150, 12, 4, 32)])
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("max_chunk", [16, 4096])
+@pytest.mark.parametrize("max_chunk", [64, 4096])
 def test_route_sorts_pairs_by_expert(
     monkeypatch: pytest.MonkeyPatch,
     tokens: int,
@@ -61,6 +69,29 @@ def test_moe_mlp_matches_the_reference(tokens: int, residual: bool) -> None:
     assert relative_error(found, expected) < FP32_TOLERANCE
 
 
+@pytest.mark.parametrize("swiglu", [None, ClampedSwiglu(1.702, 2.0)])
+@pytest.mark.parametrize(("tokens", "tile"), [(1, SMALL), (9, SMALL), (9, moe.MoeConfig(16, 32, 64, 4, 1))])
+def test_moe_mlp_with_biases_and_clamped_gate_matches_the_reference(
+    tokens: int, tile: moe.MoeConfig, swiglu: ClampedSwiglu | None
+) -> None:
+    """The sizes are multiples of neither tile, as gpt-oss's 2880 is of 128 and 256."""
+    hidden, intermediate, experts, top_k = 56, 40, 5, 3
+    x, logits = random(tokens, hidden), random(tokens, experts, seed=1)
+    gate_up, down = random(experts, 2 * intermediate, hidden, seed=2), random(experts, hidden, intermediate, seed=3)
+    biases = 3 * random(experts, 2 * intermediate, seed=5), 3 * random(experts, hidden, seed=6)
+    expected = reference.moe_mlp(
+        x.double(),
+        logits,
+        gate_up.double(),
+        down.double(),
+        top_k,
+        biases=(biases[0].double(), biases[1].double()),
+        swiglu=swiglu,
+    )
+    found = moe.moe_mlp(x, logits, gate_up, down, top_k, biases=biases, swiglu=swiglu, configs=(tile, tile))
+    assert relative_error(found, expected) < FP32_TOLERANCE
+
+
 def test_moe_mlp_does_not_depend_on_the_rows_beside() -> None:
     hidden, intermediate, experts, top_k = 32, 32, 5, 2
     x, logits = random(40, hidden), random(40, experts, seed=1)
@@ -69,3 +100,15 @@ def test_moe_mlp_does_not_depend_on_the_rows_beside() -> None:
     for row in (0, 17, 39):
         alone = moe.moe_mlp(x[row : row + 1], logits[row : row + 1], gate_up, down, top_k, configs=(SMALL, SMALL))
         assert torch.equal(alone[0], together[row])
+
+
+def test_gpt_oss_on_kernels_matches_reference_ops(tmp_path: Path) -> None:
+    """Prefill in chunks beside decode rows, then decode steps on the fused path; sinks, windows, biases, experts."""
+    sizes = SIZES | GPT_OSS | {"num_hidden_layers": 2, "sliding_window": 6}
+    save(tmp_path, AutoConfig.for_model("gpt_oss", **sizes))
+    prompts = [PROMPTS[0][:11], PROMPTS[1][:3]]  # short: a step takes a second in the interpreter
+    expected = run(load_tiny_gpu_model(tmp_path), prompts)
+    on_kernels = load_tiny_gpu_model(tmp_path, ops=TritonOps())
+    for found in (run(on_kernels, prompts, chunk=4), run(on_kernels, prompts[1:], chunk=1)):
+        for logits, wanted in zip(reversed(found), reversed(expected), strict=False):
+            assert difference(logits, wanted) < 1e-5

@@ -51,6 +51,40 @@ def test_prefill_attention_matches_reference(heads: int, kv_heads: int, size: in
     assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
 
 
+@pytest.mark.parametrize("window", [0, 20, 1])
+def test_prefill_attention_adds_sinks(window: int) -> None:
+    heads, kv_heads, size, first, starts = 4, 2, 64, [0, 20], [0, 25, 43]
+    cache = PagedCache([25, 38], kv_heads, size)
+    q, sinks = random(43, heads * size), 3 * random(heads, seed=4)
+    layout = torch.tensor(starts, dtype=torch.int32), torch.tensor(first, dtype=torch.int32)
+    tensors = cache.keys, cache.values, cache.tables
+    expected = reference.paged_attention(q.unflatten(1, (heads, size)), *tensors, *layout, window=window, sinks=sinks)
+    out = prefill_attention(
+        q,
+        *tensors,
+        query_tiles(starts, first, 16),
+        *layout,
+        heads,
+        window=window,
+        sinks=sinks,
+        out=nan_filled(43, heads * size),
+        config=PrefillConfig(rows=16, keys=16, warps=1),
+    )
+    assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
+
+
+def test_reference_sinks_are_keys_without_values() -> None:
+    """A sink is a key whose score is its logit and whose value is zero."""
+    cache = PagedCache([24], 1, 64)
+    q, sinks = random(1, 2, 64), random(2, seed=4)
+    scores = (q[0] @ cache.keys[cache.tables[0, :2].long(), 0].flatten(0, 1)[:24].T) * 64**-0.5
+    weights = torch.cat([scores, sinks[:, None]], dim=1).softmax(1)[:, :24]
+    expected = weights @ cache.values[cache.tables[0, :2].long(), 0].flatten(0, 1)[:24]
+    tensors = cache.keys, cache.values, cache.tables, cache.lengths
+    out = reference.decode_attention(q, *tensors, sinks=sinks)
+    assert relative_error(out[0], expected) < FP32_TOLERANCE
+
+
 def test_prefill_config_has_fixed_rows() -> None:
     assert prefill.choose_config(256).rows == prefill.choose_config(64).rows == prefill.ROWS
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import selectors
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from syringa.config import Config
 from syringa.engine.client import protocol
-from syringa.engine.processes.control import AcquireModel, WorkerState, worker_key
+from syringa.engine.processes.control import AcquireModel, SupervisorReport, WorkerState, worker_key
+from syringa.engine.processes.health import HealthPage
 from syringa.engine.processes.manager import WorkerManager
 from syringa.engine.processes.nvml import GpuMemory
 from syringa.engine.worker.options import WorkerOptions
@@ -23,8 +25,9 @@ class FakeProcess:
 
     pid = -1
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, options: WorkerOptions, clock: Callable[[], float]) -> None:
         self.options = options
+        self.health = HealthPage(options.health_fd, clock)
         self.stdin = None
         self.status: int | None = None
         self.signals: list[str] = []
@@ -76,14 +79,18 @@ class ManagerHarness:
         harnesses.append(self)
         self.now, self.free = 1000.0, 100 * GB
         self.gpu: GpuMemory | None = None
-        self.published: list[WorkerState] = []
+        self.reports: list[SupervisorReport] = []
         self.processes: list[FakeProcess] = []
         self.selector = selectors.DefaultSelector()
         self.workers = WorkerManager(
-            folder, Config(**settings), self.selector, self.published.append,
+            folder, Config(**settings), self.selector, self.reports.append,
             spawn=self._spawn, clock=lambda: self.now, free=lambda: self.free,
             gpu=lambda: self.gpu,
         )  # fmt: skip
+
+    @property
+    def published(self) -> list[WorkerState]:
+        return [report for report in self.reports if isinstance(report, WorkerState)]
 
     def close(self) -> None:
         for process in self.processes:
@@ -95,12 +102,20 @@ class ManagerHarness:
         self.selector.close()
 
     def _spawn(self, options: WorkerOptions) -> Any:
-        self.processes.append(FakeProcess(options))
+        self.processes.append(FakeProcess(options, lambda: self.now))
         return self.processes[-1]
 
     def advance(self, seconds: float) -> None:
+        """Let time pass at once, like a supervisor that was suspended."""
         self.now += seconds
         self.workers.tick()
+
+    def run_for(self, seconds: float, *beating: FakeProcess) -> None:
+        """Let time pass in ticks, with heartbeats of these processes."""
+        for _ in range(round(2 * seconds)):
+            for process in beating:
+                process.health.beat()
+            self.advance(0.5)
 
     def acquire(
         self, name: str, idle_timeout: float = 0.0, *, restart: bool = False, opportunistic: bool = False

@@ -249,16 +249,33 @@ def test_compiler_cache_is_not_shared_between_cache_keys(tokenizer: Tokenizer) -
         compiler.close()
 
 
-def test_compiler_cache_is_shared_and_bounded(tokenizer: Tokenizer) -> None:
-    compiler = GrammarCompiler(tokenizer.to_str(), VOCAB, [END], threads=2, cache_size=3)
+def test_compiler_cache_is_shared(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(tokenizer.to_str(), VOCAB, [END], threads=2)
     try:
         pending = [compiler.compile(Grammar("regex", "x{3}")) for _ in range(8)]
         states = [future.result(10) for future in pending]
         assert len(compiler._cache) == 1
         states[0].accept(tokenizer.token_to_id("x"))
         assert allowed(compiler, states[1]) == allowed(compiler, states[7])
-        for n in range(5):
-            compiler.compile(Grammar("regex", f"y{{{n + 1}}}")).result(10)
-        assert len(compiler._cache) == 3
+    finally:
+        compiler.close()
+
+
+def test_compiler_cache_is_bounded_by_measured_memory(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(tokenizer.to_str(), VOCAB, [END], cache_bytes=10 << 20)
+
+    def cached(value: str, memory: int) -> list[str]:
+        compiler.compile(Grammar("regex", value, memory)).result(10)
+        return [grammar.value for _, grammar in compiler._cache]
+
+    try:
+        for index in range(20):
+            cached(f"small{index}", 100 << 10)
+        assert len(cached("small20", 100 << 10)) == 21
+        assert len(cached("medium", 9 << 20)) < 12
+        assert cached("medium", 8 << 20)[-1] == "medium"  # the measure of a grammar may vary
+        assert cached("large", 20 << 20) == ["large"]  # more than the limit: alone
+        assert cached("small", 1 << 10) == ["small"]
+        assert compiler._cached_bytes < 1 << 20
     finally:
         compiler.close()

@@ -56,7 +56,7 @@ async def accounting_client(
     app_state.observers.append(accounting.append)
     app = create_app(config, SingleEngineProvider(engine), FixedModels([plain_model(id="m")]), app_state)
     async with AccountingClient(
-        transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test"
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://localhost"
     ) as http:
         http.accounting, http.engine = accounting, engine
         try:

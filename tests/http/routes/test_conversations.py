@@ -7,6 +7,7 @@ import pytest
 
 from tests.http.responses_client import ResponsesClient, responses_client
 from tests.schemas import validate_openai
+from tests.store.helpers import statements
 
 PATH = "/v1/conversations"
 ITEMS = [{"role": "user", "content": "one"}, {"type": "message", "role": "assistant", "content": "two"}]
@@ -162,3 +163,36 @@ async def test_history_excludes_items_after_the_response(tmp_path: Path) -> None
         await http.respond("y", previous_response_id=first["id"])
         assert "LATER" not in http.prompt()
         assert "first" in http.prompt()
+
+
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [({"history_max_items": 3}, "history_max_items"), ({"history_max_bytes": 600}, "history_max_bytes")],
+)
+async def test_conversation_size_is_bounded(database: str, settings: dict[str, Any], bound: str) -> None:
+    user = {"role": "user", "content": "x" * 80}
+    async with responses_client(database, **settings) as http:
+        answer = await http.post(PATH, json={"items": [user] * 4})
+        assert answer.status_code == 400, answer.text
+        conversation = await created(http, items=[user] * 2)
+        path = f"{PATH}/{conversation['id']}/items"
+        answer = await http.post(path, json={"items": [user] * 2})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "history_too_large", "items")
+        assert bound in error["message"]
+        assert (await http.post(path, json={"items": [user]})).status_code == 200
+        refused = await http.expect_error(400, conversation=conversation["id"])
+        assert (refused["code"], refused["param"]) == ("history_too_large", "conversation")
+        assert not http.engine.requests
+        assert len((await items(http, conversation["id"]))["data"]) == 3
+
+
+async def test_conversation_that_responses_have_filled_is_refused_before_it_is_loaded(file: str) -> None:
+    async with responses_client(file, history_max_items=2) as http:
+        conversation = await created(http, items=[{"role": "user", "content": "x"}])
+        await http.respond(conversation=conversation["id"])  # its output does not fit, and is added all the same
+        assert len((await items(http, conversation["id"]))["data"]) == 3
+        with statements(http.app_state.store) as seen:
+            answer = await http.post(f"{PATH}/{conversation['id']}/items", json={"items": ITEMS})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "history_too_large")
+        assert not any("ORDER BY conversation_items.position" in each for each in seen)

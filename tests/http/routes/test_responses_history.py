@@ -166,7 +166,7 @@ async def test_organizations_are_isolated(database: str) -> None:
         assert (await ours.get(f"{PATH}/{response['id']}")).status_code == 200
 
 
-async def test_long_chain_is_read_with_one_query(database: str) -> None:
+async def test_long_chain_is_read_with_few_queries(database: str) -> None:
     """Continue a chain of a thousand responses."""
     from syringa.service.responses.history import encode_items
     from syringa.store import StoredResponse
@@ -192,7 +192,7 @@ async def test_long_chain_is_read_with_one_query(database: str) -> None:
             body_ = {"input": "x", "previous_response_id": previous, "truncation": "auto"}
             answer = await http.post(f"{PATH}/input_tokens", json=body_)
         assert answer.status_code == 200, answer.text
-        assert len([each for each in seen if "WITH RECURSIVE" in each.upper()]) == 1
+        assert len([each for each in seen if "WITH RECURSIVE" in each.upper()]) == 2  # to measure it, and to load it
         assert len(seen) < 20
         await http.respond("x", previous_response_id=previous, truncation="auto", max_output_tokens=5)
         assert http.prompt().endswith("[u].[a]-[u]x[a]")
@@ -213,3 +213,26 @@ async def test_many_input_items_are_paginated(database: str) -> None:
             if not page["has_more"]:
                 break
         assert len(set(found)) == 1000
+
+
+async def test_chain_that_is_too_large_is_refused_before_it_is_loaded(database: str) -> None:
+    async with responses_client(database, history_max_bytes=1000) as http:
+        first = await http.respond("x" * 300)
+        second = await http.respond("y" * 300, previous_response_id=first["id"])
+        with statements(http.app_state.store) as seen:
+            error = await http.expect_error(400, previous_response_id=second["id"])
+        assert (error["code"], error["param"]) == ("history_too_large", "previous_response_id")
+        assert "exceeds this server's limit of 1000 (history_max_bytes)" in error["message"]
+        assert not any("item_id" in each for each in seen)  # only measured
+
+
+async def test_referenced_items_that_are_too_large_are_refused(file: str) -> None:
+    async with responses_client(file, history_max_bytes=1000) as http:
+        response = await http.respond("é" * 400)  # 800 bytes of UTF-8
+        listed = (await http.get(f"{PATH}/{response['id']}/input_items")).json()["data"]
+        other = await http.respond("x" * 300)
+        listed += (await http.get(f"{PATH}/{other['id']}/input_items")).json()["data"]
+        references = [{"type": "item_reference", "id": item["id"]} for item in listed]
+        await http.respond(references[:1])
+        error = await http.expect_error(400, input=references)
+        assert (error["code"], error["param"]) == ("history_too_large", "input")

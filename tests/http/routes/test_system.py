@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.routing import Route, Router
 
-from syringa.engine.interface import Engine
+from syringa.engine.interface import Engine, LoadStatus, WorkerCounts
 from syringa.errors import EngineUnavailable, InvalidRequest, NotFound
 from syringa.http.routes import system
 from syringa.http.routes.system import SystemRoutes
@@ -45,6 +45,14 @@ class Engines:
             raise NotFound(f"the model {model} was removed")
         return self.engines[model]
 
+    def status(self, model: str) -> LoadStatus:
+        if model not in self.engines:
+            return "cold"
+        return "loaded" if self.engines[model].ready else "loading"
+
+    def worker_counts(self, model: str) -> WorkerCounts:
+        return WorkerCounts(hangs=2, crashes=1)
+
 
 class Service:
     """`/metrics` and `/status` over engines by name. The engines of `removed` models do not exist."""
@@ -63,7 +71,7 @@ class Service:
         return []
 
     def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.router), base_url="http://test")
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.router), base_url="http://localhost")
 
 
 async def test_metrics_are_prometheus_text() -> None:
@@ -77,7 +85,7 @@ async def test_metrics_are_prometheus_text() -> None:
     assert value(found, "syringa_num_requests_running", model_name="warm") == 0
 
 
-async def test_metrics_leave_out_engines_that_do_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_leave_out_statistics_of_engines_that_do_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "STATS_SECONDS", 0.01)
     cold = SilentEngine()  # a request for its statistics would hang
     cold.ready = False
@@ -87,7 +95,10 @@ async def test_metrics_leave_out_engines_that_do_not_respond(monkeypatch: pytest
     async with service.client() as http:
         found = parsed((await http.get("/metrics")).content)
     loaded = {dict(labels)["model_name"]: each for (name, labels), each in found.items() if "model_loaded" in name}
-    assert loaded == {"warm": 1, "cold": 0}
+    assert loaded == {"warm": 1, "hung": 1, "dead": 1, "cold": 0, "gone": 0}
+    assert value(found, "syringa_model_ready", model_name="cold") == 0
+    assert value(found, "syringa_worker_hangs_total", model_name="hung") == 2
+    assert value(found, "syringa_worker_crashes_total", model_name="hung") == 1
     assert [dict(labels) for name, labels in found if name == "syringa_num_requests_running"] == [
         {"model_name": "warm"}
     ]
@@ -122,7 +133,7 @@ async def test_status_reports_the_requested_window() -> None:
         report = (await http.get("/status", params={"window": "1h"})).json()
         assert report["window_secs"] == 3600
         assert report["models"] == [
-            {"id": "warm", "name": "Warm", "tps": None, "ttfb_seconds": None, "uptime_pct": None}
+            {"id": "warm", "name": "Warm", "tps": None, "ttfb_seconds": None, "uptime_pct": None, "ready": True}
         ]
         assert (await http.get("/status")).json()["window"] == "5m"
         with pytest.raises(InvalidRequest):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ import pytest
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
+from syringa.api.models.served_model import FixedModels
 from syringa.config import Config
-from syringa.errors import EngineOverloaded, EngineUnavailable
-from syringa.service.auth.keys import create_api_key
+from syringa.engine.interface import SingleEngineProvider
+from syringa.errors import EngineOverloaded, EngineUnavailable, InvalidRequest
+from syringa.http import dependencies
+from syringa.http.app import create_app
+from syringa.http.routes import websocket as routes
 from syringa.store import Store
 from tests.chat_models import plain_model, reasoning_model
-from tests.client import eventually, server, until
+from tests.client import eventually, server
 from tests.fake_engine import FakeEngine
 from tests.schemas import validate_open_responses, validate_openai
 from tests.store.helpers import read, write
@@ -277,20 +282,57 @@ async def test_handshake_on_another_path_is_rejected(tmp_path: Path) -> None:
         assert (await http.get("/health")).status_code == 200
 
 
-async def test_revoked_key_is_rejected_on_an_open_connection(tmp_path: Path) -> None:
-    key, stored = create_api_key("acme")
-    database = str(tmp_path / "syringa.db")
-    async with Store(database) as store:
-        await write(store).keys.create(stored)
-        async with socket(tmp_path, headers={"authorization": f"Bearer {key}"}) as ws:
-            assert (await ws.ask(store=False))[-1]["type"] == "response.completed"
-            await write(store).keys.revoke(stored.id)
+async def test_websocket_refuses_to_continue_a_history_that_is_too_large(tmp_path: Path) -> None:
+    engine = FakeEngine("hello")
+    async with socket(tmp_path, engine, history_max_items=3) as ws:
+        first = (await ws.ask("one", store=False))[-1]["response"]["id"]
+        second = (await ws.ask("two", store=False, previous_response_id=first))[-1]["response"]["id"]
+        error = (await ws.ask("three", store=False, previous_response_id=second))[-1]
+        assert (error["status"], error["error"]["code"]) == (400, "history_too_large")
+        assert "history_max_items" in error["error"]["message"]
+        assert len(engine.requests) == 2
 
-            async def is_rejected() -> bool:
-                await ws.send(store=False)
-                event = await ws.next()
-                while event["type"] not in (*END, "error"):
-                    event = await ws.next()
-                return bool(event["type"] == "error" and event["error"]["code"] == "invalid_api_key")
 
-            await until(is_rejected)
+class ScriptedSocket:
+    """Calls the app with a handshake and messages that have all arrived already."""
+
+    def __init__(self, *messages: str) -> None:
+        self._events = [{"type": "websocket.receive", "text": text} for text in messages]
+        self._events = [{"type": "websocket.connect"}, *self._events, {"type": "websocket.disconnect", "code": 1000}]
+        self.turns = 0
+
+    async def run(self) -> None:
+        async def receive() -> Any:
+            return self._events.pop(0)
+
+        async def send(message: Any) -> None:
+            pass
+
+        async def count_turns() -> None:
+            while True:
+                await asyncio.sleep(0)
+                self.turns += 1
+
+        app = create_app(Config(), SingleEngineProvider(FakeEngine("x")), FixedModels([plain_model()]))
+        scope = {"type": "websocket", "path": "/v1/responses", "headers": [(b"host", b"localhost")], "subprotocols": []}
+        counting = asyncio.create_task(count_turns())
+        await app(scope, receive, send)
+        counting.cancel()
+
+
+async def test_websocket_yields_to_others_between_messages() -> None:
+    socket = ScriptedSocket(*["{}"] * 100)
+    await socket.run()
+    assert socket.turns >= 100
+
+
+async def test_large_websocket_message_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def parse(text: str, open_mode: bool) -> Any:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        raise InvalidRequest("x")
+
+    monkeypatch.setattr(routes, "_parse", parse)
+    await ScriptedSocket("{}", " " * (dependencies.INLINE_BYTES + 1)).run()
+    assert threads == [False, True]

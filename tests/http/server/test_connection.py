@@ -16,7 +16,7 @@ from tests.http.raw_client import BODY, COMPLETION_REQUEST, HEAD, HEALTH_REQUEST
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"\r\n", b"GET", b"GET /health HTTP/1.1\r\nhost: a\r\n", HEAD + b"content-length: 9\r\n\r\n{"]
+    "sent", [b"", b"\r\n", b"GET", b"GET /health HTTP/1.1\r\nhost: localhost\r\n", HEAD + b"content-length: 9\r\n\r\n{"]
 )
 async def test_connection_times_out_incomplete_requests(sent: bytes) -> None:
     async with running_server(read_timeout=0.3) as server:
@@ -99,20 +99,54 @@ async def test_incomplete_body_is_accounted_as_cancelled() -> None:
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
         b"GET /health HTTP/9.9\r\n\r\n",
-        b"GET /caf\xc3\xa9 HTTP/1.1\r\nhost: a\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nhost: a\r\nbad header\r\n\r\n",
+        b"GET /caf\xc3\xa9 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n",
         b"GET /health HTTP/1.1\r\nhost: a\x00b\r\n\r\n",
         HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
         HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\n",
         HEAD + b"content-length: -1\r\n\r\n",
         HEAD + b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
         HEAD + b"transfer-encoding: chunked\r\n\r\nxyz\r\n",
-        b"CONNECT a.example:443 HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"CONNECT a.example:443 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: local host\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: evil@localhost\r\n\r\n",
+        # What a proxy in front might understand differently
+        HEAD + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n",
+        HEAD + b"content-length: 5\r\ncontent-length: 5\r\n\r\n",
+        HEAD + b"content-length: 5, 5\r\n\r\n",
+        HEAD + b"content-length: +5\r\n\r\n",
+        HEAD + b"content-length : 5\r\n\r\n",
+        HEAD + b"transfer-encoding: gzip\r\n\r\n",
+        HEAD + b"transfer-encoding: identity\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked, gzip\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n",
+        HEAD + b"transfer-encoding:\r\n chunked\r\n\r\n",
+        HEAD.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n",
+        HEAD + b"x-a: b\r\n folded\r\n\r\n",
+        HEAD + b"x-a: b\rx-b: c\r\n\r\n",
+        HEAD + b"x-a: b\nx-b: c\r\n\r\n",
+        HEAD + b"x-a : b\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n1\nx\n0\n\n",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n1;a\nb\r\nx\r\n0\r\n\r\n",
     ],
 )
 async def test_connection_rejects_malformed_requests(sent: bytes) -> None:
     async with running_server() as server, server.client(sent) as client:
         await client.expect_rejection(400, "malformed_request")
+
+
+@pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip\r\ntransfer-encoding: chunked", b"x, Chunked"])
+async def test_connection_does_not_implement_other_transfer_codings(coding: bytes) -> None:
+    sent = HEAD + b"transfer-encoding: " + coding + b"\r\n\r\n0\r\n\r\n"
+    async with running_server() as server, server.client(sent) as client:
+        await client.expect_rejection(501, "unsupported_transfer_encoding")
+
+
+async def test_http_1_0_request_needs_no_host() -> None:
+    async with running_server() as server, server.client(b"GET /health HTTP/1.0\r\n\r\n") as client:
+        assert (await client.response())[0] == 200
 
 
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
@@ -159,9 +193,9 @@ async def test_connection_limits_the_head() -> None:
             await client.expect_rejection(431, "headers_too_large")
         async with server.client(HEALTH_REQUEST[:-2] + b"a: b\r\n" * 200_000) as client:
             await client.expect_rejection(431, "headers_too_large")
-        async with server.client(b"GET /health?" + b"x" * 8000 + b" HTTP/1.1\r\nhost: a\r\n\r\n") as client:
+        async with server.client(b"GET /health?" + b"x" * 8000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n") as client:
             assert (await client.response())[0] == 200
-        async with server.client(b"GET /health?" + b"x" * 9000 + b" HTTP/1.1\r\nhost: a\r\n\r\n") as client:
+        async with server.client(b"GET /health?" + b"x" * 9000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n") as client:
             await client.expect_rejection(414, "target_too_long")
         async with server.client(b"GET /" + b"x" * 700_000) as client:
             await client.expect_rejection(431, "headers_too_large")
@@ -178,7 +212,7 @@ async def test_rejection_reaches_a_client_that_is_still_sending_its_head() -> No
 
 
 UPGRADE = (
-    b"GET /v1/responses HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 )
 
@@ -188,10 +222,22 @@ async def test_connection_rejects_invalid_websocket_handshakes() -> None:
         for more in (b"a: b\r\n" * 130, b"a: " + b"x" * 9000 + b"\r\n"):
             async with server.client(UPGRADE + more + b"\r\n") as client:
                 await client.expect_rejection(431, "headers_too_large")
-        async with server.client(UPGRADE.replace(b"GET", b"POST", 1) + b"\r\n") as client:
-            assert b"405" in await client.reader.readline()
-        async with server.client(UPGRADE.replace(b"sec-websocket-key", b"x-a") + b"\r\n") as client:
-            assert b"400" in await client.reader.readline()
+        for old, new, status, code in (
+            (b"GET", b"POST", 405, "handshake_failed"),
+            (b"sec-websocket-key", b"x-a", 400, "handshake_failed"),
+            (b"version: 13", b"version: 12", 400, "handshake_failed"),
+            (b"upgrade\r\n", b"upgrade\r\nsec-websocket-key: a\r\n", 400, "handshake_failed"),
+            (b"upgrade\r\n", b"upgrade\r\norigin: http://[\r\n", 403, "origin_not_allowed"),
+            (b"/v1/responses", b"/v1/models", 404, None),
+            (b"/v1/responses", b"/nothing", 404, None),
+        ):
+            async with server.client(UPGRADE.replace(old, new, 1) + b"\r\n") as client:
+                found, headers, body = await client.response()
+                assert (found, headers["content-type"]) == (status, "application/json")
+                error = json.loads(body)["error"]
+                assert error["code"] == code
+                assert error["message"]
+                assert await client.is_closed()
     async with running_server(read_timeout=1.0) as server, server.client(UPGRADE + b"\r\n") as client:
         assert b"101" in await client.reader.readline()
         await asyncio.sleep(1.2)  # the read timeout does not apply
@@ -203,14 +249,14 @@ async def test_connection_rejects_invalid_websocket_handshakes() -> None:
 async def test_connection_ignores_other_upgrades(cut: int) -> None:
     """Java's HTTP client offers HTTP/2 with every first request."""
     upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
-    request = COMPLETION_REQUEST.replace(b"host: a\r\n", b"host: a\r\n" + upgrade)
+    request = COMPLETION_REQUEST.replace(b"host: localhost\r\n", b"host: localhost\r\n" + upgrade)
     async with running_server() as server, server.client(request[:cut]) as client:
         await settle()
         client.send(request[cut:] + COMPLETION_REQUEST)
         for _ in range(2):
             status, _, body = await client.response()
             assert (status, json.loads(body)["choices"][0]["text"]) == (200, "hello")
-        client.send(HEALTH_REQUEST.replace(b"host: a\r\n", b"host: a\r\n" + upgrade))
+        client.send(HEALTH_REQUEST.replace(b"host: localhost\r\n", b"host: localhost\r\n" + upgrade))
         assert (await client.response())[0] == 200
 
 

@@ -25,6 +25,7 @@ from syringa.service.app_state import AppState
 from tests.chat_models import plain_model
 from tests.client import events, eventually, server, settle
 from tests.fake_engine import FakeEngine
+from tests.http.raw_client import HEAD
 
 LONG = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}
 
@@ -167,7 +168,7 @@ async def test_drain_closes_kept_alive_connections(monkeypatch: pytest.MonkeyPat
     async with draining_server(monkeypatch, tmp_path) as running:
         port = running.http.base_url.port
         idle = await asyncio.open_connection("127.0.0.1", port)
-        idle[1].write(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        idle[1].write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await idle[0].readuntil(b'{"status":"ok"}')
         fresh = await asyncio.open_connection("127.0.0.1", port)
         busy = asyncio.create_task(running.http.post("/v1/completions", json={**LONG, "max_tokens": 150}))
@@ -176,7 +177,7 @@ async def test_drain_closes_kept_alive_connections(monkeypatch: pytest.MonkeyPat
         await running.drain()
         assert await asyncio.wait_for(idle[0].read(), 60) == b""
         assert not busy.done()
-        fresh[1].write(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
+        fresh[1].write(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
         received = await asyncio.wait_for(fresh[0].read(), 60)
         assert b" 503 " in received
         assert b"server_ending" in received
@@ -257,7 +258,7 @@ async def test_shutdown_does_not_wait_for_a_client_that_does_not_read(
         reader, writer = await asyncio.open_connection("127.0.0.1", running.http.base_url.port)
         writer.transport.pause_reading()
         body = json.dumps({**LONG, "prompt": ["x"] * 50, "max_tokens": 3000, "stream": True}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+        head = HEAD + b"content-length: %d\r\n\r\n" % len(body)
         writer.write(head + body)
         assert await eventually(lambda: engine.running)
         send_signal()
@@ -274,7 +275,7 @@ async def test_shutdown_rejects_requests_that_are_still_being_received(
         accounting: list[Any] = []
         running.app_state.observers.append(accounting.append)
         reader, writer = await asyncio.open_connection("127.0.0.1", running.http.base_url.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
+        writer.write(HEAD + b"content-length: 9\r\n\r\n{")
         await settle()
         await running.drain()
         received = await asyncio.wait_for(reader.read(), 60)
@@ -297,7 +298,7 @@ async def test_shutdown_logs_no_error_for_unread_responses(
     ) as running:
         _, writer = await asyncio.open_connection("127.0.0.1", running.http.base_url.port)
         writer.transport.pause_reading()
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         assert await eventually(lambda: blocked)
         await running.drain()
         assert await running.is_gone()

@@ -22,7 +22,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.server import ServerProtocol
 
-from syringa.http.server import connection, request_cycle, server, websocket
+from syringa.http.server import connection, request_cycle, server, websocket_connection
 
 ATTRIBUTES: dict[type, tuple[str, ...]] = {
     HttpToolsProtocol: (
@@ -89,7 +89,7 @@ PARAMETERS: dict[Any, tuple[str, ...]] = {
 
 SUBCLASSES = [
     (connection.HttpConnection, HttpToolsProtocol),
-    (websocket.WebSocketConnection, WebSocketsSansIOProtocol),
+    (websocket_connection.WebSocketConnection, WebSocketsSansIOProtocol),
     (request_cycle.RequestCycle, RequestResponseCycle),
     (server._Server, uvicorn.Server),
 ]

@@ -41,7 +41,8 @@ async def chunks(reader: asyncio.StreamReader) -> list[bytes]:
 )
 async def test_every_event_is_one_chunk(path: str, asked: dict[str, Any], at_once: int) -> None:
     body = json.dumps(asked | {"stream": True}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
     engine = FakeEngine("hello", at_once=at_once)
     async with (
         asyncio.timeout(30),

@@ -12,32 +12,11 @@ from syringa.errors import InvalidRequest
 from syringa.prompt.grammar.validation import check_grammar_text, validate_grammar
 from syringa.types import Grammar
 
-PATTERNS = [f"/(.|\\n)*a{{{each}}}(.|\\n)*b/" for each in range(20)]
-SCHEMA = json.dumps({"allOf": [{"type": "string", "pattern": f".*a{{{each}}}.*b"} for each in range(20)]})
+SCHEMA = json.dumps({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})  # without end
 
 
 def check(text: str) -> None:
     check_grammar_text(Grammar("lark", text), "here")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "start: A\nA: " + " & ".join(PATTERNS),
-        "start: A\nA: " + " | ".join(f"~{each}" for each in PATTERNS),
-        "start: A\nA: B & C\nB: /x/ & ~/y/ & /z/\nC: /x/ & ~/y/ & /z/",
-        "start: A\nA: /x/\n | /y/ & " + " & ".join(PATTERNS),
-        "start: (" + " & ".join(PATTERNS) + ")",
-        "\n".join(f"A{each}: A{each + 1} & A{each + 2}" for each in range(5000)),
-    ],
-    ids=lambda text: text[:30],
-)
-def test_operators_of_a_terminal_are_bounded(text: str) -> None:
-    started = time.process_time()
-    with pytest.raises(InvalidRequest, match="at most 6 of & and ~") as caught:
-        check(text)
-    assert caught.value.param == "here"
-    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(
@@ -83,10 +62,13 @@ def test_endless_rules_are_reported_by_name(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("grammar", "path"),
     [
-        (Grammar("lark", f"start: %json {SCHEMA}"), "here"),
-        (Grammar("lark", f"start: %json\n{SCHEMA} /x/"), "here"),
+        (Grammar("lark", f"start: %json {SCHEMA}"), "here.properties.a"),
+        (Grammar("lark", f"start: %json\n{SCHEMA} /x/"), "here.properties.a"),
         (Grammar("lark", 'start: %json {"$ref": "#"}'), "here"),
-        (Grammar("llguidance", f'{{"grammars": [{{"json_schema": {SCHEMA}}}]}}'), "here.grammars[0].json_schema"),
+        (
+            Grammar("llguidance", f'{{"grammars": [{{"json_schema": {SCHEMA}}}]}}'),
+            "here.grammars[0].json_schema.properties.a",
+        ),
         (
             Grammar("llguidance", json.dumps({"grammars": [{}, {"lark_grammar": "start: start"}]})),
             "here.grammars[1].lark_grammar",
@@ -120,9 +102,3 @@ def test_hostile_grammars_are_checked_quickly(text: str) -> None:
     with contextlib.suppress(InvalidRequest):
         check(text)
     assert time.process_time() - started < 3
-
-
-def test_composed_grammars_are_not_bounded() -> None:
-    """Composed grammars consist of checked parts, and only `validate_grammar` applies to them."""
-    without = (rf"(/(.|\n)*/ & ~/(.|\n)*{letter}(.|\n)*/)" for letter in "abcdefgh")
-    validate_grammar(Grammar("lark", "start: A\nA: " + " & ".join(without)))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from syringa.errors import RateLimited
+from syringa.service.metrics.engine_metrics import EngineReport
 from syringa.service.metrics.metrics import Metrics
 from syringa.types import EngineStats
 from tests.service.metrics.test_metrics import accounting, parsed, refused
@@ -32,7 +33,7 @@ def rendered() -> dict[str, set[str]]:
     metrics.observe(accounting())
     metrics.observe(refused(RateLimited("slower")))
     found: dict[str, set[str]] = {}
-    for name, labels in parsed(metrics._text({"qwen": EngineStats()})):
+    for name, labels in parsed(metrics._text({"qwen": EngineReport(EngineStats())})):
         found.setdefault(name, set()).update(dict(labels))
     return found
 

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from syringa.errors import ConfigError, EngineError, EngineUnavailable, InvalidRequest, RateLimited
 from syringa.service.auth.keys import ANONYMOUS, Caller
+from syringa.service.metrics.engine_metrics import EngineReport
 from syringa.service.metrics.metrics import Metrics
 from syringa.service.usage.accounting import RequestAccounting
 from syringa.types import EngineStats
@@ -47,7 +48,8 @@ def parsed(text: bytes) -> Samples:
 
 
 async def scraped(metrics: Metrics, stats: dict[str, EngineStats | None] | None = None) -> Samples:
-    return parsed(await metrics.render(stats or {}))
+    engines = {model: EngineReport(each, loaded=each is not None) for model, each in (stats or {}).items()}
+    return parsed(await metrics.render(engines))
 
 
 def value(samples: Samples, name: str, **labels: str) -> float | None:
@@ -243,6 +245,7 @@ def test_environment_variable_of_prometheus_client_is_ignored(tmp_path: Path, mo
 PROCESS = """
 import asyncio, sys
 from tests.service.metrics.test_metrics import accounting
+from syringa.service.metrics.engine_metrics import EngineReport
 from syringa.service.metrics.metrics import Metrics
 from syringa.types import EngineStats
 
@@ -253,7 +256,7 @@ for line in sys.stdin:
             metrics.observe(accounting())
         print("done", flush=True)
     else:
-        text = asyncio.run(metrics.render({"qwen": EngineStats(output_tokens=5)}))
+        text = asyncio.run(metrics.render({"qwen": EngineReport(EngineStats(output_tokens=5))}))
         print(len(text), flush=True)
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()

@@ -66,7 +66,7 @@ async def test_report_format() -> None:
         "window": "5m",
         "window_secs": 300,
         "stale": False,
-        "models": [{"id": "m", "name": "The model", "tps": 20.0, "ttfb_seconds": 0.25, "uptime_pct": 75.0}],
+        "models": [{"id": "m", "name": "The model", "tps": 20.0, "ttfb_seconds": 0.25, "uptime_pct": 75.0, "ready": True}],
     }
 
 
@@ -191,7 +191,7 @@ async def test_models_are_listed_without_statistics() -> None:
     source.fail = StoreUnavailable("unavailable")
     report = await source.report()
     assert (report["stale"], report["updated_at"]) == (True, "2026-01-31T12:00:00Z")
-    assert report["models"] == [{"id": "m", "name": "The model", "tps": None, "ttfb_seconds": None, "uptime_pct": None}]
+    assert report["models"] == [{"id": "m", "name": "The model", "tps": None, "ttfb_seconds": None, "uptime_pct": None, "ready": True}]
 
 
 async def test_slow_query_is_awaited_only_once() -> None:
@@ -226,7 +226,7 @@ async def test_statistics_of_real_records(database: str) -> None:
         status = ModelStatus(read(store).usage.by_model, lambda: [("m", "M"), ("idle", "Idle")], lambda: NOON)
         short, long = await asyncio.gather(status.report("5m"), status.report("1h"))
     assert short["models"] == [
-        {"id": "m", "name": "M", "tps": 10.0, "ttfb_seconds": 0.2, "uptime_pct": 66.666},
-        {"id": "idle", "name": "Idle", "tps": None, "ttfb_seconds": None, "uptime_pct": None},
+        {"id": "m", "name": "M", "tps": 10.0, "ttfb_seconds": 0.2, "uptime_pct": 66.666, "ready": True},
+        {"id": "idle", "name": "Idle", "tps": None, "ttfb_seconds": None, "uptime_pct": None, "ready": True},
     ]
     assert long["models"][0]["uptime_pct"] == 40.0

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from syringa.store import BrokenChain, Chain, ChainLink, Store
+from syringa.store import BrokenChain, Chain, ChainLink, ListSize, Store, StoredItem
 from tests.store.helpers import ORGANIZATION as US
-from tests.store.helpers import START, Clock, items, read, response, statements, write
+from tests.store.helpers import START, Clock, conversation, items, read, response, statements, write
 
 
 async def create_three(store: Store, **changes: object) -> None:
@@ -73,3 +73,27 @@ async def test_chain_with_cycle_terminates(store: Store, size: int, monkeypatch:
     for n in range(size):
         await write(store).responses.create(response(f"r{n}", previous_id=f"r{(n + 1) % size}"))
     assert isinstance(await read(store).chains.chain(US, "r0"), BrokenChain)
+
+
+async def test_chain_size_counts_items_and_bytes_of_utf8(store: Store) -> None:
+    await write(store).responses.create(response("r1"), [StoredItem("i1", '"é"'), StoredItem("i2", "12")])
+    await write(store).responses.create(response("r2", previous_id="r1", output=(StoredItem("o", "345"),)))
+    await write(store).responses.create(response("r3", previous_id="r2"))
+    assert await read(store).chains.chain_size(US, "r3") == ListSize(3, 4 + 2 + 3)
+    assert await read(store).chains.chain_size(US, "r1") == ListSize(2, 4 + 2)
+    assert await read(store).chains.chain_size(US, "nothing") == ListSize()
+    assert await read(store).chains.chain_size("other", "r3") == ListSize()
+
+
+async def test_chain_size_includes_the_conversation_before_it(store: Store) -> None:
+    await write(store).conversations.create(conversation("c"), [StoredItem("a", "12345")])
+    await write(store).responses.create(response("r1", conversation_id="c", status="failed"), [StoredItem("i", "12")])
+    await write(store).responses.create(response("r2", previous_id="r1"))
+    assert await read(store).chains.chain_size(US, "r2") == ListSize(2, 7)
+
+
+async def test_items_size_counts_every_copy(store: Store) -> None:
+    await write(store).conversations.create(conversation("c"), [StoredItem("a", "12345")])
+    await write(store).responses.create(response("r1"), [StoredItem("a", "12"), StoredItem("b", "1")])
+    assert await read(store).chains.items_size(US, ["a", "a", "unknown"]) == ListSize(2, 7)
+    assert await read(store).chains.items_size("other", ["a"]) == ListSize()

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
-from syringa.engine.gpu.kernels.prefill_attention import attend_keys, choose_config
+from syringa.engine.gpu.kernels.prefill_attention import add_sinks, attend_keys, choose_config
 
 MIN_TILE_ROWS = 64  # smaller tiles use other instructions, which may sum in another order
 
@@ -24,6 +24,7 @@ def _batch_invariant_decode_kernel(
     values_ptr,
     tables_ptr,
     lengths_ptr,
+    sinks_ptr,
     out_ptr,
     q_stride,
     out_stride,
@@ -37,6 +38,7 @@ def _batch_invariant_decode_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     ROWS: tl.constexpr,
     PADDED_HEAD_DIM: tl.constexpr,
     KEYS: tl.constexpr,
@@ -72,6 +74,9 @@ def _batch_invariant_decode_kernel(
             q, running_max, running_sum, acc, keys, values, table, tl.maximum(low, middle), length, position, dim,
             qk_scale, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, True, KEYS, STAGES,
         )  # fmt: skip
+        if SINKS:
+            sink = tl.load(sinks_ptr + kv_head * group + m, m < group, 0.0)
+            running_sum, acc = add_sinks(running_max, running_sum, acc, sink)
     result = acc / tl.where(running_sum > 0, running_sum, 1.0)[:, None]
     tl.store(out_ptr + sequence * out_stride + offset, result.to(out_ptr.dtype.element_ty), mask)
 
@@ -86,6 +91,7 @@ def batch_invariant_decode_attention(
     *,
     window: int = 0,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -99,6 +105,7 @@ def batch_invariant_decode_attention(
         values,
         tables,
         lengths,
+        q if sinks is None else sinks,
         out,
         q.stride(0),
         out.stride(0),
@@ -112,6 +119,7 @@ def batch_invariant_decode_attention(
         HEAD_DIM=size,
         BLOCK_SIZE=block,
         WINDOW=window,
+        SINKS=sinks is not None,
         ROWS=max(MIN_TILE_ROWS, triton.next_power_of_2(heads // kv_heads)),
         PADDED_HEAD_DIM=triton.next_power_of_2(size),
         KEYS=config.keys,

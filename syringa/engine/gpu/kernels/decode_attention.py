@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from syringa.engine.gpu.kernels.launch import get_workspace, pdl_launch_dependents, pdl_options, pdl_wait, prefetch_l2
+from syringa.engine.gpu.kernels.prefill_attention import add_sinks
 
 
 class DecodeConfig(NamedTuple):
@@ -84,6 +85,7 @@ def _decode_kernel(
     sine_ptr,
     q_weight_ptr,
     k_weight_ptr,
+    sinks_ptr,
     out_ptr,
     partials_ptr,
     counters_ptr,
@@ -102,6 +104,7 @@ def _decode_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     ROTARY_HALF: tl.constexpr,
     STORE: tl.constexpr,
     NORM: tl.constexpr,
@@ -199,14 +202,18 @@ def _decode_kernel(
             acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None])
             running_max = new_max
 
+        head_index = tl.arange(0, ROWS)
+        if SINKS:
+            sink = tl.load(sinks_ptr + kv_head * group + head_index, head_index < group, 0.0)
         if active_splits == 1:
+            if SINKS:
+                running_sum, acc = add_sinks(running_max, running_sum, acc, sink)
             tl.store(out, (acc / running_sum[:, None]).to(out_dtype), heads)
         else:
             pair = sequence * KV_HEADS + kv_head
             cells: tl.constexpr = group * (HEAD_DIM + 2)
             part = partials_ptr + pair.to(tl.int64) * splits * cells
             part_ptr = part + split * cells
-            head_index = tl.arange(0, ROWS)
             tl.store(part_ptr + head * HEAD_DIM + dim, acc, heads)
             tl.store(part_ptr + group * HEAD_DIM + head_index, running_max, head_index < group)
             tl.store(part_ptr + group * HEAD_DIM + group + head_index, running_sum, head_index < group)
@@ -230,6 +237,8 @@ def _decode_kernel(
                     running_sum = running_sum * old + part_sum * new
                     acc = acc * old[:, None] + part_acc * new[:, None]
                     running_max = new_max
+                if SINKS:
+                    running_sum, acc = add_sinks(running_max, running_sum, acc, sink)
                 tl.store(out, (acc / running_sum[:, None]).to(out_dtype), heads)
 
 
@@ -253,6 +262,7 @@ def decode_attention(
     new: NewTokens | None = None,
     window: int = 0,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     config: DecodeConfig | None = None,
     pdl: bool = False,
@@ -261,7 +271,8 @@ def decode_attention(
 
     `q` has one row per sequence: normalized and rotated queries, or with `new` the raw `[q | k | v]` projection.
     `keys`, `values`: `[blocks, kv_heads, block, size]`, equal strides; `tables`: int32, any width; `lengths`: int32,
-    the new token included. A row of length 0 is padding and yields zeros.
+    the new token included. A row of length 0 is padding and yields zeros. `sinks`: a logit per query head that joins
+    the denominator of the softmax.
     """
     _, kv_heads, block, size = keys.shape
     rows = len(lengths)
@@ -278,6 +289,7 @@ def decode_attention(
         new.slots if new else lengths,
         *(rotary or (q, q)),
         *(norms or (q, q)),
+        q if sinks is None else sinks,
         out,
         partials,
         counters,
@@ -296,6 +308,7 @@ def decode_attention(
         HEAD_DIM=size,
         BLOCK_SIZE=block,
         WINDOW=window,
+        SINKS=sinks is not None,
         ROTARY_HALF=rotary[0].shape[1] if rotary else 0,
         STORE=new is not None,
         NORM=norms is not None,

@@ -20,6 +20,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
+from syringa.engine.models.config import ClampedSwiglu
 
 MAX_CHUNK = 4096  # pairs per iteration of the sort
 
@@ -194,6 +195,7 @@ def route(logits: torch.Tensor, top_k: int, *, normalize: bool, block: int, pdl:
 def _grouped_kernel(
     x_ptr,
     w,  # tensor descriptor of [experts × outputs, K]; what lies beyond K reads as zero
+    bias_ptr,
     weights_ptr,
     pairs_ptr,
     experts_ptr,
@@ -202,6 +204,10 @@ def _grouped_kernel(
     K: tl.constexpr,
     TOP_K: tl.constexpr,
     GATED: tl.constexpr,  # silu(gate) × up, with both weights in one tensor, gate first; rows of x are tokens
+    BIAS: tl.constexpr,
+    CLAMPED: tl.constexpr,  # gate is that of `ClampedSwiglu`
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -233,7 +239,15 @@ def _grouped_kernel(
         acc = tl.dot(x, w.load([first, k]).T, acc)
         if GATED:
             acc_up = tl.dot(x, w.load([first + N, k]).T, acc_up)
-    if GATED:
+    if BIAS:
+        acc += tl.load(bias_ptr + expert * height + n, n < N, 0.0).to(tl.float32)[None, :]
+        if GATED:
+            acc_up += tl.load(bias_ptr + expert * height + N + n, n < N, 0.0).to(tl.float32)[None, :]
+    if CLAMPED:
+        acc = tl.minimum(acc, LIMIT)
+        acc_up = tl.minimum(tl.maximum(acc_up, -LIMIT), LIMIT)
+        acc = acc / (1.0 + tl.exp(-ALPHA * acc)) * (acc_up + 1.0)
+    elif GATED:
         acc = acc / (1.0 + tl.exp(-acc)) * acc_up
     else:
         acc *= tl.load(weights_ptr + pair, valid, 0.0)[:, None]
@@ -267,13 +281,17 @@ def _grouped(
     *,
     gated: bool,
     config: MoeConfig,
+    bias: torch.Tensor | None = None,
+    swiglu: ClampedSwiglu | None = None,
     pdl: bool = False,
 ) -> None:
     n, k = out.shape[1], x.shape[1]
     described = TensorDescriptor.from_tensor(w.view(-1, k), [config.outputs, config.inputs])
+    alpha, limit = swiglu or (0.0, 0.0)
     _grouped_kernel[(len(routing.experts) * triton.cdiv(n, config.outputs),)](
-        x, described, routing.weights, routing.pairs, routing.experts, out, n,
-        K=k, TOP_K=routing.weights.shape[1], GATED=gated,
+        x, described, x if bias is None else bias, routing.weights, routing.pairs, routing.experts, out, n,
+        K=k, TOP_K=routing.weights.shape[1], GATED=gated, BIAS=bias is not None,
+        CLAMPED=swiglu is not None, ALPHA=alpha, LIMIT=limit,
         BLOCK_M=config.pairs, BLOCK_N=config.outputs, BLOCK_K=config.inputs, STAGES=config.stages,
         num_warps=config.warps, **pdl_options(pdl),
     )  # fmt: skip
@@ -301,22 +319,28 @@ def moe_mlp(
     top_k: int,
     *,
     normalize: bool = True,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    swiglu: ClampedSwiglu | None = None,
     residual: torch.Tensor | None = None,
     configs: tuple[MoeConfig, MoeConfig] | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Return the output of the experts for rows `x`, plus `residual`.
 
-    `gate_up`: [experts, 2 × intermediate, hidden], gates first. `down`: [experts, hidden, intermediate].
+    `gate_up`: [experts, 2 × intermediate, hidden], gates first. `down`: [experts, hidden, intermediate]. `biases`: of
+    both, [experts, outputs]. `swiglu`: the gate; None: silu(gate) · up.
     """
     tokens, hidden = x.shape
     experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     first, second = configs or choose_moe_configs(tokens, top_k, experts)
     routing = route(router_logits, top_k, normalize=normalize, block=first.pairs, pdl=pdl)
+    gate_up_bias, down_bias = biases or (None, None)
     activated = torch.empty(tokens * top_k, intermediate, dtype=x.dtype, device=x.device)
-    _grouped(x, gate_up, routing, activated, gated=True, config=first, pdl=pdl)
+    _grouped(
+        x, gate_up, routing, activated, gated=True, config=first, bias=gate_up_bias, swiglu=swiglu, pdl=pdl
+    )  # fmt: skip
     outputs = torch.empty(tokens * top_k, hidden, dtype=x.dtype, device=x.device)
-    _grouped(activated, down, routing, outputs, gated=False, config=second, pdl=pdl)
+    _grouped(activated, down, routing, outputs, gated=False, config=second, bias=down_bias, pdl=pdl)
     combined = torch.empty_like(x)
     part = min(triton.next_power_of_2(hidden), 1024)
     _combine_kernel[(tokens, triton.cdiv(hidden, part))](

@@ -75,6 +75,15 @@ def attend_keys(
 
 
 @triton.jit
+def add_sinks(running_max, running_sum, acc, sink):
+    """Add a logit to the denominator of each row's softmax, once, after all keys."""
+    sink = sink.to(tl.float32) * 1.44269504  # log2(e)
+    new_max = tl.maximum(running_max, sink)
+    rescale = tl.exp2(running_max - new_max)
+    return running_sum * rescale + tl.exp2(sink - new_max), acc * rescale[:, None]
+
+
+@triton.jit
 def _prefill_kernel(
     q_ptr,
     keys_ptr,
@@ -83,6 +92,7 @@ def _prefill_kernel(
     tiles_ptr,
     starts_ptr,
     first_ptr,
+    sinks_ptr,
     out_ptr,
     q_stride,
     out_stride,
@@ -96,6 +106,7 @@ def _prefill_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     ROWS: tl.constexpr,
     PADDED_HEAD_DIM: tl.constexpr,
     KEYS: tl.constexpr,
@@ -136,6 +147,8 @@ def _prefill_kernel(
         q, running_max, running_sum, acc, keys, values, table, tl.maximum(low, middle), high, position, dim, qk_scale,
         block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, True, KEYS, STAGES,
     )  # fmt: skip
+    if SINKS:
+        running_sum, acc = add_sinks(running_max, running_sum, acc, tl.load(sinks_ptr + head))
     # Rows past the end of the sequence may have no visible key: avoid a division by zero, they are not stored.
     result = acc / tl.where(running_sum > 0, running_sum, 1.0)[:, None]
     tl.store(out_ptr + row * out_stride + head * HEAD_DIM + dim, result.to(out_ptr.dtype.element_ty), mask)
@@ -160,6 +173,7 @@ def prefill_attention(
     *,
     window: int = 0,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     config: PrefillConfig | None = None,
     pdl: bool = False,
@@ -168,7 +182,8 @@ def prefill_attention(
 
     `q`: rows that begin with normalized and rotated queries. Sequence s has the rows `starts[s]` up to `starts[s + 1]`,
     at positions from `first[s]` on. `tiles`: `query_tiles` for the configured rows, on the device; `starts`, `first`,
-    `tables`: int32. `keys`, `values`: `[blocks, kv_heads, block, size]`, equal strides.
+    `tables`: int32. `keys`, `values`: `[blocks, kv_heads, block, size]`, equal strides. `sinks`: a logit per head that
+    joins the denominator of the softmax.
     """
     _, kv_heads, block, size = keys.shape
     config = choose_config(size) if config is None else config
@@ -181,6 +196,7 @@ def prefill_attention(
         tiles,
         starts,
         first,
+        q if sinks is None else sinks,
         out,
         q.stride(0),
         out.stride(0),
@@ -194,6 +210,7 @@ def prefill_attention(
         HEAD_DIM=size,
         BLOCK_SIZE=block,
         WINDOW=window,
+        SINKS=sinks is not None,
         ROWS=config.rows,
         PADDED_HEAD_DIM=triton.next_power_of_2(size),
         KEYS=config.keys,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from syringa.engine.models.config import ClampedSwiglu
+
 NO_TOKEN = -1
 GREEDY_BELOW = 1e-5  # _GREEDY_BELOW in sampling/rows.py
 
@@ -70,12 +72,14 @@ def paged_attention(
     *,
     window: int = 0,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Return the attention of all rows, `[tokens, heads, size]`.
 
     `q`: `[tokens, heads, size]`; sequence s has the rows `starts[s]` up to `starts[s + 1]`, at positions from
-    `first[s]` on. The cache already holds their keys and values. Rows of no sequence yield zeros.
+    `first[s]` on. The cache already holds their keys and values. Rows of no sequence yield zeros. `sinks`: a logit per
+    head that joins the denominator of the softmax.
     """
     _, kv_heads, _, size = keys.shape
     out = torch.zeros_like(q)
@@ -91,7 +95,10 @@ def paged_attention(
         key = torch.arange(known, device=q.device)[None, :]
         visible = (key <= at) & (key > at - window) if window else key <= at
         scores = (rows @ k[:, None].transpose(-1, -2) * scale).masked_fill(~visible, float("-inf"))
-        result = scores.softmax(-1) @ v[:, None]
+        if sinks is not None:
+            sink = sinks.to(dtype).view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        result = scores.softmax(-1)[..., :known] @ v[:, None]
         out[begin:end] = result.permute(2, 0, 1, 3).reshape(end - begin, -1, size).to(q.dtype)
     return out
 
@@ -105,6 +112,7 @@ def decode_attention(
     *,
     window: int = 0,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Return the attention of the last token of each sequence. `lengths` includes it; 0 is padding."""
@@ -120,6 +128,7 @@ def decode_attention(
         lengths[real] - 1,
         window=window,
         scale=scale,
+        sinks=sinks,
         dtype=dtype,
     )
     return out
@@ -251,13 +260,22 @@ def moe_mlp(
     top_k: int,
     *,
     normalize: bool = True,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    swiglu: ClampedSwiglu | None = None,
 ) -> torch.Tensor:
-    """Return the weighted sum of each row's experts. Shapes are those of `kernels.moe.moe_mlp`."""
+    """Return the weighted sum of each row's experts. The arguments are those of `kernels.moe.moe_mlp`."""
     weights, ids = route(router_logits, top_k, normalize=normalize)
     out = torch.zeros_like(x)
     for expert in ids.unique().tolist():
         token, choice = (ids == expert).nonzero(as_tuple=True)
-        gate, up = (x[token] @ gate_up[expert].T).chunk(2, -1)
-        hidden = torch.nn.functional.silu(gate) * up
-        out.index_add_(0, token, (hidden @ down[expert].T) * weights[token, choice, None].to(x.dtype))
+        gate_up_bias, down_bias = (None, None) if biases is None else (bias[expert] for bias in biases)
+        gate, up = F.linear(x[token], gate_up[expert], gate_up_bias).chunk(2, -1)
+        hidden = F.silu(gate) * up if swiglu is None else _clamped_swiglu(gate, up, swiglu)
+        y = F.linear(hidden, down[expert], down_bias)
+        out.index_add_(0, token, y * weights[token, choice, None].to(x.dtype))
     return out
+
+
+def _clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, swiglu: ClampedSwiglu) -> torch.Tensor:
+    gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
+    return gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from syringa.engine.gpu.kernels import reference
+from syringa.engine.models.config import ClampedSwiglu
 from syringa.errors import ConfigError
 
 logger = logging.getLogger("syringa.worker")
@@ -77,9 +78,14 @@ class GpuOps(Protocol):
         top_k: int,
         *,
         normalize: bool,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+        swiglu: ClampedSwiglu | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the weighted sum of each row's experts, plus `residual`."""
+        """Return the weighted sum of each row's experts, plus `residual`.
+
+        `biases`: of `gate_up` and `down`. `swiglu`: the gate; None: silu(gate) · up.
+        """
         ...
 
     def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -109,11 +115,13 @@ class GpuOps(Protocol):
         store: tuple[torch.Tensor, QKNormRope] | None,
         out: torch.Tensor | None = None,
         scale: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of one token per sequence.
 
         With `store` (slots and normalization), `qkv` is the raw projection, and its keys and values are stored first.
-        Without, they are in the cache already and the queries are ready.
+        Without, they are in the cache already and the queries are ready. `sinks`: a logit per query head that joins the
+        denominator of the softmax.
         """
         ...
 
@@ -138,6 +146,7 @@ class GpuOps(Protocol):
         window: int,
         out: torch.Tensor,
         scale: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
     def sample(
@@ -201,9 +210,11 @@ class ReferenceOps:
         top_k: int,
         *,
         normalize: bool,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+        swiglu: ClampedSwiglu | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        y = reference.moe_mlp(x, router_logits, gate_up, down, top_k, normalize=normalize)
+        y = reference.moe_mlp(x, router_logits, gate_up, down, top_k, normalize=normalize, biases=biases, swiglu=swiglu)
         return y if residual is None else y + residual
 
     def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -233,13 +244,14 @@ class ReferenceOps:
         store: tuple[torch.Tensor, QKNormRope] | None,
         out: torch.Tensor | None = None,
         scale: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if store is not None:
             slots, qk_norm_rope = store
             reference.rotate_and_store(qkv, (lengths - 1).clamp(min=0), slots, *qk_norm_rope, keys, values, heads)
         q = _queries(qkv, heads, keys.shape[3])
-        y = reference.decode_attention(q, keys, values, tables, lengths, window=window, scale=scale).flatten(1)
-        return y if out is None else out.copy_(y)
+        y = reference.decode_attention(q, keys, values, tables, lengths, window=window, scale=scale, sinks=sinks)
+        return y.flatten(1) if out is None else out.copy_(y.flatten(1))
 
     def plan_prefill(self, starts: Sequence[int], first: Sequence[int]) -> Any:
         import numpy as np
@@ -259,9 +271,10 @@ class ReferenceOps:
         window: int,
         out: torch.Tensor,
         scale: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         q = _queries(qkv, heads, keys.shape[3])
-        y = reference.paged_attention(q, keys, values, tables, starts, first, window=window, scale=scale)
+        y = reference.paged_attention(q, keys, values, tables, starts, first, window=window, scale=scale, sinks=sinks)
         return out.copy_(y.flatten(1))
 
     def sample(

@@ -158,12 +158,15 @@ class FlashInferOps(TritonOps):
         window: int,
         out: torch.Tensor,
         scale: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         _, kv_heads, _, size = keys.shape
         shape = FlashInferShape(heads, kv_heads, size, window, size**-0.5 if scale is None else scale, keys.dtype)
-        plan = self._plan(shape, tables)
+        plan = None if sinks is not None else self._plan(shape, tables)
         if plan is None:
-            return super().prefill_attention(qkv, keys, values, tables, tiles, starts, first, heads, window, out, scale)
+            return super().prefill_attention(
+                qkv, keys, values, tables, tiles, starts, first, heads, window, out, scale, sinks
+            )
         q, result = (rows[:, : heads * size].unflatten(1, (heads, size)) for rows in (qkv, out))
         plan.wrapper.run(q, (keys, values), out=result, enable_pdl=False)
         return out

@@ -16,6 +16,7 @@ from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, quer
 from syringa.engine.gpu.kernels.sampling import sample
 from syringa.engine.gpu.ops.base import QKNormRope
 from syringa.engine.gpu.ops.linear import SKINNY_ROWS, linear
+from syringa.engine.models.config import ClampedSwiglu
 
 # Programmatic dependent launch hides launch latency; with more rows, waiting programs occupy the device instead.
 OVERLAP_ROWS = 64
@@ -78,9 +79,22 @@ class TritonOps:
         top_k: int,
         *,
         normalize: bool,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+        swiglu: ClampedSwiglu | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return moe_mlp(x, router_logits, gate_up, down, top_k, normalize=normalize, residual=residual, pdl=self.pdl)
+        return moe_mlp(
+            x,
+            router_logits,
+            gate_up,
+            down,
+            top_k,
+            normalize=normalize,
+            biases=biases,
+            swiglu=swiglu,
+            residual=residual,
+            pdl=self.pdl,
+        )
 
     def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if len(x) <= self.max_fused_rows:
@@ -111,6 +125,7 @@ class TritonOps:
         store: tuple[torch.Tensor, QKNormRope] | None,
         out: torch.Tensor | None = None,
         scale: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         new = None if store is None else NewTokens(store[0], *store[1])
         return decode_attention(
@@ -123,6 +138,7 @@ class TritonOps:
             new=new,
             window=window,
             scale=scale,
+            sinks=sinks,
             out=out,
             config=self.decode_config(len(lengths), keys.shape[1]),
             pdl=self.pdl,
@@ -148,9 +164,22 @@ class TritonOps:
         window: int,
         out: torch.Tensor,
         scale: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return prefill_attention(
-            qkv, keys, values, tables, tiles, starts, first, heads, window=window, scale=scale, out=out, pdl=self.pdl
+            qkv,
+            keys,
+            values,
+            tables,
+            tiles,
+            starts,
+            first,
+            heads,
+            window=window,
+            scale=scale,
+            sinks=sinks,
+            out=out,
+            pdl=self.pdl,
         )
 
     def sample(

@@ -105,22 +105,29 @@ class WebSocketConnection(WriteTimeout, SlicedReader, WebSocketsSansIOProtocol):
         if event.fin:
             self.send_receive_event_to_app()
 
-    def _close_flooding_client(self) -> None:
-        if self.conn.state is State.CONNECTING:
-            self.transport.abort()
-            return
-        self.conn.events_received()
-        self.conn.fail(_POLICY_VIOLATION, _TOO_MANY_FRAMES)
-        self.stop_keepalive()
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": _POLICY_VIOLATION, "reason": _TOO_MANY_FRAMES})
+    def handle_parser_exception(self) -> None:
+        """Close the connection with the code that was sent, after the client had time to read it."""
+        closing = self.conn.close_sent
+        assert closing is not None
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": closing.code, "reason": closing.reason})
         self.close_sent = True
+        self.stop_keepalive()
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.transport.write_eof()
         self.discard_input()
         self.read_paused = False
+        self.resume_socket()
         if self.close_timer is not None:
             self.close_timer.cancel()
         self.close_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _close_flooding_client(self) -> None:
+        if self.conn.state is State.OPEN:
+            self.conn.events_received()  # not handled
+            self.conn.fail(_POLICY_VIOLATION, _TOO_MANY_FRAMES)
+            self.handle_parser_exception()
+        else:  # the handshake is incomplete, or the client goes on after it was told that the connection is closed
+            self.transport.abort()
 
 
 class _ServerProtocol(ServerProtocol):

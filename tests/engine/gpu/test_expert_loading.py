@@ -1,0 +1,175 @@
+"""Checkpoints of mixture-of-experts models: layouts, quantization, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from syringa.engine.gpu import device as gpu_device
+from syringa.engine.gpu.expert_loading import dequantize_mxfp4
+from syringa.engine.gpu.ops import base as ops_module
+from syringa.engine.gpu.ops.base import ReferenceOps
+from syringa.engine.loading.loader import LoadOptions, load_model, load_on_gpu
+from syringa.engine.models.config import is_native, read_config
+from syringa.errors import ConfigError, ModelError
+from syringa.modelfiles import describe, locate
+from tests.engine.gpu.test_decoder import GPT_OSS, LOCAL_EXPERTS
+from tests.engine.gpu.tiny_models import CPU, load_tiny_gpu_model
+from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
+
+EXPERTS, HIDDEN, INTERMEDIATE = GPT_OSS["num_local_experts"], SIZES["hidden_size"], SIZES["intermediate_size"]
+
+
+def e2m1(bits: int) -> float:
+    """Return a number of the format by its definition: sign, two bits of exponent (bias 1), one of mantissa."""
+    sign, exponent, mantissa = bits >> 3, (bits >> 1) & 3, bits & 1
+    size = 2.0 ** (exponent - 1) * (1 + mantissa / 2) if exponent else mantissa / 2
+    return -size if sign else size
+
+
+def random_mxfp4(outputs: int, inputs: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return blocks and scales of all experts, and the weights `[experts, outputs, inputs]` that they stand for."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 16, (EXPERTS, outputs, inputs // 32, 16, 2), generator=generator)
+    scales = torch.randint(121, 126, (EXPERTS, outputs, inputs // 32), generator=generator)
+    values = torch.tensor([e2m1(bits) for bits in range(16)])[codes].flatten(3) * 2.0 ** (scales[..., None] - 127)
+    blocks = (codes[..., 0] + 16 * codes[..., 1]).to(torch.uint8)
+    return blocks, scales.to(torch.uint8), values.flatten(2)
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def save_mxfp4(folder: Path) -> Any:
+    """Save a gpt-oss model whose experts are in MXFP4. Return transformers' model with the same weights in fp32."""
+    model = save(folder, AutoConfig.for_model("gpt_oss", **(SIZES | GPT_OSS)))
+    tensors = load_file(folder / "model.safetensors")
+    for i, layer in enumerate(model.model.layers):
+        for name, outputs, inputs in (("gate_up_proj", 2 * INTERMEDIATE, HIDDEN), ("down_proj", HIDDEN, INTERMEDIATE)):
+            blocks, scales, values = random_mxfp4(outputs, inputs, seed=2 * i + len(name))
+            getattr(layer.mlp.experts, name).data = values.transpose(1, 2).contiguous()
+            prefix = f"model.layers.{i}.mlp.experts.{name}"
+            del tensors[prefix]
+            tensors |= {f"{prefix}_blocks": blocks, f"{prefix}_scales": scales}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    edit_config(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    return model
+
+
+def test_dequantize_mxfp4_reads_low_bits_first() -> None:
+    blocks = torch.zeros(1, 2, 16, dtype=torch.uint8)
+    blocks[0, 0, 0], blocks[0, 1, 15] = 0x71, 0x9F
+    values = dequantize_mxfp4(blocks, torch.tensor([[127, 130]], dtype=torch.uint8))
+    assert values.shape == (1, 64)
+    assert values[0, :2].tolist() == [0.5, 6.0]
+    assert values[0, 62:].tolist() == [-48.0, -4.0]
+    assert not values[0, 2:62].any()
+
+
+def test_mxfp4_experts_match_dequantized_model(tmp_path: Path) -> None:
+    hf_model = save_mxfp4(tmp_path)
+    loaded = load_tiny_gpu_model(tmp_path)
+    expected = [reference(hf_model, prompt) for prompt in PROMPTS[:2]]
+    for batch in (run(loaded, PROMPTS[:2]), run(loaded, PROMPTS[:2], chunk=15)):
+        for logits, wanted in zip(batch, expected, strict=True):
+            assert difference(logits, wanted) < 1e-3
+
+
+@pytest.fixture
+def load_gpu_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Load a folder as on a GPU, with all checks."""
+    monkeypatch.setattr(ops_module, "choose_ops", lambda *_, **__: ReferenceOps())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "G")
+    monkeypatch.setattr(gpu_device, "free_memory", lambda device: 8 << 30)
+
+    def load(folder: Path, **options: Any) -> Any:
+        files = locate(str(folder))
+        return load_on_gpu(LoadOptions(str(folder), **options), files, describe(files), CPU, None)
+
+    return load
+
+
+GATE_UP = "model.layers.1.mlp.experts.gate_up_proj"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: t.pop(f"{GATE_UP}_scales"), rf"no tensor for '{GATE_UP}_scales'"),
+        (
+            lambda t: t.update({f"{GATE_UP}_scales": t[f"{GATE_UP}_scales"][:, :, :1].contiguous()}),
+            rf"{GATE_UP}_scales is \[5, 192, 1\], and its config says \[5, 192, 2\]",
+        ),
+        (lambda t: t.pop("model.layers.0.self_attn.sinks"), r"no tensor for 'model.layers.0.self_attn.sinks'"),
+        (
+            lambda t: t.update({f"{GATE_UP}_blocks": t[f"{GATE_UP}_blocks"].int()}),
+            rf"{GATE_UP}_blocks is torch.int32",
+        ),
+    ],
+)
+def test_incomplete_mxfp4_folder_is_refused(
+    tmp_path: Path, load_gpu_folder: Callable[..., Any], edit: Callable[[Any], object], message: str
+) -> None:
+    save_mxfp4(tmp_path)
+    assert load_gpu_folder(tmp_path).info.dtype == "bf16"
+    edit_tensors(tmp_path, edit)
+    with pytest.raises(ModelError, match=message):
+        load_gpu_folder(tmp_path)
+
+
+def test_missing_expert_is_refused(tmp_path: Path, load_gpu_folder: Callable[..., Any]) -> None:
+    save(tmp_path, AutoConfig.for_model("mixtral", **(SIZES | LOCAL_EXPERTS)))
+    name = "model.layers.3.block_sparse_moe.experts.4.w2.weight"
+    edit_tensors(tmp_path, lambda tensors: tensors.pop(name))
+    with pytest.raises(ModelError, match=f"no tensor for '{name}'"):
+        load_gpu_folder(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "fp8"}, {"deterministic": True}])
+def test_experts_are_refused_by_name_with_unsupported_options(
+    tmp_path: Path, load_gpu_folder: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    save(tmp_path, AutoConfig.for_model("gpt_oss", **(SIZES | GPT_OSS)))
+    with pytest.raises(ConfigError, match="experts"):
+        load_gpu_folder(tmp_path, **options)
+
+
+def test_mxfp4_folder_is_refused_on_cpu(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path)
+    with pytest.raises(ModelError, match="quantized"):
+        load_model(LoadOptions(str(tmp_path), device="cpu"))
+
+
+def test_moe_families_are_native_on_gpu_only() -> None:
+    for kind in ("qwen3_moe", "mixtral", "gpt_oss"):
+        assert is_native({"model_type": kind, "hidden_act": "silu"}, "cuda")
+        assert not is_native({"model_type": kind, "hidden_act": "silu"}, "cpu")
+
+
+def test_read_config_of_gpt_oss(tmp_path: Path) -> None:
+    config = SIZES | GPT_OSS | {"model_type": "gpt_oss"}
+    found = read_config(config)
+    assert (found.windows, found.sparse, found.mxfp4) == ((12, 0, 12, 0), (True,) * 4, False)
+    assert found.qkv_bias
+    assert found.out_bias
+    with pytest.raises(ModelError, match="quantized with 'awq'"):
+        read_config(config | {"quantization_config": {"quant_method": "awq"}})
+    with pytest.raises(ModelError, match="3 layer_types for 4 layers"):
+        read_config(config | {"layer_types": ["full_attention"] * 3})
+    with pytest.raises(ModelError, match="6 of 5 experts"):
+        read_config(config | {"num_experts_per_tok": 6})
