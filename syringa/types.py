@@ -59,7 +59,7 @@ class StopConditions(msgspec.Struct, frozen=True, kw_only=True):
     stop_tokens: frozenset[int] = frozenset()
 
 
-class Image(msgspec.Struct, frozen=True, kw_only=True):
+class Image(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """An image of a prompt: the bytes of a validated file (PNG, JPEG, WebP or GIF), and the level of detail."""
 
     data: bytes

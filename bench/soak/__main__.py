@@ -85,7 +85,6 @@ async def _soak(server: SoakServer, options: Options, console: Console) -> Repor
     after = server.memory()
     server.stop()
     usage = compare(results.metered, results.unknown, await read_rows(server.database, ORGANIZATIONS))
-    log = server.log.read_text(errors="replace")
     return soak_report(
         "sqlite" if server.is_sqlite else "postgresql",
         _about(options),
@@ -93,7 +92,7 @@ async def _soak(server: SoakServer, options: Options, console: Console) -> Repor
         usage,
         leaked_blocks=leaked,
         memory=(before, after),
-        tracebacks=log.count("Traceback (most recent call last)"),
+        unexpected=server.unexpected_errors(),
     )
 
 

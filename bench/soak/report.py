@@ -52,7 +52,7 @@ def soak_report(
     *,
     leaked_blocks: int | None,
     memory: tuple[dict[str, int], dict[str, int]],
-    tracebacks: int,
+    unexpected: list[str],
 ) -> Report:
     causes = collections.Counter((results.cause(each), each.status, each.code) for each in results.failures)
     ours = [each for each in results.failures if results.cause(each) == "ours"]
@@ -85,7 +85,7 @@ def soak_report(
         Row("KV blocks leaked", "unknown", failed=True)
         if leaked_blocks is None
         else zero("KV blocks leaked", leaked_blocks),
-        zero("tracebacks in the log", tracebacks),
+        zero("unexpected errors in the server's log", len(unexpected), _examples(unexpected)),
     ]
     before, after = memory
     rows += [

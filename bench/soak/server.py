@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ BLOCK_TOKENS = 16
 CACHE_TOKENS = 65_536
 HEARTBEAT_SECONDS = 5  # after twice as long, a stopped worker is restarted
 START_SECONDS = 180.0
+_UNEXPECTED = re.compile(r" ERROR (syringa\.http|asyncio|uvicorn\.error)\b|^Traceback \(most recent call last\)")
 _FLAGS = (
     "--workers", str(API_PROCESSES), "--kv-cache-tokens", str(CACHE_TOKENS), "--requests-per-minute", "0",
     "--heartbeat-timeout", str(HEARTBEAT_SECONDS), "--image-timeout", "3", "--drain-timeout", "10",
@@ -159,6 +161,11 @@ class SoakServer:
                 if line.startswith(f"syringa_{name}{{"):
                     found[name] = float(line.split()[-1])
         return found
+
+    def unexpected_errors(self) -> list[str]:
+        """Return the lines of the log that report an error which no code has expected."""
+        text = self.log.read_text(errors="replace")
+        return [line[:200] for line in text.splitlines() if _UNEXPECTED.search(line)]
 
     def tail(self, lines: int = 12) -> str:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""

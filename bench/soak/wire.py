@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -66,7 +67,7 @@ class _Kind(msgspec.Struct):
     """What tells whether an event ends its stream."""
 
     type: str = ""
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 class _Response(msgspec.Struct):
@@ -96,7 +97,7 @@ def is_terminal(data: bytes) -> bool:
         event = _decode_kind(data)
     except msgspec.DecodeError:
         return False
-    return event.type in _ENDS or event.error not in (None, b"null")
+    return event.type in _ENDS or event.error is not None
 
 
 def error_details(data: bytes) -> ErrorDetails | None:

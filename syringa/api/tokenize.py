@@ -95,7 +95,9 @@ async def _tokenize_messages(body: TokenizeRequest, model: ServedModel, ignored:
         add_generation_prompt=adds_generation_prompt(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
     )
-    messages = await read_messages(body.messages, supports_images=model.supports_images, ignored=ignored)
+    messages = await read_messages(
+        body.messages, supports_images=model.supports_images, ignored=ignored, template=renderer.template
+    )
     prompt = await renderer.build(messages)
     return [*model.tokenizer.encode(""), *prompt.tokens] if body.add_special_tokens else prompt.tokens
 

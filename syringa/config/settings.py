@@ -45,8 +45,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: Annotated[
         tuple[str, ...],
         doc(
-            "Host names, besides loopback names and --host, in whose name requests are accepted, or * for any; checked "
-            "where no API key is required, and where this is set. May be repeated."
+            "Host names by which clients reach the server, besides loopback names and --host, or * for any. Checked "
+            "while no API key is required, and where this is set. May be repeated."
         ),
     ] = ()
     workers: Annotated[_Positive, doc("Number of API server processes.")] = 1
@@ -93,6 +93,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         doc("Concurrent background responses per API process, shared equally by organizations; more get 503."),
     ] = 64
     websocket_idle: Annotated[Seconds, doc("Seconds after which an idle WebSocket is closed; 0: never.")] = 3600.0
+
+    always_include_usage: Annotated[
+        bool, doc("Send usage at the end of every stream, as if it had `stream_options.include_usage`.")
+    ] = False
 
     chat_template: Annotated[str, doc("File with a chat template; empty: the model's own.")] = ""
     tool_format: Annotated[
@@ -193,6 +197,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     image_max_bytes: Annotated[_Positive, doc("Maximum size of an image in bytes.")] = 20 * 1024 * 1024
     image_timeout: Annotated[Seconds, doc("Seconds that downloading an image may take; 0: no limit.")] = 10.0
     image_max_pixels: Annotated[_Positive, doc("Maximum number of pixels of an image.")] = 40_000_000
+    image_memory: Annotated[
+        _Positive,
+        doc(
+            "Maximum number of bytes of image files that the requests of an API process hold at a time, of which an "
+            "organization may hold half; further images get 503."
+        ),
+    ] = 2 * 1024**3
+    image_max_side: Annotated[_Positive, doc("Maximum width and height of an image in pixels.")] = 16_384
     images_per_request: Annotated[Count, doc("Maximum number of images per request.")] = 50
 
     models: tuple[ModelSpec, ...] = ()  # the tables `[[models]]` of the file; has no flag

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import Scope
 
@@ -15,7 +15,20 @@ if TYPE_CHECKING:
     from syringa.http.server.request_cycle import RequestCycle
 
 _KEY = "syringa.request"
-REQUEST_CYCLE = "syringa.request_cycle"  # the ASGI extension in which Syringa's own server offers its request cycle
+# The ASGI extensions in which Syringa's own server offers its request cycle and its connection.
+REQUEST_CYCLE, CONNECTION = "syringa.request_cycle", "syringa.connection"
+
+
+class ClientConnection(Protocol):
+    """The connection that a request came over (see `syringa.http.server.connection_pool`)."""
+
+    def claim(self, organization: str | None) -> None:
+        """Assign the connection to an organization. Raises `EngineOverloaded` if there are too many connections."""
+        ...
+
+    def set_busy(self, busy: bool) -> None:
+        """Record whether a WebSocket is responding. An HTTP connection knows by itself."""
+        ...
 
 
 @dataclass(slots=True)
@@ -30,6 +43,7 @@ class RequestContext:
     status: int = 0  # of the response; 0 until it has started
     caller: Caller | None = None  # None for public endpoints
     accounting: RequestAccounting | None = None  # None for endpoints that are not metered
+    connection: ClientConnection | None = None  # None on other ASGI servers
 
 
 def request_context(scope: Scope) -> RequestContext:

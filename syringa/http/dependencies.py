@@ -14,6 +14,7 @@ from syringa.api.decoding import decode, header_value
 from syringa.config import Config
 from syringa.errors import InvalidRequest, UnsupportedMediaType
 from syringa.http.context import request_context
+from syringa.http.memory import release_memory_soon
 from syringa.http.middleware.access_log import log_request_body
 from syringa.service.auth.keys import Caller
 from syringa.service.usage.accounting import RequestAccounting
@@ -33,7 +34,10 @@ async def read_body(request: Request, wire_type: type[T]) -> tuple[T, list[str]]
     check_json(request)
     body = await _read_all(request)
     log_request_body(body)
-    return decode(body, wire_type) if len(body) <= INLINE_BYTES else await asyncio.to_thread(decode, body, wire_type)
+    if len(body) <= INLINE_BYTES:
+        return decode(body, wire_type)
+    release_memory_soon()
+    return await asyncio.to_thread(decode, body, wire_type)
 
 
 def check_json(request: Request) -> None:

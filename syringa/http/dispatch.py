@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import time
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import msgspec
@@ -141,16 +142,13 @@ class GenerationDispatcher:
 
 def _log_suspected(request: GenerationRequest, accounting: RequestAccounting) -> None:
     """Log the parameters of a request that has crashed workers, without its content."""
-    sampling = msgspec.to_builtins(request.sampling)
-    grammar = request.sampling.grammar
-    sampling |= {
-        "grammar": f"{grammar.kind}, {len(grammar.value)} characters" if grammar else None,
-        "logit_bias": len(request.sampling.logit_bias),
-        "allowed_tokens": len(request.sampling.allowed_tokens),
-        "bad_words": len(request.sampling.bad_words),
-        "dry_breakers": len(request.sampling.dry_breakers),
+    # Tokens are content: of those in the parameters, their number is logged.
+    sampling = {
+        name: len(value) if isinstance(value, Collection) else value
+        for name, value in msgspec.structs.asdict(request.sampling).items()
     }
-    del sampling["opening"]
+    if (grammar := request.sampling.grammar) is not None:
+        sampling["grammar"] = f"{grammar.kind}, {len(grammar.value)} characters"
     fields: dict[str, Any] = {
         "endpoint": accounting.endpoint,
         "organization": accounting.caller.organization,

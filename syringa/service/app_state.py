@@ -18,6 +18,7 @@ from syringa.service.model_catalog import ModelCatalog
 from syringa.service.responses.background import BackgroundResponses
 from syringa.service.responses.history import HistoryLimits, HistoryReader
 from syringa.service.responses.manager import ResponseManager
+from syringa.service.responses.remembered import RememberedHistories
 from syringa.service.store_poller import StorePoller, StoreRevisions
 from syringa.service.usage.accounting import Observer, RequestAccounting, usage_record
 from syringa.service.usage.journal import UsageJournal, journal_folder
@@ -53,6 +54,7 @@ class AppState:
         self.store = Store(config.database) if store is None else store
         self.responses = ResponseManager(self.store, config.response_days)
         self.history = HistoryReader(self.responses, HistoryLimits(config.history_max_items, config.history_max_bytes))
+        self.remembered = RememberedHistories(4 * config.history_max_bytes)
         self.background = BackgroundResponses(config.max_background)
         self.draining = False
         self.drain_callbacks: set[Callable[[], None]] = set()  # called when draining begins

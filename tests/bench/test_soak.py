@@ -155,6 +155,7 @@ async def test_exchange_leaves_and_notices_hanging_server() -> None:
         ('{"type": "response.created", "response": {"error": null}}', False),
         ('{"type": "response.completed", "response": {}}', True),
         ('{"type": "error", "message": "a", "code": "b"}', True),
+        ('{"type": "error", "status": 500, "error": {"message": "a", "code": "b", "param": null}}', True),
         ("{", False),
     ],
 )
@@ -221,7 +222,7 @@ def test_stream_without_terminal_event_fails_report() -> None:
 
 def report_of(results: Results) -> Report:
     usage = UsageCheck(ended=0, rows=0, lost=0, duplicated=0)
-    return soak_report("sqlite", "about", results, usage, leaked_blocks=0, memory=({}, {}), tracebacks=0)
+    return soak_report("sqlite", "about", results, usage, leaked_blocks=0, memory=({}, {}), unexpected=[])
 
 
 def test_report_fails_for_fault_without_recovery() -> None:

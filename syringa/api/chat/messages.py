@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -13,9 +14,11 @@ from syringa.api.chat.content import ASSISTANT_CONTENT, TEXT_CONTENT, USER_CONTE
 from syringa.api.decoding import convert
 from syringa.api.fields.schema import object_schema
 from syringa.errors import InvalidRequest
-from syringa.prompt.chat.template import Message
+from syringa.prompt.chat.template import ChatTemplate, Message
+from syringa.prompt.chat.template_capabilities import supports_role
 from syringa.prompt.images.loader import ImageSource
 
+_ROLE = re.compile("[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _INLINE_MESSAGES = 200  # more take milliseconds, and are read in a thread
 _TEXT = {"type": ["string", "null"]}
 _CALL = object_schema(
@@ -51,6 +54,12 @@ _MESSAGE_SCHEMA = {
             tool_call_id={"type": "string", "description": "Id of the call that this message answers."},
             name=_TEXT,
         ),
+        object_schema(
+            ("role", "content"),
+            role={"type": "string", "description": "Another role that the model's chat template renders."},
+            content=TEXT_CONTENT,
+            name=_TEXT,
+        ),
     ]
 }
 MessagesField = Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE_SCHEMA)]], Meta(min_length=1)]
@@ -61,7 +70,7 @@ class RoleField(msgspec.Struct, kw_only=True):
 
 
 class PlainMessageField(msgspec.Struct, kw_only=True):
-    """A system, developer or user message."""
+    """A system, developer or user message, or one of a role of the model's own."""
 
     role: str
     content: Any = None
@@ -105,11 +114,16 @@ class PromptMessage(msgspec.Struct):
     images: list[ImageSource] = []
 
 
-async def read_messages(given: Any, *, supports_images: bool, ignored: list[str]) -> list[PromptMessage]:
-    """Validate the messages. Raises `InvalidRequest`; the paths of unknown fields are appended to `ignored`."""
+async def read_messages(
+    given: Any, *, supports_images: bool, ignored: list[str], template: ChatTemplate | None = None
+) -> list[PromptMessage]:
+    """Validate the messages. Raises `InvalidRequest`; the paths of unknown fields are appended to `ignored`.
+
+    Beside the roles of OpenAI's API, those that `template` renders are accepted.
+    """
     if isinstance(given, list) and _size(given) > _INLINE_MESSAGES:
-        return await asyncio.to_thread(_read, given, supports_images, ignored)
-    return _read(given, supports_images, ignored)
+        return await asyncio.to_thread(_read, given, supports_images, ignored, template)
+    return _read(given, supports_images, ignored, template)
 
 
 def _size(given: list[Any]) -> int:
@@ -121,18 +135,18 @@ def _size(given: list[Any]) -> int:
     return size
 
 
-def _read(given: Any, supports_images: bool, ignored: list[str]) -> list[PromptMessage]:
+def _read(given: Any, supports_images: bool, ignored: list[str], template: ChatTemplate | None) -> list[PromptMessage]:
     if not isinstance(given, list) or not given:
         raise InvalidRequest("messages: expected at least one message.", param="messages")
-    reader = _Reader(supports_images, ignored)
+    reader = _Reader(supports_images, ignored, template)
     return [reader.read(each, f"messages[{index}]") for index, each in enumerate(given)]
 
 
 class _Reader:
     """Reads messages in order, and remembers the tool calls that later ones may answer."""
 
-    def __init__(self, supports_images: bool, ignored: list[str]) -> None:
-        self._supports_images, self._ignored = supports_images, ignored
+    def __init__(self, supports_images: bool, ignored: list[str], template: ChatTemplate | None) -> None:
+        self._supports_images, self._ignored, self._template = supports_images, ignored, template
         self._calls: dict[str, str] = {}  # function name by call id
 
     def read(self, given: Any, path: str) -> PromptMessage:
@@ -145,13 +159,22 @@ class _Reader:
                 message = self._assistant(given, path, contents)
             case "tool":
                 message = self._tool(given, path, contents)
+            case _ if self._is_own_role(role):
+                message = self._plain(given, path, contents)
             case _:
                 hint = "; send the results of functions in messages of role tool" if role == "function" else ""
                 raise InvalidRequest(
-                    f"{path}.role: expected system, developer, user, assistant or tool, not {role!r}{hint}.",
+                    f"{path}.role: expected system, developer, user, assistant, tool or a role of the model's chat"
+                    f" template, not {role!r}{hint}.",
                     param=f"{path}.role",
                 )
         return PromptMessage(message, contents.images)
+
+    def _is_own_role(self, role: str) -> bool:
+        """Return whether the template has a role that OpenAI's API does not have."""
+        if self._template is None or role == "function" or not _ROLE.fullmatch(role):
+            return False
+        return supports_role(self._template, role)
 
     def _plain(self, given: Any, path: str, contents: ContentReader) -> Message:
         field = convert(given, PlainMessageField, path=path, ignored=self._ignored)

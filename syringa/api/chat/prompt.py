@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,12 +51,15 @@ class PromptRenderer:
     kwargs: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    documents: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = False  # those of the tokenizer, before what the template writes
+    truncate: Callable[[list[int]], list[int]] | None = None  # cuts the tokens of the prompt
 
     async def build(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
         """Render and tokenize the messages, in a thread if they are long. Raises `ContextLengthExceeded`."""
         check_message_count(len(messages), self.model, "messages")
         size = sum(count_characters(each.message["content"]) + _MESSAGE_CHARS for each in messages)
-        if self.tools is None and size <= _INLINE_CHARS:
+        if self.tools is None and self.documents is None and size <= _INLINE_CHARS:
             return self._build(messages)
         # A template may leave out reasoning in the assistant's text.
         texts = (each.message["content"] for each in messages if each.message["role"] != "assistant")
@@ -67,18 +70,33 @@ class PromptRenderer:
         tokenizer = self.model.tokenizer
         plain = [each.message for each in messages]
         definitions = [tool_definition(tool) for tool in self.tools.tools] if self.tools is not None else []
-        client_texts = list(strings_of(plain, definitions, self.kwargs))
+        client_texts = list(strings_of(plain, definitions, self.kwargs, self.documents))
         if tokenizer.control_tokens.may_occur_in(client_texts):
             escape = tokenizer.control_tokens.escape(client_texts)
             text = self._render_escaped(plain, escape)
             tokens = tokenizer.control_tokens.encode_prompt(text, escape.restore)
         else:
-            text = self._render(plain, self.tools, self.kwargs)
+            text = self._render(plain, self.tools, self.kwargs, self.documents)
             # The template writes the BOS token itself, if the model has one.
             tokens = tokenizer.encode(text, add_special=False)
-        return ChatPrompt(text=text, tokens=tokens, images=[image for each in messages for image in each.images])
+        if self.add_special_tokens:
+            tokens = tokenizer.encode("") + tokens
+        images = [image for each in messages for image in each.images]
+        if self.truncate is not None and len(kept := self.truncate(tokens)) < len(tokens):
+            if images:
+                raise InvalidRequest(
+                    "truncate_prompt_tokens: a prompt with images cannot be cut.", param="truncate_prompt_tokens"
+                )
+            text, tokens = self.model.decode_tokens(kept), kept
+        return ChatPrompt(text=text, tokens=tokens, images=images)
 
-    def _render(self, messages: Sequence[Message], use: ToolUse | None, kwargs: dict[str, Any]) -> str:
+    def _render(
+        self,
+        messages: Sequence[Message],
+        use: ToolUse | None,
+        kwargs: dict[str, Any],
+        documents: list[dict[str, Any]] | None,
+    ) -> str:
         capabilities = probe_template(self.template)
         tools = None
         if self.model.formats.supports_tools:
@@ -91,6 +109,7 @@ class PromptRenderer:
         text = self.template.render(
             [_adapt_to_template(each, capabilities) for each in messages],
             tools=tools,
+            documents=documents,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             kwargs=kwargs,
@@ -107,7 +126,7 @@ class PromptRenderer:
             use = self.tools
             if use is not None:
                 use = msgspec.structs.replace(use, tools=[_escape_tool(tool, escape) for tool in use.tools])
-            return self._render(escaped, use, kwargs)
+            return self._render(escaped, use, kwargs, escape.escape(self.documents))
         except RecursionError:
             raise InvalidRequest("A value in the request is nested too deeply.") from None
         except InvalidRequest as error:
@@ -177,22 +196,25 @@ async def fit_prompt(
             for index, each in enumerate(messages)
             if index >= len(messages) - limit or each.message["role"] in _INSTRUCTION_ROLES
         ]
+    can_drop = truncate and available > 0
     try:
         prompt = await renderer.build(messages)
+    except ContextLengthExceeded as too_long:
+        if not can_drop:
+            raise
+        # The exception itself would keep this frame, and with it the messages, until the next garbage collection.
+        message, param = too_long.message, too_long.param
+    else:
         if len(prompt.tokens) <= available:
             return prompt
         needed = (
             f"{max_tokens_field} asks for {max_tokens} more" if max_tokens is not None else "leave no space for output"
         )
-        error = ContextLengthExceeded(
-            f"The model's context is {limit} tokens; the messages have {len(prompt.tokens)} and {needed}.",
-            param="messages" if available > 0 else max_tokens_field,
-        )
-    except ContextLengthExceeded as too_long:
-        error = too_long
-    fitted = await _drop_oldest_turns(renderer, messages, available) if truncate and available > 0 else None
+        message = f"The model's context is {limit} tokens; the messages have {len(prompt.tokens)} and {needed}."
+        param = "messages" if available > 0 else max_tokens_field
+    fitted = await _drop_oldest_turns(renderer, messages, available) if can_drop else None
     if fitted is None:
-        raise error
+        raise ContextLengthExceeded(message, param=param)
     return fitted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Annotated, Any, Literal
 
@@ -29,23 +30,23 @@ from syringa.api.fields.common import (
 )
 from syringa.api.fields.constraints import compose_grammar
 from syringa.api.fields.defaults import apply_defaults
-from syringa.api.fields.reasoning import Effort, ReasoningRequest, read_reasoning_request
+from syringa.api.fields.reasoning import BudgetField, Effort, ReasoningRequest, read_reasoning_request
 from syringa.api.fields.sampling import (
     MAX_COUNT,
-    Count,
-    SamplingFields,
     constraint_field,
     read_stop,
     to_sampling,
     to_stop_conditions,
 )
 from syringa.api.fields.schema import doc, ignored_field, refused_field
+from syringa.api.fields.token_output import TokenCounter, TokenFields, read_token_output, truncate_prompt
 from syringa.api.fields.tools import ToolChoiceField, ToolRequest, ToolsField, read_tools
 from syringa.api.models.served_model import Models, ServedModel
 from syringa.api.output_writer import PreparedRequest
 from syringa.errors import InvalidRequest
 from syringa.events import GenerationRequest, OutputFormat
 from syringa.ids import random_id
+from syringa.prompt.chat.template import ChatTemplate
 from syringa.prompt.images.loader import fetch_images
 from syringa.types import Grammar
 
@@ -64,7 +65,7 @@ def _unsupported(name: str) -> Meta:
     return refused_field(_REFUSED[name], type="null")
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(TokenFields, kw_only=True):
     """The body of `POST /v1/chat/completions` and `POST /api/v2/chat/completions`."""
 
     messages: Annotated[
@@ -102,8 +103,24 @@ class ChatRequest(SamplingFields, kw_only=True):
             "template has no such variable."
         ),
     ] = None
-    thinking_token_budget: Annotated[
-        Count | None, doc("Maximum number of reasoning tokens; the reasoning is then closed.")
+    thinking_token_budget: BudgetField = None
+    include_reasoning: Annotated[
+        bool | None, doc("Return the reasoning; false: it is generated and counted, but left out.", True)
+    ] = None
+    documents: Annotated[
+        list[dict[str, Any]] | None,
+        doc("Documents for the chat template; reported as ignored if the template does not read `documents`."),
+    ] = None
+    echo: Annotated[
+        bool | None,
+        doc("If the last message is the assistant's, return its text before the text that continues it.", False),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        doc("Add the tokenizer's special tokens, such as BOS, to those that the chat template writes.", False),
+    ] = None
+    return_prompt_text: Annotated[
+        bool | None, doc("Return the prompt that the chat template rendered as `prompt_text`.", False)
     ] = None
     add_generation_prompt: Annotated[
         bool | None,
@@ -153,7 +170,9 @@ class ChatRequest(SamplingFields, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-async def prepare_chat(body: ChatRequest, models: Models, ignored: list[str], tenant: str = "") -> PreparedRequest:
+async def prepare_chat(
+    body: ChatRequest, models: Models, ignored: list[str], tenant: str = "", *, always_include_usage: bool = False
+) -> PreparedRequest:
     """Validate the request, render and tokenize its prompt, and fetch its images.
 
     Raises before anything is submitted to the engine. The paths of ignored fields are appended to `ignored`.
@@ -163,7 +182,9 @@ async def prepare_chat(body: ChatRequest, models: Models, ignored: list[str], te
     _reject_unsupported(body)
     check_choices(1, body.n or 1, model.max_choices, "n")
     _report_ignored(body, ignored)
-    options = read_stream_options(body.stream_options, stream=bool(body.stream), ignored=ignored)
+    options = read_stream_options(
+        body.stream_options, stream=bool(body.stream), ignored=ignored, always_include_usage=always_include_usage
+    )
     stop = read_stop(body.stop)
     sampling = await to_sampling(body, model, ignored)
     tools = await read_tools(
@@ -178,6 +199,11 @@ async def prepare_chat(body: ChatRequest, models: Models, ignored: list[str], te
         body.chat_template_kwargs, body.reasoning_effort, body.thinking_token_budget, model, ignored
     )
     prompt = await _prompt(body, model, tools, reasoning, ignored)
+    # Not the text of the template, in which control tokens in the client's text are escaped.
+    text = model.decode_tokens(prompt.tokens) if body.return_prompt_text or body.return_token_offsets else None
+    tokens = read_token_output(
+        body, model, [prompt.tokens], [text], logprobs=bool(body.logprobs), images=bool(prompt.images)
+    )
     length = model.max_model_len - len(prompt.tokens) if body.length is None else body.length
     stopping = to_stop_conditions(body, model, length)
     reasoning_options = reasoning.for_prompt(prompt.text, model)
@@ -201,8 +227,13 @@ async def prepare_chat(body: ChatRequest, models: Models, ignored: list[str], te
         choices=body.n or 1,
         candidates=body.n or 1,
         stop=stop,
+        include_stop=bool(body.include_stop_str_in_output),
+        show_special=body.skip_special_tokens is False,
+        report_tokens=tokens.token_ids or bool(options.continuous_usage_stats),
         logprobs=body.top_logprobs or 0 if body.logprobs else None,
-        images=tuple(await fetch_images(prompt.images, model.image_policy)) if prompt.images else (),
+        logprob_tokens=tuple(body.logprob_token_ids or ()),
+        prompt_logprobs=body.prompt_logprobs,
+        images=tuple(await fetch_images(prompt.images, model.image_policy, tenant)) if prompt.images else (),
         output=OutputFormat(
             reasoning=model.formats.reasoning,
             reasoning_open=reasoning_options is not None and reasoning_options.opened,
@@ -214,15 +245,22 @@ async def prepare_chat(body: ChatRequest, models: Models, ignored: list[str], te
         tenant=tenant,
         cache_salt=body.cache_salt,
         user=body.safety_identifier if body.user is None else body.user,
+        priority=body.priority or 0,
     )
     writer = ChatWriter(
-        id=request.id,
+        # Not the id in the engine, which has to be unique among the requests of all clients.
+        id=request.id if body.request_id is None else f"chatcmpl-{body.request_id}",
         created=int(time.time()),
         model=model,
         logprobs=bool(body.logprobs),
         include_usage=bool(options.include_usage),
         named_tool=tools is not None and tools.named,
         metadata=body.metadata,
+        include_reasoning=body.include_reasoning is not False,
+        echo=_echoed_text(body) if body.echo else "",
+        tokens=tokens,
+        prompt_text=text if body.return_prompt_text else None,
+        counter=TokenCounter(len(prompt.tokens)) if options.continuous_usage_stats else None,
     )
     return PreparedRequest(request=request, writer=writer, model=model, stream=bool(body.stream))
 
@@ -233,7 +271,9 @@ async def _prompt(
     template = require_template(model)
     if not body.truncate_sequence:
         check_message_count(len(body.messages), model, "messages")
-    messages = await read_messages(body.messages, supports_images=model.supports_images, ignored=ignored)
+    messages = await read_messages(
+        body.messages, supports_images=model.supports_images, ignored=ignored, template=template
+    )
     report_ignored_names(messages, template, ignored)
     renderer = PromptRenderer(
         model=model,
@@ -242,6 +282,9 @@ async def _prompt(
         kwargs=reasoning.kwargs,
         add_generation_prompt=adds_generation_prompt(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
+        documents=_read_documents(body, template, ignored),
+        add_special_tokens=bool(body.add_special_tokens),
+        truncate=functools.partial(truncate_prompt, fields=body, model=model, max_tokens=body.length or 1),
     )
     return await fit_prompt(
         renderer,
@@ -250,6 +293,23 @@ async def _prompt(
         truncate=bool(body.truncate_sequence),
         max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
     )
+
+
+def _read_documents(body: ChatRequest, template: ChatTemplate, ignored: list[str]) -> list[dict[str, Any]] | None:
+    """Return the documents for the template; they are reported in `ignored` if it does not read them."""
+    if body.documents is None or "documents" in template.variables:
+        return body.documents
+    ignored.append("documents")
+    return None
+
+
+def _echoed_text(body: ChatRequest) -> str:
+    """Return the text of the last message if it is the assistant's."""
+    last = body.messages[-1]
+    content = last.get("content") if last.get("role") == "assistant" else None
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part.get("type") == "text")
+    return content or ""
 
 
 def _constraint(body: ChatRequest, tools: ToolRequest | None, grammar: Grammar | None) -> Grammar | None:

@@ -10,6 +10,16 @@ from msgspec import UNSET, UnsetType
 
 from syringa.api.fields.common import UsageBody, usage_body
 from syringa.api.fields.schema import doc
+from syringa.api.fields.token_output import (
+    PromptLogprobs,
+    PromptLogprobsField,
+    PromptOffsetsField,
+    PromptTokenIdsField,
+    StopReasonField,
+    TokenCounter,
+    TokenIdsField,
+    TokenOutput,
+)
 from syringa.api.fields.tools import ToolCall, call_body, call_chunk, finish_reason
 from syringa.api.models.served_model import ServedModel
 from syringa.api.output_writer import TextChunkEncoder
@@ -20,12 +30,16 @@ from syringa.events import (
     ReasoningDelta,
     ScoredToken,
     TextDelta,
+    TokenIds,
     ToolCallDelta,
     ToolCallStart,
 )
 from syringa.output.collect import CollectedChoice, CollectedGeneration
 
 _REASONS = ["stop", "length", "tool_calls"]
+PromptTextField = Annotated[
+    str | UnsetType, doc("The prompt that the chat template rendered, with `return_prompt_text`.")
+]
 
 
 class TopLogprob(msgspec.Struct):
@@ -60,6 +74,8 @@ class ChatChoice(msgspec.Struct):
     finish_reason: Annotated[
         str, doc("Why the output ended; `stop` also after a call that `tool_choice` named.", enum=_REASONS)
     ]
+    stop_reason: StopReasonField = None
+    token_ids: TokenIdsField = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -72,6 +88,10 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: UsageBody
     metadata: Annotated[dict[str, str] | UnsetType, doc("Metadata of the request.")] = UNSET
+    prompt_token_ids: PromptTokenIdsField = UNSET
+    prompt_token_offsets: PromptOffsetsField = UNSET
+    prompt_logprobs: PromptLogprobsField = UNSET
+    prompt_text: PromptTextField = UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True, gc=False):
@@ -90,6 +110,8 @@ class ChunkChoice(msgspec.Struct, gc=False):
     finish_reason: Annotated[str | None, doc("Null before the last chunk of the choice.", enum=[*_REASONS, None])] = (
         None
     )
+    stop_reason: StopReasonField | UnsetType = UNSET
+    token_ids: TokenIdsField = UNSET
 
 
 class ChatChunk(msgspec.Struct, gc=False):
@@ -103,6 +125,11 @@ class ChatChunk(msgspec.Struct, gc=False):
     usage: Annotated[
         UsageBody | UnsetType | None, doc("Only with `include_usage`: set in the last chunk, null before.")
     ] = UNSET
+    # In the first chunk:
+    prompt_token_ids: PromptTokenIdsField = UNSET
+    prompt_token_offsets: PromptOffsetsField = UNSET
+    prompt_logprobs: PromptLogprobsField = UNSET
+    prompt_text: PromptTextField = UNSET
 
 
 class ChatWriter:
@@ -118,14 +145,29 @@ class ChatWriter:
         include_usage: bool = False,
         named_tool: bool = False,
         metadata: dict[str, str] | None = None,
+        include_reasoning: bool = True,
+        echo: str = "",
+        tokens: TokenOutput | None = None,
+        prompt_text: str | None = None,
+        counter: TokenCounter | None = None,
     ) -> None:
+        """`echo` is repeated before the content. With `counter`, every chunk has the token counts so far."""
         self._id, self._created, self._model = id, created, model
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._no_usage: UnsetType | None = None if include_usage else UNSET
         self._named_tool = named_tool
         self._metadata = metadata
+        self._include_reasoning = include_reasoning
+        self._echo = echo
+        self._tokens = tokens or TokenOutput()
+        self._prompt_text: str | UnsetType = UNSET if prompt_text is None else prompt_text
+        self._prompt_scores: PromptLogprobs | UnsetType = UNSET
+        self._counter = counter
+        self._plain = counter is None and not self._tokens.token_ids
+        self._token_ids: dict[int, list[int]] = {}  # of tokens without a chunk, by choice
         self._started: set[int] = set()
+        self._plain_started: set[int] = set()  # choices whose next text is a chunk with nothing else
         self._text_chunk = TextChunkEncoder(
             lambda choice, text: self._chunk([ChunkChoice(choice, ChatDelta(content=text))], self._no_usage)
         )
@@ -133,19 +175,25 @@ class ChatWriter:
     def write(self, event: Event) -> Sequence[ChatChunk | msgspec.Raw]:
         """Return the chunks for one event."""
         if isinstance(event, TextDelta):
-            if not event.tokens and event.choice in self._started:
+            if not event.tokens and event.choice in self._plain_started:
                 return (self._text_chunk(event.choice, event.text),)
             logprobs = self._logprobs_of(event.tokens) if event.tokens else None
             return self._chunks(ChunkChoice(event.choice, ChatDelta(content=event.text), logprobs))
         if isinstance(event, ReasoningDelta):
+            if not self._include_reasoning:
+                return []
             return self._chunks(ChunkChoice(event.choice, ChatDelta(reasoning=event.text)))
         if isinstance(event, ToolCallStart | ToolCallDelta):
             return self._chunks(ChunkChoice(event.choice, ChatDelta(tool_calls=[call_chunk(event)])))
         if isinstance(event, Finished):
             reason = finish_reason(event.reason, named=self._named_tool)
-            return self._chunks(ChunkChoice(event.choice, ChatDelta(), None, reason))
+            return self._chunks(ChunkChoice(event.choice, ChatDelta(), None, reason, event.stop))
+        if isinstance(event, TokenIds):
+            self._add_tokens(event)
+            return []
         if isinstance(event, PromptScored):
-            return []  # chat does not return prompt log-probabilities
+            self._prompt_scores = self._tokens.prompt_scores(event.scores, self._model)
+            return []
         return [self._chunk([], usage_body(event))] if self._include_usage else []
 
     def render(self, generation: CollectedGeneration) -> ChatCompletion:
@@ -153,31 +201,67 @@ class ChatWriter:
         choices = [self._choice(collected) for collected in generation.choices]
         usage = usage_body(generation.usage)
         metadata = UNSET if self._metadata is None else self._metadata
-        return ChatCompletion(self._id, "chat.completion", self._created, self._model.id, choices, usage, metadata)
+        body = ChatCompletion(self._id, "chat.completion", self._created, self._model.id, choices, usage, metadata)
+        for scored in generation.prompts:
+            self._prompt_scores = self._tokens.prompt_scores(scored.scores, self._model)
+        self._add_prompt_fields(body)
+        return body
 
     def _choice(self, collected: CollectedChoice) -> ChatChoice:
+        text = self._echo + collected.text
         message = ChatMessage(
-            content=None if collected.calls and not collected.text else collected.text,
+            content=None if collected.calls and not text else text,
             tool_calls=[call_body(call) for call in collected.calls],
-            reasoning=collected.reasoning or UNSET,
+            reasoning=(collected.reasoning or UNSET) if self._include_reasoning else UNSET,
         )
         logprobs = self._logprobs_of(collected.tokens) if self._logprobs else None
-        return ChatChoice(collected.index, message, logprobs, finish_reason(collected.reason, named=self._named_tool))
+        reason = finish_reason(collected.reason, named=self._named_tool)
+        ids = collected.token_ids if self._tokens.token_ids else UNSET
+        return ChatChoice(collected.index, message, logprobs, reason, collected.stop, ids)
+
+    def _add_tokens(self, event: TokenIds) -> None:
+        """Keep the tokens for the next chunk of their choice, and count them."""
+        if self._tokens.token_ids:
+            self._token_ids.setdefault(event.choice, []).extend(event.tokens)
+        if self._counter is not None:
+            self._counter.completion_tokens += len(event.tokens)
+
+    def _add_prompt_fields(self, body: ChatCompletion | ChatChunk) -> None:
+        body.prompt_token_ids = self._tokens.prompt_token_ids(0)
+        body.prompt_token_offsets = self._tokens.prompt_offsets(0)
+        body.prompt_logprobs = self._prompt_scores
+        body.prompt_text = self._prompt_text
 
     def _chunks(self, choice: ChunkChoice) -> list[ChatChunk]:
-        chunk = self._chunk([choice], self._no_usage)
+        choice.token_ids = self._token_ids.pop(choice.index, UNSET)
+        chunk = self._chunk([choice], self._usage_so_far())
         if choice.index in self._started:
             return [chunk]
-        self._started.add(choice.index)
         opening = ChunkChoice(choice.index, ChatDelta(role="assistant", content=""))
-        return [self._chunk([opening], self._no_usage), chunk]
+        chunks = [self._chunk([opening], self._usage_so_far())]
+        if not self._started:
+            self._add_prompt_fields(chunks[0])
+        if self._echo:
+            echoed = ChunkChoice(choice.index, ChatDelta(content=self._echo))
+            chunks.append(self._chunk([echoed], self._usage_so_far()))
+        self._started.add(choice.index)
+        if self._plain:
+            self._plain_started.add(choice.index)
+        return [*chunks, chunk]
+
+    def _usage_so_far(self) -> UsageBody | UnsetType | None:
+        return self._no_usage if self._counter is None else self._counter.usage
 
     def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | UnsetType | None) -> ChatChunk:
         return ChatChunk(self._id, "chat.completion.chunk", self._created, self._model.id, choices, usage)
 
     def _logprobs_of(self, tokens: Iterable[ScoredToken]) -> ChatLogprobs:
-        text, raw = self._model.token_text, self._bytes
+        raw = self._bytes
         content = []
+
+        def text(token: int) -> str:
+            return self._tokens.token_text(token, self._model)
+
         for scores in (each.scores for each in tokens):
             top = [TopLogprob(text(token), logprob, raw(token)) for token, logprob in scores.top]
             content.append(TokenLogprob(text(scores.token), scores.logprob, raw(scores.token), top))

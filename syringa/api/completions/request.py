@@ -15,7 +15,6 @@ from syringa.api.fields.constraints import compose_grammar
 from syringa.api.fields.defaults import apply_defaults
 from syringa.api.fields.sampling import (
     Count,
-    SamplingFields,
     check_tokens,
     constraint_field,
     read_stop,
@@ -23,6 +22,14 @@ from syringa.api.fields.sampling import (
     to_stop_conditions,
 )
 from syringa.api.fields.schema import doc, nullable
+from syringa.api.fields.token_output import (
+    MAX_LOGPROBS,
+    TokenCounter,
+    TokenFields,
+    TruncationSide,
+    read_token_output,
+    truncate_prompt,
+)
 from syringa.api.fields.tools import ToolChoiceField, ToolsField, read_tools
 from syringa.api.models.served_model import Models, ServedModel
 from syringa.api.output_writer import PreparedRequest
@@ -43,7 +50,7 @@ _PROMPT_SCHEMA = nullable(
 )
 
 
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(TokenFields, kw_only=True):
     """The body of `POST /v1/completions` and `POST /api/v2/completions`."""
 
     model: Annotated[
@@ -58,7 +65,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
         ),
     ] = None
     max_tokens: Annotated[
-        Count | None, doc("Maximum number of output tokens; 0 requires `echo` and only scores the prompt.", 16)
+        Count | None,
+        doc("Maximum number of output tokens; 0 requires `echo` or `prompt_logprobs` and only scores the prompt.", 16),
     ] = None
     stream: Annotated[bool | None, doc("Stream the output as server-sent events.", False)] = None
     stream_options: StreamOptionsField = None
@@ -73,8 +81,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
         ),
     ] = None
     logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=5)] | None,
-        doc("Return log-probabilities, with this many most likely tokens at each position, 0 to 5."),
+        Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
+        doc("Return log-probabilities, with this many most likely tokens at each position, 0 to 20."),
     ] = None
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=20)] | None,
@@ -91,6 +99,9 @@ class CompletionRequest(SamplingFields, kw_only=True):
         ),
     ] = None
     tool_choice: ToolChoiceField = None
+    add_special_tokens: Annotated[
+        bool | None, doc("Add the tokenizer's special tokens, such as BOS, to prompts that are text.", True)
+    ] = None
     user: Annotated[str | None, doc("End-user id, stored with the usage record.")] = None
     cache_salt: CacheSaltField = None
 
@@ -113,7 +124,7 @@ class Prompt(msgspec.Struct):
 
 
 async def prepare_completion(
-    body: CompletionRequest, models: Models, ignored: list[str], tenant: str = ""
+    body: CompletionRequest, models: Models, ignored: list[str], tenant: str = "", *, always_include_usage: bool = False
 ) -> PreparedRequest:
     """Validate the request and tokenize its prompts.
 
@@ -127,12 +138,23 @@ async def prepare_completion(
     _check_fields(body, choices, candidates, max_tokens)
     param = "prompt" if candidates == 1 else "n" if body.best_of is None else "best_of"
     check_choices(_count_prompts(body.prompt), candidates, model.max_choices, param)
-    options = read_stream_options(body.stream_options, stream=bool(body.stream), ignored=ignored)
+    options = read_stream_options(
+        body.stream_options, stream=bool(body.stream), ignored=ignored, always_include_usage=always_include_usage
+    )
     stopping = to_stop_conditions(body, model, max_tokens)
     stop = read_stop(body.stop)
     sampling = await to_sampling(body, model, ignored)
     tools = await read_tools(body.tools, body.tool_choice, ignored, constrain_arguments=True)
-    prompts = await read_prompts(body.prompt, model, truncate=bool(body.truncate_sequence))
+    prompts = await read_prompts(
+        body.prompt,
+        model,
+        truncate=_truncation_side(body),
+        special=body.add_special_tokens is not False,
+    )
+    for prompt in prompts:
+        kept = truncate_prompt(prompt.tokens, fields=body, model=model, max_tokens=max_tokens)
+        if len(kept) < len(prompt.tokens):
+            prompt.tokens, prompt.text = kept, None
     fim = find_fim_format(model.tokenizer) if body.suffix else None
     if tools is not None:
         _reject_with_tools(body, sampling)
@@ -144,6 +166,14 @@ async def prepare_completion(
         prompts = [_with_suffix(fim, prompt, suffix) for prompt in prompts]
     for index, prompt in enumerate(prompts):
         _fit(prompt, model.max_model_len, max_tokens, truncate=bool(body.truncate_sequence), index=index)
+    tokens = read_token_output(
+        body,
+        model,
+        [prompt.tokens for prompt in prompts],
+        [_own_text(prompt) for prompt in prompts],
+        logprobs=body.logprobs is not None,
+    )
+    scored = [each for each in (body.prompt_logprobs, body.logprobs if body.echo else None) if each is not None]
     grammar_field = constraint_field(body, tools)
     grammar = await compose_grammar(
         model,
@@ -161,8 +191,12 @@ async def prepare_completion(
         choices=choices,
         candidates=candidates,
         stop=stop,
+        include_stop=bool(body.include_stop_str_in_output),
+        show_special=body.skip_special_tokens is False,
+        report_tokens=tokens.token_ids or bool(options.continuous_usage_stats),
         logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
+        logprob_tokens=tuple(body.logprob_token_ids or ()),
+        prompt_logprobs=max(scored, default=None),
         output=OutputFormat(
             tool_calls="plain", tool_schemas=tools.parameters, tool_calls_only=tools.use.mode == "required"
         )
@@ -172,19 +206,25 @@ async def prepare_completion(
         tenant=tenant,
         cache_salt=body.cache_salt,
         user=body.user,
+        priority=body.priority or 0,
     )
     writer = CompletionWriter(
-        id=request.id,
+        # Not the id in the engine, which has to be unique among the requests of all clients.
+        id=request.id if body.request_id is None else f"cmpl-{body.request_id}",
         created=int(time.time()),
         model=model,
         choices=choices,
-        echo=[PromptEcho(model, prompt.own, prompt.text, prompt.before) for prompt in prompts] if body.echo else None,
+        echo=[PromptEcho(model, prompt.own, prompt.text, prompt.before, body.logprobs) for prompt in prompts]
+        if body.echo
+        else None,
         # With fim-in-the-middle the suffix is part of the prompt, and returned only with `echo`.
         suffix=body.suffix or "" if fim is None or body.echo else "",
         logprobs=body.logprobs is not None,
         include_usage=bool(options.include_usage),
         tools=bool(body.tools),
         named_tool=tools is not None and tools.named,
+        tokens=tokens,
+        counter=TokenCounter(sum(len(prompt.tokens) for prompt in prompts)) if options.continuous_usage_stats else None,
     )
     return PreparedRequest(request=request, writer=writer, model=model, stream=bool(body.stream))
 
@@ -194,8 +234,20 @@ def _check_fields(body: CompletionRequest, choices: int, candidates: int, max_to
         raise InvalidRequest(f"best_of ({candidates}) has to be at least n ({choices}).", param="best_of")
     if candidates > choices and body.stream:
         raise InvalidRequest("best_of above n cannot be streamed.", param="best_of")
-    if max_tokens == 0 and not body.echo:
-        raise InvalidRequest("max_tokens: 0 requires echo: true.", param="max_tokens")
+    if max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise InvalidRequest("max_tokens: 0 requires echo: true or prompt_logprobs.", param="max_tokens")
+
+
+def _truncation_side(body: CompletionRequest) -> TruncationSide | None:
+    """Return the side from which prompts that are too long are cut; None: they are refused."""
+    if body.truncate_prompt_tokens is not None:
+        return body.truncation_side or "left"
+    return "left" if body.truncate_sequence else None
+
+
+def _own_text(prompt: Prompt) -> str | None:
+    """Return the client's text if it is the text of all tokens."""
+    return None if prompt.before or prompt.after else prompt.text
 
 
 def _reject_with_tools(body: CompletionRequest, sampling: SamplingParams) -> None:
@@ -219,10 +271,16 @@ def _with_suffix(fim: FimFormat, prompt: Prompt, suffix: list[int]) -> Prompt:
     return Prompt(built.tokens, prompt.text, built.before, built.after)
 
 
-async def read_prompts(given: Any, model: ServedModel, *, truncate: bool = False) -> list[Prompt]:
-    """Validate and tokenize `prompt` in any of its forms. Absent or empty, it is the beginning-of-sequence token."""
+async def read_prompts(
+    given: Any, model: ServedModel, *, truncate: TruncationSide | None = None, special: bool = True
+) -> list[Prompt]:
+    """Validate and tokenize `prompt` in any of its forms. Absent or empty, it is the beginning-of-sequence token.
+
+    `truncate` is the side from which texts are cut that are too long whatever their tokens are. `special` adds the
+    tokenizer's special tokens to texts.
+    """
     if given is None or isinstance(given, str):
-        return await _encode([given or ""], model, truncate)
+        return await _encode([given or ""], model, truncate, special)
     if not isinstance(given, list) or not given:
         raise InvalidRequest(
             "prompt: expected a string, an array of strings, an array of token ids, or an array of such arrays.",
@@ -236,7 +294,7 @@ async def read_prompts(given: Any, model: ServedModel, *, truncate: bool = False
                 raise InvalidRequest(
                     f"prompt[{index}]: expected a string, like the first one.", param=f"prompt[{index}]"
                 )
-        return await _encode(given, model, truncate)
+        return await _encode(given, model, truncate, special)
     if isinstance(given[0], list):
         return [Prompt(_ids(tokens, f"prompt[{index}]", model)) for index, tokens in enumerate(given)]
     return [Prompt(_ids(given, "prompt", model))]
@@ -251,9 +309,12 @@ def _check_number(given: list[Any]) -> None:
         raise InvalidRequest(f"prompt: at most {MAX_PROMPTS} in one request, got {len(given)}.", param="prompt")
 
 
-async def _encode(texts: list[str], model: ServedModel, truncate: bool) -> list[Prompt]:
+async def _encode(
+    texts: list[str], model: ServedModel, truncate: TruncationSide | None, special: bool
+) -> list[Prompt]:
     prompts = []
-    for tokens, text in zip(await model.encode_all(texts, truncate=truncate), texts, strict=True):
+    encoded = await model.encode_all(texts, special=special, truncate=truncate)
+    for tokens, text in zip(encoded, texts, strict=True):
         if not tokens:
             if model.start_token is None:
                 raise InvalidRequest(

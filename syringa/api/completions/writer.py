@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -11,6 +11,16 @@ from msgspec import UNSET, UnsetType
 
 from syringa.api.fields.common import UsageBody, usage_body
 from syringa.api.fields.schema import doc
+from syringa.api.fields.token_output import (
+    PromptLogprobs,
+    PromptLogprobsField,
+    PromptOffsetsField,
+    PromptTokenIdsField,
+    StopReasonField,
+    TokenCounter,
+    TokenIdsField,
+    TokenOutput,
+)
 from syringa.api.fields.tools import ToolCall, call_body, call_chunk, finish_reason
 from syringa.api.models.served_model import ServedModel
 from syringa.api.output_writer import TextChunkEncoder
@@ -21,6 +31,7 @@ from syringa.events import (
     ReasoningDelta,
     ScoredToken,
     TextDelta,
+    TokenIds,
     ToolCallDelta,
     ToolCallStart,
 )
@@ -48,6 +59,12 @@ class Choice(msgspec.Struct, gc=False):
         list[ToolCall] | UnsetType,
         doc("Only if `tools` were given. In a chunk: parts of tool calls, to be joined by `index`."),
     ] = UNSET
+    stop_reason: Annotated[StopReasonField | UnsetType, doc("Absent before the last chunk of the choice.")] = UNSET
+    token_ids: TokenIdsField = UNSET
+    # In a stream, in the first chunk of the choice:
+    prompt_token_ids: PromptTokenIdsField = UNSET
+    prompt_token_offsets: PromptOffsetsField = UNSET
+    prompt_logprobs: PromptLogprobsField = UNSET
 
 
 class Completion(msgspec.Struct, gc=False):
@@ -79,7 +96,10 @@ class CompletionWriter:
         include_usage: bool,
         tools: bool = False,
         named_tool: bool = False,
+        tokens: TokenOutput | None = None,
+        counter: TokenCounter | None = None,
     ) -> None:
+        """With `counter`, every chunk has the token counts so far."""
         self._id, self._created, self._model = id, created, model
         self._choices = choices
         self._echo = echo
@@ -90,7 +110,11 @@ class CompletionWriter:
         self._include_usage = include_usage
         self._no_usage: UnsetType | None = None if include_usage else UNSET
         self._started: set[int] = set()
-        self._plain = not logprobs and echo is None
+        self._tokens = tokens or TokenOutput()
+        self._token_ids: dict[int, list[int]] = {}  # of tokens without a chunk, by choice
+        self._prompt_scores: dict[int, PromptLogprobs] = {}  # by prompt
+        self._counter = counter
+        self._plain = not logprobs and echo is None and counter is None and self._tokens == TokenOutput()
         self._text_chunk = TextChunkEncoder(lambda choice, text: self._chunk(Choice(choice, text)))
 
     def write(self, event: Event) -> Sequence[Completion | msgspec.Raw]:
@@ -103,11 +127,9 @@ class CompletionWriter:
             return chunks
         if isinstance(event, Finished):
             chunks = self._echo_chunk(event.choice)
-            chunks.append(
-                self._chunk(
-                    self._choice(event.choice, self._suffix, [], finish_reason(event.reason, named=self._named_tool))
-                )
-            )
+            choice = self._choice(event.choice, self._suffix, [], finish_reason(event.reason, named=self._named_tool))
+            choice.stop_reason = event.stop
+            chunks.append(self._chunk(choice))
             return chunks
         if isinstance(event, ToolCallStart | ToolCallDelta):
             chunks = self._echo_chunk(event.choice)
@@ -120,6 +142,9 @@ class CompletionWriter:
             return []
         if isinstance(event, ReasoningDelta):
             return []  # completions have no reasoning
+        if isinstance(event, TokenIds):
+            self._add_tokens(event)
+            return []
         return [self._completion([], usage_body(event))] if self._include_usage else []
 
     def render(self, generation: CollectedGeneration) -> Completion:
@@ -134,6 +159,10 @@ class CompletionWriter:
                 choice.tool_calls = [call_body(call) for call in collected.calls]
             for echoed in self._echo_chunk(collected.index):
                 choice = _join_choices(echoed.choices[0], choice)
+            choice.stop_reason = collected.stop
+            if self._tokens.token_ids:
+                choice.token_ids = collected.token_ids
+            self._add_prompt_fields(choice)
             choices.append(choice)
         return self._completion(choices, usage_body(generation.usage))
 
@@ -141,9 +170,9 @@ class CompletionWriter:
         """Return the chunk with the echoed prompt, if it was requested and not sent yet."""
         if self._echo is None or index in self._started:
             return []
-        self._started.add(index)
         echo = self._echo[index // self._choices]
-        return [self._chunk(Choice(index, echo.text, echo.logprobs() if self._logprobs else None))]
+        logprobs = echo.logprobs(self._token_text) if self._logprobs else None
+        return [self._chunk(Choice(index, echo.text, logprobs))]
 
     def _choice(self, index: int, text: str, tokens: list[ScoredToken], reason: str | None = None) -> Choice:
         shift = len(self._echo[index // self._choices].text) if self._echo is not None else 0
@@ -151,15 +180,38 @@ class CompletionWriter:
         if self._logprobs:
             logprobs = Logprobs([], [], [], [])
             for token in tokens:
-                _append(logprobs, self._model, token.scores.token, token.scores, token.offset + shift)
+                _append(logprobs, self._token_text, token.scores.token, token.scores, token.offset + shift)
         return Choice(index, text, logprobs, reason)
+
+    def _token_text(self, token: int) -> str:
+        return self._tokens.token_text(token, self._model)
 
     def _score(self, event: PromptScored) -> None:
         if self._echo is not None:
             self._echo[event.prompt].score(event.scores)
+        if self._tokens.prompt_logprobs is not None:
+            self._prompt_scores[event.prompt] = self._tokens.prompt_scores(event.scores, self._model)
+
+    def _add_tokens(self, event: TokenIds) -> None:
+        """Keep the tokens for the next chunk of their choice, and count them."""
+        if self._tokens.token_ids:
+            self._token_ids.setdefault(event.choice, []).extend(event.tokens)
+        if self._counter is not None:
+            self._counter.completion_tokens += len(event.tokens)
+
+    def _add_prompt_fields(self, choice: Choice) -> None:
+        prompt = choice.index // self._choices
+        choice.prompt_token_ids = self._tokens.prompt_token_ids(prompt)
+        choice.prompt_token_offsets = self._tokens.prompt_offsets(prompt)
+        choice.prompt_logprobs = self._prompt_scores.get(prompt, UNSET)
 
     def _chunk(self, choice: Choice) -> Completion:
-        return Completion(self._id, "text_completion", self._created, self._model.id, [choice], self._no_usage)
+        choice.token_ids = self._token_ids.pop(choice.index, UNSET)
+        if choice.index not in self._started:
+            self._started.add(choice.index)
+            self._add_prompt_fields(choice)
+        usage = self._no_usage if self._counter is None else self._counter.usage
+        return Completion(self._id, "text_completion", self._created, self._model.id, [choice], usage)
 
     def _completion(self, choices: list[Choice], usage: UsageBody) -> Completion:
         return Completion(self._id, "text_completion", self._created, self._model.id, choices, usage)
@@ -168,7 +220,11 @@ class CompletionWriter:
 class PromptEcho:
     """A prompt to repeat before its completions. `skip` tokens before it were not part of the client's prompt."""
 
-    def __init__(self, model: ServedModel, tokens: list[int], text: str | None, skip: int = 0) -> None:
+    def __init__(
+        self, model: ServedModel, tokens: list[int], text: str | None, skip: int = 0, top: int | None = None
+    ) -> None:
+        """`top` is the number of alternatives to return; None: all that the engine has scored."""
+        self._top = top
         self._scores: list[TokenLogprobs | None] = []
         self._model, self._tokens, self._skip = model, tokens, skip
         if text is None:
@@ -178,9 +234,10 @@ class PromptEcho:
 
     def score(self, scores: list[TokenLogprobs | None]) -> None:
         """Set the log-probabilities of all tokens of the engine's prompt."""
-        self._scores = scores[self._skip : self._skip + len(self._tokens)]
+        own = scores[self._skip : self._skip + len(self._tokens)]
+        self._scores = [each and TokenLogprobs(each.token, each.logprob, each.top[: self._top]) for each in own]
 
-    def logprobs(self) -> Logprobs:
+    def logprobs(self, token_text: Callable[[int], str]) -> Logprobs:
         """Return the log-probabilities of the prompt with offsets in `text`."""
         ends, decoder = [0], codecs.getincrementaldecoder("utf-8")("replace")
         for token in self._tokens:
@@ -190,12 +247,14 @@ class PromptEcho:
         result = Logprobs([], [], [], [])
         scores = self._scores or [None] * len(self._tokens)
         for token, score, offset in zip(self._tokens, scores, ends, strict=False):
-            _append(result, self._model, token, score, max(0, offset - extra))
+            _append(result, token_text, token, score, max(0, offset - extra))
         return result
 
 
-def _append(logprobs: Logprobs, model: ServedModel, token: int, scores: TokenLogprobs | None, offset: int) -> None:
-    logprobs.tokens.append(model.token_text(token))
+def _append(
+    logprobs: Logprobs, text: Callable[[int], str], token: int, scores: TokenLogprobs | None, offset: int
+) -> None:
+    logprobs.tokens.append(text(token))
     logprobs.text_offset.append(offset)
     if scores is None:
         logprobs.token_logprobs.append(None)
@@ -203,9 +262,9 @@ def _append(logprobs: Logprobs, model: ServedModel, token: int, scores: TokenLog
         return
     top: dict[str, float] = {}
     for other, value in scores.top:
-        top.setdefault(model.token_text(other), value)
+        top.setdefault(text(other), value)
     # OpenAI lists the sampled token too, even if it is not among the most likely ones.
-    top.setdefault(model.token_text(token), scores.logprob)
+    top.setdefault(text(token), scores.logprob)
     logprobs.token_logprobs.append(scores.logprob)
     logprobs.top_logprobs.append(top)
 

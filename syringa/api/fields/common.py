@@ -113,6 +113,7 @@ def read_stream_options(
     if always_include_usage:
         options.include_usage = True
     if options.continuous_usage_stats and not options.include_usage:
+        options.continuous_usage_stats = False
         ignored.append("stream_options.continuous_usage_stats")
     if options.include_obfuscation:
         param = "stream_options.include_obfuscation"

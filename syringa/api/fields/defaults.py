@@ -16,7 +16,7 @@ from syringa.errors import InvalidRequest
 B = TypeVar("B", bound=SamplingFields)
 
 # Fields that say what to generate, not how to sample; they have no default per model.
-_PER_REQUEST = ("n", "grammar", "response_format")
+_PER_REQUEST = ("n", "grammar", "response_format", "priority")
 # The endpoints' names for the maximum output length. A default always uses `max_tokens`.
 _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 

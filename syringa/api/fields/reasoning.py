@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
+from syringa.api.fields.schema import doc
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import InvalidRequest
 from syringa.output_formats import REASONING_MARKERS
@@ -13,6 +15,10 @@ from syringa.prompt.chat.template import opens_reasoning
 from syringa.prompt.grammar.output_grammar import ReasoningOptions
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+BudgetField = Annotated[
+    Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
+    doc("Maximum number of reasoning tokens; the reasoning is then closed. -1: no maximum."),
+]
 
 # Token budgets that stand for an effort if the template has no variable for it; higher efforts are unlimited.
 _BUDGETS: dict[Effort, int] = {"minimal": 256, "low": 1024, "medium": 4096}
@@ -56,6 +62,7 @@ def read_reasoning_request(
 
     The paths of fields without effect on this model are appended to `ignored`. `effort_field` is that of the effort.
     """
+    budget = None if budget == -1 else budget
     variables = model.template.variables if model.template is not None else frozenset()
     given = dict(kwargs or {})
     ignored += [f"chat_template_kwargs.{name}" for name in given if name not in variables and name not in _SWITCHES]

@@ -80,7 +80,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ] = None
     skip_special_tokens: Annotated[
         bool | None,
-        doc("Leave out the text of special tokens; false: return it, except for the token that ended the output.", True),
+        doc("Leave out the text of special tokens; false: return it, but not that of the token that ended it.", True),
     ] = None
     spaces_between_special_tokens: Annotated[
         bool | None,
@@ -139,6 +139,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     truncate_sequence: Annotated[
         bool | None, doc("Drop the oldest part of a prompt that is too long instead of refusing it.", False)
     ] = None
+    priority: Annotated[
+        Seed | None, doc("Order among the waiting requests of the organization: lower comes first.", 0)
+    ] = None
 
 
 async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[str] | None = None) -> SamplingParams:
@@ -146,12 +149,14 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
 
     Raises `InvalidRequest` for a token id outside the vocabulary, or an invalid grammar; `compose_grammar` finds out
     whether it can be compiled. The paths of parts of `grammar` and `response_format` that are not enforced are appended
-    to `ignored`.
+    to `ignored`, and so are fields without effect.
     """
     grammar = None
     if fields.grammar is not None or fields.response_format is not None:
         found = [] if ignored is None else ignored
         grammar = await asyncio.to_thread(to_grammar, fields.grammar, fields.response_format, found)
+    if ignored is not None and fields.spaces_between_special_tokens and fields.skip_special_tokens is False:
+        ignored.append("spaces_between_special_tokens")
     seed = random_number(63) if fields.seed is None else fields.seed & (2**63 - 1)
     return SamplingParams(
         seed=seed,

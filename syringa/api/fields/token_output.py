@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from syringa.api.fields.common import UsageBody
 from syringa.api.fields.sampling import MAX_COUNT, SamplingFields, check_tokens
 from syringa.api.fields.schema import doc
 from syringa.api.models.served_model import ServedModel
@@ -18,7 +19,6 @@ from syringa.types import TokenLogprobs
 MAX_LOGPROBS = 20
 
 TruncationSide = Literal["left", "right"]
-PromptLogprobs = list["dict[str, PromptLogprob] | None"]
 
 
 class TokenFields(SamplingFields, kw_only=True):
@@ -74,6 +74,37 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: str
 
 
+Offsets = list[tuple[int, int]]
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+StopReasonField = Annotated[
+    str | int | None, doc("The stop string or the id of the stop token that ended the output; null: another reason.")
+]
+TokenIdsField = Annotated[list[int] | UnsetType, doc("Ids of the output's tokens, with `return_token_ids`.")]
+PromptTokenIdsField = Annotated[list[int] | UnsetType, doc("Ids of the prompt's tokens, with `return_token_ids`.")]
+PromptOffsetsField = Annotated[
+    Offsets | UnsetType | None,
+    doc("Start and end of each prompt token in the prompt's text, in characters, with `return_token_offsets`."),
+]
+PromptLogprobsField = Annotated[
+    PromptLogprobs | UnsetType,
+    doc("For each prompt token, log-probabilities by token id, with `prompt_logprobs`; null for the first."),
+]
+
+
+class TokenCounter:
+    """The token counts of a stream so far."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = 0
+
+    @property
+    def usage(self) -> UsageBody:
+        total = self.prompt_tokens + self.completion_tokens
+        return UsageBody(self.prompt_tokens, self.completion_tokens, total)
+
+
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a response returns about tokens. Lists have an entry for each prompt."""
 
@@ -81,13 +112,13 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     as_token_ids: bool = False
     prompt_logprobs: int | None = None
     prompts: Sequence[list[int]] = ()
-    offsets: Sequence[list[tuple[int, int]] | None] | None = None
+    offsets: Sequence[Offsets | None] | None = None
 
-    def prompt_token_ids(self, prompt: int) -> list[int] | msgspec.UnsetType:
-        return self.prompts[prompt] if self.token_ids else msgspec.UNSET
+    def prompt_token_ids(self, prompt: int) -> list[int] | UnsetType:
+        return self.prompts[prompt] if self.token_ids else UNSET
 
-    def prompt_offsets(self, prompt: int) -> list[tuple[int, int]] | None | msgspec.UnsetType:
-        return msgspec.UNSET if self.offsets is None else self.offsets[prompt]
+    def prompt_offsets(self, prompt: int) -> Offsets | UnsetType | None:
+        return UNSET if self.offsets is None else self.offsets[prompt]
 
     def token_text(self, token: int, model: ServedModel) -> str:
         """Return a token as it is written in `logprobs`."""
@@ -140,13 +171,13 @@ def read_token_output(
     )
 
 
-def token_offsets(tokens: Sequence[int], text: str, model: ServedModel) -> list[tuple[int, int]] | None:
+def token_offsets(tokens: Sequence[int], text: str, model: ServedModel) -> Offsets | None:
     """Return the start and end of each token in `text`, in characters; None if the tokens do not spell the text.
 
     A character of several tokens belongs to each of them. A leading token that is not in the text, like BOS, is empty.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    spelled, offsets = "", []
+    offsets: Offsets = []
     parts: list[str] = []
     position = 0
     for token in tokens:
@@ -162,8 +193,11 @@ def token_offsets(tokens: Sequence[int], text: str, model: ServedModel) -> list[
     return [(max(0, start - extra), max(0, end - extra)) for start, end in offsets]
 
 
-def truncate_prompt(tokens: list[int], fields: TokenFields, model: ServedModel, max_tokens: int) -> list[int]:
-    """Return the tokens that `truncate_prompt_tokens` leaves of a prompt. Raises `InvalidRequest`."""
+def truncate_prompt(tokens: list[int], *, fields: TokenFields, model: ServedModel, max_tokens: int) -> list[int]:
+    """Return the tokens that `truncate_prompt_tokens` leaves of a prompt before `max_tokens` of output.
+
+    Raises `InvalidRequest`.
+    """
     limit = fields.truncate_prompt_tokens
     if limit is None:
         return tokens

@@ -98,6 +98,8 @@ def image_policy(config: Config) -> ImagePolicy:
         max_bytes=config.image_max_bytes,
         timeout=config.image_timeout,
         max_pixels=config.image_max_pixels,
+        max_side=config.image_max_side,
+        max_memory=config.image_memory,
         max_images=config.images_per_request,
     )
 

@@ -138,7 +138,7 @@ class ModelRegistry:
 
     def _find(self, name: str | None, allowed: frozenset[str] | None) -> _Entry:
         try:
-            entry = self._entries[self.default if name is None else self._names[name]]
+            entry = self._entries[self._names[name] if name else self.default]
         except KeyError:
             ids = [id for id in self._entries if allowed is None or id in allowed]
             raise unknown_model(name, ids) from None

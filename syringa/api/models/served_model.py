@@ -70,14 +70,17 @@ class ServedModel:
             return self.bos_token
         return min(self.end_tokens, default=None)
 
-    async def encode_all(self, texts: list[str], *, special: bool = True, truncate: bool = False) -> list[list[int]]:
+    async def encode_all(
+        self, texts: list[str], *, special: bool = True, truncate: Literal["left", "right"] | None = None
+    ) -> list[list[int]]:
         """Tokenize raw prompts; `special` adds the tokenizer's special tokens, such as BOS.
 
-        A text that is too long whatever its tokens are is refused before it is tokenized, or cut if `truncate`.
+        A text that is too long whatever its tokens are is refused before it is tokenized, or cut from the side that
+        `truncate` names.
         """
         max_chars = self.max_model_len * self.tokenizer.longest_token
-        if truncate:
-            texts = [text[-max_chars:] for text in texts]
+        if truncate is not None:
+            texts = [text[:max_chars] if truncate == "right" else text[-max_chars:] for text in texts]
         else:
             self.check_length(max(map(len, texts), default=0), "prompt")
 
@@ -170,7 +173,9 @@ class Models(Protocol):
         ...
 
     async def find(self, name: str | None) -> ServedModel:
-        """Return the model with an id or alias; None and `default` are the default model. Reads its files on first use.
+        """Return the model with an id or alias; None, "" and `default` are the default model.
+
+        Reads its files on first use.
 
         Raises `NotFound`, or `Forbidden` if the key may not use it.
         """
@@ -208,7 +213,7 @@ class FixedModels:
 
     async def find(self, name: str | None) -> ServedModel:
         try:
-            model = self._all[0] if name is None else self._by_name[name]
+            model = self._by_name[name] if name else self._all[0]
         except KeyError:
             raise unknown_model(name, [each.id for each in await self.all()]) from None
         if self._allowed is not None and model.id not in self._allowed:

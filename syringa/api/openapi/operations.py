@@ -176,7 +176,11 @@ METRICS = Operation(
     id="metrics",
     tag="Service",
     summary="Prometheus metrics",
-    description="Requires an API key where keys are configured, unless `public_metrics` is set.",
+    description=(
+        "Requires an API key where keys are configured, unless `public_metrics` is set. If there are several "
+        "organizations, an ordinary key sees the state of its models and the version of the server only; an "
+        "administrator's key sees everything."
+    ),
     response={"type": "string"},
     media_type="text/plain",
 )

@@ -104,7 +104,7 @@ async def prepare_compaction(
             ),
         ),
         stopping=StopConditions(max_tokens=max_tokens, end_tokens=model.end_tokens),
-        images=tuple(await fetch_images(prompt.images, model.image_policy)) if prompt.images else (),
+        images=tuple(await fetch_images(prompt.images, model.image_policy, context.tenant)) if prompt.images else (),
         output=OutputFormat(
             reasoning=model.formats.reasoning, reasoning_open=reasoning_options is not None and reasoning_options.opened
         ),

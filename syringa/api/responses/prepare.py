@@ -97,6 +97,7 @@ async def prepare_response(
             encrypt_reasoning=functools.partial(encrypt_reasoning, context.cipher)
             if _INCLUDE_ENCRYPTED in fields.include
             else None,
+            include_reasoning=body.include_reasoning is not False,
             open_mode=context.open_mode,
         ),
         prompt_tokens=len(built.prompt.tokens),
@@ -205,8 +206,10 @@ async def _build_request(
         sampling=msgspec.structs.replace(fields.sampling, grammar=grammar, opening=model.opening(fields.tool_use)),
         stopping=stopping,
         stop=read_stop(body.stop),
+        include_stop=bool(body.include_stop_str_in_output),
+        show_special=body.skip_special_tokens is False,
         logprobs=body.top_logprobs or 0 if scored else None,
-        images=tuple(await fetch_images(prompt.images, model.image_policy)) if prompt.images else (),
+        images=tuple(await fetch_images(prompt.images, model.image_policy, tenant)) if prompt.images else (),
         output=OutputFormat(
             reasoning=model.formats.reasoning,
             reasoning_open=reasoning_options is not None and reasoning_options.opened,
@@ -217,6 +220,7 @@ async def _build_request(
         tenant=tenant,
         cache_salt=body.cache_salt,
         user=body.safety_identifier if body.user is None else body.user,
+        priority=body.priority or 0,
     )
 
 
@@ -274,6 +278,7 @@ def _report_ignored(body: ResponseRequest, ignored: list[str]) -> None:
         "service_tier": body.service_tier not in (None, "auto", "default"),
         "prompt_cache_retention": body.prompt_cache_retention is not None,
         "prompt_cache_options": body.prompt_cache_options is not None,
+        "request_id": body.request_id is not None,
     }
     ignored += [name for name, asked in unsupported.items() if asked]
 

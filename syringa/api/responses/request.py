@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from syringa.api.fields.common import CacheSaltField, MetadataField
-from syringa.api.fields.sampling import MAX_COUNT, Count, SamplingFields
+from syringa.api.fields.reasoning import BudgetField
+from syringa.api.fields.sampling import MAX_COUNT, SamplingFields
 from syringa.api.fields.schema import doc, ignored_field, refused_field
 from syringa.api.fields.tools import MAX_TOOLS
 from syringa.api.responses.schemas import (
@@ -125,8 +126,12 @@ class ResponseRequest(SamplingFields, kw_only=True):
     max_tool_calls: Annotated[Length | None, doc("Maximum number of tool calls; further calls are dropped.")] = None
     text: TextField = None
     reasoning: ReasoningField = None
-    thinking_token_budget: Annotated[
-        Count | None, doc("Maximum number of reasoning tokens; the reasoning is then closed.")
+    thinking_token_budget: BudgetField = None
+    include_reasoning: Annotated[
+        bool | None, doc("Return reasoning items; false: reasoning is generated and counted, but left out.", True)
+    ] = None
+    request_id: Annotated[
+        str | None, ignored_field("The server chooses the ids of responses, which it stores; reported as ignored.")
     ] = None
     chat_template_kwargs: TemplateField = None
     include: Annotated[

@@ -34,6 +34,7 @@ from syringa.events import (
     ReasoningDelta,
     ScoredToken,
     TextDelta,
+    TokenIds,
     ToolCallDelta,
     ToolCallStart,
     Usage,
@@ -51,6 +52,7 @@ class WriterOptions:
     custom_tools: frozenset[str] = frozenset()  # names of tools whose calls are custom tool calls
     max_tool_calls: int | None = None
     encrypt_reasoning: Callable[[str], str] | None = None  # set if the client wants encrypted reasoning
+    include_reasoning: bool = True
     open_mode: bool = False
 
 
@@ -107,6 +109,8 @@ class ResponseWriter:
         if isinstance(event, TextDelta):
             return self._add_text(event)
         if isinstance(event, ReasoningDelta):
+            if not self._options.include_reasoning:
+                return []
             reasoning = self._open if isinstance(self._open, ReasoningItemBuilder) else None
             return reasoning.add(event.text) if reasoning is not None else self._begin_reasoning(event.text)
         if isinstance(event, ToolCallStart):
@@ -116,8 +120,8 @@ class ResponseWriter:
             return call.add(event.arguments) if call is not None else []
         if isinstance(event, Finished):
             return self._finish(event)
-        if isinstance(event, PromptScored):
-            return []  # responses do not return prompt log-probabilities
+        if isinstance(event, PromptScored | TokenIds):
+            return []  # never requested by responses
         return self._complete(event)
 
     def render(self, generation: CollectedGeneration) -> Response:

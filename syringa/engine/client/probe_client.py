@@ -42,7 +42,7 @@ class ProbeClient:
             verdict = await connection.ask(message)
             if verdict is not None:
                 if verdict.outcome == "exceeded":
-                    logger.warning("grammar refused, its compilation exceeds the limits: organization=%s", tenant)
+                    logger.info("grammar refused, its compilation exceeds the limits: organization=%s", tenant)
                 return _memory(verdict)
         raise EngineUnavailable("Grammars cannot be checked at the moment: try again shortly.")
 

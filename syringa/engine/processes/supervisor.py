@@ -114,6 +114,7 @@ class Supervisor:
                 self._selector.select(POLL_SECONDS)
                 self._serve_control()
                 self.workers.tick()
+                self.probes.tick()
                 if default is not None and default.phase == "failed":
                     if not default.failure_reported:
                         print(f"syringa: the model could not be loaded: {default.reason}", file=sys.stderr)

@@ -28,17 +28,11 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 def fingerprint(request: EngineRequest) -> bytes:
     """Return a hash of a request's tenant and content, the same whenever a client sends it. Without its seed."""
-    content = (
-        request.tenant,
-        request.prompt,
-        msgspec.structs.replace(request.sampling, seed=0),
-        request.stopping,
-        request.choices,
-        request.logprobs,
-        request.prompt_logprobs,
-        [(image.digest, image.detail) for image in request.images],
-    )
-    return hashlib.blake2b(_encoder.encode(content), digest_size=FINGERPRINT_BYTES).digest()
+    sampling = msgspec.structs.replace(request.sampling, seed=0, logit_bias={})
+    content = msgspec.structs.replace(request, id="", sampling=sampling, images=(), fingerprint=b"", isolation="none")
+    bias = sorted(request.sampling.logit_bias.items())
+    images = [(image.digest, image.detail) for image in request.images]
+    return hashlib.blake2b(_encoder.encode((content, bias, images)), digest_size=FINGERPRINT_BYTES).digest()
 
 
 @dataclass

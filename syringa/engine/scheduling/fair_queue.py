@@ -1,4 +1,7 @@
-"""Waiting sequences and fairness between tenants: first come, first served inside a tenant. Torch-free."""
+"""Waiting sequences and fairness between tenants: by priority inside a tenant, then first come, first served.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def tenant_to_displace(usage: Mapping[str, int], tenant: str, capacity: int) -> 
 
 
 class FairQueue:
-    """A FIFO queue of sequences for each tenant that has any waiting."""
+    """A queue of sequences for each tenant that has any waiting, in order of priority and arrival."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[Sequence]] = {}
@@ -41,8 +44,12 @@ class FairQueue:
         return len(self._queues.get(tenant, ()))
 
     def add(self, sequence: Sequence, *, first: bool = False) -> None:
+        """Queue a sequence, at the head if `first`, which is for preempted ones."""
         queue = self._queues.setdefault(sequence.request.tenant, deque())
-        queue.appendleft(sequence) if first else queue.append(sequence)
+        position = 0 if first else len(queue)
+        while position and not queue[position - 1].begun and _comes_before(sequence, queue[position - 1]):
+            position -= 1
+        queue.insert(position, sequence)
         self._length += 1
 
     def remove(self, sequence: Sequence) -> None:
@@ -65,13 +72,19 @@ class FairQueue:
         """Return the sequences that were submitted before that time and have not begun."""
         found = []
         for queue in self._queues.values():
-            for sequence in queue:  # preempted sequences are at the head, the rest in order of submission
+            last_priority = queue[-1].request.priority
+            for sequence in queue:  # preempted sequences are at the head, those of a priority in order of submission
                 if sequence.begun:
                     continue
-                if sequence.submitted > before:
+                if sequence.submitted <= before:
+                    found.append(sequence)
+                elif sequence.request.priority == last_priority:
                     break
-                found.append(sequence)
         return found
+
+
+def _comes_before(sequence: Sequence, other: Sequence) -> bool:
+    return sequence.request.priority < other.request.priority
 
 
 class VirtualTokenCounters:

@@ -18,7 +18,7 @@ import torch
 from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from syringa.engine.fair_thread_pool import FairThreadPool
+from syringa.fair_thread_pool import FairThreadPool
 from syringa.engine.structured_output.grammar_tokenizer import build_grammar_tokenizer
 from syringa.engine.structured_output.masks import MaskFiller
 from syringa.grammar import invalid_grammar, parser_limits, plain_message, to_llguidance

@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
@@ -163,7 +163,7 @@ class GrammarProbe:
             f"{megabytes} MB of memory, the limits of this server."
         )
 
-    def _run_forked(self, message: CheckGrammar, writer: int) -> None:
+    def _run_forked(self, message: CheckGrammar, writer: int) -> NoReturn:
         """Compile in a forked process, write the verdict, and exit."""
         try:
             null = os.open(os.devnull, os.O_RDWR)
@@ -172,8 +172,9 @@ class GrammarProbe:
             seconds = math.ceil(self._cpu_seconds)
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # SIGXCPU, then SIGKILL
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            limit = _address_space() + self._memory_bytes
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            if size := _memory_size()[0]:
+                limit = size + self._memory_bytes
+                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
             before = _anonymous_bytes()
             try:
                 kept = self._compile(message.grammar)
@@ -191,18 +192,17 @@ def _verdict_key(message: CheckGrammar) -> tuple[bytes, bytes]:
     return message.cache_key, hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
-def _address_space() -> int:
-    return _statm()[0]
-
-
 def _anonymous_bytes() -> int:
-    _, resident, shared = _statm()
+    _, resident, shared = _memory_size()
     return resident - shared
 
 
-def _statm() -> tuple[int, int, int]:
-    """Return the size, resident set and file-backed part of this process in bytes."""
-    size, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+def _memory_size() -> tuple[int, int, int]:
+    """Return the size, resident set and file-backed part of this process in bytes; zeros on a system without /proc."""
+    try:
+        size, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    except OSError:
+        return 0, 0, 0
     page = os.sysconf("SC_PAGE_SIZE")
     return size * page, resident * page, shared * page
 

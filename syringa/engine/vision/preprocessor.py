@@ -16,7 +16,7 @@ from threading import Event, Lock
 import msgspec
 import torch
 
-from syringa.engine.fair_thread_pool import FairThreadPool
+from syringa.fair_thread_pool import FairThreadPool
 from syringa.engine.vision.family import TowerInputs
 from syringa.engine.vision.image_cache import ImageCache
 from syringa.engine.vision.image_reader import ImageReader, ProcessedImage

@@ -34,7 +34,10 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = request_context(scope)
         endpoint = context.endpoint
+        connection = context.connection
         if endpoint.access in self._public:
+            if connection is not None:
+                connection.claim(None)
             await self._app(scope, receive, send)
             return
         is_post = scope.get("method") == "POST"
@@ -44,6 +47,8 @@ class AuthMiddleware:
             if is_post and endpoint.metered:
                 self._app_state.metrics.count_refused(endpoint.metrics_label, error.status)
             raise
+        if connection is not None:
+            connection.claim(caller.organization)
         if endpoint.access is Access.ADMIN:
             check_admin(caller, Headers(scope=scope))
             await self._app(scope, receive, send)

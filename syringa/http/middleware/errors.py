@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from syringa import logs
 from syringa.api.fields.common import ErrorBody, ErrorEnvelope
 from syringa.errors import EngineUnavailable, RateLimited, SyringaError
-from syringa.http.context import REQUEST_CYCLE, RequestContext, request_context, set_request_context
+from syringa.http.context import CONNECTION, REQUEST_CYCLE, RequestContext, request_context, set_request_context
 from syringa.http.middleware.access_log import log_request
 from syringa.http.routing import Endpoint
 from syringa.ids import random_id
@@ -76,8 +76,14 @@ class ErrorMiddleware:
         request_id = headers.get(b"x-request-id", b"")
         if not _VALID_REQUEST_ID.fullmatch(request_id):
             request_id = random_id().encode()
-        cycle = scope.get("extensions", {}).get(REQUEST_CYCLE)
-        context = RequestContext(request_id.decode(), headers, self._resolve(scope), cycle)
+        extensions = scope.get("extensions", {})
+        context = RequestContext(
+            request_id.decode(),
+            headers,
+            self._resolve(scope),
+            extensions.get(REQUEST_CYCLE),
+            connection=extensions.get(CONNECTION),
+        )
         set_request_context(scope, context)
         logs.request_id.set(context.request_id)
         started = False

@@ -17,6 +17,7 @@ from syringa.api.models.served_model import Models
 from syringa.engine.interface import NOT_READY, EngineProvider, LoadStatus
 from syringa.errors import EngineUnavailable, SyringaError
 from syringa.http import dependencies
+from syringa.http.context import request_context
 from syringa.service.app_state import AppState
 from syringa.service.metrics.engine_metrics import EngineReport
 from syringa.service.metrics.metrics import CONTENT_TYPE
@@ -72,6 +73,15 @@ class SystemRoutes:
         return dependencies.json(await self._status.report(request.query_params.get("window")))
 
     async def metrics(self, request: Request) -> Response:
+        """Respond with all metrics to an administrator, to the key of the only organization, and without keys.
+
+        Other keys see nothing that depends on other organizations.
+        """
+        caller = request_context(request.scope).caller
+        if caller is not None and not caller.admin and not self._app_state.keys.single_organization:
+            reports = {model: self._worker_report(model) for model in self._models.for_key(caller.models).ids}
+            text = self._app_state.metrics.render_public(reports)
+            return Response(text, headers={"content-type": CONTENT_TYPE})
         # Concurrent scrapes share one rendering, so that their number does not matter.
         if self._rendering is None or self._rendering.done():
             self._rendering = asyncio.create_task(self._render_metrics())
@@ -99,5 +109,8 @@ class SystemRoutes:
         with contextlib.suppress(SyringaError, TimeoutError):
             engine = self._engines.engine(model)
             stats = await asyncio.wait_for(engine.stats(), STATS_SECONDS) if engine.ready else None
+        return self._worker_report(model)._replace(stats=stats)
+
+    def _worker_report(self, model: str) -> EngineReport:
         status, counts = self._engines.status(model), self._engines.worker_counts(model)
-        return EngineReport(stats, status in ("loaded", "hanging"), status not in NOT_READY, *counts)
+        return EngineReport(None, status in ("loaded", "hanging"), status not in NOT_READY, *counts)

@@ -26,12 +26,12 @@ from syringa.errors import Forbidden, InvalidRequest, PayloadTooLarge, SyringaEr
 from syringa.events import Event
 from syringa.http import dependencies
 from syringa.http.context import request_context
+from syringa.http.memory import release_memory_soon
 from syringa.http.middleware.access_log import log_request_body, log_response
 from syringa.http.middleware.errors import error_envelope
 from syringa.http.routes.response_run import ResponseRun, ResponseRuns
 from syringa.http.streaming.sse import encode
 from syringa.service.app_state import AppState
-from syringa.service.responses.history import History
 from syringa.service.usage.accounting import RequestAccounting
 
 logger = logging.getLogger("syringa.http")
@@ -89,7 +89,7 @@ class _Connection:
         self._socket, self._runs, self._app_state, self._open_mode = socket, runs, app_state, open_mode
         self._config = runs.config
         self._message_count = 0
-        self._memory: dict[str, History] = {}  # of the last response only, including what it continues
+        self._organization = dependencies.organization(socket)
         self._response_task: asyncio.Task[None] | None = None
         self._queue: asyncio.Queue[str | None] = asyncio.Queue()
         self._close_reason: tuple[int, str] | None = None  # set when the server is to close the connection
@@ -107,6 +107,7 @@ class _Connection:
                         await self._wait_for_reader(sending)
         finally:
             self._app_state.drain_callbacks.discard(self._drain)
+            self._app_state.remembered.forget(self._organization, self)
             if self._response_task is not None:
                 self._response_task.cancel()
                 await asyncio.gather(self._response_task, return_exceptions=True)
@@ -164,6 +165,7 @@ class _Connection:
             if len(text) <= dependencies.INLINE_BYTES:
                 message = _parse(text, self._open_mode)
             else:
+                release_memory_soon()
                 message = await asyncio.to_thread(_parse, text, self._open_mode)
             if self._is_busy():
                 raise InvalidRequest(
@@ -173,7 +175,14 @@ class _Connection:
         except SyringaError as error:
             self._send_error(error)
             return
+        self._set_busy(True)
         self._response_task = asyncio.create_task(self._respond(message))
+        self._response_task.add_done_callback(lambda _: self._set_busy(False))
+
+    def _set_busy(self, busy: bool) -> None:
+        connection = request_context(self._socket.scope).connection
+        if connection is not None:
+            connection.set_busy(busy)
 
     def _is_busy(self) -> bool:
         return self._response_task is not None and not self._response_task.done()
@@ -210,7 +219,11 @@ class _Connection:
         if empty:  # validation of the request requires a prompt
             body = msgspec.structs.replace(body, input=_EMPTY_INPUT)
         run = await self._runs.prepare(
-            body, message.ignored, accounting, open_mode=self._open_mode, memory=self._memory
+            body,
+            message.ignored,
+            accounting,
+            open_mode=self._open_mode,
+            memory=self._app_state.remembered.get(self._organization, self),
         )
         if empty:
             run.input.clear()
@@ -261,7 +274,7 @@ class _Connection:
         self._finish(run, closing)
 
     def _finish(self, run: ResponseRun, closing: Sequence[Any]) -> None:
-        self._memory = {run.writer.id: run.remembered()}
+        self._app_state.remembered.put(self._organization, self, run.writer.id, run.remembered())
         self._send_events(closing)
 
     def _send_events(self, events: Sequence[Any]) -> None:

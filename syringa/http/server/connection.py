@@ -10,8 +10,8 @@
   parser refuses, such as ambiguous lengths. Transfer codings other than `chunked` are not implemented (501).
 - After a response that did not wait for a long body, what the client still sends is discarded for two seconds.
 - A client that reads nothing for a minute is disconnected (see `limits`).
-- The number of connections is limited by the open files of the process. Above the limit, idle connections are closed,
-  and new ones get a 503 or, far above it, are closed.
+- The number of connections is limited by the open files of the process. Above the limit, connections of the
+  organization with the most are closed, or new ones get a 503 (see `connection_pool`).
 
 Rejections are sent in the error envelope, after the responses to earlier requests. There is one timer per connection,
 and no work per write.
@@ -33,11 +33,13 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from syringa.errors import EngineOverloaded, RequestError, SyringaError
-from syringa.http.context import REQUEST_CYCLE, set_response_status
+from syringa.http.context import CONNECTION, REQUEST_CYCLE, set_response_status
 from syringa.http.middleware.errors import error_response
-from syringa.http.server.limits import OVERFLOW_CONNECTIONS, ConnectionLimits, WriteTimeout
+from syringa.http.server.connection_pool import too_many_connections
+from syringa.http.server.limits import ConnectionLimits, WriteTimeout
 from syringa.http.server.read_scheduler import ReadScheduler, SlicedReader
 from syringa.http.server.request_cycle import RequestCycle, date_header
+from syringa.http.server.websocket_connection import WebSocketConnection
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_TARGET_BYTES = 8 << 10
@@ -45,8 +47,7 @@ MAX_HANDSHAKE_HEADERS, MAX_HANDSHAKE_LINE = 120, 8000  # limits of the WebSocket
 MAX_FRAMING_RATIO = 8  # bytes of framing for each byte of a body: chunks of one byte have 5
 MAX_PIPELINED = 32
 MAX_SKIPPED_BYTES = 1 << 20  # of a body: after an early response to a longer one, the connection is closed
-_OVERFLOW_READ_SECONDS = 1.0  # for a connection over the limit to send the first byte of its request
-_SLOW_HEAD_SECONDS = 10.0  # for it to complete the head
+_OVERFLOW_READ_SECONDS = 1.0  # for a connection over the limit to send its request
 _LINGER_SECONDS = 2.0  # after an early response: an immediate close could discard it while the client is still sending
 _REQUEST_WORK = 16  # of the parser, for each request (see `read_scheduler`)
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
@@ -85,38 +86,51 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
         self._request_bytes = self._body_bytes = 0  # of the current request
         self._can_skip_body = True  # that of the current request, if it is not read by the app
         self._work = 0  # events of the parser in the current slice
-        self._created_at = self.loop.time()
         self._upgrading = False
-        self._over_limit = False  # the connection was accepted above the connection limit
         self._rejection: SyringaError | None = None  # of the latest request, sent after the earlier responses
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
         """Whether it is only kept alive for another request."""
-        return self._complete and not self._discarding and not self._is_responding()
+        received_more = self._discarding or self.has_unparsed_data
+        return self._complete and not received_more and not self._is_responding()
 
-    @property
-    def unused(self) -> bool:
-        """Whether it may be closed in favor of a new connection: it is idle, or slow to send its first request."""
-        patience = _SLOW_HEAD_SECONDS if self._request_bytes else _OVERFLOW_READ_SECONDS
-        is_slow = self._in_head and self._running is None and self.loop.time() - self._created_at > patience
-        return self.idle or is_slow
+    def evict(self) -> None:
+        """Close the connection in favor of another one. A response that has not started becomes a 503."""
+        running = self._running
+        if running is None or running.response_complete:
+            self.transport.close()
+        elif running.response_started:
+            self.transport.abort()
+        else:
+            set_response_status(cast(Scope, running.scope), EngineOverloaded.status)
+            running.disconnect()
+            self._send_rejection(too_many_connections())
+
+    def claim(self, organization: str | None) -> None:
+        try:
+            self._limits.pool.claim(self, organization)
+        except EngineOverloaded:
+            if self._running is not None:
+                self._running.keep_alive = False
+            raise
+
+    def set_busy(self, busy: bool) -> None:
+        pass
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # Like uvicorn's, without the addresses of both ends: they are not used, and cost as much as parsing a request.
         self.connections.add(self)
         self.transport, self.flow, self.scheme = transport, _FlowControl(transport, self), "http"
-        limits = self._limits
-        if (overflow := len(self.connections) - limits.max_connections) > 0:
-            self._over_limit = True
-            limits.close_unused(self.connections)
-            if overflow > OVERFLOW_CONNECTIONS:
-                transport.abort()
-                return
-        self._start_read_timer(_OVERFLOW_READ_SECONDS if self._over_limit else limits.read_timeout)
+        pool = self._limits.pool
+        if not pool.add(self):
+            transport.abort()
+            return
+        self._start_read_timer(_OVERFLOW_READ_SECONDS if pool.is_over(self) else self._limits.read_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._limits.pool.remove(self)
         self._cancel_timer()
         self._unset_keepalive_if_required()
         self.pipeline.clear()
@@ -220,7 +234,7 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         cycle.can_skip_body = self._can_skip_body
-        self.scope["extensions"] = {REQUEST_CYCLE: cast(Any, cycle)}
+        self.scope["extensions"] = {REQUEST_CYCLE: cast(Any, cycle), CONNECTION: cast(Any, self)}
         return cycle
 
     def on_body(self, body: bytes) -> None:
@@ -234,6 +248,7 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._limits.pool.end(self)
         if self._running is not None and not self._running.keep_alive and not self.transport.is_closing():
             self._linger()
             return
@@ -245,10 +260,6 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
     # Limits
 
     def _check_head(self) -> None:
-        if self._over_limit:
-            if len(self.connections) > self._limits.max_connections:
-                raise _too_many_connections()
-            self._over_limit = False
         if len(self.url) > MAX_TARGET_BYTES:
             message = f"The request's target is longer than {MAX_TARGET_BYTES} bytes."
             raise RejectedRequest(414, "target_too_long", message)
@@ -308,13 +319,14 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
             self._start_read_timer(self._limits.read_timeout)
             return
         late = RejectedRequest(408, "request_timeout", "The request did not arrive in time.")
-        self._reject(_too_many_connections() if self._over_limit else late)
+        self._reject(too_many_connections() if self._limits.pool.is_over(self) else late)
 
     def _is_responding(self) -> bool:
         return self._running is not None and not self._running.response_complete
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
+        self._limits.pool.begin(self)
         super()._start_asgi_task(cycle, app)
 
     # Upgrades
@@ -335,6 +347,7 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
                 raise RejectedRequest(400, "malformed_request", message)
             self.discard_unparsed_data()
             self.handle_websocket_upgrade()
+            self._limits.pool.replace(self, cast(WebSocketConnection, self.transport.get_protocol()))
             self._complete = True  # the WebSocket protocol has taken over
             return
         # An upgrade to another protocol (HTTP/2, for instance) may be ignored, and is: without its upgrade headers,
@@ -396,7 +409,3 @@ def _size(headers: list[tuple[bytes, bytes]]) -> int:
 def _head_too_large() -> RejectedRequest:
     message = f"The request's headers are longer than {MAX_HEAD_BYTES} bytes."
     return RejectedRequest(431, "headers_too_large", message)
-
-
-def _too_many_connections() -> EngineOverloaded:
-    return EngineOverloaded("Too many connections are open; try again shortly.", code="too_many_connections")

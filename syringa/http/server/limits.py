@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import resource
-import time
-from collections.abc import Collection
-from typing import Any
 
-logger = logging.getLogger("syringa.http")
+from syringa.http.server.connection_pool import OVERFLOW_CONNECTIONS, ConnectionPool
 
 WRITE_TIMEOUT_SECONDS = 60.0
-OVERFLOW_CONNECTIONS = 64  # over the limit, that still get a response
 _OTHER_FILES = 200  # open files that are not client connections: the store, models, downloads
 _MAX_FILES = 1 << 16  # where the system has no limit
 
@@ -35,23 +30,8 @@ class ConnectionLimits:
     def __init__(self, read_timeout: float, max_connections: int) -> None:
         """`read_timeout`: seconds; 0: unlimited."""
         self.read_timeout = read_timeout or math.inf
-        self.max_connections = max_connections
+        self.pool = ConnectionPool(max_connections)
         self.draining = False
-        self._closed_at = self._logged_at = -math.inf
-
-    def close_unused(self, connections: Collection[Any]) -> None:
-        """Close unused connections, at most once a second. Called for each connection over the limit."""
-        now = time.monotonic()
-        if now - self._logged_at >= 60:
-            self._logged_at = now
-            logger.error(
-                "connection limit exceeded: idle connections are closed, new ones rejected: open=%d limit=%d",
-                len(connections), self.max_connections,
-            )  # fmt: skip
-        if now - self._closed_at >= 1:
-            self._closed_at = now
-            for connection in [each for each in connections if getattr(each, "unused", False)]:
-                connection.transport.close()
 
 
 class WriteTimeout(asyncio.Protocol):

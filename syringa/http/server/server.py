@@ -98,7 +98,7 @@ async def serve_api(
         uvicorn.Config(
             create_app(config, engines, models, app_state, dispatcher),
             http=cast(Any, functools.partial(HttpConnection, limits, reads)),
-            ws=cast(Any, functools.partial(WebSocketConnection, reads)),
+            ws=cast(Any, functools.partial(WebSocketConnection, limits.pool, reads)),
             ws_max_size=config.max_body_bytes,
             ws_per_message_deflate=False,  # compressing many small events costs more than it saves
             lifespan="off",

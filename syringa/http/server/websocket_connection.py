@@ -3,22 +3,25 @@
 - Small frames are limited by number: a client that sends more is disconnected with 1008.
 - The fragments of a message are joined as they arrive.
 - Handshakes that fail are answered in the error envelope.
+- When connections run out, it may be closed in favor of another one, with 1013 (see `connection_pool`).
 
 What is used of uvicorn's internals is checked by tests/http/server/test_uvicorn_contract.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
-from websockets.http11 import Response
+from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from syringa.api.fields.common import ErrorBody, ErrorEnvelope
+from syringa.http.context import CONNECTION
+from syringa.http.server.connection_pool import ConnectionPool
 from syringa.http.server.limits import WriteTimeout
 from syringa.http.server.read_scheduler import ReadScheduler, SlicedReader
 
@@ -26,7 +29,8 @@ SMALL_FRAME_BYTES = 128
 SMALL_FRAME_BURST = 5000  # small frames that may arrive at once
 SMALL_FRAMES_PER_SECOND = 1000
 LINGER_SECONDS = 2.0  # after a close: an immediate one could discard the last frame while the client is still sending
-_POLICY_VIOLATION = 1008
+_POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013
+_TOO_MANY_CONNECTIONS = "too many connections: an idle one of the organization with the most was closed"
 _TOO_MANY_FRAMES = "too many small frames: send a message in one frame"
 
 
@@ -46,11 +50,42 @@ class FrameLimit:
 class WebSocketConnection(WriteTimeout, SlicedReader, WebSocketsSansIOProtocol):
     """A WebSocket connection. During shutdown, its handler closes it."""
 
-    def __init__(self, reads: ReadScheduler, **uvicorn_arguments: Any) -> None:
+    def __init__(self, pool: ConnectionPool, reads: ReadScheduler, **uvicorn_arguments: Any) -> None:
+        """`pool`: the HTTP connection that is upgraded passes its place in it on."""
         super().__init__(**uvicorn_arguments)
-        self._reads = reads
+        self._pool, self._reads = pool, reads
         self._frame_limit = FrameLimit(self.loop.time())
         self.conn = _ServerProtocol(max_size=self.config.ws_max_size, logger=self.logger)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be closed in favor of another connection while it waits for a message."""
+        return self.handshake_complete
+
+    def evict(self) -> None:
+        """Close the connection in favor of another one."""
+        if self.conn.state is State.OPEN:
+            self.conn.fail(_TRY_AGAIN_LATER, _TOO_MANY_CONNECTIONS)
+            self.close_sent = True
+            self.stop_keepalive()
+            self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.close()
+
+    def claim(self, organization: str | None) -> None:
+        self._pool.claim(self, organization)
+
+    def set_busy(self, busy: bool) -> None:
+        (self._pool.begin if busy else self._pool.end)(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.remove(self)
+        super().connection_lost(exc)
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if not self.close_sent:
+            extensions = cast(dict[str, Any], self.scope["extensions"])
+            extensions[CONNECTION] = self
 
     def shutdown(self) -> None:
         pass

@@ -42,6 +42,12 @@ def probe_template(template: ChatTemplate) -> TemplateCapabilities:
     )
 
 
+@functools.lru_cache(maxsize=256)
+def supports_role(template: ChatTemplate, role: str) -> bool:
+    """Return whether the template renders messages of a role."""
+    return _PROBE in _render_instructions(template, role)
+
+
 def _render_instructions(template: ChatTemplate, role: str) -> str:
     return _render(template, {"role": role, "content": _PROBE}, _USER)
 

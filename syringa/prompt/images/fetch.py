@@ -12,6 +12,7 @@ import functools
 import ipaddress
 import socket
 import ssl
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_REDIRECTS = 3
+_MAX_PORT = 65535
 _MAX_ADDRESSES = 3  # tried for one host name
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _FAILED, _BAD_URL, _TOO_LARGE = "failed_to_download_image", "invalid_image_url", "image_file_too_large"
@@ -37,18 +39,23 @@ class FetchLimits(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float  # seconds for the whole fetch; 0: none
 
 
-async def fetch(url: str, limits: FetchLimits) -> bytes:
-    """Return the content of an http or https URL. Raises `InvalidRequest` with the reason, without a `param`."""
+async def fetch(url: str, limits: FetchLimits, spend: Callable[[int], None] = lambda size: None) -> bytes:
+    """Return the content of an http or https URL. Raises `InvalidRequest` with the reason, without a `param`.
+
+    `spend` is called with the number of bytes as they arrive, and may raise too.
+    """
     try:
         async with asyncio.timeout(limits.timeout or None):
             # Loading httpx and the certificates takes 0.1 s the first time.
             ssl_context = await asyncio.get_running_loop().run_in_executor(_RESOLVER_THREADS, _ssl_context)
-            return await _follow_redirects(url, limits, ssl_context)
+            return await _follow_redirects(url, limits, ssl_context, spend)
     except TimeoutError:
         raise InvalidRequest(f"fetching it took longer than {limits.timeout:g} seconds.", code=_FAILED) from None
 
 
-async def _follow_redirects(location: str, limits: FetchLimits, ssl_context: ssl.SSLContext) -> bytes:
+async def _follow_redirects(
+    location: str, limits: FetchLimits, ssl_context: ssl.SSLContext, spend: Callable[[int], None]
+) -> bytes:
     import httpx
 
     url = httpx.URL()
@@ -62,9 +69,11 @@ async def _follow_redirects(location: str, limits: FetchLimits, ssl_context: ssl
         except ValueError:  # raised on access to an invalid internationalized host
             raise InvalidRequest("this is not a URL.", code=_BAD_URL) from None
         try:
-            answer = await _get(url, limits, ssl_context)
+            answer = await _get(url, limits, ssl_context, spend)
         except httpx.HTTPError:
             raise InvalidRequest("its server sent no complete and valid response.", code=_FAILED) from None
+        except (httpx.InvalidURL, ValueError):  # httpx parses the location of a redirect that it does not follow
+            raise InvalidRequest("its server redirects to something that is not a URL.", code=_FAILED) from None
         if isinstance(answer, bytes):
             return answer
         location = answer
@@ -76,25 +85,34 @@ def _check_url(url: httpx.URL) -> None:
         raise InvalidRequest("only http, https and data URLs are fetched.", code=_BAD_URL)
     if not url.host:
         raise InvalidRequest("the URL names no host.", code=_BAD_URL)
+    if url.port is not None and not 0 < url.port <= _MAX_PORT:
+        raise InvalidRequest(f"the URL has the port {url.port}, which does not exist.", code=_BAD_URL)
     if url.userinfo:
         raise InvalidRequest("a URL with a user name or a password is not fetched.", code=_BAD_URL)
 
 
-async def _get(url: httpx.URL, limits: FetchLimits, ssl_context: ssl.SSLContext) -> bytes | str:
+async def _get(
+    url: httpx.URL, limits: FetchLimits, ssl_context: ssl.SSLContext, spend: Callable[[int], None]
+) -> bytes | str:
     import httpx
 
     addresses = await _resolve(url, limits.allow_private)
     connect_timeout = limits.timeout / len(addresses) or None  # leaves time for the other addresses
     for address in addresses:
         try:
-            return await _request(url, address, connect_timeout, limits.max_bytes, ssl_context)
+            return await _request(url, address, connect_timeout, limits.max_bytes, ssl_context, spend)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             continue
     raise InvalidRequest("no connection to its server could be made.", code=_FAILED)
 
 
 async def _request(
-    url: httpx.URL, address: str, connect_timeout: float | None, max_bytes: int, ssl_context: ssl.SSLContext
+    url: httpx.URL,
+    address: str,
+    connect_timeout: float | None,
+    max_bytes: int,
+    ssl_context: ssl.SSLContext,
+    spend: Callable[[int], None],
 ) -> bytes | str:
     """Return the body that `address` serves for the URL, or the location it redirects to.
 
@@ -124,10 +142,10 @@ async def _request(
             raise InvalidRequest(f"its server responded with status {response.status_code}.", code=_FAILED)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise InvalidRequest("its server compressed it although the request forbids that.", code=_FAILED)
-        return await _read_body(response, max_bytes)
+        return await _read_body(response, max_bytes, spend)
 
 
-async def _read_body(response: httpx.Response, max_bytes: int) -> bytes:
+async def _read_body(response: httpx.Response, max_bytes: int, spend: Callable[[int], None]) -> bytes:
     """Read at most `max_bytes`, whatever length the server states."""
     stated = response.headers.get("content-length", "")
     size = int(stated) if stated.isdecimal() else 0
@@ -137,6 +155,7 @@ async def _read_body(response: httpx.Response, max_bytes: int) -> bytes:
             data += chunk
             if len(data) > max_bytes:
                 break
+            spend(len(chunk))
         else:
             return bytes(data)
     raise too_large(max_bytes)

@@ -11,6 +11,9 @@ from syringa.errors import InvalidRequest
 if TYPE_CHECKING:
     from PIL import Image
 
+MAX_SIDE = 16_384
+MAX_ASPECT_RATIO = 200
+
 _SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": "PNG",
     b"\xff\xd8\xff": "JPEG",
@@ -19,11 +22,13 @@ _SIGNATURES = {
 }
 
 
-def check_image(data: bytes, max_pixels: int, spend: Callable[[int], None] | None = None) -> None:
-    """Raise `InvalidRequest` unless the data is a complete PNG, JPEG, WebP or GIF file of at most `max_pixels`.
+def check_image(
+    data: bytes, max_pixels: int, max_side: int = MAX_SIDE, spend: Callable[[int], None] | None = None
+) -> None:
+    """Raise `InvalidRequest` unless the data is a complete PNG, JPEG, WebP or GIF file within these limits.
 
-    `spend` is called with the number of pixels before decoding, and may raise too. Of an animation only the first frame
-    counts, which is the one that models see.
+    `max_side` is that of the width and the height. `spend` is called with the number of pixels before decoding, and may
+    raise too. Of an animation only the first frame counts, which is the one that models see.
     """
     if not data:
         raise InvalidRequest("it is empty.", code="empty_image_file")
@@ -32,7 +37,7 @@ def check_image(data: bytes, max_pixels: int, spend: Callable[[int], None] | Non
         raise InvalidRequest("it is not a PNG, JPEG, WebP or GIF image.", code="invalid_image_format")
     # Pillow allocates the whole image when it opens a WebP file, so the header is read here first.
     if kind == "WEBP":
-        _check_size(_webp_size(data), max_pixels)
+        _check_size(_webp_size(data), max_pixels, max_side)
 
     from PIL import Image
 
@@ -42,7 +47,7 @@ def check_image(data: bytes, max_pixels: int, spend: Callable[[int], None] | Non
         raise _too_many(max_pixels) from None
     except Exception:
         raise _broken() from None
-    _check_size(image.size, max_pixels)
+    _check_size(image.size, max_pixels, max_side)
     if spend is not None:
         spend(image.size[0] * image.size[1])
     _load(image)
@@ -79,9 +84,20 @@ def _load(image: Image.Image) -> None:
         image.close()
 
 
-def _check_size(size: tuple[int, int], max_pixels: int) -> None:
-    if size[0] * size[1] > max_pixels:
+def _check_size(size: tuple[int, int], max_pixels: int, max_side: int) -> None:
+    short, long = sorted(size)
+    if long > max_side:
+        raise InvalidRequest(
+            f"it has {size[0]} x {size[1]} pixels; {max_side} is the most for one side.", code="image_too_large"
+        )
+    if short * long > max_pixels:
         raise _too_many(max_pixels)
+    # Image processors scale such an image up to the size of the short side, or refuse it.
+    if long > MAX_ASPECT_RATIO * short:
+        raise InvalidRequest(
+            f"it has {size[0]} x {size[1]} pixels; one side may be {MAX_ASPECT_RATIO} times the other at most.",
+            code="invalid_image",
+        )
 
 
 def _too_many(max_pixels: int) -> InvalidRequest:

@@ -6,22 +6,24 @@ import asyncio
 import binascii
 import hashlib
 import re
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
 from syringa.errors import InvalidRequest
+from syringa.fair_thread_pool import FairThreadPool
 from syringa.prompt.images.fetch import FetchLimits, fetch, too_large
-from syringa.prompt.images.image_file import check_image
+from syringa.prompt.images.image_file import MAX_SIDE, check_image
+from syringa.prompt.images.memory import ImageMemory, RequestBudget
 from syringa.types import Image
 
 _MAX_FULL_IMAGES = 4  # the pixel budget of a request, in images of the maximum size
+_MAX_FULL_FILES = 8  # its byte budget, in files of the maximum size
 _MAX_CONCURRENT_FETCHES = 8  # for one request
 
 # Few threads, because a decoded image may take a hundred megabytes; separate from the tokenization of other requests.
-_DECODER_THREADS = ThreadPoolExecutor(2, thread_name_prefix="decode")
+_DECODER_THREADS = FairThreadPool(2, "decode")
 
 _DATA_URI = re.compile(r"data:image/[\w.+-]+(?:;[\w.+-]+=[\w.+-]*)*;base64,", re.IGNORECASE)
 _WHITESPACE = re.compile(r"[ \t\r\n\f]+")
@@ -42,65 +44,81 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 20 * 1024 * 1024
     timeout: float = 10.0  # seconds for one image; 0: no limit
     max_pixels: int = 40_000_000
+    max_side: int = MAX_SIDE
     max_images: int = 50  # in one request
+    max_memory: int = 2 << 30  # bytes of the image files of all requests; a tenant may hold half
 
 
-async def fetch_images(sources: Sequence[ImageSource], policy: ImagePolicy) -> list[Image]:
-    """Return the images in order. Raises `InvalidRequest` with the `param` of the first that fails."""
+_MEMORY = ImageMemory()
+
+
+async def fetch_images(
+    sources: Sequence[ImageSource], policy: ImagePolicy, tenant: str = "", *, memory: ImageMemory = _MEMORY
+) -> list[Image]:
+    """Return the images in order. Raises `InvalidRequest` with the `param` of the first that fails.
+
+    Their files count against `memory` until the images are freed; `EngineOverloaded` is raised if it is full.
+    """
     if len(sources) > policy.max_images:
         raise InvalidRequest(
             f"at most {policy.max_images} images in one request, got {len(sources)}.",
             param=sources[policy.max_images].param,
         )
-    slots = asyncio.Semaphore(_MAX_CONCURRENT_FETCHES)
-    budget = _PixelBudget(policy.max_pixels * _MAX_FULL_IMAGES)
+    loading = _Loading(policy, tenant, memory)
     # Each URL is fetched once, on behalf of the first source that has it.
     wanted = {source.url: source for source in reversed(sources)}
-    tasks = {url: asyncio.create_task(_load(source, policy, slots, budget)) for url, source in reversed(wanted.items())}
+    tasks = {url: asyncio.create_task(loading.load(source)) for url, source in reversed(wanted.items())}
+    found: list[Image] = []
     try:
         await asyncio.gather(*tasks.values())
+        images = {url: task.result() for url, task in tasks.items()}
+        found += [msgspec.structs.replace(images[source.url], detail=source.detail) for source in sources]
     finally:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
-    images = {url: task.result() for url, task in tasks.items()}
-    return [msgspec.structs.replace(images[source.url], detail=source.detail) for source in sources]
+        loading.budget.release_with(found)
+    return found
 
 
-class _PixelBudget:
-    """The limit on the pixels of all images of one request, however small their files are."""
+class _Loading:
+    """Loads the images of one request."""
 
-    def __init__(self, left: int) -> None:
-        self._left = self._limit = left
+    def __init__(self, policy: ImagePolicy, tenant: str, memory: ImageMemory) -> None:
+        self.budget = RequestBudget(
+            memory,
+            tenant,
+            max_pixels=policy.max_pixels * _MAX_FULL_IMAGES,
+            max_bytes=policy.max_bytes * _MAX_FULL_FILES,
+            max_memory=policy.max_memory,
+        )
+        self._policy, self._tenant = policy, tenant
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT_FETCHES)
 
-    def spend(self, pixels: int) -> None:
-        self._left -= pixels
-        if self._left < 0:
-            raise InvalidRequest(
-                f"the images of this request have more than {self._limit} pixels in all.", code="image_too_large"
-            )
+    async def load(self, source: ImageSource) -> Image:
+        policy, budget = self._policy, self.budget
+        try:
+            if source.url[:5].lower() == "data:":
+                return await self._in_thread(lambda: _decode_data_uri(source.url, policy, budget))
+            limits = FetchLimits(allow_private=policy.allow_private, max_bytes=policy.max_bytes, timeout=policy.timeout)
+            async with self._slots:
+                data = await fetch(source.url, limits, budget.spend_bytes)
+            return await self._in_thread(lambda: _check(data, policy, budget))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{source.param}: {error.message}", param=source.param, code=error.code) from None
+
+    async def _in_thread(self, work: Callable[[], Image]) -> Image:
+        return await asyncio.wrap_future(_DECODER_THREADS.submit(self._tenant, work))
 
 
-async def _load(source: ImageSource, policy: ImagePolicy, slots: asyncio.Semaphore, budget: _PixelBudget) -> Image:
-    loop = asyncio.get_running_loop()
-    try:
-        if source.url[:5].lower() == "data:":
-            return await loop.run_in_executor(_DECODER_THREADS, _decode_data_uri, source.url, policy, budget)
-        limits = FetchLimits(allow_private=policy.allow_private, max_bytes=policy.max_bytes, timeout=policy.timeout)
-        async with slots:
-            data = await fetch(source.url, limits)
-        return await loop.run_in_executor(_DECODER_THREADS, _check, data, policy, budget)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{source.param}: {error.message}", param=source.param, code=error.code) from None
-
-
-def _decode_data_uri(uri: str, policy: ImagePolicy, budget: _PixelBudget) -> Image:
+def _decode_data_uri(uri: str, policy: ImagePolicy, budget: RequestBudget) -> Image:
     prefix = _DATA_URI.match(uri)
     if prefix is None:
         raise InvalidRequest("expected data:image/…;base64, and the image in base64.", code="invalid_image_url")
     text = _WHITESPACE.sub("", uri[prefix.end() :])
     if len(text) * 3 // 4 - 2 > policy.max_bytes:
         raise too_large(policy.max_bytes)
+    budget.spend_bytes(len(text) * 3 // 4)
     try:
         if len(text) % 4:
             raise ValueError("padding")
@@ -112,6 +130,6 @@ def _decode_data_uri(uri: str, policy: ImagePolicy, budget: _PixelBudget) -> Ima
     return _check(data, policy, budget)
 
 
-def _check(data: bytes, policy: ImagePolicy, budget: _PixelBudget) -> Image:
-    check_image(data, policy.max_pixels, budget.spend)
+def _check(data: bytes, policy: ImagePolicy, budget: RequestBudget) -> Image:
+    check_image(data, policy.max_pixels, policy.max_side, budget.spend_pixels)
     return Image(data=data, digest=hashlib.sha256(data).digest())

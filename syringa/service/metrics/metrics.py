@@ -154,6 +154,15 @@ class Metrics:
         self._before_render()
         return await asyncio.to_thread(self._text, dict(engines))
 
+    def render_public(self, engines: Mapping[str, EngineReport]) -> bytes:
+        """Return the exposition text of what tells nothing about other organizations: the state of models, the version.
+
+        The statistics of engines are left out.
+        """
+        reports = {model: report._replace(stats=None) for model, report in engines.items()}
+        families = [*engine_families(self._prefix, reports), self._build_info()]
+        return generate_latest(_Families([family for family in families if family.samples]))
+
     def _counter_of(self, model: str, endpoint: str, outcome: Outcome, status: int, cut: bool) -> Callable[[], None]:
         """Return a function that counts a request with these labels."""
         counters = [self._requests.labels(model, endpoint, outcome, status)]
@@ -187,13 +196,16 @@ class Metrics:
         times = [family for family in families if family.name == self._prefix + _TOKEN_TIME]
         families += [_renamed(family, self._prefix + name) for family in times for name in _TOKEN_TIME_ALIASES]
         families += engine_families(self._prefix, engines)
-        build = GaugeMetricFamily(f"{self._prefix}build_info", "The version of Syringa.", labels=("version",))
-        build.add_metric((_version(),), 1)
-        families.append(build)
+        families.append(self._build_info())
         if memory := sum(_resident_bytes(pid) for pid in self._processes()):
             about = "Resident memory of all API processes."
             families.append(GaugeMetricFamily("process_resident_memory_bytes", about, memory))
         return generate_latest(_Families(families))
+
+    def _build_info(self) -> Metric:
+        build = GaugeMetricFamily(f"{self._prefix}build_info", "The version of Syringa.", labels=("version",))
+        build.add_metric((_version(),), 1)
+        return build
 
     def _collect(self) -> Iterable[Metric]:
         if self._folder is None:

@@ -230,7 +230,7 @@ async def test_grammar_is_checked_once_for_organization_and_salt() -> None:
     grammar = engine.requests[0].sampling.grammar
     assert grammar is not None
     assert grammar.memory == 4711
-    assert check.checked == [(msgspec.structs.replace(grammar, memory=0), "default", "salt")]
+    assert check.checked == [(msgspec.structs.replace(grammar, memory=0), "", "salt")]
 
 
 async def test_best_effort_tool_schema_is_dropped_if_it_cannot_be_compiled() -> None:

@@ -5,20 +5,21 @@ import contextlib
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
-from syringa.engine.client.engines import ModelEngine
+from syringa.engine.client.engines import MAX_RETRIES, ModelEngine
 from syringa.engine.processes.control import AcquireModel, WorkerState
+from syringa.engine.processes.suspects import REFUSED, fingerprint
 from syringa.engine.worker.options import WorkerOptions
-from syringa.errors import EngineUnavailable
+from syringa.errors import EngineUnavailable, RequestSuspected
 from syringa.types import EngineDelta
 from tests.engine.processes.stub_worker import INFO
-from tests.engine.processes.supervisor_harness import answer, run_supervisor, specs, until
+from tests.engine.processes.supervisor_harness import answer, request, run_supervisor, specs, until
 
 CONFIG = Config(load_timeout=300.0)
 
@@ -296,14 +297,99 @@ async def test_begun_request_is_not_retried(engine: ModelEngine) -> None:
         await engine.close()
 
 
-async def test_request_is_not_retried_after_crash(engine: ModelEngine) -> None:
-    """It may have caused the crash."""
+def crash(engine: ModelEngine, suspects: Mapping[bytes, int]) -> Callable[[asyncio.StreamWriter], None]:
+    """Return a handler of a request that ends the worker, as the supervisor reports it."""
+
+    def handle(writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        engine.suspects = suspects
+        engine.update(WorkerState("k", "loading"))
+
+    return handle
+
+
+async def test_request_not_begun_at_a_crash_goes_to_next_worker(engine: ModelEngine) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = str(Path(folder) / "1"), str(Path(folder) / "2")
+        async with fake_worker(first, crash(engine, {})), fake_worker(second, deltas):
+            engine.update(WorkerState("k", "loaded", first))
+            task = asyncio.create_task(answer(engine))
+            await until(lambda: engine.status == "loading")
+            engine.update(WorkerState("k", "loaded", second))
+            assert await task == [7]
+        await engine.close()
+
+
+async def test_request_is_retried_a_limited_number_of_times(engine: ModelEngine) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [str(Path(folder) / str(number)) for number in range(MAX_RETRIES + 2)]
+        async with contextlib.AsyncExitStack() as workers:
+            for path in paths:
+                await workers.enter_async_context(fake_worker(path, crash(engine, {})))
+            task = asyncio.create_task(answer(engine))
+            for path in paths[:-1]:
+                assert not task.done()
+                engine.update(WorkerState("k", "loaded", path))
+                await until(lambda: engine.status == "loading")
+            with pytest.raises(EngineUnavailable, match="ended while it was answering"):
+                await task
+        await engine.close()
+
+
+@pytest.mark.parametrize(("level", "error"), [(2, EngineUnavailable), (REFUSED, RequestSuspected)])
+async def test_request_computed_at_two_crashes_is_not_retried(
+    level: int, error: type[Exception], engine: ModelEngine
+) -> None:
+    suspects = {fingerprint(request("r")): level}
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "1")
-        async with fake_worker(path, lambda writer: None):
+        async with fake_worker(path, crash(engine, suspects)):
             engine.update(WorkerState("k", "loaded", path))
-            with pytest.raises(EngineUnavailable, match="ended while it was answering"):
+            with pytest.raises(error) as caught:
                 await answer(engine)
+        await engine.close()
+    assert (caught.type is RequestSuspected) == (level == REFUSED)
+
+
+async def test_refused_request_does_not_reach_the_worker(engine: ModelEngine) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "1")
+        async with fake_worker(path, deltas):
+            engine.update(WorkerState("k", "loaded", path))
+            engine.suspects = {fingerprint(request("r")): REFUSED}
+            with pytest.raises(RequestSuspected) as caught:
+                await answer(engine, "another id")
+            assert (caught.value.status, caught.value.code) == (500, "request_suspected")
+            assert await answer(engine, prompt=[9]) == [7]
+        await engine.close()
+
+
+async def test_lost_connection_to_a_living_worker_is_made_again(engine: ModelEngine) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "1")
+        async with fake_worker(path, deltas):
+            for _ in range(2):  # it closes the connection after each request
+                engine.update(WorkerState("k", "loaded", path))
+                assert await answer(engine) == [7]
+                await until(lambda: not engine.ready)
+        await engine.close()
+
+
+async def test_hanging_worker_gets_no_requests(engine: ModelEngine) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "1")
+        async with fake_worker(path, deltas):
+            engine.update(WorkerState("k", "loaded", path))
+            await engine.wait_ready()
+            engine.update(WorkerState("k", "hanging", path))
+            assert not engine.ready
+            with pytest.raises(EngineUnavailable):
+                await engine.stats()
+            task = asyncio.create_task(answer(engine))
+            await asyncio.sleep(0.01)
+            assert not task.done()
+            engine.update(WorkerState("k", "loaded", path))
+            assert await task == [7]
         await engine.close()
 
 

@@ -5,6 +5,8 @@ Equality of bits is checked on a GPU (`python -m bench.gpu_batch_invariant`), si
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from syringa.engine.gpu.kernels import reference
@@ -70,13 +72,14 @@ def test_decode_attention_matches_reference(heads: int, kv_heads: int, size: int
     assert not out[2].any(), "padding rows are zero"
 
 
-@pytest.mark.parametrize("window", [0, 20])
-def test_decode_attention_adds_sinks(window: int) -> None:
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (20, 2.0)])
+def test_decode_attention_adds_sinks_and_caps_scores(window: int, softcap: float) -> None:
     cache = PagedCache([1, 16, 0, 33], 2, 64)
     q, sinks = random(4, 6 * 64), 3 * random(6, seed=4)
     tensors = cache.keys, cache.values, cache.tables, cache.lengths
-    expected = reference.decode_attention(q.view(4, 6, 64), *tensors, window=window, sinks=sinks)
-    out = batch_invariant_decode_attention(q, *tensors, 6, window=window, sinks=sinks, out=nan_filled(4, 6 * 64))
+    options: dict[str, Any] = {"window": window, "sinks": sinks, "softcap": softcap}
+    expected = reference.decode_attention(q.view(4, 6, 64), *tensors, **options)
+    out = batch_invariant_decode_attention(q, *tensors, 6, **options, out=nan_filled(4, 6 * 64))
     assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
     assert not out[2].any(), "padding rows are zero"
 

@@ -85,7 +85,7 @@ def test_decode_attention_stores_new_tokens(
     assert torch.equal(cache.values.nan_to_num(), values.nan_to_num())
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "size", "window"), [(4, 2, 64, 0), (6, 2, 32, 20), (2, 2, 64, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "window"), [(4, 2, 64, 0), (6, 2, 32, 20)])
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("store", [False, True])
 def test_decode_attention_adds_sinks_once(
@@ -111,6 +111,23 @@ def test_decode_attention_adds_sinks_once(
     )
     assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
     assert not out[2].any(), "padding rows are zero"
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("store", [False, True])
+def test_decode_attention_caps_scores(splits: int, store: bool) -> None:
+    heads, kv_heads, size, lengths = 4, 2, 64, [1, 16, 70]
+    cache = PagedCache(lengths, kv_heads, size)
+    slots = torch.tensor([cache.slot(s, n - 1) for s, n in enumerate(lengths)])
+    qkv = 3 * random(3, (heads + 2 * kv_heads) * size)
+    if store:
+        reference.rotate_and_store(qkv.clone(), slots, slots, None, None, 0.0, *cache_tensors(cache)[:2], heads)
+    q = qkv[:, : heads * size].unflatten(1, (heads, size))
+    expected = reference.decode_attention(q, *cache_tensors(cache), scale=0.3, softcap=2.0).flatten(1)
+    new = NewTokens(slots, None, None, 0.0) if store else None
+    config = DecodeConfig(splits, keys=16, warps=1)
+    out = decode_attention(qkv, *cache_tensors(cache), heads, new=new, scale=0.3, softcap=2.0, config=config)
+    assert relative_error(out, expected) < FP32_TOLERANCE
 
 
 def test_decode_config_depends_on_batch_size_only() -> None:

@@ -103,12 +103,12 @@ def test_moe_mlp_does_not_depend_on_the_rows_beside() -> None:
 
 
 def test_gpt_oss_on_kernels_matches_reference_ops(tmp_path: Path) -> None:
-    """Prefill in chunks beside decode rows, then decode steps on the fused path; sinks, windows, biases, experts."""
-    sizes = SIZES | GPT_OSS | {"num_hidden_layers": 2, "sliding_window": 6}
+    """Prefill, a step with decode and prefill rows, and decode steps on the fused path; sinks, windows and experts."""
+    sizes = SIZES | GPT_OSS | {"num_hidden_layers": 2, "sliding_window": 3}
     save(tmp_path, AutoConfig.for_model("gpt_oss", **sizes))
-    prompts = [PROMPTS[0][:11], PROMPTS[1][:3]]  # short: a step takes a second in the interpreter
+    prompts = [PROMPTS[0][:5], PROMPTS[2][:8]]  # short: a step takes a second in the interpreter
     expected = run(load_tiny_gpu_model(tmp_path), prompts)
     on_kernels = load_tiny_gpu_model(tmp_path, ops=TritonOps())
-    for found in (run(on_kernels, prompts, chunk=4), run(on_kernels, prompts[1:], chunk=1)):
-        for logits, wanted in zip(reversed(found), reversed(expected), strict=False):
-            assert difference(logits, wanted) < 1e-5
+    found = [*run(on_kernels, prompts, chunk=4), *run(on_kernels, [prompts[0][:2]], chunk=1)]
+    for logits, wanted in zip(found, [*expected, expected[0][:2]], strict=True):
+        assert difference(logits, wanted) < 1e-5

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -51,22 +53,22 @@ def test_prefill_attention_matches_reference(heads: int, kv_heads: int, size: in
     assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
 
 
-@pytest.mark.parametrize("window", [0, 20, 1])
-def test_prefill_attention_adds_sinks(window: int) -> None:
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (20, 0.0), (1, 0.0), (20, 2.0)])
+def test_prefill_attention_adds_sinks_and_caps_scores(window: int, softcap: float) -> None:
     heads, kv_heads, size, first, starts = 4, 2, 64, [0, 20], [0, 25, 43]
     cache = PagedCache([25, 38], kv_heads, size)
-    q, sinks = random(43, heads * size), 3 * random(heads, seed=4)
+    q, sinks = 3 * random(43, heads * size), 3 * random(heads, seed=4)
     layout = torch.tensor(starts, dtype=torch.int32), torch.tensor(first, dtype=torch.int32)
     tensors = cache.keys, cache.values, cache.tables
-    expected = reference.paged_attention(q.unflatten(1, (heads, size)), *tensors, *layout, window=window, sinks=sinks)
+    options: dict[str, Any] = {"window": window, "scale": 0.2, "sinks": sinks, "softcap": softcap}
+    expected = reference.paged_attention(q.unflatten(1, (heads, size)), *tensors, *layout, **options)
     out = prefill_attention(
         q,
         *tensors,
         query_tiles(starts, first, 16),
         *layout,
         heads,
-        window=window,
-        sinks=sinks,
+        **options,
         out=nan_filled(43, heads * size),
         config=PrefillConfig(rows=16, keys=16, warps=1),
     )

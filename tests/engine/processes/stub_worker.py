@@ -1,25 +1,29 @@
 """A worker process without a model, run as `python -m tests.engine.processes.stub_worker`.
 
 The name of the model selects its behavior: `fine`, `slow` (to load), `broken`, `crowded` (fits only alone), `huge`
-(never fits), `doomed` (dies while loading). It answers every request with the prompt's tokens, one per step.
+(never fits), `doomed` (dies while loading). It answers every request with the prompt's tokens, one per step. A step with
+the token `CRASH` kills the process, and the first step of all with `HANG_ONCE` does not end.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 from syringa.engine.client import protocol
 from syringa.engine.processes import managed_process
 from syringa.engine.worker.options import WorkerOptions
-from syringa.engine.worker.server import WorkerServer
+from syringa.engine.worker.server import WorkerServer, report_health
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 STEP_SECONDS = 0.005
+CRASH, HANG_ONCE = 7001, 7002
 
 INFO = ModelInfo(
     architecture="Stub", dtype="none", max_model_len=1000, vocab_size=1000, parameters=0, kernels="none", threads=1,
@@ -28,7 +32,9 @@ INFO = ModelInfo(
 
 
 class StubCore:
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._hang_file = folder / "hung"
+        self.record_running: Callable[[list[bytes]], None] = lambda fingerprints: None
         self.pending = SimpleNamespace(on_ready=None, fingerprints=())
         self.steps = 0
         self._active = time.monotonic()
@@ -54,6 +60,13 @@ class StubCore:
     def step(self) -> list[tuple[int, EngineDelta]]:
         if not self._running:
             return []
+        self.record_running([request.fingerprint for _, request, _ in self._running])
+        tokens = {left[0] for _, _, left in self._running}
+        if CRASH in tokens:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if HANG_ONCE in tokens and not self._hang_file.exists():
+            self._hang_file.touch()
+            threading.Event().wait()
         time.sleep(STEP_SECONDS)
         self.steps += 1
         self._active = time.monotonic()
@@ -77,6 +90,7 @@ class StubCore:
 def main() -> None:
     options = managed_process.attach_to_parent(WorkerOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    health = report_health(options)
     listener = protocol.listen(options.socket)
     kind = Path(options.model).name.partition("-")[0]
     others = {path.name for path in Path(options.socket).parent.glob("*.sock")}
@@ -91,7 +105,8 @@ def main() -> None:
         managed_process.exit_with_reason("it needs 9 GiB", managed_process.EXIT_NO_MEMORY, options.reason_file)
     elif kind == "doomed":
         os.kill(os.getpid(), signal.SIGKILL)
-    worker = WorkerServer(StubCore(), protocol.Ready(INFO), listener)  # type: ignore[arg-type]
+    core = StubCore(Path(options.socket).parent)
+    worker = WorkerServer(core, protocol.Ready(INFO), listener, health)  # type: ignore[arg-type]
 
     def stop(*_: object) -> None:
         worker.stopping = True

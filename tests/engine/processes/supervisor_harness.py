@@ -43,9 +43,13 @@ def specs(*names: str, config: Config) -> list[ModelSpec]:
 
 @contextlib.asynccontextmanager
 async def run_supervisor(
-    monkeypatch: pytest.MonkeyPatch, models: Sequence[ModelSpec], config: Config
+    monkeypatch: pytest.MonkeyPatch,
+    models: Sequence[ModelSpec],
+    config: Config,
+    worker: str = "tests.engine.processes.stub_worker",
 ) -> AsyncIterator[SupervisorHarness]:
-    monkeypatch.setattr(manager, "WORKER_MODULE", "tests.engine.processes.stub_worker")
+    """`worker`: the module that is run as a worker."""
+    monkeypatch.setattr(manager, "WORKER_MODULE", worker)
     with tempfile.TemporaryDirectory(prefix="syringa-test-") as folder, socket.socket() as listener:
         supervisor = Supervisor(config, models[0], listener, folder)
         supervisor.api_servers = []
@@ -65,13 +69,19 @@ async def run_supervisor(
             assert made.processes() == {}
 
 
-def request(name: str, tokens: int = 3) -> EngineRequest:
+def request(name: str, tokens: int = 3, prompt: list[int] | None = None) -> EngineRequest:
     sampling, stopping = SamplingParams(seed=1), StopConditions(max_tokens=tokens)
-    return EngineRequest(id=name, prompt=list(range(1, tokens + 1)), sampling=sampling, stopping=stopping)
+    return EngineRequest(id=name, prompt=prompt or list(range(1, tokens + 1)), sampling=sampling, stopping=stopping)
 
 
-async def answer(engine: Engine, name: str = "r", tokens: int = 3, begun: asyncio.Event | None = None) -> list[int]:
-    """Return the tokens of a request."""
+async def answer(
+    engine: Engine,
+    name: str = "r",
+    tokens: int = 3,
+    begun: asyncio.Event | None = None,
+    prompt: list[int] | None = None,
+) -> list[int]:
+    """Return the tokens of a request, whose prompt is 1, 2, … by default."""
     got: list[int] = []
 
     def take(delta: EngineDelta) -> bool:
@@ -80,7 +90,7 @@ async def answer(engine: Engine, name: str = "r", tokens: int = 3, begun: asynci
             begun.set()
         return delta.finish is not None
 
-    await engine.submit(request(name, tokens), take)
+    await engine.submit(request(name, tokens, prompt), take)
     return got
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -80,13 +82,13 @@ def test_fingerprint_depends_on_tenant_and_content_only() -> None:
     stopping = StopConditions(max_tokens=5, end_tokens=frozenset((1, 2)))
     image = Image(data=b"data", digest=b"digest")
     request = EngineRequest(id="a", prompt=[1, 2], sampling=sampling, stopping=stopping, tenant="x", images=(image,))
-    same = [
+    same: list[dict[str, Any]] = [
         {"id": "b"},
         {"isolation": "start"},
         {"fingerprint": b"known"},
         {"sampling": msgspec.structs.replace(sampling, seed=2, logit_bias={2: 3.0, 1: 2.0})},
     ]
-    other = [
+    other: list[dict[str, Any]] = [
         {"prompt": [1, 3]},
         {"tenant": "y"},
         {"choices": 2},

@@ -111,7 +111,7 @@ def test_manager_kills_and_restarts_worker_without_heartbeat(harness: ManagerHar
     harness.advance(0.5)
     assert harness.status("a") == "loading"
     assert (last_state(harness).hangs, last_state(harness).crashes) == (1, 1)
-    harness.advance(0.5)
+    harness.run_for(1)
     assert len(harness.processes) == 2
     harness.processes[1].send(protocol.Ready(INFO))
     harness.run_for(1, harness.processes[1])
@@ -143,7 +143,7 @@ def test_manager_kills_worker_whose_step_does_not_end(harness: ManagerHarness) -
 
 def test_manager_does_not_evict_hanging_worker(folder: str) -> None:
     harness = ManagerHarness(folder, max_loaded=1, heartbeat_timeout=10.0)
-    process = load(harness)
+    load(harness)
     harness.run_for(12)
     harness.acquire("b")
     assert harness.status("a") == "hanging"

@@ -167,7 +167,7 @@ async def test_history_excludes_items_after_the_response(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("settings", "bound"),
-    [({"history_max_items": 3}, "history_max_items"), ({"history_max_bytes": 600}, "history_max_bytes")],
+    [({"history_max_items": 3}, "history_max_items"), ({"history_max_bytes": 750}, "history_max_bytes")],
 )
 async def test_conversation_size_is_bounded(database: str, settings: dict[str, Any], bound: str) -> None:
     user = {"role": "user", "content": "x" * 80}

@@ -8,11 +8,14 @@ from typing import Any, cast
 import httpx
 import pytest
 from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from syringa.engine.interface import Engine, LoadStatus, WorkerCounts
 from syringa.errors import EngineUnavailable, InvalidRequest, NotFound
+from syringa.http.context import RequestContext, set_request_context
 from syringa.http.routes import system
 from syringa.http.routes.system import SystemRoutes
+from syringa.service.auth.keys import Caller
 from syringa.service.metrics.metrics import Metrics
 from syringa.service.metrics.status import ModelStatus
 from syringa.store.records import ModelUsage
@@ -62,16 +65,24 @@ class Service:
         self.asked: list[float] = []
         ids = (*engines, *removed)
         status = ModelStatus(self.read, lambda: [(id, id.title()) for id in ids], lambda: 1e9)
-        models, app_state = SimpleNamespace(ids=ids), SimpleNamespace(metrics=self.metrics)
+        models = SimpleNamespace(ids=ids, for_key=lambda allowed: SimpleNamespace(ids=allowed or ids))
+        self.caller: Caller | None = None
+        self.keys = SimpleNamespace(single_organization=False)
+        app_state = SimpleNamespace(metrics=self.metrics, keys=self.keys)
         handlers = SystemRoutes(cast(Any, Engines(**engines)), cast(Any, models), cast(Any, app_state), status, dict)
         self.router = Router([Route("/metrics", handlers.metrics), Route("/status", handlers.status)])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = RequestContext("id", {}, cast(Any, None), None, caller=self.caller)
+        set_request_context(scope, context)
+        await self.router(scope, receive, send)
 
     async def read(self, since: float) -> Sequence[ModelUsage]:
         self.asked.append(since)
         return []
 
     def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.router), base_url="http://localhost")
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self), base_url="http://localhost")
 
 
 async def test_metrics_are_prometheus_text() -> None:
@@ -83,6 +94,23 @@ async def test_metrics_are_prometheus_text() -> None:
     found = parsed(answer.content)
     assert value(found, "syringa_time_to_first_token_seconds_count", model_name="warm") == 1
     assert value(found, "syringa_num_requests_running", model_name="warm") == 0
+
+
+async def test_metrics_show_an_ordinary_key_nothing_of_other_organizations() -> None:
+    service = Service(warm=FakeEngine(), forbidden=FakeEngine())
+    service.metrics.observe(accounting("warm"))
+    service.caller = Caller(organization="acme", key="key_1", models=frozenset({"warm"}))
+    async with service.client() as http:
+        found = parsed((await http.get("/metrics")).content)
+        names = {name for name, _ in found}
+        states = {"model_loaded", "model_ready", "worker_hangs_total", "worker_crashes_total"}
+        assert names == {"syringa_" + name for name in (*states, "build_info")}
+        assert {dict(labels).get("model_name", "warm") for _, labels in found} == {"warm"}
+        service.keys.single_organization = True  # there are no other organizations
+        assert "syringa_num_requests_running" in (await http.get("/metrics")).text
+        service.keys.single_organization = False
+        service.caller = Caller(organization="ops", key="key_2", admin=True)
+        assert "syringa_time_to_first_token_seconds" in (await http.get("/metrics")).text
 
 
 async def test_metrics_leave_out_statistics_of_engines_that_do_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from tests.chat_models import plain_model, reasoning_model
 from tests.client import eventually, server
 from tests.fake_engine import FakeEngine
 from tests.schemas import validate_open_responses, validate_openai
-from tests.store.helpers import read, write
+from tests.store.helpers import read
 
 END = ("response.completed", "response.incomplete", "response.failed", "error")
 
@@ -297,8 +297,8 @@ class ScriptedSocket:
     """Calls the app with a handshake and messages that have all arrived already."""
 
     def __init__(self, *messages: str) -> None:
-        self._events = [{"type": "websocket.receive", "text": text} for text in messages]
-        self._events = [{"type": "websocket.connect"}, *self._events, {"type": "websocket.disconnect", "code": 1000}]
+        received = [{"type": "websocket.receive", "text": text} for text in messages]
+        self._events: list[Any] = [{"type": "websocket.connect"}, *received, {"type": "websocket.disconnect"}]
         self.turns = 0
 
     async def run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import httptools
 import pytest
 
 from syringa.http.server import connection as http_connection
@@ -86,12 +87,13 @@ def test_reader_stops_reading_from_its_socket_until_its_data_is_parsed() -> None
     loop, (reader,) = create_readers(1)
     transport = cast(FakeTransport, reader.transport)
     reader.data_received(b"x" * 3 * SLICE_BYTES)
-    assert transport.reading_paused
     reader.data_received(b"y" * SLICE_BYTES)  # had been received before the pause
+    paused = []
     while reader.has_unparsed_data:
-        assert transport.reading_paused
+        paused.append(transport.reading_paused)
         assert loop.run_turn()
-    assert not transport.reading_paused
+    assert paused == [True] * len(paused)
+    assert (transport.reading_paused, len(paused) > 1) == (False, True)
     assert reader.parsed == 4 * SLICE_BYTES
 
 
@@ -142,7 +144,7 @@ async def test_http_connection_parses_a_flood_in_slices(sent: bytes, least: int)
     loop = ManualLoop()
     connection, transport = create_connection(waiting_app, loop)
     events = CountedEvents(connection, "on_header", "on_body", "on_message_begin")
-    connection.parser = http_connection.httptools.HttpRequestParser(connection)
+    connection.parser = httptools.HttpRequestParser(connection)
     before = 0
     connection.data_received(sent)
     while True:
@@ -166,7 +168,7 @@ async def test_early_response_to_a_chunked_body_ends_parsing(monkeypatch: pytest
     connection, transport = create_connection(refusing_app)
     connection.data_received(CHUNKED)
     body = CountedEvents(connection, "on_body")
-    connection.parser = http_connection.httptools.HttpRequestParser(connection)
+    connection.parser = httptools.HttpRequestParser(connection)
     await run_tasks()
     assert b"connection: close\r\n" in transport.text
     assert transport.ended
@@ -204,3 +206,22 @@ async def test_body_is_read_further_only_after_its_received_part_is_parsed() -> 
     connection.flow.resume_reading()
     assert not transport.reading_paused
     await disconnect(connection)
+
+
+async def test_connection_with_unparsed_data_is_not_idle() -> None:
+    loop = ManualLoop()
+    connection, transport = create_connection(refusing_app, loop)
+    busy, _ = create_connection(waiting_app)
+    busy._reads = connection._reads
+    request = b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n"
+    connection.data_received(request)
+    await run_tasks()
+    assert connection.idle
+    busy.data_received(CHUNKED + TINY_CHUNK * 10_000)  # takes the turn
+    connection.data_received(request)
+    assert not connection.idle
+    connection.shutdown()
+    while loop.run_turn():
+        await run_tasks()
+    assert transport.text.count(b"HTTP/1.1 401") == 2
+    await disconnect(busy)

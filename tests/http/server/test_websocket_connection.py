@@ -11,6 +11,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from syringa.http.server import websocket_connection
+from syringa.http.server.connection_pool import ConnectionPool
 from syringa.http.server.read_scheduler import SLICE_BYTES, WORK_PER_TURN, ReadScheduler
 from syringa.http.server.websocket_connection import (
     SMALL_FRAME_BURST,
@@ -108,8 +109,9 @@ class AcceptingApp:
                 return
 
 
-async def test_websocket_client_that_is_still_sending_reads_why_it_is_closed() -> None:
+async def test_websocket_client_that_is_still_sending_reads_why_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An immediate close would make the client's kernel discard the last frame."""
+    monkeypatch.setattr(websocket_connection, "LINGER_SECONDS", 60.0)
     async with running_server(max_body_bytes=1000) as server, server.client() as client:
         await open_websocket(client)
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -125,7 +127,8 @@ async def create_websocket(app: AcceptingApp) -> tuple[WebSocketConnection, Fake
     loop, transport = ManualLoop(), FakeTransport()
     config = Config(cast(Any, app), lifespan="off", log_config=None, interface="asgi3", ws_per_message_deflate=False)
     reads = ReadScheduler(cast(Any, loop))
-    connection = WebSocketConnection(reads, config=config, server_state=ServerState(), app_state={})
+    pool = ConnectionPool(100)
+    connection = WebSocketConnection(pool, reads, config=config, server_state=ServerState(), app_state={})
     connection.connection_made(transport)
     connection.data_received(UPGRADE + b"\r\n")
     await run_tasks()

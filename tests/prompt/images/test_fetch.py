@@ -206,6 +206,13 @@ async def test_fetch_checks_every_redirect(web: WebServer, monkeypatch: pytest.M
         "file:///etc/passwd": "only http",
         "http://a:b@pictures.test/": "user name",
         "http://[::1": "no complete and valid response",
+        "data:image/png;base64,AAAA": "not a URL",
+        "javascript:alert(1)": "not a URL",
+        "data:": "only http",
+        "ftp://pictures.test/": "only http",
+        "http://xn--a.b/": "not a URL",
+        "http://pictures.test:99999/": "port 99999",
+        "http://pictures.test:0/": "port 0",
     }.items():
         web.pages["/a"] = redirect(to)
         assert message in (await rejected(fetch(web.url("/a", "pictures.test"), HERE))).message

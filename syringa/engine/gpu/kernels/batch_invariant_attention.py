@@ -39,6 +39,7 @@ def _batch_invariant_decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,  # 0: none
     ROWS: tl.constexpr,
     PADDED_HEAD_DIM: tl.constexpr,
     KEYS: tl.constexpr,
@@ -68,11 +69,11 @@ def _batch_invariant_decode_kernel(
         middle = length // KEYS * KEYS
         running_max, running_sum, acc = attend_keys(
             q, running_max, running_sum, acc, keys, values, table, low, middle, position, dim, qk_scale, block_stride,
-            slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, False, KEYS, STAGES,
+            slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, False, KEYS, STAGES,
         )  # fmt: skip
         running_max, running_sum, acc = attend_keys(
             q, running_max, running_sum, acc, keys, values, table, tl.maximum(low, middle), length, position, dim,
-            qk_scale, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, True, KEYS, STAGES,
+            qk_scale, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, True, KEYS, STAGES,
         )  # fmt: skip
         if SINKS:
             sink = tl.load(sinks_ptr + kv_head * group + m, m < group, 0.0)
@@ -92,6 +93,7 @@ def batch_invariant_decode_attention(
     window: int = 0,
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
     out: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -120,6 +122,7 @@ def batch_invariant_decode_attention(
         BLOCK_SIZE=block,
         WINDOW=window,
         SINKS=sinks is not None,
+        SOFTCAP=softcap,
         ROWS=max(MIN_TILE_ROWS, triton.next_power_of_2(heads // kv_heads)),
         PADDED_HEAD_DIM=triton.next_power_of_2(size),
         KEYS=config.keys,

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from syringa.engine.gpu.kernels.launch import get_workspace, pdl_launch_dependents, pdl_options, pdl_wait, prefetch_l2
-from syringa.engine.gpu.kernels.prefill_attention import add_sinks
+from syringa.engine.gpu.kernels.prefill_attention import add_sinks, soft_cap
 
 
 class DecodeConfig(NamedTuple):
@@ -105,6 +105,7 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,  # 0: none
     ROTARY_HALF: tl.constexpr,
     STORE: tl.constexpr,
     NORM: tl.constexpr,
@@ -174,8 +175,10 @@ def _decode_kernel(
             tl.store(keys_ptr + target + dim, new_k, stored)
             tl.store(values_ptr + target + dim, new_v, stored)
             # The new token initializes the running softmax and is excluded from the loop: it is not read back.
-            score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * qk_scale
-            running_max = tl.where(is_last_split, score, running_max)
+            score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1)
+            if SOFTCAP > 0:
+                score = soft_cap(score, qk_scale, SOFTCAP)
+            running_max = tl.where(is_last_split, score * qk_scale, running_max)
             running_sum = tl.where(is_last_split, running_sum + 1.0, running_sum)
             acc = tl.where(is_last_split, acc + new_v.to(tl.float32), acc)
             high = tl.where(is_last_split, high - 1, high)
@@ -191,7 +194,10 @@ def _decode_kernel(
             kv_offset = block * block_stride + (key_position % BLOCK_SIZE) * slot_stride
             within = (key_position < high)[:, None] & (dim < HEAD_DIM)
             k = tl.load(keys_ptr + kv_offset[:, None] + dim, within, 0.0)
-            scores = tl.where(visible[None, :], tl.dot(q, tl.trans(k)) * qk_scale, float("-inf"))
+            scores = tl.dot(q, tl.trans(k))
+            if SOFTCAP > 0:
+                scores = soft_cap(scores, qk_scale, SOFTCAP)
+            scores = tl.where(visible[None, :], scores * qk_scale, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(scores, 1))
             # The window may mask a whole iteration: avoid -inf minus -inf.
             safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -263,6 +269,7 @@ def decode_attention(
     window: int = 0,
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
     out: torch.Tensor | None = None,
     config: DecodeConfig | None = None,
     pdl: bool = False,
@@ -272,7 +279,7 @@ def decode_attention(
     `q` has one row per sequence: normalized and rotated queries, or with `new` the raw `[q | k | v]` projection.
     `keys`, `values`: `[blocks, kv_heads, block, size]`, equal strides; `tables`: int32, any width; `lengths`: int32,
     the new token included. A row of length 0 is padding and yields zeros. `sinks`: a logit per query head that joins
-    the denominator of the softmax.
+    the denominator of the softmax. `softcap`: a score s becomes softcap · tanh(s / softcap); 0: none.
     """
     _, kv_heads, block, size = keys.shape
     rows = len(lengths)
@@ -309,6 +316,7 @@ def decode_attention(
         BLOCK_SIZE=block,
         WINDOW=window,
         SINKS=sinks is not None,
+        SOFTCAP=softcap,
         ROTARY_HALF=rotary[0].shape[1] if rotary else 0,
         STORE=new is not None,
         NORM=norms is not None,

@@ -29,10 +29,18 @@ class PrefillConfig(NamedTuple):
 
 
 @triton.jit
+def soft_cap(scores, qk_scale, SOFTCAP: tl.constexpr):
+    """Return scores so that c · tanh(s / c) of the scaled ones results when they are scaled by `qk_scale`."""
+    # tanh(x) is 2 · sigmoid(2 x) - 1; `qk_scale` contains log2(e).
+    tanh = 2.0 * tl.sigmoid(scores * (qk_scale * (2 * 0.69314718 / SOFTCAP))) - 1.0
+    return tanh * (SOFTCAP * 1.44269504 / qk_scale)
+
+
+@triton.jit
 def attend_keys(
     q, running_max, running_sum, acc, keys_ptr, values_ptr, table, low, high, position, dim, qk_scale, block_stride,
-    slot_stride, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr,
-    KEYS: tl.constexpr, STAGES: tl.constexpr,
+    slot_stride, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    CAUSAL: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Accumulate the keys from `low` up to `high`. Without `CAUSAL` all of them precede all rows."""
     n = tl.arange(0, KEYS)
@@ -50,6 +58,8 @@ def attend_keys(
         else:
             k = tl.load(keys_ptr + kv_offset, dim < HEAD_DIM, 0.0)
         scores = tl.dot(q, tl.trans(k))
+        if SOFTCAP > 0:
+            scores = soft_cap(scores, qk_scale, SOFTCAP)
         if CAUSAL:
             scores = tl.where(key_position[None, :] <= position[:, None], scores, float("-inf"))
         if WINDOW:
@@ -107,6 +117,7 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,  # 0: none
     ROWS: tl.constexpr,
     PADDED_HEAD_DIM: tl.constexpr,
     KEYS: tl.constexpr,
@@ -141,11 +152,11 @@ def _prefill_kernel(
     high = first + tl.minimum(offset + ROWS, count)
     running_max, running_sum, acc = attend_keys(
         q, running_max, running_sum, acc, keys, values, table, low, middle, position, dim, qk_scale, block_stride,
-        slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, False, KEYS, STAGES,
+        slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, False, KEYS, STAGES,
     )  # fmt: skip
     running_max, running_sum, acc = attend_keys(
         q, running_max, running_sum, acc, keys, values, table, tl.maximum(low, middle), high, position, dim, qk_scale,
-        block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, True, KEYS, STAGES,
+        block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, True, KEYS, STAGES,
     )  # fmt: skip
     if SINKS:
         running_sum, acc = add_sinks(running_max, running_sum, acc, tl.load(sinks_ptr + head))
@@ -174,6 +185,7 @@ def prefill_attention(
     window: int = 0,
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
     out: torch.Tensor | None = None,
     config: PrefillConfig | None = None,
     pdl: bool = False,
@@ -183,7 +195,7 @@ def prefill_attention(
     `q`: rows that begin with normalized and rotated queries. Sequence s has the rows `starts[s]` up to `starts[s + 1]`,
     at positions from `first[s]` on. `tiles`: `query_tiles` for the configured rows, on the device; `starts`, `first`,
     `tables`: int32. `keys`, `values`: `[blocks, kv_heads, block, size]`, equal strides. `sinks`: a logit per head that
-    joins the denominator of the softmax.
+    joins the denominator of the softmax. `softcap`: a score s becomes softcap · tanh(s / softcap); 0: none.
     """
     _, kv_heads, block, size = keys.shape
     config = choose_config(size) if config is None else config
@@ -211,6 +223,7 @@ def prefill_attention(
         BLOCK_SIZE=block,
         WINDOW=window,
         SINKS=sinks is not None,
+        SOFTCAP=softcap,
         ROWS=config.rows,
         PADDED_HEAD_DIM=triton.next_power_of_2(size),
         KEYS=config.keys,

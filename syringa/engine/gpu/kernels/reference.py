@@ -73,13 +73,14 @@ def paged_attention(
     window: int = 0,
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Return the attention of all rows, `[tokens, heads, size]`.
 
     `q`: `[tokens, heads, size]`; sequence s has the rows `starts[s]` up to `starts[s + 1]`, at positions from
     `first[s]` on. The cache already holds their keys and values. Rows of no sequence yield zeros. `sinks`: a logit per
-    head that joins the denominator of the softmax.
+    head that joins the denominator of the softmax. `softcap`: a score s becomes softcap · tanh(s / softcap); 0: none.
     """
     _, kv_heads, _, size = keys.shape
     out = torch.zeros_like(q)
@@ -94,7 +95,10 @@ def paged_attention(
         at = torch.arange(first_position, known, device=q.device)[:, None]
         key = torch.arange(known, device=q.device)[None, :]
         visible = (key <= at) & (key > at - window) if window else key <= at
-        scores = (rows @ k[:, None].transpose(-1, -2) * scale).masked_fill(~visible, float("-inf"))
+        scores = rows @ k[:, None].transpose(-1, -2) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~visible, float("-inf"))
         if sinks is not None:
             sink = sinks.to(dtype).view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sink], dim=-1)
@@ -113,6 +117,7 @@ def decode_attention(
     window: int = 0,
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Return the attention of the last token of each sequence. `lengths` includes it; 0 is padding."""
@@ -129,6 +134,7 @@ def decode_attention(
         window=window,
         scale=scale,
         sinks=sinks,
+        softcap=softcap,
         dtype=dtype,
     )
     return out

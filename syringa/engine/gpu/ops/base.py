@@ -116,12 +116,13 @@ class GpuOps(Protocol):
         out: torch.Tensor | None = None,
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
         """Attention of one token per sequence.
 
         With `store` (slots and normalization), `qkv` is the raw projection, and its keys and values are stored first.
         Without, they are in the cache already and the queries are ready. `sinks`: a logit per query head that joins the
-        denominator of the softmax.
+        denominator of the softmax. `softcap`: a score s becomes softcap · tanh(s / softcap); 0: none.
         """
         ...
 
@@ -147,6 +148,7 @@ class GpuOps(Protocol):
         out: torch.Tensor,
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
+        softcap: float = 0.0,
     ) -> torch.Tensor: ...
 
     def sample(
@@ -245,12 +247,15 @@ class ReferenceOps:
         out: torch.Tensor | None = None,
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
         if store is not None:
             slots, qk_norm_rope = store
             reference.rotate_and_store(qkv, (lengths - 1).clamp(min=0), slots, *qk_norm_rope, keys, values, heads)
         q = _queries(qkv, heads, keys.shape[3])
-        y = reference.decode_attention(q, keys, values, tables, lengths, window=window, scale=scale, sinks=sinks)
+        y = reference.decode_attention(
+            q, keys, values, tables, lengths, window=window, scale=scale, sinks=sinks, softcap=softcap
+        )
         return y.flatten(1) if out is None else out.copy_(y.flatten(1))
 
     def plan_prefill(self, starts: Sequence[int], first: Sequence[int]) -> Any:
@@ -272,9 +277,12 @@ class ReferenceOps:
         out: torch.Tensor,
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
         q = _queries(qkv, heads, keys.shape[3])
-        y = reference.paged_attention(q, keys, values, tables, starts, first, window=window, scale=scale, sinks=sinks)
+        y = reference.paged_attention(
+            q, keys, values, tables, starts, first, window=window, scale=scale, sinks=sinks, softcap=softcap
+        )
         return out.copy_(y.flatten(1))
 
     def sample(

@@ -43,6 +43,7 @@ class BatchInvariantOps(TritonOps):
         out: torch.Tensor | None = None,
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
         if store is not None:
             if self.positions is None:
@@ -50,5 +51,16 @@ class BatchInvariantOps(TritonOps):
             slots, qk_norm_rope = store
             self.rotate_and_store(qkv, self.positions, slots, qk_norm_rope, keys, values, heads)
         return batch_invariant_decode_attention(
-            qkv, keys, values, tables, lengths, heads, window=window, scale=scale, sinks=sinks, out=out, pdl=self.pdl
+            qkv,
+            keys,
+            values,
+            tables,
+            lengths,
+            heads,
+            window=window,
+            scale=scale,
+            sinks=sinks,
+            softcap=softcap,
+            out=out,
+            pdl=self.pdl,
         )

@@ -126,6 +126,7 @@ class TritonOps:
         out: torch.Tensor | None = None,
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
         new = None if store is None else NewTokens(store[0], *store[1])
         return decode_attention(
@@ -139,6 +140,7 @@ class TritonOps:
             window=window,
             scale=scale,
             sinks=sinks,
+            softcap=softcap,
             out=out,
             config=self.decode_config(len(lengths), keys.shape[1]),
             pdl=self.pdl,
@@ -165,6 +167,7 @@ class TritonOps:
         out: torch.Tensor,
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
         return prefill_attention(
             qkv,
@@ -178,6 +181,7 @@ class TritonOps:
             window=window,
             scale=scale,
             sinks=sinks,
+            softcap=softcap,
             out=out,
             pdl=self.pdl,
         )

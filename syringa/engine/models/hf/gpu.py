@@ -1,7 +1,7 @@
 """`transformers`' models on a GPU, behind the interface of `gpu.decoder`, so that the same model runner runs them.
 
-Attention uses the Triton kernels. What they do not cover (softcap, sinks, keys longer than values, odd head sizes) runs
-in PyTorch, in pieces of bounded size. Decode steps are captured as CUDA graphs if a trial capture succeeds.
+Attention uses the Triton kernels. What they do not cover (keys longer than values, odd head sizes) runs in PyTorch, in
+pieces of bounded size. Decode steps are captured as CUDA graphs if a trial capture succeeds.
 """
 
 from __future__ import annotations
@@ -156,6 +156,8 @@ class GpuPagedAttention:
                 None,
                 out[:num_decodes],
                 call.scale,
+                call.sinks,
+                call.softcap,
             )
         if prefill is not None:
             self.ops.prefill_attention(
@@ -170,6 +172,8 @@ class GpuPagedAttention:
                 call.window,
                 out[num_decodes:],
                 call.scale,
+                call.sinks,
+                call.softcap,
             )
         return out.view(call.q.shape)
 
@@ -311,7 +315,7 @@ def _forbid_synchronization() -> Iterator[None]:
 
 
 def _kernels_support(shape: LayerShape) -> bool:
-    return shape.plain and shape.key_size == shape.value_size and shape.key_size in KERNEL_HEAD_SIZES
+    return shape.key_size == shape.value_size and shape.key_size in KERNEL_HEAD_SIZES
 
 
 def _view(cache: torch.Tensor, kv_heads: int, size: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from threading import Event
 
 import pytest
 
-from syringa.engine.fair_thread_pool import FairThreadPool
+from syringa.fair_thread_pool import FairThreadPool
 
 
 def test_fair_thread_pool_serves_tenants_round_robin() -> None:
