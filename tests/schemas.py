@@ -79,6 +79,14 @@ def reassemble(seen: list[Any]) -> dict[str, Any]:
             assert choice.get("finish_reason") is None
             choice["text"] += part["text"]
             choice["finish_reason"] = part["finish_reason"]
+            if part["finish_reason"] is not None:
+                choice["stop_reason"] = part["stop_reason"]
+            if "token_ids" in part:
+                choice["token_ids"] = choice.get("token_ids", []) + part["token_ids"]
+            for name in ("prompt_token_ids", "prompt_token_offsets", "prompt_logprobs"):
+                if name in part:
+                    assert name not in choice
+                    choice[name] = part[name]
             if part["logprobs"] is not None:
                 lists = choice["logprobs"] or {name: [] for name in part["logprobs"]}
                 choice["logprobs"] = {name: lists[name] + part["logprobs"][name] for name in lists}

@@ -193,5 +193,6 @@ class Client:
             where=_WEBSOCKET_NAME,
             started=connection is not None,
             stream=True,
+            request_id=self._request_id(),
         )
         self._results.add_lost(lost, opened=opened)

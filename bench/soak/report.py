@@ -68,7 +68,11 @@ def soak_report(
         if cause != "ours"
     ]
     rows += [
-        zero("server errors that are ours", len(ours), _examples([f"{e.where} {e.status} {e.code}" for e in ours])),
+        zero(
+            "server errors that are ours",
+            len(ours),
+            _examples([f"{e.where} {e.status} {e.code} {e.request_id}" for e in ours]),
+        ),
         zero("errors without the error envelope", len(results.unstructured), _examples(results.unstructured)),
         zero("requests that hang", len(results.hanging), _examples(results.hanging)),
         Row("slowest answers", ", ".join(f"{seconds:.1f} s ({where})" for seconds, where in results.slowest[:3])),
@@ -77,8 +81,16 @@ def soak_report(
     without = [each for each in lost if each.stream] + results.without_terminal
     rows += [
         Row("connections of killed API processes", f"{len(killed):,}"),
-        zero("other connections lost or refused", len(lost) + len(refused), _examples([e.where for e in lost])),
-        zero("streams without a terminal event", len(without), _examples([each.where for each in without])),
+        zero(
+            "other connections lost or refused",
+            len(lost) + len(refused),
+            _examples([f"{e.where} {e.request_id}" for e in lost]),
+        ),
+        zero(
+            "streams without a terminal event",
+            len(without),
+            _examples([f"{each.where} {each.request_id}" for each in without]),
+        ),
         Row("generating requests whose end was received", f"{usage.ended:,}, {usage.rows:,} usage rows"),
         zero("their usage rows lost", usage.lost, _examples(usage.examples)),
         zero("their usage rows duplicated", usage.duplicated),

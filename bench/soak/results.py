@@ -48,8 +48,9 @@ class ServerFailure(msgspec.Struct, kw_only=True):
     ended: float
     status: int
     code: str
-    where: str
+    where: str  # method and path
     message: str
+    request_id: str = ""
 
 
 class LostConnection(msgspec.Struct, kw_only=True):
@@ -61,6 +62,7 @@ class LostConnection(msgspec.Struct, kw_only=True):
     where: str
     started: bool  # something of it had arrived
     stream: bool
+    request_id: str = ""
 
 
 class MeteredRequest(msgspec.Struct, frozen=True):
@@ -99,15 +101,15 @@ class Results:
                 self.hanging.append(f"{where} {request_id}")
                 return
             case "refused" | "lost":
-                self.add_lost(self._lost(reply, where), opened=reply.failure == "lost")
+                self.add_lost(self._lost(reply, where, request_id), opened=reply.failure == "lost")
                 return
         self._note_time(reply.seconds, where)
         error = reply.error
         if reply.is_stream and not reply.has_terminal_event:
-            self.without_terminal.append(self._lost(reply, where))
+            self.without_terminal.append(self._lost(reply, where, request_id))
         if reply.status >= 500 or (reply.is_stream and error is not None and _is_server_error(error.code)):
             self.outcomes["server error" if reply.status >= 500 else "stream ended with an error"] += 1
-            self._add_failure(reply, where, error.code if error else None, error.message if error else "")
+            self._add_failure(reply, where, request_id)
         elif reply.status >= 400:
             self.outcomes[f"refused, {reply.status}"] += 1
         else:
@@ -133,15 +135,17 @@ class Results:
         self.outcomes["ok"] += 1
         self._note_time(seconds, where)
 
-    def _add_failure(self, reply: Reply, where: str, code: str | None, message: str) -> None:
+    def _add_failure(self, reply: Reply, where: str, request_id: str) -> None:
+        error = reply.error
         self.failures.append(
             ServerFailure(
                 began=reply.began,
                 ended=reply.ended,
                 status=reply.status,
-                code=code or "none",
+                code=(error.code if error else None) or "none",
                 where=where,
-                message=message[:_SAMPLES],
+                message=error.message[:_SAMPLES] if error else "",
+                request_id=request_id,
             )
         )
 
@@ -149,7 +153,7 @@ class Results:
         self.slowest = sorted([*self.slowest, (seconds, where)], reverse=True)[:SLOWEST]
 
     @staticmethod
-    def _lost(reply: Reply, where: str) -> LostConnection:
+    def _lost(reply: Reply, where: str, request_id: str) -> LostConnection:
         return LostConnection(
             began=reply.began,
             ended=reply.ended,
@@ -157,6 +161,7 @@ class Results:
             where=where,
             started=reply.status > 0,
             stream=reply.is_stream,
+            request_id=request_id,
         )
 
     # Classification, when all faults are known

@@ -172,6 +172,11 @@ class SoakServer:
         return "\n".join(text.splitlines()[-lines:])
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal: it is some time after the signal was sent."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def _copy(source: IO[bytes], target: Path) -> None:
     with target.open("ab", buffering=0) as file:
         shutil.copyfileobj(source, file, 4096)

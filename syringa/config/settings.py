@@ -176,7 +176,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 120.0
     heartbeat_timeout: Annotated[
         Seconds,
-        doc("The same for a worker that does not respond at all, because it is stopped or its machine is overloaded."),
+        doc("Like step_timeout, for seconds in which a model worker does not respond at all; 0: no limit."),
     ] = 15.0
 
     max_body_bytes: Annotated[_Positive, doc("Maximum size of a request body in bytes; a larger one gets 413.")] = (

@@ -60,7 +60,8 @@ class Database:
             self._readers, self._writers = self.engine.execution_options(**snapshot), self.engine
         self._migrated = threading.Event()
         self._migrating = threading.Lock()
-        self._logged_failure = ""  # logged once, until the database works again
+        # Of readers and of writers: each is logged once until the next success. On a full disk, only reading succeeds.
+        self._logged_failures: dict[Engine, str] = {}
 
     def read(self, query: Callable[[Connection], T], deadline: float) -> T:
         """Run `query` in a transaction that sees one snapshot. `deadline`: of `time.monotonic`, for lock waits."""
@@ -81,8 +82,8 @@ class Database:
             raise
         except (SQLAlchemyError, OSError) as error:
             self._migrated.clear()  # the database that comes back may be another one, or an older copy
-            raise self._translate(error) from error
-        self._logged_failure = ""
+            raise self._translate(error, engine) from error
+        self._logged_failures.pop(engine, None)
         return result
 
     def _ensure_migrated(self, deadline: float) -> None:
@@ -96,7 +97,7 @@ class Database:
                 _transact(self._writers, lambda connection: migrations.migrate(connection, display), deadline)
             self._migrated.set()
 
-    def _translate(self, error: SQLAlchemyError | OSError) -> StoreError:
+    def _translate(self, error: SQLAlchemyError | OSError, engine: Engine) -> StoreError:
         display = self.location.display
         message = hide_password(str(getattr(error, "orig", None) or error)).strip()
         rejected = isinstance(error, IntegrityError | DataError | ArgumentError | CompileError)
@@ -107,8 +108,9 @@ class Database:
                 "database rejected a statement: database=%s error=%s code=%s", display, type(error).__name__, code
             )
             return StoreError("the database rejected the data")
-        if message != self._logged_failure:
-            self._logged_failure = message
+        message = message.partition("\n")[0]  # PostgreSQL quotes the statement in further lines
+        if message != self._logged_failures.get(engine):
+            self._logged_failures[engine] = message
             logger.warning("database unavailable: database=%s error=%s", display, message)
         return StoreUnavailable("nothing can be stored or looked up at the moment; try again in a few seconds")
 

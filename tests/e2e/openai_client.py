@@ -158,9 +158,9 @@ def check_bad_requests():
     for fields, param in [
         ({"temperature": 3}, "temperature"),
         ({"n": 0}, "n"),
-        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"),
         ({"logit_bias": {"9999999": 1}}, "logit_bias"),
         ({"extra_body": {"grammar": {"type": "regex", "value": "("}}}, "grammar.value"),
         ({"extra_body": {"top_k": "many"}}, "top_k"),

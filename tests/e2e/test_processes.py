@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -78,6 +79,33 @@ def test_killed_worker_fails_its_requests_and_is_restarted(server: Server) -> No
         assert float(refused.headers["retry-after"]) > 0
     wait_for(lambda: server.complete(prompt="x", max_tokens=1).status_code == 200)
     assert server.children(WORKER) != [worker]
+
+
+@pytest.mark.slow
+def test_stopped_worker_is_reported_and_replaced() -> None:
+    with serve("--workers", "2", "--heartbeat-timeout", "4", "--served-model-name", "m") as server:
+        (worker,) = server.children(WORKER)
+        answers: list[httpx.Response] = []
+        body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
+        expected = server.complete(**body).json()["choices"]
+        os.kill(worker, signal.SIGSTOP)
+        waiting = [threading.Thread(target=lambda: answers.append(server.complete(**body))) for _ in range(4)]
+        for each in waiting:
+            each.start()
+        httpx.get(server.url + "/metrics", timeout=60).raise_for_status()  # does not wait for the worker
+        wait_for(lambda: server.ready() == 503)
+        metrics = httpx.get(server.url + "/metrics", timeout=60).text
+        assert 'syringa_model_ready{model_name="m"} 0.0' in metrics
+        assert not httpx.get(server.url + "/status", timeout=60).json()["models"][0]["ready"]
+        for each in waiting:
+            each.join(120)
+        assert [answer.json()["choices"] for answer in answers] == [expected] * 4
+        assert server.ready() == 200
+        metrics = httpx.get(server.url + "/metrics", timeout=60).text
+        for name in ("syringa_worker_hangs_total", "syringa_worker_crashes_total"):
+            assert re.search(rf'^{name}{{model_name="m"}} [1-9]', metrics, re.MULTILINE)
+        assert not alive(worker)
+        assert "model worker hangs" in server.log.read_text()
 
 
 def test_killed_api_process_is_restarted(server: Server) -> None:

@@ -105,3 +105,19 @@ def test_multiple_choice_answers_equal_transformers(http: httpx.Client, referenc
                 right[name] += values.index(max(values)) == question["answer"]
     print(f"{right} of {len(QUESTIONS)} right")
     assert right["syringa"] == right["transformers"] > 10
+
+
+def test_prompt_logprobs_equal_transformers(http: httpx.Client, reference: Any, tokenizer: Any) -> None:
+    ids = tokenizer.encode(TEXTS[0]).ids
+    completion = http.post("/v1/completions", json={"prompt": TEXTS[0], "prompt_logprobs": 1, "max_tokens": 0}).json()
+    body = {"messages": [{"role": "user", "content": TEXTS[0]}], "prompt_logprobs": 0, "max_tokens": 1}
+    chat = http.post("/v1/chat/completions", json=body | {"return_token_ids": True}).json()
+    cases = [(ids, completion["choices"][0]), (chat["prompt_token_ids"], chat)]
+    for (tokens, place), expected in zip(cases, token_logprobs(reference, [ids, cases[1][0]]), strict=True):
+        first, *scores = place["prompt_logprobs"]
+        assert first is None
+        found = [each[str(token)]["logprob"] for token, each in zip(tokens[1:], scores, strict=True)]
+        assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < 1e-3
+    for each in completion["choices"][0]["prompt_logprobs"][1:]:
+        best = next(score for score in each.values() if score["rank"] == 1)
+        assert all(score["logprob"] <= best["logprob"] for score in each.values())

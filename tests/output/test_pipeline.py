@@ -12,7 +12,7 @@ from syringa.events import Finished, OutputFormat, ReasoningDelta, TextDelta, To
 from syringa.output.collect import CollectedChoice, collect
 from syringa.output.pipeline import Pipeline
 from syringa.types import EngineDelta, TokenLogprobs
-from tests.fake_engine import ByteTokenizer
+from tests.fake_engine import END, START, ByteTokenizer
 
 BOTH = OutputFormat(reasoning="think", tool_calls="hermes")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "END"}}\n</tool_call>'
@@ -111,3 +111,61 @@ def test_truncated_marker_is_dropped_under_tool_calls_only() -> None:
         choice, _, _ = run(cut, "length", output=output)
         assert choice.text == ""
     assert calls(run(CALL, output=output)[0]) == [("f", '{"a": "END"}')]
+
+
+def feed(deltas: list[EngineDelta], **kwargs: Any) -> tuple[CollectedChoice, Pipeline]:
+    pipeline = Pipeline(ByteTokenizer(), 0, **kwargs)
+    events = [event for delta in deltas for event in pipeline.feed(delta)]
+    return collect(events).choices[0], pipeline
+
+
+def ended_by(token: int) -> list[EngineDelta]:
+    return [EngineDelta("r", 0, [*b"ab", START]), EngineDelta("r", 0, [token], finish="stop", stop_token=token)]
+
+
+@pytest.mark.parametrize(
+    ("token", "options", "text", "stop"),
+    [
+        (END, {}, "ab", None),
+        (END, {"include_stop": True}, "ab", None),
+        (END, {"show_special": True}, "ab<start>", None),
+        (END, {"show_special": True, "include_stop": True}, "ab<start><end>", None),
+        (99, {"stop_tokens": {99}}, "ab", 99),
+        (99, {"stop_tokens": {99}, "include_stop": True}, "abc", 99),
+    ],
+)
+def test_pipeline_ends_at_a_token(token: int, options: dict[str, Any], text: str, stop: int | None) -> None:
+    choice, pipeline = feed(ended_by(token), report_tokens=True, **options)
+    assert (choice.text, choice.reason, choice.stop) == (text, "stop", stop)
+    assert choice.token_ids == [*b"ab", START, token]
+    assert pipeline.tokens == 4
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+@pytest.mark.parametrize(("include", "text"), [(False, "one "), (True, "one END")])
+def test_pipeline_includes_the_stop_string_if_asked(include: bool, text: str, at_once: int) -> None:
+    choice, pipeline, _ = run(
+        "one ENDless", at_once=at_once, stop=("END",), include_stop=include, report_tokens=True, show_tokens=True
+    )
+    assert (choice.text, choice.reason, choice.stop) == (text, "stop", "END")
+    assert choice.token_ids == [*b"one END"]
+    assert pipeline.tokens == len(choice.token_ids)
+    assert bytes(each.scores.token for each in choice.tokens).decode() == text
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_pipeline_matches_stop_strings_in_shown_special_tokens(include: bool) -> None:
+    deltas = [EngineDelta("r", 0, [token]) for token in (*b"a", START, *b"b")]
+    choice, _ = feed(deltas, stop=("art>b",), show_special=True, include_stop=include)
+    assert (choice.text, choice.stop) == ("a<start>b" if include else "a<st", "art>b")
+    choice, _ = feed(deltas, stop=("<start>",), include_stop=include)
+    assert (choice.text, choice.stop) == ("a<start>" if include else "a", "<start>")
+
+
+@given(st.text("ab<END tol_calx>{}", max_size=40), st.integers(1, 5), st.booleans(), st.booleans())
+def test_pipeline_reports_the_ids_of_all_counted_tokens(text: str, at_once: int, include: bool, special: bool) -> None:
+    choice, pipeline, _ = run(
+        f"{text}x", at_once=at_once, stop=("<", "END"), include_stop=include, show_special=special,
+        report_tokens=True, output=BOTH,
+    )  # fmt: skip
+    assert choice.token_ids == [*f"{text}x".encode()[: pipeline.tokens]]

@@ -96,6 +96,14 @@ async def test_unavailable_database_is_logged_once(filed: Store, file: Path, cap
     assert str(file) in caplog.text
 
 
+async def test_full_disk_is_logged_once_although_reads_succeed(filed: Store, caplog: pytest.LogCaptureFixture) -> None:
+    with pragma(filed, "query_only = 1", "query_only = 0"):
+        for _ in range(3):
+            await assert_unavailable(write(filed).responses.create(response("r2")))
+            assert await read(filed).responses.get(US, "r1") == response("r1")
+    assert len(caplog.records) == 1
+
+
 async def test_read_only_database_serves_reads(filed: Store) -> None:
     with pragma(filed, "query_only = 1", "query_only = 0"):
         await assert_unavailable(write(filed).responses.create(response("r2")))

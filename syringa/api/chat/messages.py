@@ -56,7 +56,12 @@ _MESSAGE_SCHEMA = {
         ),
         object_schema(
             ("role", "content"),
-            role={"type": "string", "description": "Another role that the model's chat template renders."},
+            role={
+                "type": "string",
+                "pattern": f"^{_ROLE.pattern}$",
+                "not": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
+                "description": "Another role that the model's chat template renders.",
+            },
             content=TEXT_CONTENT,
             name=_TEXT,
         ),

@@ -17,6 +17,7 @@ from syringa.errors import InvalidRequest
 from syringa.types import TokenLogprobs
 
 MAX_LOGPROBS = 20
+_REQUEST_ID = r"^[A-Za-z0-9._:-]+(?![\s\S])"  # unlike in JavaScript, $ also matches before a final newline
 
 TruncationSide = Literal["left", "right"]
 
@@ -61,7 +62,7 @@ class TokenFields(SamplingFields, kw_only=True):
         ),
     ] = None
     request_id: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9._:-]+$")] | None,
+        Annotated[str, Meta(min_length=1, max_length=128, pattern=_REQUEST_ID)] | None,
         doc("Id of the response, after the prefix that ids of the endpoint have. Default: random."),
     ] = None
 

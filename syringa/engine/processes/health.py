@@ -66,11 +66,12 @@ class HealthPage:
 
     def set_running(self, fingerprints: Iterable[bytes]) -> None:
         """Record the fingerprints of the requests that the worker computes or prepares."""
-        running = tuple(dict.fromkeys(fingerprints))
-        if running == self._running:
+        running = tuple(fingerprints)
+        if running == self._running:  # as from one step to the next, mostly
             return
         self._running = running
-        data = b"".join(each for each in running[:MAX_FINGERPRINTS] if len(each) == FINGERPRINT_BYTES)
+        known = [each for each in dict.fromkeys(running) if len(each) == FINGERPRINT_BYTES]
+        data = b"".join(known[:MAX_FINGERPRINTS])
         self._map[_FINGERPRINTS_AT : _FINGERPRINTS_AT + len(data)] = data
         _COUNT.pack_into(self._map, _COUNT_AT, len(data) // FINGERPRINT_BYTES)
 

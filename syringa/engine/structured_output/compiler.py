@@ -18,9 +18,9 @@ import torch
 from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from syringa.fair_thread_pool import FairThreadPool
 from syringa.engine.structured_output.grammar_tokenizer import build_grammar_tokenizer
 from syringa.engine.structured_output.masks import MaskFiller
+from syringa.fair_thread_pool import FairThreadPool
 from syringa.grammar import invalid_grammar, parser_limits, plain_message, to_llguidance
 from syringa.grammar.lark import resolve_special_tokens
 from syringa.types import Grammar

@@ -43,7 +43,7 @@ SLOTS = 2  # forked processes at a time, of which a tenant has one: a hostile te
 MAX_QUEUED = 64  # grammars of one tenant
 MAX_VERDICTS = 4096
 IDLE_SECONDS = 900.0  # after which a probe exits; the next grammar starts it again
-WALL_FACTOR = 2  # a process is killed after so many times the limit on its CPU time, however little of it it got
+WALL_FACTOR = 5  # a process is killed after so many times the limit on its CPU time, however little of it it got
 _BASE_BYTES = 64 << 10  # charged for any grammar
 
 Compile = Callable[[Grammar], object]

@@ -15,13 +15,16 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from syringa.engine.models.hf.attention import UnsupportedModel
+from syringa.engine.vision.decode_memory import DecodeMemory
 from syringa.engine.vision.family import ImageTokens, TowerInputs, VisionFamily
 from syringa.errors import InvalidRequest
 from syringa.modelfiles import ModelFiles, load_tokenizer
 from syringa.types import Image
 
 LOW_DETAIL_SIZE = 512, 512
-MAX_PIXELS = 64_000_000  # 192 MB as RGB; protects against decompression bombs
+MAX_PIXELS = 64_000_000  # protects against decompression bombs
+DECODE_BYTES = 1 << 30  # of all images that are decoded at the same time
+BYTES_PER_PIXEL = 12  # Pillow takes four, and turning and converting an image make copies
 PROCESSOR_FILES = "preprocessor_config.json", "processor_config.json"
 
 
@@ -46,24 +49,22 @@ class ImageReader:
         self.tokenizer: Tokenizer = load_tokenizer(files)
         self.placeholder: int = getattr(config, family.placeholder)
         self.image_tokens = self._image_tokens()
+        self._memory = DecodeMemory(DECODE_BYTES)
 
     def decode(self, image: Image) -> Any:
         """Return the upright RGB pixels of an image file. Raise `InvalidRequest` if it cannot be decoded."""
+        with self._memory.reserve(_decoded_bytes(image)):
+            return self._decode(image)
+
+    def _decode(self, image: Image) -> Any:
         from PIL import Image as Pillow
         from PIL import ImageOps
 
         try:
             with Pillow.open(io.BytesIO(image.data)) as opened:
-                if opened.width * opened.height > MAX_PIXELS:
-                    raise InvalidRequest(
-                        f"An image has {opened.width} x {opened.height} pixels; {MAX_PIXELS:,} is the most.",
-                        param="messages",
-                    )
                 pixels = ImageOps.exif_transpose(opened).convert("RGB")
-        except InvalidRequest:
-            raise
         except Exception as error:  # decoders raise errors of any type on malformed files
-            raise InvalidRequest(f"An image cannot be decoded: {_first_line(error)}", param="messages") from None
+            raise _undecodable(error) from None
         if image.detail == "low":
             pixels.thumbnail(LOW_DETAIL_SIZE, Pillow.Resampling.BICUBIC)
         return pixels
@@ -73,7 +74,8 @@ class ImageReader:
         family = self.family
         options = dict(family.options) | (dict(family.low_detail_options) if image.detail == "low" else {})
         try:
-            output = self.processor(self.decode(image), return_tensors="pt", **options)
+            with self._memory.reserve(_decoded_bytes(image)):
+                output = self.processor(self._decode(image), return_tensors="pt", **options)
         except ValueError as error:  # for example an extreme aspect ratio
             raise InvalidRequest(f"An image cannot be used: {_first_line(error)}", param="messages") from None
         text = family.expand(self.config, output, self.image_tokens)
@@ -107,6 +109,24 @@ class ImageReader:
         if text is None or self.tokenizer.encode(text, add_special_tokens=False).ids != [id_]:
             raise UnsupportedModel(f"its tokenizer has no token of its own for the {name} {id_}")
         return text
+
+
+def _decoded_bytes(image: Image) -> int:
+    """Return the memory that decoding an image takes, from the header of its file. Raise `InvalidRequest`."""
+    from PIL import Image as Pillow
+
+    try:
+        with Pillow.open(io.BytesIO(image.data)) as opened:
+            width, height = opened.size
+    except Exception as error:  # decoders raise errors of any type on malformed files
+        raise _undecodable(error) from None
+    if width * height > MAX_PIXELS:
+        raise InvalidRequest(f"An image has {width} x {height} pixels; {MAX_PIXELS:,} is the most.", param="messages")
+    return width * height * BYTES_PER_PIXEL
+
+
+def _undecodable(error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"An image cannot be decoded: {_first_line(error)}", param="messages")
 
 
 def _grid(config: Any, output: Any) -> tuple[int, int]:

@@ -16,13 +16,13 @@ from threading import Event, Lock
 import msgspec
 import torch
 
-from syringa.fair_thread_pool import FairThreadPool
 from syringa.engine.vision.family import TowerInputs
 from syringa.engine.vision.image_cache import ImageCache
 from syringa.engine.vision.image_reader import ImageReader, ProcessedImage
 from syringa.engine.vision.placeholders import PlaceholderExpander
 from syringa.engine.vision.prompt_images import EncodedImage, PromptImages, hash_image
 from syringa.errors import ContextLengthExceeded, EngineError, InvalidRequest, SyringaError
+from syringa.fair_thread_pool import FairThreadPool
 from syringa.types import EngineRequest, Image
 
 logger = logging.getLogger("syringa.vision")

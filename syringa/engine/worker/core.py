@@ -170,7 +170,7 @@ class EngineCore:
 
     def _record_running(self, output: SchedulerOutput) -> None:
         batch = [item.sequence.request.fingerprint for item in output.scheduled]
-        before = self._last_batch if self.executor.busy else ()
+        before = self._last_batch if self.executor.busy and self._last_batch != batch else ()
         self.record_running((*batch, *before, *self.pending.fingerprints))
         self._last_batch = batch
 

@@ -56,7 +56,7 @@ class HostMiddleware:
         if _ANY in self._hosts or self._is_known(name) or (any_address and name is not None and is_address(name)):
             return
         message = (
-            f"The server does not respond to requests for the host {host!r}: "
+            f"The server does not respond to requests for the host {host!r:.200}: "
             "use its loopback address, or allow the name with --allowed-hosts."
         )
         raise Forbidden(message, code="host_not_allowed")
@@ -65,7 +65,7 @@ class HostMiddleware:
         name = host_name(origin)
         is_own_page = self._is_known(name) or (name is not None and name == host_name("//" + host))
         if not is_own_page and _ANY not in self._origins and origin not in self._origins:
-            message = f"Pages of {origin!r} may not use this server: allow them with --cors-origins."
+            message = f"Pages of {origin!r:.200} may not use this server: allow them with --cors-origins."
             raise Forbidden(message, code="origin_not_allowed")
 
     def _is_known(self, name: str | None) -> bool:

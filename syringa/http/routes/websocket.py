@@ -78,7 +78,7 @@ def _check_origin(socket: WebSocket, config: Config) -> None:
     if origin is None or "*" in allowed or origin in allowed:
         return
     if origin.lower().partition("://")[2] != socket.headers.get("host", "").lower():
-        message = f"Pages of {origin!r} may not connect: allow them with --cors-origins."
+        message = f"Pages of {origin!r:.200} may not connect: allow them with --cors-origins."
         raise Forbidden(message, code="origin_not_allowed")
 
 
@@ -107,10 +107,10 @@ class _Connection:
                         await self._wait_for_reader(sending)
         finally:
             self._app_state.drain_callbacks.discard(self._drain)
-            self._app_state.remembered.forget(self._organization, self)
             if self._response_task is not None:
                 self._response_task.cancel()
                 await asyncio.gather(self._response_task, return_exceptions=True)
+            self._app_state.remembered.forget(self._organization, self)
             self._queue.put_nowait(None)
             await asyncio.gather(sending, return_exceptions=True)
 

@@ -21,6 +21,7 @@ class DisjointChecker:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._work = 0
+        self._values: dict[int, frozenset[str] | None] = {}  # by the id of a schema
 
     def are_disjoint(self, alternatives: list[Any]) -> bool:
         """Return whether no value matches two of the schemas."""
@@ -45,22 +46,32 @@ class DisjointChecker:
         return False
 
     def _own_keywords_exclude(self, a: dict[str, Any], b: dict[str, Any], depth: int) -> bool:
-        values = _values(a), _values(b)
-        if values[0] is not None and values[1] is not None:
-            return values[0].isdisjoint(values[1])
+        values, others = self._values_of(a), self._values_of(b)
+        if values is not None and others is not None:
+            self._work += min(len(values), len(others)) // 8
+            return values.isdisjoint(others)
         common = _types(a) & _types(b)
         if common != {"object"}:
             return not common
         required = {name for node in (a, b) for name in list_at(node, "required") if isinstance(name, str)}
         return any(self._excludes(_property(a, name), _property(b, name), depth + 1) for name in sorted(required))
 
+    def _values_of(self, node: dict[str, Any]) -> frozenset[str] | None:
+        """Return the values that a schema lists, as JSON; None if it lists none, or too many."""
+        key = id(node)
+        if key not in self._values:
+            listed = _listed(node)
+            self._work += 0 if listed is None else len(listed) // 4
+            known = listed is not None and self._work <= _MAX_WORK
+            self._values[key] = frozenset(map(_canonical, listed or ())) if known else None
+        return self._values[key]
 
-def _values(node: dict[str, Any]) -> frozenset[str] | None:
-    """Return the values that a schema lists, as JSON; None if it lists none."""
+
+def _listed(node: dict[str, Any]) -> list[Any] | None:
     if "const" in node:
-        return frozenset({_canonical(node["const"])})
+        return [node["const"]]
     listed = node.get("enum")
-    return frozenset(map(_canonical, listed)) if isinstance(listed, list) else None
+    return listed if isinstance(listed, list) else None
 
 
 def _canonical(value: Any) -> str:
@@ -71,8 +82,7 @@ def _canonical(value: Any) -> str:
 
 def _types(node: dict[str, Any]) -> frozenset[str]:
     """Return the types that a value may have."""
-    listed = [node["const"]] if "const" in node else node.get("enum")
-    if isinstance(listed, list):
+    if (listed := _listed(node)) is not None:
         return frozenset(map(_type_of, listed))
     declared = node.get("type")
     names = [declared] if isinstance(declared, str) else declared

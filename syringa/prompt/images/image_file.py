@@ -86,12 +86,12 @@ def _load(image: Image.Image) -> None:
 
 def _check_size(size: tuple[int, int], max_pixels: int, max_side: int) -> None:
     short, long = sorted(size)
+    if short * long > max_pixels:
+        raise _too_many(max_pixels)
     if long > max_side:
         raise InvalidRequest(
             f"it has {size[0]} x {size[1]} pixels; {max_side} is the most for one side.", code="image_too_large"
         )
-    if short * long > max_pixels:
-        raise _too_many(max_pixels)
     # Image processors scale such an image up to the size of the short side, or refuse it.
     if long > MAX_ASPECT_RATIO * short:
         raise InvalidRequest(

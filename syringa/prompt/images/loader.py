@@ -118,7 +118,7 @@ def _decode_data_uri(uri: str, policy: ImagePolicy, budget: RequestBudget) -> Im
     text = _WHITESPACE.sub("", uri[prefix.end() :])
     if len(text) * 3 // 4 - 2 > policy.max_bytes:
         raise too_large(policy.max_bytes)
-    budget.spend_bytes(len(text) * 3 // 4)
+    budget.spend_bytes(max(0, len(text) * 3 // 4 - text[-2:].count("=")))
     try:
         if len(text) % 4:
             raise ValueError("padding")

@@ -59,6 +59,8 @@ def reassemble(seen: list[Any], *, logprobs: bool = False) -> dict[str, Any]:
         validate_openai(chunk, "CreateChatCompletionStreamResponse")
         assert chunk["object"] == "chat.completion.chunk"
         assert {name: chunk[name] for name in same} == {name: whole[name] for name in same}
+        prompt_fields = ("prompt_token_ids", "prompt_token_offsets", "prompt_logprobs", "prompt_text")
+        whole |= {name: chunk[name] for name in prompt_fields if name in chunk}
         for part in chunk["choices"]:
             if part["index"] not in choices:
                 assert part["delta"] == {"role": "assistant", "content": ""}
@@ -82,6 +84,7 @@ def _new_choice(index: int, logprobs: bool) -> dict[str, Any]:
         "message": message,
         "logprobs": {"content": [], "refusal": None} if logprobs else None,
         "finish_reason": None,
+        "stop_reason": None,
     }
 
 
@@ -101,5 +104,8 @@ def _add(choice: dict[str, Any], part: dict[str, Any]) -> None:
     if part["logprobs"] is not None:
         choice["logprobs"]["content"] += part["logprobs"]["content"]
     choice["finish_reason"] = part["finish_reason"]
+    choice["stop_reason"] = part.get("stop_reason")
+    if "token_ids" in part:
+        choice["token_ids"] = choice.get("token_ids", []) + part["token_ids"]
     if part["finish_reason"] is not None:
         assert delta == {}

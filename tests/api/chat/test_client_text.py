@@ -159,7 +159,7 @@ def family_model(family: Family) -> ServedModel:
         tokenizer=tokenizer,
         max_model_len=100_000,
         end_tokens=frozenset(),
-        template=ChatTemplate(family.template, {"bos_token": family.special[0]}),
+        template=ChatTemplate(family.template + "{{ documents }}", {"bos_token": family.special[0]}),
         formats=detect_formats(family.template, None, tokenizer.added_tokens),
         supports_images=True,
     )
@@ -182,6 +182,7 @@ def conversation(texts: list[str]) -> dict[str, Any]:
         ],
         "tools": [{"name": "f", "description": h, "parameters": {"properties": {i: {"enum": [j, a]}}}}],
         "kwargs": {"note": b},
+        "documents": [{"title": c, d: [e]}],
     }
 
 
@@ -191,7 +192,12 @@ async def encode(model: ServedModel, given: dict[str, Any], **options: Any) -> l
     use = ToolUse(tools=tools, mode="auto", callable=frozenset({"f"})) if tools else None
     assert model.template is not None
     renderer = PromptRenderer(
-        model=model, template=model.template, tools=use, kwargs=given.get("kwargs", {}), **options
+        model=model,
+        template=model.template,
+        tools=use,
+        kwargs=given.get("kwargs", {}),
+        documents=given.get("documents"),
+        **options,
     )
     return (await renderer.build(messages)).tokens
 

@@ -31,7 +31,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     *[({"messages": value}, "messages") for value in (None, [], {}, "hi", 5)],
     *[({"messages": [value]}, "messages[0]") for value in ("hi", 5, [])],
     *[({"messages": [value]}, "messages[0]") for value in ({}, {"content": "x"})],
-    *[({"messages": [{"role": role, "content": "x"}]}, "messages[0].role") for role in (5, "bot", "function", [])],
+    *[({"messages": [{"role": role, "content": "x"}]}, "messages[0].role") for role in (5, "a b", "function", [])],
     *[
         ({"messages": [{"role": role, "content": value}]}, "messages[0].content")
         for role in ("system", "developer", "user", "assistant")
@@ -112,7 +112,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ],
     *[({"reasoning_effort": value}, "reasoning_effort") for value in ("most", 5, True, "None")],
     ({"reasoning_effort": "none", "chat_template_kwargs": {"thinking": True}}, "reasoning_effort"),
-    *[({"thinking_token_budget": value}, "thinking_token_budget") for value in (-1, 1.5, "5", True)],
+    *[({"thinking_token_budget": value}, "thinking_token_budget") for value in (-2, 1.5, "5", True)],
     ({"add_generation_prompt": 1}, "add_generation_prompt"),
     ({"continue_final_message": 1}, "continue_final_message"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),

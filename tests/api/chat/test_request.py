@@ -37,6 +37,7 @@ async def test_chat_body() -> None:
                 "message": {"role": "assistant", "content": "hello", "refusal": None, "tool_calls": []},
                 "logprobs": None,
                 "finish_reason": "stop",
+                "stop_reason": None,
             }
         ],
         "usage": {
@@ -256,6 +257,13 @@ bodies = st.fixed_dictionaries(
         "stop": st.sampled_from(["x", "é", '"}', ["\n", "😀"]]),
         "reasoning_effort": st.sampled_from(["none", "low"]),
         "parallel_tool_calls": st.booleans(),
+        "include_reasoning": st.booleans(),
+        "include_stop_str_in_output": st.booleans(),
+        "skip_special_tokens": st.booleans(),
+        "return_token_ids": st.booleans(),
+        "return_prompt_text": st.booleans(),
+        "return_token_offsets": st.booleans(),
+        "prompt_logprobs": st.integers(0, 3),
     },
 )
 
@@ -275,6 +283,8 @@ async def test_chat_stream_equals_body(body: dict[str, Any], at_once: int, model
             for call in choice["message"]["tool_calls"]:
                 assert call.pop("id").startswith("call_")
     assert streamed == whole
+    if body.get("return_token_ids"):
+        assert sum(len(choice["token_ids"]) for choice in whole["choices"]) == whole["usage"]["completion_tokens"]
     for choice in whole["choices"]:
         assert choice["finish_reason"] != "tool_calls" or choice["message"]["tool_calls"]
         assert choice["message"]["content"] is not None or choice["message"]["tool_calls"]

@@ -32,7 +32,7 @@ async def test_completion_body() -> None:
     assert body == {
         "object": "text_completion",
         "model": "fake",
-        "choices": [{"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
         "usage": {
             "prompt_tokens": 2,
             "completion_tokens": 6,
@@ -185,6 +185,12 @@ bodies = st.fixed_dictionaries(
             st.sampled_from(["a", "é", "\n"]),
             st.lists(st.text("abcde é😀", min_size=1, max_size=3), max_size=4),
         ),
+        "include_stop_str_in_output": st.booleans(),
+        "skip_special_tokens": st.booleans(),
+        "return_token_ids": st.booleans(),
+        "return_tokens_as_token_ids": st.booleans(),
+        "return_token_offsets": st.booleans(),
+        "prompt_logprobs": st.integers(0, 3),
     },
 )
 
@@ -200,6 +206,8 @@ async def test_completion_stream_equals_body(body: dict[str, Any], at_once: int)
     for each in (whole, streamed):
         del each["id"], each["created"]
     assert streamed == whole
+    if body.get("return_token_ids"):
+        assert sum(len(choice["token_ids"]) for choice in whole["choices"]) == whole["usage"]["completion_tokens"]
     for choice in whole["choices"]:
         lists = choice["logprobs"]
         if lists is not None:

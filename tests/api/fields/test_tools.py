@@ -88,6 +88,7 @@ async def test_completion_returns_tool_calls(choice: str | None) -> None:
             {"type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}},
             {"type": "function", "function": {"name": "time", "arguments": "{}"}},
         ],
+        "stop_reason": None,
     }
     assert len(set(ids)) == 2
     assert all(each.startswith("call_") for each in ids)

@@ -130,7 +130,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "text"}}, "response_format"),
     ({"n": 2}, "n"),
     ({"temperature": 3}, "temperature"),
-    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
     ({"logit_bias": {"999": 1}}, "logit_bias.999"),
     ({"service_tier": "gold"}, "service_tier"),
     ({"safety_identifier": "x" * 65}, "safety_identifier"),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
 
+from syringa.engine.execution.executor import ClientDelta
 from syringa.engine.execution.sync import SyncExecutor
 from syringa.engine.scheduling.scheduler_output import SchedulerOutput
 from syringa.engine.worker import server
@@ -21,12 +21,12 @@ LATE = 3  # generated tokens
 def main() -> None:
     step = SyncExecutor.step
 
-    def faulty_step(executor: SyncExecutor, output: SchedulerOutput) -> Any:
+    def faulty_step(self: SyncExecutor, output: SchedulerOutput) -> list[ClientDelta]:
         for sequence in (item.sequence for item in output.scheduled):
             late = LATE_CRASH_TOKEN in sequence.request.prompt and sequence.generated >= LATE
             if late or CRASH_TOKEN in sequence.request.prompt:
                 os.kill(os.getpid(), signal.SIGKILL)
-        return step(executor, output)
+        return step(self, output)
 
     SyncExecutor.step = faulty_step  # type: ignore[method-assign]
     server.main()

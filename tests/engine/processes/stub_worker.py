@@ -1,8 +1,8 @@
 """A worker process without a model, run as `python -m tests.engine.processes.stub_worker`.
 
 The name of the model selects its behavior: `fine`, `slow` (to load), `broken`, `crowded` (fits only alone), `huge`
-(never fits), `doomed` (dies while loading). It answers every request with the prompt's tokens, one per step. A step with
-the token `CRASH` kills the process, and the first step of all with `HANG_ONCE` does not end.
+(never fits), `doomed` (dies while loading). It answers every request with the prompt's tokens, one per step. A step
+with the token `CRASH` kills the process, and the first step of all with `HANG_ONCE` does not end.
 """
 
 from __future__ import annotations

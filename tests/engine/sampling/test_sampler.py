@@ -506,3 +506,102 @@ def test_by_row_pads_rows_on_gpu(length: int, function: Any) -> None:
     found = draw.by_row(function, rows.as_subclass(OnGpu)).as_subclass(torch.Tensor)
     assert found.shape == rows.shape
     assert torch.allclose(found, function(rows, -1), atol=1e-6)
+
+
+# --- allowed tokens and bad words
+
+SMALL = 40  # not a multiple of the bits of a mask's word
+few_tokens = st.frozensets(st.integers(0, SMALL - 1), min_size=1, max_size=6)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    allowed=few_tokens,
+    grammar=st.none() | few_tokens,
+    banned=st.none() | few_tokens,
+    temperature=st.sampled_from([0.0, 1.0]),
+    top_p=st.sampled_from([1.0, 0.5]),
+)
+def test_sampler_draws_only_allowed_tokens(
+    device: torch.device,
+    seed: int,
+    allowed: frozenset[int],
+    grammar: frozenset[int] | None,
+    banned: frozenset[int] | None,
+    temperature: float,
+    top_p: float,
+) -> None:
+    rest = next(iter(set(range(SMALL)) - allowed))
+    restricted = row(
+        seed=seed,
+        allowed_tokens=allowed,
+        bad_words=tuple((token,) for token in banned or ()),
+        logit_bias={rest: 100.0},
+        temperature=temperature,
+        top_p=top_p,
+    )
+    rows = [row(seed=seed), restricted, row(seed=seed, allowed_tokens=frozenset(range(SMALL)))]
+    masks = None if grammar is None else bits([None, sorted(grammar), None], SMALL)
+    sampler, logits = Sampler(SMALL, device), random_logits(3, seed, SMALL).to(device)
+    before = None if masks is None else masks.clone()
+    sampled = sampler.sample(logits, rows, masks).tokens
+    left = allowed & (allowed if grammar is None else grammar) - (banned or frozenset())
+    assert sampled[1] in left if left else sampled[1] == NO_TOKEN
+    assert masks is None or torch.equal(masks, before)
+    alone = sampler.sample(logits[[0, 2]], [row(seed=seed), row(seed=seed)]).tokens
+    assert [sampled[0], sampled[2]] == alone
+
+
+def contains(output: list[int], word: tuple[int, ...]) -> bool:
+    return any(tuple(output[at : at + len(word)]) == word for at in range(len(output)))
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    words=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), min_size=1, max_size=4),
+)
+def test_sampler_never_completes_a_bad_word(device: torch.device, seed: int, words: list[tuple[int, ...]]) -> None:
+    state = SamplerState(SamplingParams(seed=seed, bad_words=tuple(words)))
+    sampler, output = Sampler(5, device), []
+    for position in range(30):
+        (token,) = sampler.sample(
+            random_logits(1, seed + position, 5).to(device), [SamplingRow(state, 0, position)]
+        ).tokens
+        output.append(token)
+        state.observe(token)
+        if position == 15:
+            state = state.fork()
+    assert not any(contains(output, word) for word in words)
+
+
+def test_bad_words_start_in_the_output() -> None:
+    state = SamplerState(SamplingParams(seed=0, bad_words=((1, 2), (3,))), prompt=[1], output=[])
+    assert state.bad_words is not None
+    assert state.bad_words.banned() == {3}
+    state.observe(1)
+    assert state.bad_words.banned() == {2, 3}
+    assert SamplerState(state.sampling, output=[0, 1]).bad_words.banned() == {2, 3}  # type: ignore[union-attr]
+
+
+def test_sampler_reports_logprobs_of_chosen_tokens(device: torch.device) -> None:
+    logits = random_logits(3).to(device)
+    rows = [SamplingRow(row().state, logprobs=0, logprob_tokens=(7, 3)), row(logprobs=2), row(logprobs=0)]
+    found = Sampler(VOCAB, device).sample(logits, rows).logprobs
+    expected = logits.log_softmax(-1)
+    first, second, third = found
+    assert first is not None
+    assert sorted(first.top) == [(id_, pytest.approx(float(expected[0, id_]), abs=1e-5)) for id_ in (3, 7)]
+    assert first.logprob == pytest.approx(float(expected[0, first.token]), abs=1e-5)
+    assert second is not None
+    assert [id_ for id_, _ in second.top] == expected[1].topk(2).indices.tolist()
+    assert third is not None
+    assert third.top == []
+
+
+def test_prompt_logprobs_have_ranks(device: torch.device) -> None:
+    logits = random_logits(2).to(device)
+    order = logits.argsort(-1, descending=True)
+    tokens = [int(order[0, 0]), int(order[1, 41])]
+    assert [each.rank for each in prompt_logprobs(logits, tokens, 1)] == [1, 42]

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from syringa.engine.scheduling.fair_queue import FairQueue, VirtualTokenCounters, tenant_to_displace
+from syringa.engine.scheduling.sequence import Sequence
 from tests.engine.scheduling.model_free_engine import sequence
 
 
@@ -132,3 +134,45 @@ def test_token_counters_of_past_tenants_are_dropped() -> None:
         counters.charge("always", 60)
         counters.charge(f"guest {number}", 100)
         assert len(counters) < 10
+
+
+def with_priority(priority: int, *, tenant: str = "a", submitted: float = 0.0) -> Sequence:
+    one = sequence([1], tenant=tenant)
+    one.request = msgspec.structs.replace(one.request, priority=priority)
+    one.submitted = submitted
+    return one
+
+
+def test_fair_queue_orders_the_sequences_of_a_tenant_by_priority_and_arrival() -> None:
+    queue = FairQueue()
+    other = with_priority(-9, tenant="b")
+    added = [with_priority(priority) for priority in (0, 5, 0, -1, 5)]
+    for each in (*added, other):
+        queue.add(each)
+    begun = with_priority(7)
+    begun.begun = True
+    queue.add(begun, first=True)
+    queue.add(last := with_priority(-2))
+    served = []
+    while queue.count("a"):
+        served.append(queue.head("a"))
+        queue.remove(served[-1])
+    assert served == [begun, last, added[3], added[0], added[2], added[1], added[4]]
+    assert queue.head("b") is other
+
+
+def test_fair_queue_displaces_the_lowest_priority() -> None:
+    queue = FairQueue()
+    added = [with_priority(priority, tenant="noisy") for priority in (3, 0, 3, 1)]
+    for each in added:
+        queue.add(each)
+    assert queue.displaced_by("quiet", 4) is added[2]
+
+
+def test_fair_queue_finds_overdue_sequences_of_every_priority() -> None:
+    queue = FairQueue()
+    times = {5: [1.0, 4.0], -5: [3.0, 3.5], 0: [2.0, 3.2, 3.3]}
+    for priority, each in times.items():
+        for submitted in each:
+            queue.add(with_priority(priority, submitted=submitted))
+    assert [one.submitted for one in queue.overdue(3.0)] == [3.0, 2.0, 1.0]

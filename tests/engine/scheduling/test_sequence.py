@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
-from syringa.engine.sampling.sampler_input import SamplerState
+from syringa.engine.sampling.sampler_input import NO_TOKEN, SamplerState
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
-from syringa.engine.scheduling.sequence import Sequence, check_stop
+from syringa.engine.scheduling.sequence import Sequence, append_token, check_stop
 from syringa.types import EngineRequest, FinishReason, SamplingParams, StopConditions, TokenLogprobs
 
 END, STOP, WORD = 1, 2, 9
@@ -128,3 +131,25 @@ def test_sequence_prefers_opening_while_output_matches_it() -> None:
     assert found == [7, 8, None]
     diverged = Sequence(request, 0, SamplerState(request.sampling, [5]), tokens=[5, 9])
     assert diverged.preferred is None
+
+
+@pytest.mark.parametrize(
+    "rules", [{"allowed_tokens": frozenset({WORD})}, {"bad_words": ((WORD,),)}, {"logit_bias": {WORD: 1.0}}]
+)
+def test_sequence_with_token_rules_is_sampled_by_the_host(rules: dict[str, Any]) -> None:
+    one = sequence([5])
+    one.state = SamplerState(SamplingParams(seed=0))
+    assert not one.needs_host
+    one.state = SamplerState(SamplingParams(seed=0, **rules))
+    assert one.needs_host
+
+
+def test_append_token_names_the_rules_that_leave_no_token() -> None:
+    one = sequence([5])
+    assert append_token(one, NO_TOKEN, 10) == ([], "error", "The model gave no usable probabilities.")
+    sampling = SamplingParams(seed=0, allowed_tokens=frozenset({WORD}), bad_words=((WORD,),))
+    one.request = msgspec.structs.replace(one.request, sampling=sampling)
+    tokens, finish, error = append_token(one, NO_TOKEN, 10)
+    assert (tokens, finish) == ([], "error")
+    assert error is not None
+    assert "allowed_token_ids and bad_words" in error

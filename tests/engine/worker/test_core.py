@@ -301,3 +301,77 @@ def test_stats(engine: Make, encode: Any) -> None:
     stats = core.stats()
     assert (stats.steps, stats.output_tokens) == (9, 12)
     assert all_blocks_are_free(core)
+
+
+def test_suspects_are_computed_alone_and_their_deltas_are_held(engine: Make, encode: Any) -> None:
+    core = engine()
+    running: list[list[bytes]] = []
+    core.record_running = lambda fingerprints: running.append(sorted(fingerprints))
+    driver = Driver(core)
+    driver.submit(request("a", encode("One two"), max_tokens=9, fingerprint=b"a"))
+    driver.step(2)
+    suspects = [
+        request(name, encode(f"Three {name}"), max_tokens=4, fingerprint=name.encode(), isolation="start")
+        for name in ("b", "c")
+    ]
+    driver.submit(*suspects)
+    assert core.stats().waiting == 2
+    driver.step(2)
+    assert running == [[b"a"], [b"a"], [b"b"], [b"c"]]
+    assert {id_ for id_, _ in driver.answers} == {"a"}  # a crash of "c" would lose nothing that "b" has sent
+    assert len(driver.answers["a", 0].tokens) == 2
+    driver.step()
+    assert running[4] == [b"a", b"b", b"c"]
+    assert [len(driver.answers[name, 0].tokens) for name in "abc"] == [3, 2, 2]
+    answers = dict(driver.finish())
+    assert all_blocks_are_free(core)
+    alone = drive(engine(), [request(name, encode(f"Three {name}"), max_tokens=4) for name in ("b", "c")])
+    assert [answers[name, 0].tokens for name in "bc"] == [alone[name, 0].tokens for name in "bc"]
+
+
+def test_held_deltas_are_sent_when_the_last_suspect_is_aborted(engine: Make, encode: Any) -> None:
+    core = engine()
+    driver = Driver(core)
+    driver.submit(*(request(name, encode("One"), max_tokens=1, isolation="start") for name in ("a", "b")))
+    driver.step()
+    assert not driver.answers
+    core.abort("b")
+    assert driver.finish()["a", 0].finish == "length"
+    assert all_blocks_are_free(core)
+
+
+def test_token_rules_hold_for_every_choice_and_beside_a_grammar(engine: Make, encode: Any, tokenizer: Any) -> None:
+    digits = frozenset(encode("0123456789"))
+    word = tuple(encode(" 2 3"))
+    rules = {"allowed_tokens": digits | set(word), "bad_words": ((encode("1")[0],), word), "choices": 3}
+    grammar = Grammar("regex", "[0-5]{4}")
+    answers = drive(
+        engine(tokenizer_json=tokenizer.to_str),
+        [
+            request("free", encode("Count: 1 2 3 1 2 3"), max_tokens=12, **rules),
+            request("grammar", encode("Count: 1 2 3"), max_tokens=12, grammar=grammar, **rules),
+            request("impossible", encode("Count"), allowed_tokens=digits, grammar=Grammar("regex", "[a-z]+")),
+            request("none", encode("Count"), allowed_tokens=frozenset({7}), bad_words=((7,),)),
+        ],
+    )
+    for (name, _), answer in answers.items():
+        if name in ("free", "grammar"):
+            assert answer.finish == ("length" if name == "free" else "stop")
+            assert set(answer.tokens) <= rules["allowed_tokens"] - {encode("1")[0]}  # type: ignore[operator]
+            pairs = zip(answer.tokens, answer.tokens[1:], answer.tokens[2:], strict=False)
+            assert word not in list(pairs)
+    assert {len(answers["grammar", choice].tokens) for choice in range(3)} == {4}
+    failed = [answers[name, 0].deltas[-1] for name in ("impossible", "none")]
+    assert [(delta.finish, delta.error_kind) for delta in failed] == [("error", "grammar"), ("error", "no_token")]
+    assert all(delta.error is not None and "allowed_token_ids" in delta.error for delta in failed)
+
+
+def test_waiting_requests_of_a_tenant_start_by_priority(engine: Make, encode: Any) -> None:
+    driver = Driver(engine(limits=SchedulerLimits(max_running=1)))
+    prompt = encode("Once")
+    driver.submit(*(request(f"p{priority}", prompt, max_tokens=1, priority=priority) for priority in (2, 0, -1, 1)))
+    order: list[str] = []
+    while driver.core.busy:
+        driver.step()
+        order += [name for name, _ in driver.answers if name not in order]
+    assert order == ["p-1", "p0", "p1", "p2"]

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from syringa.config import Config
 from syringa.errors import EngineUnavailable, StoreUnavailable
 from syringa.service.responses import background, process_identity
 from syringa.store import StoredEvent, StoredResponse
-from tests.chat_models import reasoning_model
-from tests.client import eventually, settle, until
+from tests.chat_models import plain_model, reasoning_model
+from tests.client import eventually, server, settle, until
 from tests.fake_engine import FakeEngine
 from tests.http.responses_client import PATH, ResponsesClient, responses_client, stream_events, text_of
 from tests.schemas import validate_open_responses, validate_openai
@@ -208,6 +209,28 @@ async def test_background_response_holds_its_concurrency_place_until_it_ends(fil
             await finished(http, each["id"])
         await http.respond(background=True)
         await http.respond()
+
+
+async def test_background_response_holds_its_concurrency_place_after_its_client_disconnected(file: str) -> None:
+    engine = FakeEngine("hello")
+    engine.pause()
+    config = Config(port=0, drain_timeout=1.0, database=file, api_key=("k",), concurrent_requests=1)
+    async with server(engine, config, plain_model()) as http:
+        http.headers["authorization"] = "Bearer k"
+        body = {"input": "hi", "background": True, "stream": True}
+        async with http.stream("POST", PATH, json=body) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    id = msgspec.json.decode(line.removeprefix("data: "))["response"]["id"]
+                    break
+        assert (await http.post(PATH, json={"input": "hi"})).status_code == 429
+        engine.resume()
+
+        async def is_admitted() -> bool:
+            return (await http.post(PATH, json={"input": "hi"})).status_code == 200
+
+        await until(is_admitted)
+        assert (await http.get(f"{PATH}/{id}")).json()["status"] == "completed"
 
 
 async def test_cancelled_background_response_releases_its_concurrency_place(file: str) -> None:

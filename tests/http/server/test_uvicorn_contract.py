@@ -36,7 +36,7 @@ ATTRIBUTES: dict[type, tuple[str, ...]] = {
     ),
     WebSocketsSansIOProtocol: (
         *("config", "conn", "handshake_initiated", "transport", "loop", "logger", "frames", "read_paused", "queue"),
-        *("close_sent", "close_timer"),
+        *("close_sent", "close_timer", "handshake_complete", "scope"),
     ),
     FlowControl: ("read_paused", "write_paused"),
     uvicorn.Server: ("server_state", "should_exit"),
@@ -69,7 +69,9 @@ PARAMETERS: dict[Any, tuple[str, ...]] = {
     RequestResponseCycle.run_asgi: ("self", "app"),
     RequestResponseCycle.send: ("self", "message"),
     RequestResponseCycle.receive: ("self",),
+    WebSocketsSansIOProtocol.connection_lost: ("self", "exc"),
     WebSocketsSansIOProtocol.data_received: ("self", "data"),
+    WebSocketsSansIOProtocol.handle_connect: ("self", "event"),
     WebSocketsSansIOProtocol.shutdown: ("self",),
     WebSocketsSansIOProtocol.receive: ("self",),
     WebSocketsSansIOProtocol.handle_events: ("self",),

@@ -41,26 +41,33 @@ async def test_memory_budget_bounds_what_is_held() -> None:
     await second.release()
 
 
-async def test_memory_budget_serves_the_organization_that_holds_least_first() -> None:
+async def test_memory_budget_never_makes_an_organization_below_its_share_wait() -> None:
     budget = MemoryBudget(10)
-    holding = [Holder(budget, "greedy", 5), Holder(budget, "greedy", 5)]
-    waiting = [Holder(budget, "greedy", 5) for _ in range(3)]
+    greedy = [Holder(budget, "greedy", 5) for _ in range(4)]
     await settle()
-    other = Holder(budget, "other", 5)
+    assert [each.entered.is_set() for each in greedy] == [True, True, False, False]
+    other = [Holder(budget, "other", 3), Holder(budget, "other", 3)]
     await settle()
-    await holding[0].release()
+    assert [each.entered.is_set() for each in other] == [True, False]  # its share is 5
+    await greedy[0].release()
     await settle()
-    assert other.entered.is_set()
-    assert not any(each.entered.is_set() for each in waiting)
-    for each in (holding[1], other, *waiting):
+    assert [each.entered.is_set() for each in (*greedy[2:], *other)] == [False, False, True, False]
+    await greedy[1].release()
+    await settle()  # now it holds nothing, and gets its share
+    assert [each.entered.is_set() for each in (*greedy[2:], *other)] == [True, False, True, False]
+    await other[0].release()
+    await settle()
+    assert [each.entered.is_set() for each in (greedy[3], other[1])] == [False, True]
+    for each in (greedy[2], greedy[3], other[1]):
         await each.release()
+    assert not budget._held
 
 
 async def test_memory_budget_admits_what_exceeds_it_alone() -> None:
     budget = MemoryBudget(10)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(budget.reserve("acme", 1000))
-        waiting = Holder(budget, "other", 1)
+        waiting = Holder(budget, "acme", 1)
         await settle()
         assert not waiting.entered.is_set()
     await settle()
