@@ -45,6 +45,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     logprob_tokens: tuple[int, ...] = ()  # whose log-probabilities are returned instead of the most likely tokens'
     prompt_logprobs: int | None = None
+    # Beam search with `choices` beams and this length penalty, instead of sampling.
+    beam_length_penalty: float | None = None
     images: tuple[Image, ...] = ()  # in the order of their placeholders in the prompt
     output: OutputFormat = OutputFormat()
     grammar_param: str = "grammar"  # request field the grammar came from, named in errors

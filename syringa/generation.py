@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
+from syringa.beam_search import Beam, BeamSearch
 from syringa.engine.interface import Engine
 from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest
 from syringa.events import ChoiceEvent, Event, Finished, GenerationRequest, GenerationStats, PromptScored, Usage
 from syringa.output.detokenizer import TokenTables
 from syringa.output.pipeline import Pipeline
-from syringa.types import EngineDelta, EngineRequest
+from syringa.types import EngineDelta, EngineRequest, StopConditions, TokenLogprobs
+
+T = TypeVar("T")
 
 MAX_CONCURRENT_PROMPTS = 256  # of one request
 _FAILURES = ("error", "abort")
@@ -53,7 +58,8 @@ async def run_generation(
     With `share_cache`, cached prefixes are shared with other tenants.
     """
     key = cache_key(None if share_cache else request.tenant, request.cache_salt)
-    runs = [_PromptGeneration(engine, tokenizer, request, index, key) for index in range(len(request.prompts))]
+    kind = _PromptGeneration if request.beam_length_penalty is None else _BeamGeneration
+    runs = [kind(engine, tokenizer, request, index, key) for index in range(len(request.prompts))]
     try:
         if len(runs) == 1:
             await runs[0].run(emit)
@@ -100,9 +106,14 @@ async def _run_concurrently(runs: Sequence[_PromptGeneration], emit: Emit) -> No
         async with slots:
             await run.run(emit)
 
-    tasks = [asyncio.create_task(run_one(run)) for run in runs]
+    await _gather([run_one(run) for run in runs])
+
+
+async def _gather(coroutines: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """Run coroutines concurrently and return their results; the first failure ends them all."""
+    tasks = [asyncio.create_task(each) for each in coroutines]
     try:
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
@@ -263,3 +274,86 @@ class _PromptGeneration:
             raise EngineError(message)
         if delta.finish == "abort":
             raise EngineUnavailable("The engine aborted the request.")
+
+
+class _BeamGeneration(_PromptGeneration):
+    """Beam search for one prompt of a request. Every step is an engine request per beam, for one token.
+
+    What beams have in common is found in the prefix cache. The choices are emitted when the search is done.
+    """
+
+    __slots__ = ("_beam_length_penalty",)
+
+    def __init__(
+        self, engine: Engine, tokenizer: TokenTables, request: GenerationRequest, prompt: int, key: bytes
+    ) -> None:
+        super().__init__(engine, tokenizer, request, prompt, key)
+        self._beam_length_penalty = request.beam_length_penalty or 0.0
+
+    async def run(self, emit: Emit) -> None:
+        request = self._request
+        if not request.stopping.max_tokens:  # only prompt log-probabilities were requested
+            await super().run(emit)
+            return
+        search = BeamSearch(self._choices, self._beam_length_penalty, request.stopping)
+        # Only the log-probabilities count: the token that the engine samples is not used.
+        alternatives = max(search.alternatives, request.logprobs or 0)
+        step_request = msgspec.structs.replace(
+            request, choices=1, logprobs=alternatives, stopping=StopConditions(max_tokens=1)
+        )
+        prompt_logprobs = request.prompt_logprobs
+        for step in itertools.count():
+            if search.done:
+                break
+            steps = [
+                msgspec.structs.replace(
+                    step_request,
+                    id=f"{request.id}-{step}-{index}",
+                    prompt=[*request.prompt, *beam.tokens],
+                    prompt_logprobs=prompt_logprobs,
+                )
+                for index, beam in enumerate(search.beams)
+            ]
+            first, *_ = deltas = await _gather(map(self._run_step, steps))
+            if step == 0:
+                self._observe_first_step(first, emit)
+                prompt_logprobs = None
+            search.expand([delta.logprobs[0] for delta in deltas])
+        self._emit_beams(search.best(), emit)
+
+    async def _run_step(self, request: EngineRequest) -> EngineDelta:
+        received: list[EngineDelta] = []
+
+        def receive(delta: EngineDelta) -> bool:
+            self._raise_failure(delta)
+            received.append(delta)
+            return True
+
+        await self._engine.submit(request, receive)
+        if not received or not received[0].logprobs:
+            raise EngineUnavailable("The engine ended the request before it was done.")
+        return received[0]
+
+    def _observe_first_step(self, delta: EngineDelta, emit: Emit) -> None:
+        self._first_token_at = time.perf_counter()
+        self._queue_ms, self._cached_tokens = delta.queued_ms, delta.cached_tokens
+        if delta.prompt_logprobs is not None:
+            emit([PromptScored(self._prompt, delta.prompt_logprobs)])
+
+    def _emit_beams(self, beams: Sequence[Beam], emit: Emit) -> None:
+        count = self._request.logprobs
+        for pipeline, beam in zip(self._pipelines, beams, strict=False):
+            logprobs = [TokenLogprobs(each.token, each.logprob, each.top[:count]) for each in beam.logprobs]
+            stop_token = beam.tokens[-1] if beam.finish == "stop" else None
+            events = pipeline.feed(
+                EngineDelta(
+                    self._request.id,
+                    0,
+                    list(beam.tokens),
+                    logprobs if count is not None else [],
+                    beam.finish,
+                    stop_token,
+                )
+            )
+            self._truncated |= beam.finish == "length"
+            emit(events)

@@ -194,8 +194,8 @@ def differences(
 ) -> list[str]:
     """Return the differences between the results of clients and the usage records.
 
-    `kills`: times at which an API process was killed, which loses the records of the last second. `failures`: times at
-    which a model worker was killed.
+    `kills`: times at which an API process was killed: a request that it had not ended has no record. `failures`: times
+    at which a model worker was killed.
     """
     metered = [each for each in seen if each.plan.path in METERED]
     single = [row for row in rows if row.outcome != "refused"]
@@ -207,17 +207,16 @@ def differences(
     problems += [f"no request for {found[id]}" for id in unknown]
 
     refusals: Counter[tuple[str, str, int]] = Counter()
-    doubtful: Counter[tuple[str, str, int]] = Counter()
+    broken = sum(each.fate == "broken" for each in metered)  # refusals that were recorded but not sent
     for each in metered:
-        may_be_lost = any(kill - 1.0 - LATE <= each.ended <= kill + LATE for kill in kills)
         if each.fate == "refused":
-            name = (each.plan.key.id, each.plan.path, each.status)
-            refusals[name] += 1
-            doubtful[name] += may_be_lost
+            refusals[each.plan.key.id, each.plan.path, each.status] += 1
             continue
         row = found.get(each.id)
         if row is None:
-            if each.fate != "broken" and not may_be_lost:
+            # The server may not have noticed that the client had left.
+            may_be_open = each.fate == "left" and any(kill - 1.0 - LATE <= each.ended <= kill + LATE for kill in kills)
+            if each.fate != "broken" and not may_be_open:
                 problems.append(f"no row for {each}")
         elif each.fate == "left" and row.outcome == "failed" and any(row.at < moment + LATE for moment in failures):
             continue
@@ -228,7 +227,7 @@ def differences(
         if row.outcome == "refused":
             recorded[row.key, row.endpoint, row.status] += row.requests
     for name in refusals | recorded:
-        if not refusals[name] - doubtful[name] <= recorded[name] <= refusals[name]:
+        if not refusals[name] <= recorded[name] <= refusals[name] + broken:
             problems.append(f"{name}: {refusals[name]} refusals were seen, and {recorded[name]} are recorded")
     return problems
 

@@ -121,3 +121,17 @@ def test_prompt_logprobs_equal_transformers(http: httpx.Client, reference: Any, 
     for each in completion["choices"][0]["prompt_logprobs"][1:]:
         best = next(score for score in each.values() if score["rank"] == 1)
         assert all(score["logprob"] <= best["logprob"] for score in each.values())
+
+
+def test_beams_are_likelier_than_the_greedy_completion(http: httpx.Client) -> None:
+    body = {"prompt": "The best way to learn a language is", "max_tokens": 6, "ignore_eos": True, "logprobs": 0}
+    beams = body | {"use_beam_search": True, "n": 4, "return_token_ids": True}
+    answers = [http.post("/v1/completions", json=beams).json()["choices"] for _ in range(2)]
+    assert answers[0] == answers[1]
+    totals = [sum(choice["logprobs"]["token_logprobs"]) for choice in answers[0]]
+    assert totals == sorted(totals, reverse=True)
+    assert len({tuple(choice["token_ids"]) for choice in answers[0]}) == 4
+    greedy = http.post("/v1/completions", json=body | {"temperature": 0}).json()["choices"][0]
+    assert totals[0] >= sum(greedy["logprobs"]["token_logprobs"])
+    (scored,) = score(http, [body["prompt"] + answers[0][0]["text"]])
+    assert sum(scored[-6:]) == pytest.approx(totals[0], abs=1e-3)

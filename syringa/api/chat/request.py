@@ -20,6 +20,7 @@ from syringa.api.chat.prompt import (
     require_template,
 )
 from syringa.api.chat.writer import ChatWriter
+from syringa.api.fields.beam_search import read_beam_search
 from syringa.api.fields.common import (
     CacheSaltField,
     MetadataField,
@@ -219,10 +220,11 @@ async def prepare_chat(
         tenant=tenant,
         cache_salt=body.cache_salt,
     )
+    sampling = msgspec.structs.replace(sampling, grammar=grammar, opening=model.opening(use))
     request = GenerationRequest(
         id=random_id("chatcmpl-"),
         prompts=[prompt.tokens],
-        sampling=msgspec.structs.replace(sampling, grammar=grammar, opening=model.opening(use)),
+        sampling=sampling,
         stopping=stopping,
         choices=body.n or 1,
         candidates=body.n or 1,
@@ -233,6 +235,7 @@ async def prepare_chat(
         logprobs=body.top_logprobs or 0 if body.logprobs else None,
         logprob_tokens=tuple(body.logprob_token_ids or ()),
         prompt_logprobs=body.prompt_logprobs,
+        beam_length_penalty=read_beam_search(body, sampling, ignored, images=bool(prompt.images)),
         images=tuple(await fetch_images(prompt.images, model.image_policy, tenant)) if prompt.images else (),
         output=OutputFormat(
             reasoning=model.formats.reasoning,

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from syringa.api.completions.writer import CompletionWriter, PromptEcho
+from syringa.api.fields.beam_search import read_beam_search
 from syringa.api.fields.common import CacheSaltField, StreamOptionsField, check_choices, read_stream_options
 from syringa.api.fields.constraints import compose_grammar
 from syringa.api.fields.defaults import apply_defaults
@@ -183,10 +184,11 @@ async def prepare_completion(
         tenant=tenant,
         cache_salt=body.cache_salt,
     )
+    sampling = msgspec.structs.replace(sampling, grammar=grammar)
     request = GenerationRequest(
         id=random_id("cmpl-"),
         prompts=[prompt.tokens for prompt in prompts],
-        sampling=msgspec.structs.replace(sampling, grammar=grammar),
+        sampling=sampling,
         stopping=stopping,
         choices=choices,
         candidates=candidates,
@@ -197,6 +199,7 @@ async def prepare_completion(
         logprobs=body.logprobs,
         logprob_tokens=tuple(body.logprob_token_ids or ()),
         prompt_logprobs=max(scored, default=None),
+        beam_length_penalty=read_beam_search(body, sampling, ignored),
         output=OutputFormat(
             tool_calls="plain", tool_schemas=tools.parameters, tool_calls_only=tools.use.mode == "required"
         )

@@ -61,6 +61,22 @@ class TokenFields(SamplingFields, kw_only=True):
             False,
         ),
     ] = None
+    use_beam_search: Annotated[
+        bool | None,
+        doc(
+            "Return the `n` best results of a beam search with `n` beams, best first, instead of sampling. Cannot be "
+            "combined with `stop`, constraints, penalties or images; fields of sampling are reported as ignored.",
+            False,
+        ),
+    ] = None
+    length_penalty: Annotated[
+        Annotated[float, Meta(ge=-10, le=10)] | None,
+        doc(
+            "With `use_beam_search`: beams are ranked by their log-probability divided by their number of tokens to "
+            "this power.",
+            1.0,
+        ),
+    ] = None
     request_id: Annotated[
         Annotated[str, Meta(min_length=1, max_length=128, pattern=_REQUEST_ID)] | None,
         doc("Id of the response, after the prefix that ids of the endpoint have. Default: random."),

@@ -20,7 +20,7 @@ from syringa.prompt.images.loader import ImagePolicy
 from syringa.prompt.tokens.tokenizer import Tokenizer
 from syringa.types import Grammar
 
-ModelStatus = Literal["loaded", "loading", "cold", "failed"]
+ModelStatus = Literal["loaded", "hanging", "loading", "cold", "failed"]
 """Whether a model is in memory. A cold model is loaded by its first request."""
 
 GrammarCheck = Callable[[Grammar, str, str | None], Awaitable[int]]

@@ -31,7 +31,7 @@ _ORGANIZATION_ID = {"organization_id": "The id of an organization."}
 _MODEL_ID = {"model_id": "The id of a model. May contain slashes."}
 _MODEL = {
     "type": "object",
-    "description": "The configuration, with `status`: `loaded`, `loading`, `cold` or `failed`.",
+    "description": "The configuration, with `status`: `loaded`, `hanging`, `loading`, `cold` or `failed`.",
     "required": ["object", "id", "path", "status"],
     "properties": {"object": {"const": "model_configuration"}},
 }

@@ -226,3 +226,28 @@ def test_abort_of_in_flight_request_emits_nothing_more(engine: Make, tokenizer: 
     driver.finish()
     assert {key: len(answer.tokens) for key, answer in driver.answers.items()} == emitted
     assert core.stats().blocks_free + core.stats().blocks_cached == core.stats().blocks_total
+
+
+def test_suspects_are_alone_on_the_device(engine: Make, tokenizer: Any) -> None:
+    prompts = {name: tokenizer.encode(f"{name} is the").ids for name in ("Paris", "Rome", "Oslo", "Bern")}
+
+    def play_suspects(core: EngineCore) -> tuple[list[list[bytes]], Answers]:
+        running: list[list[bytes]] = []
+        core.record_running = lambda fingerprints: running.append(sorted(set(fingerprints)))
+        driver = Driver(core)
+        for number, (name, prompt) in enumerate(prompts.items()):
+            isolation = "start" if number > 1 else "none"
+            core.submit(request(name, prompt, max_tokens=9, fingerprint=name.encode(), isolation=isolation))
+            driver.step(2 if number == 1 else 0)
+        return running, driver.finish()
+
+    core = engine()
+    core.use_runner(SlowDevice(core))
+    running, answers = play_suspects(core)
+    seen = [b"".join(each) for each in running]
+    others, oslo, bern, together = b"ParisRome", b"Oslo", b"Bern", b"BernOsloParisRome"
+    assert seen[: seen.index(together)] == [others, others, others, oslo, oslo, oslo, bern, bern]
+    expected = play_suspects(engine())[1]
+    assert {key: answer.tokens for key, answer in answers.items()} == {
+        key: answer.tokens for key, answer in expected.items()
+    }

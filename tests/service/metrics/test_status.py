@@ -66,7 +66,9 @@ async def test_report_format() -> None:
         "window": "5m",
         "window_secs": 300,
         "stale": False,
-        "models": [{"id": "m", "name": "The model", "tps": 20.0, "ttfb_seconds": 0.25, "uptime_pct": 75.0, "ready": True}],
+        "models": [
+            {"id": "m", "name": "The model", "tps": 20.0, "ttfb_seconds": 0.25, "uptime_pct": 75.0, "ready": True}
+        ],
     }
 
 
@@ -191,7 +193,9 @@ async def test_models_are_listed_without_statistics() -> None:
     source.fail = StoreUnavailable("unavailable")
     report = await source.report()
     assert (report["stale"], report["updated_at"]) == (True, "2026-01-31T12:00:00Z")
-    assert report["models"] == [{"id": "m", "name": "The model", "tps": None, "ttfb_seconds": None, "uptime_pct": None, "ready": True}]
+    assert report["models"] == [
+        {"id": "m", "name": "The model", "tps": None, "ttfb_seconds": None, "uptime_pct": None, "ready": True}
+    ]
 
 
 async def test_slow_query_is_awaited_only_once() -> None:
