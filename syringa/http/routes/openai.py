@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -61,7 +62,10 @@ class OpenAIRoutes:
 
     async def show_model(self, request: Request) -> Response:
         models = self._models.for_key(dependencies.caller(request).models)
-        return dependencies.json(entries.to_model_entry(await models.show(request.path_params["id"])))
+        id = request.path_params["id"]
+        if not id:  # which means the default model in a request body, but no model in a path
+            raise HTTPException(404)
+        return dependencies.json(entries.to_model_entry(await models.show(id)))
 
     async def tokenize(self, request: Request) -> Response:
         return await self._convert(request, tokens.TokenizeRequest, tokens.tokenize)
