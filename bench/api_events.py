@@ -24,7 +24,8 @@ CLIENT = r"""
 import asyncio, json, sys
 port, streams, tokens = map(int, sys.argv[1:])
 body = json.dumps({"prompt": "x", "max_tokens": tokens, "stream": True}).encode()
-head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+head += b"content-length: %d\r\n\r\n"
 async def one():
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     writer.write(head % len(body) + body)

@@ -282,20 +282,25 @@ class _BeamGeneration(_PromptGeneration):
     What beams have in common is found in the prefix cache. The choices are emitted when the search is done.
     """
 
-    __slots__ = ("_beam_length_penalty",)
+    __slots__ = ("_search",)
 
     def __init__(
         self, engine: Engine, tokenizer: TokenTables, request: GenerationRequest, prompt: int, key: bytes
     ) -> None:
         super().__init__(engine, tokenizer, request, prompt, key)
-        self._beam_length_penalty = request.beam_length_penalty or 0.0
+        self._search = BeamSearch(request.choices, request.beam_length_penalty or 0.0, request.stopping)
+
+    def add_to(self, stats: GenerationStats) -> None:
+        super().add_to(stats)
+        if not self._pipelines[0].done:  # the search failed or was canceled
+            stats.completion_tokens += sum([len(beam.tokens) for beam in self._search.beams])
 
     async def run(self, emit: Emit) -> None:
         request = self._request
         if not request.stopping.max_tokens:  # only prompt log-probabilities were requested
             await super().run(emit)
             return
-        search = BeamSearch(self._choices, self._beam_length_penalty, request.stopping)
+        search = self._search
         # Only the log-probabilities count: the token that the engine samples is not used.
         alternatives = max(search.alternatives, request.logprobs or 0)
         step_request = msgspec.structs.replace(

@@ -26,7 +26,9 @@ def client(
     app = create_app(
         config or Config(), SingleEngineProvider(engine or FakeEngine("hello")), FixedModels([model or fake_model()])
     )
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://localhost")
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://localhost"
+    )
 
 
 @contextlib.asynccontextmanager

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 
 from syringa.beam_search import Beam, BeamSearch
 from syringa.engine.interface import DeltaHandler
-from syringa.types import EngineDelta, EngineRequest, StopConditions, TokenLogprobs
+from syringa.errors import EngineOverloaded
+from syringa.events import GenerationRequest, GenerationStats
+from syringa.generation import run_generation
+from syringa.types import EngineDelta, EngineRequest, SamplingParams, StopConditions, TokenLogprobs
 from tests.api.chat.helpers import HI
 from tests.chat_models import plain_model
 from tests.client import client, events
-from tests.fake_engine import END, FakeEngine
+from tests.fake_engine import END, ByteTokenizer, FakeEngine
 from tests.tiers import examples
 
 STOP = 0  # the end token of the tiny vocabulary
@@ -183,21 +186,38 @@ async def test_beam_search_reports_failures_of_its_steps() -> None:
     assert (await post({}, engine)).status_code == 503
 
 
+async def test_beam_search_that_fails_counts_the_tokens_of_its_beams() -> None:
+    engine, stats = BeamEngine(), GenerationStats()
+    engine.failing = "The queue is full."
+    request = GenerationRequest(
+        id="r",
+        prompts=[[1, 2]],
+        sampling=SamplingParams(seed=0),
+        stopping=StopConditions(max_tokens=4),
+        choices=2,
+        candidates=2,
+        beam_length_penalty=1.0,
+    )
+    with pytest.raises(EngineOverloaded):
+        await run_generation(engine, ByteTokenizer(), request, lambda batch: None, stats)
+    assert (stats.prompt_tokens, stats.completion_tokens) == (2, 2)  # the second step failed
+
+
 @pytest.mark.parametrize(
-    ("body", "param"),
+    ("body", "name"),
     [
         ({"stop": "x"}, "stop"),
         ({"allowed_token_ids": [1]}, "allowed_token_ids"),
         ({"bad_words": ["x"]}, "bad_words"),
         ({"repetition_penalty": 1.2}, "repetition_penalty"),
-        ({"grammar": {"type": "regex", "value": "a"}}, "use_beam_search"),
+        ({"grammar": {"type": "regex", "value": "a"}}, "grammar"),
         ({"best_of": 3}, "best_of"),
-        ({"length_penalty": 11}, "length_penalty"),
     ],
 )
-async def test_beam_search_refuses_what_it_cannot_honor(body: dict[str, Any], param: str) -> None:
+async def test_beam_search_refuses_what_it_cannot_honor(body: dict[str, Any], name: str) -> None:
     answer = await post(body, BeamEngine())
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "use_beam_search")
+    assert name in answer.json()["error"]["message"]
 
 
 async def test_beam_search_reports_sampling_fields_as_ignored() -> None:

@@ -53,6 +53,7 @@ BEYOND_SCHEMA = (
     *("best_of", "min_tokens", "max_tokens", "stream_options", "grammar", "response_format", "tools", "tool_choice"),
     *("suffix", "prompt", "tokens", "stop_token_ids", "logit_bias", "messages", "max_completion_tokens"),
     *("top_logprobs", "continue_final_message", "chat_template_kwargs", "reasoning_effort"),
+    *("allowed_token_ids", "logprob_token_ids", "truncate_prompt_tokens", "use_beam_search", "prompt_logprobs"),
     *("input", "items", "previous_response_id", "conversation", "text", "background", "max_output_tokens"),
     *("starting_after", "stream", "after", "before"),
     *("expires_at", "organization", "name", "models", "since", "until"),

@@ -311,7 +311,7 @@ def _echoed_text(body: ChatRequest) -> str:
     last = body.messages[-1]
     content = last.get("content") if last.get("role") == "assistant" else None
     if isinstance(content, list):
-        return "".join(part["text"] for part in content if part.get("type") == "text")
+        return "\n".join(part["text"] for part in content if part.get("type") == "text")
     return content or ""
 
 

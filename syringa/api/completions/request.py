@@ -312,9 +312,7 @@ def _check_number(given: list[Any]) -> None:
         raise InvalidRequest(f"prompt: at most {MAX_PROMPTS} in one request, got {len(given)}.", param="prompt")
 
 
-async def _encode(
-    texts: list[str], model: ServedModel, truncate: TruncationSide | None, special: bool
-) -> list[Prompt]:
+async def _encode(texts: list[str], model: ServedModel, truncate: TruncationSide | None, special: bool) -> list[Prompt]:
     prompts = []
     encoded = await model.encode_all(texts, special=special, truncate=truncate)
     for tokens, text in zip(encoded, texts, strict=True):

@@ -29,7 +29,7 @@ def read_beam_search(
     for name in _REFUSED:
         value = getattr(fields, name, None)
         if value and value != _NEUTRAL.get(name):
-            raise InvalidRequest(f"{name} and use_beam_search cannot be combined.", param=name)
+            raise InvalidRequest(f"use_beam_search and {name} cannot be combined.", param="use_beam_search")
     if sampling.grammar is not None:
         raise InvalidRequest(
             "use_beam_search cannot be combined with a grammar, a format, tools or a reasoning budget.",

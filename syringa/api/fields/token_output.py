@@ -26,7 +26,7 @@ class TokenFields(SamplingFields, kw_only=True):
     """Base of the bodies of chat completions and completions."""
 
     truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None,
+        Annotated[int, Meta(ge=-1, le=MAX_COUNT, extra_json_schema={"not": {"const": 0}})] | None,
         doc("Cut the prompt to this many tokens; -1: to what the context leaves for it. Not with images."),
     ] = None
     truncation_side: Annotated[

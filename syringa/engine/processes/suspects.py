@@ -27,9 +27,14 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def fingerprint(request: EngineRequest) -> bytes:
-    """Return a hash of a request's tenant and content, the same whenever a client sends it. Without its seed."""
+    """Return a hash of a request's tenant and content, the same whenever a client sends it.
+
+    Seed and priority, which a client may change from one attempt to the next, are not part of it.
+    """
     sampling = msgspec.structs.replace(request.sampling, seed=0, logit_bias={})
-    content = msgspec.structs.replace(request, id="", sampling=sampling, images=(), fingerprint=b"", isolation="none")
+    content = msgspec.structs.replace(
+        request, id="", sampling=sampling, images=(), priority=0, fingerprint=b"", isolation="none"
+    )
     bias = sorted(request.sampling.logit_bias.items())
     images = [(image.digest, image.detail) for image in request.images]
     return hashlib.blake2b(_encoder.encode((content, bias, images)), digest_size=FINGERPRINT_BYTES).digest()

@@ -124,6 +124,8 @@ class Sampler:
 
     # Steps 1 to 5.
     def edit_logits(self, raw: torch.Tensor, rows: Sequence[SamplingRow], masks: torch.Tensor | None) -> torch.Tensor:
+        if masks is None and not any(row.state.needs_host or row.banned for row in rows):
+            return raw
         constrained: list[int] = []
         masks = self._with_allowed_tokens(rows, masks)
         if masks is not None:

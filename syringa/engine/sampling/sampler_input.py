@@ -27,7 +27,9 @@ class SamplerState:
     Call `observe` with every token of the output, and `fork` when a choice forks.
     """
 
-    __slots__ = ("allowed", "bad_words", "bias", "counts", "dry", "edits", "filtered", "greedy", "sampling")
+    __slots__ = (
+        "allowed", "bad_words", "bias", "counts", "dry", "edits", "filtered", "greedy", "needs_host", "sampling",
+    )  # fmt: skip
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> None:
         s = self.sampling = sampling
@@ -47,11 +49,7 @@ class SamplerState:
         self.allowed = _pack_mask(s.allowed_tokens) if s.allowed_tokens else None
         rules = (self.bias, self.counts, self.dry, self.bad_words)
         self.edits = any(rule is not None for rule in rules)  # whether single logits are edited
-
-    @property
-    def needs_host(self) -> bool:
-        """Whether the logits are changed before a token is drawn."""
-        return self.edits or self.allowed is not None
+        self.needs_host = self.edits or self.allowed is not None  # whether logits are changed before a token is drawn
 
     def observe(self, token: int) -> None:
         if self.counts is not None:

@@ -364,14 +364,19 @@ async def test_negative_thinking_budget_is_none() -> None:
     assert unlimited.sampling.grammar is None
 
 
-@pytest.mark.parametrize("content", ["Once", [{"type": "text", "text": "On"}, {"type": "text", "text": "ce"}]])
-async def test_chat_echoes_the_assistant_message_that_it_continues(content: Any) -> None:
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("Once", "Once"), ([{"type": "text", "text": "On"}, {"type": "text", "text": "ce"}], "On\nce")],
+)
+async def test_chat_echoes_the_assistant_message_that_it_continues(content: Any, text: str) -> None:
     messages = [*HI, {"role": "assistant", "content": content}]
     body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "echo": True}
-    assert (await post(CHAT, body, FakeEngine(" upon")))["choices"][0]["message"]["content"] == "Once upon"
-    chunks = await chunks_of(CHAT, body, FakeEngine(" upon"))
+    engine = FakeEngine(" upon")
+    assert (await post(CHAT, body, engine))["choices"][0]["message"]["content"] == f"{text} upon"
+    assert bytes(engine.requests[0].prompt).decode().endswith(text)
+    chunks = await chunks_of(CHAT, body, engine)
     contents = [choice["delta"].get("content") for chunk in chunks for choice in chunk["choices"]]
-    assert contents[:3] == ["", "Once", " "]
+    assert contents[:3] == ["", text, " "]
     assert (await post(CHAT, {"echo": True}))["choices"][0]["message"]["content"] == "hello"
 
 

@@ -48,7 +48,7 @@ async def test_registry_reads_default_at_start_and_others_on_first_use(config: C
     await registry.start()
     assert reads == ["a"]
     first = await registry.find(None)
-    assert [await registry.find(name) for name in ("a", "x", "default")] == [first] * 3
+    assert [await registry.find(name) for name in ("", "a", "x", "default")] == [first] * 4
     assert (first.id, first.aliases, first.prices) == ("a", ("x",), Prices(input=1))
     assert reads == ["a"]
     second, again = await asyncio.gather(registry.find("b"), registry.find("b"))

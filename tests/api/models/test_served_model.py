@@ -12,7 +12,7 @@ from tests.fake_engine import END, fake_model
 async def test_fixed_models_find_by_name() -> None:
     first, second = fake_model(id="a", aliases=("x",)), fake_model(id="b", aliases=("x", "y"))
     models = FixedModels([first, second])
-    assert [await models.find(name) for name in (None, "default", "a", "x")] == [first] * 4
+    assert [await models.find(name) for name in (None, "", "default", "a", "x")] == [first] * 5
     assert [await models.find(name) for name in ("b", "y")] == [second] * 2
     with pytest.raises(NotFound, match="Available: a, b"):
         await models.find("c")

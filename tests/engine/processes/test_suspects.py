@@ -86,6 +86,7 @@ def test_fingerprint_depends_on_tenant_and_content_only() -> None:
         {"id": "b"},
         {"isolation": "start"},
         {"fingerprint": b"known"},
+        {"priority": 3},
         {"sampling": msgspec.structs.replace(sampling, seed=2, logit_bias={2: 3.0, 1: 2.0})},
     ]
     other: list[dict[str, Any]] = [

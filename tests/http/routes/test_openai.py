@@ -51,7 +51,8 @@ async def test_unknown_model_is_404_and_lists_known_models(name: str) -> None:
 async def test_completions_on_both_paths(path: str) -> None:
     async with client() as http:
         answer = (await http.post(path, json={"model": "fake", "prompt": "x"})).json()
-    assert answer["choices"] == [{"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop"}]
+    ended = {"finish_reason": "stop", "stop_reason": None}
+    assert answer["choices"] == [{"index": 0, "text": "hello", "logprobs": None, **ended}]
 
 
 async def test_tokenize_and_detokenize() -> None:
