@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -88,17 +89,23 @@ class GenerationDispatcher:
         for scope in self._running:
             scope.cancel(shutdown_error())
 
+    @contextlib.contextmanager
+    def deadline(self, accounting: RequestAccounting) -> Iterator[CancelScope]:
+        """Cancel the block when the request has taken too long, counted from its arrival."""
+        timeout = min(self._timeout, accounting.timeout or math.inf)
+        with CancelScope() as scope:
+            if timeout < math.inf:
+                late = EngineUnavailable(f"The request took longer than {timeout:g} seconds.", code="timeout")
+                scope.cancel_after(max(0.0, timeout - accounting.elapsed()), late)
+            yield scope
+
     async def _run(
         self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit, discard: Discard | None = None
     ) -> Usage:
-        timeout = min(self._timeout, accounting.timeout or math.inf)
         try:
             if self._stopped:
                 raise shutdown_error()
-            with CancelScope() as scope:
-                if timeout < math.inf:
-                    late = EngineUnavailable(f"The request took longer than {timeout:g} seconds.", code="timeout")
-                    scope.cancel_after(timeout, late)
+            with self.deadline(accounting) as scope:
                 self._running.add(scope)
                 try:
                     with self._key_watch.watching(accounting.caller, scope.cancel):

@@ -34,26 +34,28 @@ class OpenAIRoutes:
         body, ignored = await dependencies.read_body(request, chat.ChatRequest)
         accounting = dependencies.accounting(request)
         models = self._models.for_key(accounting.caller.models)
-        prepared = await chat.prepare_chat(
-            body,
-            models,
-            ignored,
-            accounting.caller.organization,
-            always_include_usage=self._config.always_include_usage,
-        )
+        with self._dispatcher.deadline(accounting):
+            prepared = await chat.prepare_chat(
+                body,
+                models,
+                ignored,
+                accounting.caller.organization,
+                always_include_usage=self._config.always_include_usage,
+            )
         return self._respond(prepared, accounting, dependencies.ignored_fields_header(self._config, ignored))
 
     async def completions(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, completions.CompletionRequest)
         accounting = dependencies.accounting(request)
         models = self._models.for_key(accounting.caller.models)
-        prepared = await completions.prepare_completion(
-            body,
-            models,
-            ignored,
-            accounting.caller.organization,
-            always_include_usage=self._config.always_include_usage,
-        )
+        with self._dispatcher.deadline(accounting):
+            prepared = await completions.prepare_completion(
+                body,
+                models,
+                ignored,
+                accounting.caller.organization,
+                always_include_usage=self._config.always_include_usage,
+            )
         return self._respond(prepared, accounting, dependencies.ignored_fields_header(self._config, ignored))
 
     async def list_models(self, request: Request) -> Response:

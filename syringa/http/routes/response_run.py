@@ -153,6 +153,18 @@ class ResponseRuns:
 
         `memory`: histories that a connection remembers, by response id. Only then the run keeps its own history.
         """
+        with self.dispatcher.deadline(accounting):
+            return await self._prepare(body, ignored, accounting, open_mode=open_mode, memory=memory)
+
+    async def _prepare(
+        self,
+        body: ResponseRequest,
+        ignored: list[str],
+        accounting: RequestAccounting,
+        *,
+        open_mode: bool,
+        memory: Mapping[str, History] | None,
+    ) -> ResponseRun:
         organization = accounting.caller.organization
         async with self._read_history(body, organization, memory or {}) as found:
             context = await self._context(body, organization, found, open_mode)

@@ -47,6 +47,10 @@ class RequestAccounting:
         self.admission: Admission | None = None  # released when the request has ended
         self.detached = False  # whether it continues in the background after its HTTP response
 
+    def elapsed(self) -> float:
+        """Return the seconds since the request arrived."""
+        return time.perf_counter() - self._began
+
     @property
     def outcome(self) -> Outcome:
         return self._outcome or "ok"

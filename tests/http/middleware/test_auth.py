@@ -191,6 +191,31 @@ async def test_timeout_header_sets_a_deadline(file: str) -> None:
     assert [entry.outcome for entry in http.accounting] == ["failed", "refused"]
 
 
+@pytest.mark.parametrize(
+    ("path", "prepare", "body"),
+    [
+        ("/v1/completions", "syringa.api.completions.request.prepare_completion", {"prompt": "hi"}),
+        (
+            "/v1/chat/completions",
+            "syringa.api.chat.request.prepare_chat",
+            {"messages": [{"role": "user", "content": "hi"}]},
+        ),
+        ("/v1/responses", "syringa.http.routes.response_run.prepare_response", {"input": "hi", "store": False}),
+    ],
+)
+async def test_deadline_covers_preparation(
+    file: str, monkeypatch: pytest.MonkeyPatch, path: str, prepare: str, body: dict[str, object]
+) -> None:
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(prepare, never)
+    async with accounting_client(file) as http:
+        late = await http.post(path, json=body, headers={"x-syringa-timeout": "0.05"})
+    assert (late.status_code, late.json()["error"]["code"]) == (503, "timeout")
+    assert [entry.outcome for entry in http.accounting] == ["failed"]
+
+
 async def test_request_without_key_is_counted_but_not_accounted(file: str) -> None:
     async with accounting_client(file, api_key=("secret",), public_metrics=True) as http:
         wrong = {"authorization": "Bearer guess"}
