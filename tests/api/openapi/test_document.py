@@ -113,9 +113,9 @@ async def test_document_lists_the_errors_of_a_bad_body(path: str) -> None:
     listed = openapi_document(secured=False)["paths"][path]["post"]["responses"]
     async with client(config=Config(max_body_bytes=100)) as http:
         seen = [
-            await http.post(path, content=b"{"),
+            await http.post(path, content=b"{", headers={"content-type": "application/json"}),
             await http.post(path, json={"prompt": "x", "tokens": [1], "model": "other", "messages": HI}),
-            await http.post(path, content=b"x" * 101),
+            await http.post(path, content=b"x" * 101, headers={"content-type": "application/json"}),
             await http.post(path, content=b"x", headers={"content-type": "text/plain"}),
         ]
     assert [answer.status_code for answer in seen] == [400, 404, 413, 415]
