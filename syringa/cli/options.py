@@ -33,7 +33,8 @@ SAMPLING: Mapping[str, tuple[Any, str]] = {
     "min_p": (float, "Exclude tokens below this fraction of the highest probability."),
     "seed": (int, "Seed of the sampler; the same seed gives the same tokens."),
     "n": (int, "Number of completions."),
-    "stop": (list[str], "Stop before this text. May be repeated, up to 4 times."),
+    "stop": (list[str], "Stop before this text. May be repeated, up to 64 times."),
+    "include_stop_str_in_output": (bool, "Keep the stop text at the end of the output."),
     "frequency_penalty": (float, "-2 to 2; applied for each time a token was generated."),
     "presence_penalty": (float, "-2 to 2; applied once to a token that was generated."),
     "repetition_penalty": (float, "Above 1, tokens of prompt and output become less likely."),
@@ -47,6 +48,9 @@ SAMPLING: Mapping[str, tuple[Any, str]] = {
     "ignore_eos": (bool, "Continue after the model's end-of-sequence token."),
     "min_tokens": (int, "Minimum number of tokens to generate."),
     "stop_token_ids": (list[int], "Id of a token that ends the output. May be repeated."),
+    "allowed_token_ids": (list[int], "Id of a token that may be generated, and no others. May be repeated."),
+    "bad_words": (list[str], "Text that is not generated. May be repeated."),
+    "skip_special_tokens": (bool, "Leave special tokens out of the text."),
     "truncate_sequence": (bool, "Truncate a prompt that is too long, at its beginning."),
 }
 
@@ -66,8 +70,9 @@ def settings_options(names: Iterable[str] = tuple(config.FIELDS)) -> list[inspec
 
 
 def sampling_options(exclude: Iterable[str] = ()) -> list[inspect.Parameter]:
+    on = ("skip_special_tokens",)  # by default, so that there has to be an option to switch it off
     return [
-        _option(name, kind, text, metavar=_METAVARS.get(kind, "TEXT"), switch=kind is bool)
+        _option(name, kind, text, metavar=_METAVARS.get(kind, "TEXT"), switch=kind is bool and name not in on)
         for name, (kind, text) in SAMPLING.items()
         if name not in exclude
     ]

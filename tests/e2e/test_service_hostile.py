@@ -121,7 +121,7 @@ def test_prompt_of_another_organization_cannot_be_guessed_by_cached_tokens(tenan
     assert cached(tenants.ours, cache_salt="of one user") >= 16
 
 
-@pytest.mark.parametrize("name", ["\r\nx-evil: 1", "evil\x00\x1b[31m", "../../etc/evil", "e" * 100_000, "\ud800", ""])
+@pytest.mark.parametrize("name", ["\r\nx-evil: 1", "evil\x00\x1b[31m", "../../etc/evil", "e" * 100_000, "\ud800", " "])
 def test_hostile_model_names_are_refused(tenants: Tenants, name: str) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 1, "model": name})
     answer = tenants.ask("POST", "/v1/completions", content=body, headers={"content-type": "application/json"})

@@ -233,7 +233,7 @@ class ChatWriter:
         body.prompt_text = self._prompt_text
 
     def _chunks(self, choice: ChunkChoice) -> list[ChatChunk]:
-        choice.token_ids = self._token_ids.pop(choice.index, UNSET)
+        choice.token_ids = self._token_ids.pop(choice.index, []) if self._tokens.token_ids else UNSET
         chunk = self._chunk([choice], self._usage_so_far())
         if choice.index in self._started:
             return [chunk]

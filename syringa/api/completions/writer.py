@@ -206,7 +206,7 @@ class CompletionWriter:
         choice.prompt_logprobs = self._prompt_scores.get(prompt, UNSET)
 
     def _chunk(self, choice: Choice) -> Completion:
-        choice.token_ids = self._token_ids.pop(choice.index, UNSET)
+        choice.token_ids = self._token_ids.pop(choice.index, []) if self._tokens.token_ids else UNSET
         if choice.index not in self._started:
             self._started.add(choice.index)
             self._add_prompt_fields(choice)
