@@ -170,6 +170,9 @@ def main(arguments: list[str] | None = None) -> int:
         except StartupError as error:
             console.print(f"[red]{error.message}[/]")
             return 1
+        except KeyboardInterrupt:
+            console.print("[yellow]interrupted: server stopped, nothing written[/]")
+            return 130
         finally:
             if given.keep_log is not None and (log := Path(folder) / "server.log").exists():
                 given.keep_log.write_bytes(log.read_bytes())
