@@ -20,8 +20,10 @@ PYTHON = {
     "instructor_client.py": INSTRUCTOR,
 }
 NODE = {"openai_chat_client.mjs": OPENAI_JS, "ai_sdk_client.mjs": AI_SDK}
-# OpenAI's own packages run in both tiers.
-SLOW = dict.fromkeys(("langchain_client.py", "instructor_client.py", "ai_sdk_client.mjs"), pytest.mark.slow)
+# OpenAI's own packages run in both tiers, but for the longest script.
+SLOW = dict.fromkeys(
+    ("langchain_client.py", "instructor_client.py", "openai_tools_client.py", "ai_sdk_client.mjs"), pytest.mark.slow
+)
 
 
 @pytest.mark.parametrize("script", [pytest.param(each, marks=SLOW.get(each, ())) for each in PYTHON])

@@ -17,7 +17,7 @@ from tests.e2e.conftest import KEY
 from tests.e2e.server import Server
 from tests.tiers import examples
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 CHOICES = 4  # per request
 DRAWS = examples(200) // CHOICES * CHOICES

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.server import Server, alive, serve, wait_for
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 PROMPT = "Once upon a time there was a purple giraffe"
 BODY = {"prompt": PROMPT, "max_tokens": 4000, "ignore_eos": True, "stream": True}

@@ -20,7 +20,7 @@ from tests.e2e.sdk import OPENAI_JS, OPENAI_PYTHON, node_with, python_with
 from tests.e2e.server import Server
 from tests.schemas import validate_openai
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 LANGUAGES = ["python", "node", "curl"]
 COLOR = {

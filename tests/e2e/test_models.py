@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.server import Server, alive, serve, wait_for
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 WORKER = "syringa.engine.worker.server"
 # The same files with different context lengths, hence different workers.
@@ -54,7 +54,6 @@ def entries(server: Server) -> dict[str, Any]:
     return {each["id"]: each for each in httpx.get(server.url + "/v1/models", timeout=120).json()["data"]}
 
 
-@pytest.mark.slow
 def test_cold_model_is_loaded_used_unloaded_and_loaded_again(tmp_path: Path) -> None:
     with serve("--config", config(tmp_path), "--workers", "2") as server:
         wait_for(lambda: entries(server)["first"]["status"] == "loaded")

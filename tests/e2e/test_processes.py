@@ -138,6 +138,7 @@ def test_sigterm_finishes_streams_and_leaves_no_process() -> None:
         assert not any(alive(child) for child in children)
 
 
+@pytest.mark.slow
 def test_processes_exit_when_the_supervisor_is_killed() -> None:
     with serve() as server:
         children = server.children()

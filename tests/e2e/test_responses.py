@@ -72,6 +72,7 @@ def test_response_chain_continues_after_a_restart(database: str) -> None:
         assert same["usage"]["input_tokens_details"]["cached_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_background_response_outlives_its_client_and_fails_with_its_server(database: str) -> None:
     with serve("--database", database) as server:
         url = f"{server.url}/v1/responses"
@@ -128,6 +129,7 @@ def test_shutdown_stores_the_state_of_running_responses(file: str) -> None:
         assert "stopped" in lost["error"]["message"]
 
 
+@pytest.mark.slow
 def test_organizations_do_not_see_each_others_responses(file: str) -> None:
     with serve("--database", file, "--api-key", "one", "--api-key", "two") as server:
         mine = respond(server, "My secret is 42.", key="one", **SHORT)
@@ -143,6 +145,7 @@ def test_organizations_do_not_see_each_others_responses(file: str) -> None:
         respond(server, "What is it?", key="one", previous_response_id=mine["id"], **SHORT)
 
 
+@pytest.mark.slow
 def test_websocket_continues_its_last_response(file: str) -> None:
     with serve("--database", file) as server:
         url = server.url.replace("http", "ws") + "/v1/responses"

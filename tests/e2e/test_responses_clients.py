@@ -18,7 +18,7 @@ PYTHON = {
     "openai_responses_state_client.py": OPENAI_PYTHON,
     "openai_agents_client.py": OPENAI_AGENTS,
 }
-SLOW = {"openai_agents_client.py": pytest.mark.slow}
+SLOW = dict.fromkeys(("openai_agents_client.py", "openai_responses_state_client.py"), pytest.mark.slow)
 
 
 @pytest.mark.parametrize("script", [pytest.param(each, marks=SLOW.get(each, ())) for each in PYTHON])

@@ -253,6 +253,7 @@ def test_objects_of_another_organization_are_not_found(tenants: Tenants) -> None
     assert tenants.ask("POST", "/admin/keys", tenants.theirs, json={"organization": "ours"}).status_code == 403
 
 
+@pytest.mark.slow
 def test_unfinished_requests_time_out(tenants: Tenants) -> None:
     """A hundred requests, half with an incomplete head, half with an incomplete body."""
     files = tenants.service.files()

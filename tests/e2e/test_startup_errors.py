@@ -43,6 +43,7 @@ def test_truncated_gguf_is_reported(tmp_path: Path) -> None:
     assert "truncated" in fails("--model", str(cut))
 
 
+@pytest.mark.slow
 def test_unknown_architecture_is_reported(tmp_path: Path) -> None:
     path = folder(tmp_path / "m", model_type="martian", architectures=["MartianForCausalLM"], vocab_size=8)
     (path / "tokenizer.json").write_text(
@@ -55,6 +56,7 @@ def test_folder_without_tokenizer_is_reported(tmp_path: Path) -> None:
     assert "tokenizer" in fails("--model", str(folder(tmp_path / "m", model_type="llama")))
 
 
+@pytest.mark.slow
 def test_missing_chat_template_is_reported() -> None:
     assert "nowhere.jinja" in fails("--chat-template", "nowhere.jinja")
 
@@ -68,6 +70,7 @@ def test_listening_beyond_loopback_without_a_key_is_refused() -> None:
     assert "--api-key" in line or "SYRINGA_API_KEY" in line
 
 
+@pytest.mark.slow
 def test_impossible_context_length_is_reported() -> None:
     assert "8192" in fails("--max-model-len", "1000000")
 

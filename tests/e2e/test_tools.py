@@ -12,6 +12,7 @@ import pytest
 
 from tests.client import events
 from tests.e2e.server import Server, serve
+from tests.tiers import slow
 
 pytestmark = pytest.mark.model
 
@@ -86,7 +87,7 @@ def test_named_function_is_called(server: Server) -> None:
         assert each["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [True, *slow(False)])
 def test_auto_tool_choice_calls_where_it_fits(server: Server, strict: bool) -> None:
     """After an example the model often calls, and a call is well-formed."""
     tools = [{**tool, "function": {**tool["function"], "strict": strict}} for tool in TOOLS]

@@ -11,6 +11,7 @@ from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest
 from tests.engine.conftest import Answers, Driver, drive, request
+from tests.tiers import slow
 
 pytestmark = pytest.mark.model
 Make = Callable[..., EngineCore]
@@ -111,7 +112,7 @@ def test_bits_are_equal_with_cached_prefix(
     assert all_bits(whole) == baseline
 
 
-@pytest.mark.parametrize("step_tokens", [1, 13, 40])
+@pytest.mark.parametrize("step_tokens", [13, *slow(1, 40)])
 def test_bits_are_equal_in_chunks(
     dtype: str, engine: Make, prompt: list[int], baseline: dict[str, Any], step_tokens: int
 ) -> None:

@@ -22,9 +22,10 @@ from syringa.modelfiles import describe, locate
 from tests.engine.gpu.tiny_models import CPU, load_tiny_gpu_model
 from tests.engine.models.test_decoder import MODELS
 from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, run, save
+from tests.tiers import slow
 
 
-@pytest.mark.parametrize("name", ["llama biased", "mistral sliding", "qwen3"])
+@pytest.mark.parametrize("name", ["qwen3", *slow("llama biased", "mistral sliding")])
 def test_decoder_matches_reference_ops(tmp_path: Path, name: str) -> None:
     """In chunks, so that steps have decode and prefill rows."""
     family, changes = MODELS[name]
