@@ -1,4 +1,4 @@
-"""Protection from web pages that misuse the browser of a user who can reach the server.
+"""Checks of `Host`, `Origin` and content type, against requests that a web page makes through a browser.
 
 A server without API keys trusts everything that reaches its loopback address, and so does a browser that runs beside
 it. A page of another site can have the browser send requests there. It can even read the responses if its own host name
