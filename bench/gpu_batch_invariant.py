@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu import build_model, log, make_request, run_requests, workload
+from bench.gpu_models import build_model
+from bench.gpu_workloads import log, make_request, run_requests, workload
 from syringa.engine.gpu.batch_invariant_check import check_batch_invariance
 from syringa.engine.loading.loader import LoadedModel
 from syringa.engine.scheduling.limits import SchedulerLimits

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu import build_model, log, make_request
+from bench.gpu_models import build_model
+from bench.gpu_workloads import log, make_request
 from syringa.engine.execution.batch import build_step_tensors
 from syringa.engine.gpu.ops.base import ReferenceOps
 from syringa.engine.gpu.ops.fp8 import Fp8Linear

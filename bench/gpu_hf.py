@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu import LENGTH, MAX_RUNNING, MODELS, STEP_TOKENS, log, run_requests, workload
+from bench.gpu_models import LENGTH, MODELS
+from bench.gpu_workloads import MAX_RUNNING, STEP_TOKENS, log, run_requests, workload
 from syringa.engine.loading.loader import LoadedModel, wrap_gpu_model
 from syringa.engine.models.hf import attention
 from syringa.engine.models.hf import gpu as hf_gpu

@@ -20,7 +20,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import MODELS, log, workload
+from bench.gpu_models import MODELS
+from bench.gpu_workloads import log, workload
 
 PORT = 18765
 API = b"syringa.http.server.process"
@@ -32,7 +33,7 @@ def make_folder(name: str, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from bench.gpu import RandomWeights
+    from bench.gpu_models import RandomWeights
     from syringa.engine.models.config import read_config
 
     settings = MODELS[name]

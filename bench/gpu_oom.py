@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
-from bench.gpu import build_model, make_request
 from bench.gpu_check import Log, count_unlikely_tokens
+from bench.gpu_models import build_model
+from bench.gpu_workloads import make_request
 from syringa.engine.loading.loader import LoadedModel
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore

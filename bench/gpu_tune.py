@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu import make_request
+from bench.gpu_workloads import make_request
 from syringa.engine.worker.core import EngineCore
 
 Log = Callable[[str], None]

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import log
+from bench.gpu_workloads import log
 
 PORTS = {"cuda": 18801, "cpu": 18802}
 STARTUP_SECONDS = 300

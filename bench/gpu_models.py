@@ -1,0 +1,174 @@
+"""The models of the GPU benchmarks: real shapes, and random weights that are created on the GPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from syringa.engine.gpu.ops.base import choose_ops
+from syringa.engine.loading.loader import LoadedModel, load_native_on_gpu
+from syringa.engine.models.config import DecoderConfig, read_config
+from syringa.modelfiles import ModelDescription
+
+LENGTH = 4096  # maximum context in the benchmarks
+QWEN3_CONFIG = {
+    "model_type": "qwen3",
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40_960,
+    "rope_theta": 1_000_000.0,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": QWEN3_CONFIG
+    | {
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "intermediate_size": 3072,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": QWEN3_CONFIG
+    | {
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "intermediate_size": 12_288,
+        "tie_word_embeddings": False,
+    },
+}
+MODELS["qwen3-30b-a3b"] = QWEN3_CONFIG | {
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 4,
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "intermediate_size": 6144,
+    "tie_word_embeddings": False,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+MODELS["gpt-oss-20b"] = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "vocab_size": 201_088,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 150_000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+}
+MODELS["mixtral-8x7b"] = {
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14_336,
+    "vocab_size": 32_000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 32_768,
+    "rope_theta": 1_000_000.0,
+}
+
+
+class RandomWeights:
+    """Random weights by name, created on the device."""
+
+    def __init__(self, config: DecoderConfig, device: torch.device) -> None:
+        c = config
+        self.generator = torch.Generator(device=device).manual_seed(0)
+        self.device = device
+        self.shapes = {
+            "q_proj": (c.heads * c.head_size, c.hidden),
+            "k_proj": (c.kv_heads * c.head_size, c.hidden),
+            "v_proj": (c.kv_heads * c.head_size, c.hidden),
+            "o_proj": (c.hidden, c.heads * c.head_size),
+            "gate_proj": (c.intermediate, c.hidden),
+            "up_proj": (c.intermediate, c.hidden),
+            "down_proj": (c.hidden, c.intermediate),
+            "embed_tokens": (c.vocab, c.hidden),
+            "lm_head": (c.vocab, c.hidden),
+        }
+        gate, up, down = c.expert_names.projections
+        self.expert_shapes = {
+            gate: (c.expert_intermediate, c.hidden),
+            up: (c.expert_intermediate, c.hidden),
+            down: (c.hidden, c.expert_intermediate),
+        }
+        # gpt-oss has all experts of a layer in one tensor, inputs × outputs, beside their biases and a logit per head.
+        self.packed_shapes = {
+            "gate_up_proj": (c.experts, c.hidden, 2 * c.expert_intermediate),
+            "down_proj": (c.experts, c.expert_intermediate, c.hidden),
+        }
+        self.vectors = {
+            "gate_up_proj_bias": (c.experts, 2 * c.expert_intermediate),
+            "down_proj_bias": (c.experts, c.hidden),
+            "sinks": (c.heads,),
+        }
+        self.router, self.router_shape = c.expert_names.router, (c.experts, c.hidden)
+        self.sizes = {"q_norm": c.head_size, "k_norm": c.head_size}
+        self.hidden = c.hidden
+
+    def __call__(self, name: str) -> torch.Tensor:
+        kind, last = name.split(".")[-2:]
+        if last in self.vectors:
+            return 0.1 * torch.randn(self.vectors[last], device=self.device, generator=self.generator)
+        if last in self.packed_shapes:
+            return self._matrix(self.packed_shapes[last], self.packed_shapes[last][1])
+        if name.endswith(f"{self.router}.weight"):
+            return self._matrix(self.router_shape, self.router_shape[1])
+        if name.endswith(f"{self.router}.bias"):
+            return 0.1 * torch.randn(self.router_shape[0], device=self.device, generator=self.generator)
+        if ".experts." in name:
+            return self._matrix(self.expert_shapes[kind], self.expert_shapes[kind][1])
+        if name.endswith("bias") or kind not in self.shapes:
+            size = self.shapes[kind][0] if kind in self.shapes else self.sizes.get(kind, self.hidden)
+            middle = 0.0 if name.endswith("bias") else 1.0
+            noise = torch.randn(size, device=self.device, generator=self.generator)
+            return middle + 0.1 * noise
+        return self._matrix(self.shapes[kind], self.shapes[kind][1])
+
+    def _matrix(self, shape: tuple[int, ...], inputs: int) -> torch.Tensor:
+        weight = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+        return weight.normal_(0, inputs**-0.5, generator=self.generator)
+
+
+def build_model(
+    name: str,
+    device: torch.device,
+    dtype: str = "bf16",
+    length: int = LENGTH,
+    attention: str = "auto",
+    deterministic: bool = False,
+    **changes: Any,
+) -> LoadedModel:
+    settings = MODELS[name] | changes
+    config = read_config(settings)
+    description = ModelDescription(
+        name=name, architecture="Qwen3ForCausalLM", config=settings, max_model_len=length, end_tokens=frozenset()
+    )
+    weights = RandomWeights(config, device)
+    ops = choose_ops(device, attention, deterministic=deterministic)
+    return load_native_on_gpu(config, description, weights, device, dtype, length, time.perf_counter(), ops=ops)
