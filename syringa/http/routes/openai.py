@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -24,6 +24,15 @@ from syringa.http.streaming.sse import DATA_FRAMING, BufferedResponse, EventStre
 from syringa.service.usage.accounting import RequestAccounting
 
 T = TypeVar("T", bound=msgspec.Struct)
+B = TypeVar("B", bound=msgspec.Struct, contravariant=True)
+
+
+class Prepare(Protocol[B]):
+    """Validates a body and returns what to generate."""
+
+    async def __call__(
+        self, body: B, models: Models, ignored: list[str], tenant: str, *, always_include_usage: bool
+    ) -> PreparedRequest: ...
 
 
 class OpenAIRoutes:
@@ -31,32 +40,10 @@ class OpenAIRoutes:
         self._config, self._dispatcher, self._models = config, dispatcher, models
 
     async def chat(self, request: Request) -> Response:
-        body, ignored = await dependencies.read_body(request, chat.ChatRequest)
-        accounting = dependencies.accounting(request)
-        models = self._models.for_key(accounting.caller.models)
-        with self._dispatcher.deadline(accounting):
-            prepared = await chat.prepare_chat(
-                body,
-                models,
-                ignored,
-                accounting.caller.organization,
-                always_include_usage=self._config.always_include_usage,
-            )
-        return self._respond(prepared, accounting, dependencies.ignored_fields_header(self._config, ignored))
+        return await self._generate(request, chat.ChatRequest, chat.prepare_chat)
 
     async def completions(self, request: Request) -> Response:
-        body, ignored = await dependencies.read_body(request, completions.CompletionRequest)
-        accounting = dependencies.accounting(request)
-        models = self._models.for_key(accounting.caller.models)
-        with self._dispatcher.deadline(accounting):
-            prepared = await completions.prepare_completion(
-                body,
-                models,
-                ignored,
-                accounting.caller.organization,
-                always_include_usage=self._config.always_include_usage,
-            )
-        return self._respond(prepared, accounting, dependencies.ignored_fields_header(self._config, ignored))
+        return await self._generate(request, completions.CompletionRequest, completions.prepare_completion)
 
     async def list_models(self, request: Request) -> Response:
         models = await self._models.for_key(dependencies.caller(request).models).all()
@@ -81,6 +68,20 @@ class OpenAIRoutes:
         body, ignored = await dependencies.read_body(request, wire_type)
         result = await handle(body, self._models.for_key(dependencies.caller(request).models), ignored)
         return dependencies.json(result, dependencies.ignored_fields_header(self._config, ignored))
+
+    async def _generate(self, request: Request, wire_type: type[T], prepare: Prepare[T]) -> Response:
+        body, ignored = await dependencies.read_body(request, wire_type)
+        accounting = dependencies.accounting(request)
+        caller = accounting.caller
+        with self._dispatcher.deadline(accounting):
+            prepared = await prepare(
+                body,
+                self._models.for_key(caller.models),
+                ignored,
+                caller.organization,
+                always_include_usage=self._config.always_include_usage,
+            )
+        return self._respond(prepared, accounting, dependencies.ignored_fields_header(self._config, ignored))
 
     def _respond(self, prepared: PreparedRequest, accounting: RequestAccounting, headers: dict[str, str]) -> Response:
         generation = self._dispatcher.generation_with_usage_event(prepared, accounting)
