@@ -19,7 +19,7 @@ _KEY = "syringa.request"
 REQUEST_CYCLE, CONNECTION = "syringa.request_cycle", "syringa.connection"
 
 
-class ClientConnection(Protocol):
+class ClaimableConnection(Protocol):
     """The connection that a request came over (see `syringa.http.server.connection_pool`)."""
 
     def claim(self, organization: str | None) -> None:
@@ -43,7 +43,7 @@ class RequestContext:
     status: int = 0  # of the response; 0 until it has started
     caller: Caller | None = None  # None for public endpoints
     accounting: RequestAccounting | None = None  # None for endpoints that are not metered
-    connection: ClientConnection | None = None  # None on other ASGI servers
+    connection: ClaimableConnection | None = None  # None on other ASGI servers
 
 
 def request_context(scope: Scope) -> RequestContext:

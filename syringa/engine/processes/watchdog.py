@@ -23,12 +23,12 @@ class WatchdogLimits:
     step: float  # that a step may take
 
 
-class Verdict(NamedTuple):
+class Assessment(NamedTuple):
     action: Literal["none", "suspend", "kill"]  # "suspend": the model is not ready
     reason: str = ""
 
 
-def assess(health: WorkerHealth, limits: WatchdogLimits, *, watched_from: float, now: float) -> Verdict:
+def assess(health: WorkerHealth, limits: WatchdogLimits, *, watched_from: float, now: float) -> Assessment:
     """Decide whether a worker hangs.
 
     `watched_from`: when the worker was started or the supervisor resumed, if that was later. Nothing that happened
@@ -44,6 +44,6 @@ def assess(health: WorkerHealth, limits: WatchdogLimits, *, watched_from: float,
     )
     exceeded = [(seconds / limit, reason) for seconds, limit, reason in checks if limit and seconds > limit]
     if not exceeded:
-        return Verdict("none")
+        return Assessment("none")
     ratio, reason = max(exceeded)
-    return Verdict("kill" if ratio > KILL_FACTOR else "suspend", reason)
+    return Assessment("kill" if ratio > KILL_FACTOR else "suspend", reason)
