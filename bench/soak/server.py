@@ -138,7 +138,9 @@ class SoakServer:
                 if target.startswith("socket:["):
                     inodes.add(target[8:-1])
         ports = set()
-        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        # The file may miss entries while others are added, so it is read more than once.
+        lines = [line for _ in range(3) for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        for line in lines:
             fields = line.split()
             if fields[9] in inodes and int(fields[1].partition(":")[2], 16) == self.address.port:
                 ports.add(int(fields[2].partition(":")[2], 16))

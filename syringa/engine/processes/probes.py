@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -62,7 +63,7 @@ class GrammarProbes:
             del self._processes[path]
             if process.stdin is not None:
                 process.stdin.close()
-            if status != 0:
+            if status not in (0, -signal.SIGTERM):  # a service manager may stop all processes at once
                 logger.error("grammar probe died: exit=%s", managed_process.describe_exit(status))
 
     def stop(self) -> None:

@@ -52,7 +52,7 @@ async def _generate(response_run: ResponseRun, background: BackgroundResponse, o
         if opening:
             events[:0] = opening
             opening.clear()
-            recorder.manager.spawn(recorder.update(response_run.response))
+            recorder.update_later(response_run.response)
         background.publish(_to_stored(events))
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from syringa.errors import StoreError
 from syringa.service.responses.history import encode_items
 from syringa.service.responses.manager import ResponseManager
 from syringa.store import ResponseKey, ResponseStatus, Store, StoredEvent, StoredItem, StoredResponse
+
+logger = logging.getLogger("syringa.service")
 
 ResponseObject = dict[str, Any]
 """A response object as clients see it."""
@@ -48,12 +51,19 @@ class ResponseRecorder:
         """Call `callback` if another process cancels or deletes the response."""
         self.manager.track(self._key, callback)
 
-    async def update(self, response: ResponseObject) -> None:
+    def update_later(self, response: ResponseObject) -> None:
+        """Store an intermediate state without waiting for it. A failed write is dropped: `finish` stores the rest."""
         body, _ = _split(response)
         status: ResponseStatus = response["status"]
-        await self.manager.store.write(
-            lambda session: session.responses.update(self.organization, self.id, status=status, body=body)
-        )
+        self.manager.spawn(self._update(status, body))
+
+    async def _update(self, status: ResponseStatus, body: str) -> None:
+        try:
+            await self.manager.store.write(
+                lambda session: session.responses.update(self.organization, self.id, status=status, body=body)
+            )
+        except StoreError as error:
+            logger.warning("responses: update not stored: response=%s error=%s", self.id, error.message)
 
     async def finish(self, response: ResponseObject, events: Sequence[StoredEvent] = ()) -> None:
         """Store the final state and the last events. Does not raise: a failed write is retried."""

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from syringa.errors import StoreUnavailable
 from syringa.service.responses import manager as module
 from syringa.service.responses.manager import ResponseManager
+from syringa.service.responses.recorder import ResponseRecorder
 from syringa.store import ResponseKey, Store
 from syringa.store.schema import responses
 from tests.client import until
@@ -100,3 +102,18 @@ async def test_finish_completes_when_caller_is_cancelled(tmp_path: Path) -> None
         await asyncio.gather(waiting, return_exceptions=True)
         go_on.set()
     assert written
+
+
+async def test_update_later_logs_a_failed_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(transaction: object) -> None:
+        raise StoreUnavailable("nothing can be stored")
+
+    async with managed(tmp_path) as manager:
+        monkeypatch.setattr(manager.store, "write", fail)
+        ResponseRecorder(manager, "acme", "resp_1").update_later({"status": "in_progress"})
+        (task,) = manager._tasks
+        await asyncio.wait([task])
+        assert task.exception() is None
+    assert "update not stored: response=resp_1 error=nothing can be stored" in caplog.text
