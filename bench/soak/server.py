@@ -94,10 +94,13 @@ class SoakServer:
     def kill(self) -> None:
         """Kill all processes at once."""
         assert self.process is not None
-        for pid in process_tree(self.process.pid):
+        pids = process_tree(self.process.pid)
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        while any(_state(pid) not in "ZX" for pid in pids):  # a dying process still holds the listening socket
+            time.sleep(0.001)
 
     async def ask(
         self, method: str, path: str, body: object = None, *, key: str | None = None, limit: float = 30.0
@@ -138,9 +141,7 @@ class SoakServer:
                 if target.startswith("socket:["):
                     inodes.add(target[8:-1])
         ports = set()
-        # The file may miss entries while others are added, so it is read more than once.
-        lines = [line for _ in range(3) for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        for line in lines:
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[9] in inodes and int(fields[1].partition(":")[2], 16) == self.address.port:
                 ports.add(int(fields[2].partition(":")[2], 16))
@@ -176,7 +177,15 @@ class SoakServer:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal: it is some time after the signal was sent."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return _state(pid) == "T"
+
+
+def _state(pid: int) -> str:
+    """Return the state of a process as `ps` shows it, X if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 def _copy(source: IO[bytes], target: Path) -> None:

@@ -13,6 +13,9 @@ from rich.table import Table
 from syringa import modelfiles
 from syringa.cli.options import load_config
 from syringa.config import FILE_NAME, ModelSpec
+from syringa.modelfiles import catalog
+
+_NUMBERS = {"size", "parameters", "download", "memory", "context"}
 
 
 def list_models() -> None:
@@ -32,6 +35,29 @@ def list_models() -> None:
         console.print(_configured(specs), soft_wrap=True)
 
 
+def list_available() -> None:
+    """Print the models of the catalog, with what they need."""
+    table = _table("name", "parameters", "download", "memory", "context", "license", "source")
+    for model in catalog.CATALOG:
+        source = "package index" if isinstance(model.source, catalog.Wheels) else str(model.source)
+        table.add_row(
+            model.name,
+            model.parameters,
+            decimal(model.bytes),
+            decimal(model.memory),
+            f"{model.context:,}",
+            model.license,
+            source,
+        )
+    console = Console(width=400, highlight=False)
+    console.print(table, soft_wrap=True)
+    console.print(
+        f"\nMemory: weights, and a cache of {catalog.CONTEXT_SHOWN:,} tokens. "
+        "`syringa pull NAME` downloads a model, `syringa serve --model NAME` serves it.",
+        soft_wrap=True,
+    )
+
+
 def _configured(specs: Sequence[ModelSpec]) -> Table:
     table = _table("id", "aliases", "model")
     for spec in specs:
@@ -42,15 +68,17 @@ def _configured(specs: Sequence[ModelSpec]) -> Table:
 def _table(*titles: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in titles:
-        table.add_column(title, no_wrap=True, justify="right" if title == "size" else "left")
+        table.add_column(title, no_wrap=True, justify="right" if title in _NUMBERS else "left")
     return table
 
 
-def download(model: str) -> None:
+def download(model: str, *, offline: bool = False) -> None:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     quiet = not console.is_terminal
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task(f"Downloading {model}", total=None)
-        files = modelfiles.pull(model, lambda done, total: progress.update(task, completed=done, total=total or None))
+        files = modelfiles.pull(
+            model, lambda done, total: progress.update(task, completed=done, total=total or None), offline=offline
+        )
     console.print(f"{files.name} is at {files.path}", highlight=False, soft_wrap=True)

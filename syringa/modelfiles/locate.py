@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from syringa.errors import ModelError
+from syringa.modelfiles import catalog
 from syringa.modelfiles.gguf import read_gguf
+from syringa.modelfiles.variants import HubName, gguf_variants, parse_hub_name, select_gguf
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 SAFETENSORS_INDEX = "model.safetensors.index.json"  # maps tensors to files of sharded models
 DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEFAULT_NAMES = {DEFAULT_MODEL.lower(), "default", "smollm2"}
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 class ModelFiles(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class KnownModel(msgspec.Struct, frozen=True):
 
 
 def locate(model: str) -> ModelFiles:
-    """Return the files of a model: the default one, a path, a pulled model or a Hub id in the local cache.
+    """Return the files of a model: the default one, a path, a pulled model or a Hub name in the local cache.
 
     Raise `ModelError` if they are missing or incomplete.
     """
@@ -56,14 +56,19 @@ def locate(model: str) -> ModelFiles:
     pulled = models_dir() / f"{model}.gguf"
     if "/" not in model and pulled.is_file():
         return _gguf(pulled, model)
-    if is_hub_id(model):
-        snapshot = hub_snapshot(model)
-        if snapshot is not None:
-            return _folder(snapshot, model)
-        raise ModelError(
-            f"{model}: no such file or folder, and no copy in the Hugging Face cache: run `syringa pull {model}`"
-        )
+    if (name := hub_name(model)) is not None:
+        return _in_hub_cache(name, model)
+    if catalog.find(model) is not None:
+        raise ModelError(f"the model {model} is not here yet: run `syringa pull {model}`")
     raise ModelError(f"{model}: no such file or folder; `syringa models` lists the models that are here")
+
+
+def hub_name(model: str) -> HubName | None:
+    """Return the name on the Hugging Face Hub of a model of the catalog, or of a model that is named like one."""
+    entry = catalog.find(model)
+    if entry is not None:
+        return entry.source if isinstance(entry.source, HubName) else None
+    return parse_hub_name(model)
 
 
 def known_models() -> list[KnownModel]:
@@ -80,20 +85,12 @@ def known_models() -> list[KnownModel]:
     cache = hub_cache()
     if cache.is_dir():
         for repository in sorted(cache.glob("models--*--*")):
-            name = repository.name.removeprefix("models--").replace("--", "/", 1)
-            snapshot = hub_snapshot(name)
-            # The cache also holds repositories without weights, such as tokenizers.
-            if snapshot is not None and (_has_weights(snapshot) or any(snapshot.glob("*.gguf"))):
-                models.append(_known(name, snapshot))
+            models += _known_in_hub_cache(repository.name.removeprefix("models--").replace("--", "/", 1))
     return models
 
 
 def is_default(model: str) -> bool:
     return model.lower() in _DEFAULT_NAMES
-
-
-def is_hub_id(model: str) -> bool:
-    return _HUB_ID.fullmatch(model) is not None
 
 
 def models_dir() -> Path:
@@ -120,19 +117,16 @@ def hub_cache() -> Path:
     return (Path(home).expanduser() if home else Path.home() / ".cache" / "huggingface") / "hub"
 
 
-def hub_snapshot(model: str) -> Path | None:
-    """Return the newest snapshot of a Hub repository in the local cache.
+def hub_snapshots(repository: str) -> list[Path]:
+    """Return the snapshots of a Hub repository in the local cache, the current one first, then the newest.
 
     Reads the documented cache layout directly, because importing huggingface_hub is slow.
     """
-    repository = hub_cache() / ("models--" + model.replace("/", "--"))
-    snapshots = repository / "snapshots"
-    if not snapshots.is_dir():
-        return None
-    main = repository / "refs" / "main"
-    if main.is_file() and (named := snapshots / main.read_text().strip()).is_dir():
-        return named
-    return max((path for path in snapshots.iterdir() if path.is_dir()), key=lambda p: p.stat().st_mtime, default=None)
+    folder = hub_cache() / ("models--" + repository.replace("/", "--"))
+    snapshots = [path for path in (folder / "snapshots").glob("*") if path.is_dir()]
+    main = folder / "refs" / "main"
+    current = main.read_text().strip() if main.is_file() else None
+    return sorted(snapshots, key=lambda path: (path.name != current, -path.stat().st_mtime))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -146,6 +140,32 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{path} should hold a JSON object")
     return content
+
+
+def _in_hub_cache(name: HubName, model: str) -> ModelFiles:
+    """Return the files of a model in the cache of the Hugging Face Hub, of the newest snapshot that has them."""
+    failure = f"{model}: no such file or folder, and no copy in the Hugging Face cache: run `syringa pull {model}`"
+    for snapshot in hub_snapshots(name.repository):
+        if name.variant is None and (snapshot / "config.json").is_file() and _has_weights(snapshot):
+            return _folder(snapshot, model)
+        try:
+            return _gguf(snapshot / select_gguf(name, _files(snapshot))[0], model)
+        except ModelError as error:
+            failure = f"{error.message}: run `syringa pull {model}`"
+    raise ModelError(failure)
+
+
+def _known_in_hub_cache(repository: str) -> list[KnownModel]:
+    for snapshot in hub_snapshots(repository):
+        if _has_weights(snapshot):
+            return [_known(repository, snapshot)]
+        if variants := gguf_variants(_files(snapshot)):
+            return [_known(str(HubName(repository, key)), snapshot / parts[0]) for key, parts in variants.items()]
+    return []  # the cache also holds repositories without weights, such as tokenizers
+
+
+def _files(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
 
 def _gguf(path: Path, name: str) -> ModelFiles:

