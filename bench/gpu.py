@@ -167,6 +167,16 @@ def profile_host(core: EngineCore, batch: int) -> None:
         core.step()
 
 
+def log_compilations() -> None:
+    """Log kernels that are compiled, or read from Triton's cache, from now on: the server should have all it needs."""
+    from triton import knobs
+
+    def compiled(*, repr: str, **_: Any) -> None:
+        log(f"    compiled {repr[:400]}")
+
+    knobs.runtime.jit_post_compile_hook = compiled  # type: ignore[assignment]
+
+
 def measure(name: str, options: argparse.Namespace, dtype: str, bandwidths: dict[str, float]) -> dict[str, Any]:
     device = torch.device("cuda")
     log(f"{name} {dtype}: creating weights")
@@ -187,6 +197,7 @@ def measure(name: str, options: argparse.Namespace, dtype: str, bandwidths: dict
     capture_seconds = core.runner.cuda_graphs.capture_seconds if core.runner else 0.0  # type: ignore[attr-defined]
     log(f"first token after {ready:.1f} s ({capture_seconds:.1f} s for CUDA graphs), {core.pool.total:,} blocks")
     result: dict[str, Any] = {"ready": ready, "graphs": capture_seconds, "workloads": {}, "parts": {}}
+    log_compilations()
     for work in options.workloads.split(","):
         speeds = []
         for _ in range(1 if options.quick else options.runs):
@@ -233,7 +244,7 @@ def measure(name: str, options: argparse.Namespace, dtype: str, bandwidths: dict
 def _bytes(layer: Any) -> int:
     mlp = layer.mlp
     if isinstance(mlp, GpuExperts):  # what one token reads
-        used = mlp.per_token / len(mlp.gate_up)
+        used = mlp.per_token / mlp.gate_up.shape[0]
         return layer.qkv.weight.nbytes + layer.out.weight.nbytes + int(used * (mlp.gate_up.nbytes + mlp.down.nbytes))
     return sum(part.weight.nbytes for part in (layer.qkv, layer.out, mlp.gate_up, mlp.down))
 
@@ -281,7 +292,7 @@ def render_table(results: dict[str, Any], bandwidths: dict[str, float]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=",".join(MODELS), help="comma-separated")
-    parser.add_argument("--dtype", default="bf16", help="bf16, fp8 or bf16,fp8")
+    parser.add_argument("--dtype", default="bf16", help="comma-separated: bf16, fp8, fp8-block, int4, mxfp4")
     parser.add_argument("--attention", default="auto", help="prefill attention: auto, triton or flashinfer")
     parser.add_argument("--workloads", default=",".join(TARGETS), help="comma-separated")
     parser.add_argument("--step-tokens", type=int, default=STEP_TOKENS)

@@ -23,7 +23,8 @@ from bench.gpu_models import build_model
 from bench.gpu_workloads import log, make_request
 from syringa.engine.execution.batch import build_step_tensors
 from syringa.engine.gpu.ops.base import ReferenceOps
-from syringa.engine.gpu.ops.fp8 import Fp8Linear
+from syringa.engine.gpu.ops.quantized_linear import quantized_matmul
+from syringa.engine.gpu.packed_weight import pack_fp8, unpack_weight
 from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
 from syringa.engine.sampling.sampler import Sampler
 from syringa.engine.sampling.sampler_input import SamplerState, SamplingRow
@@ -158,11 +159,10 @@ def check_decoder(log: Log) -> bool:
 def check_fp8(log: Log) -> bool:
     """Compare fp8 matmuls with the same weights in fp32, and the logits of an fp8 decoder with bf16's."""
     passed = True
-    for rows, limit in ((1, 6e-3), (5, 0.04), (300, 0.04)):
+    for rows, limit in ((1, 6e-3), (5, 6e-3), (300, 0.04)):
         x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
-        linear = Fp8Linear(torch.randn(4096, 2048, device="cuda", dtype=torch.bfloat16), None)
-        exact = x.float() @ (linear.weight.float() * linear.scale.T).T
-        error = distance(linear(x), exact)
+        weight = pack_fp8(torch.randn(4096, 2048, device="cuda", dtype=torch.bfloat16))
+        error = distance(quantized_matmul(x, weight, None), x.float() @ unpack_weight(weight).T)
         passed &= error < limit
         log(f"  fp8, {rows} rows: {error:.1e} from the same weights in fp32")
     rng = random.Random(5)
@@ -175,6 +175,32 @@ def check_fp8(log: Log) -> bool:
         error = max(distance(a, b) for a, b in pairs)
         passed &= error < 0.3
         log(f"  fp8, 8 random layers, {few} sequences, {chunk} at a time: logits {error:.1e} from bf16's")
+    return passed
+
+
+def check_quantized(log: Log) -> bool:
+    """Compare decoders with quantized weights on the kernels with the same on their references."""
+    rng = random.Random(6)
+    prompts = [[rng.randrange(1_000) for _ in range(n)] for n in (150, 3, 97, 16)]
+    passed = True
+    for name, dtype, changes in (
+        ("qwen3-0.6b", "fp8", SMALL),
+        ("qwen3-0.6b", "fp8-block", SMALL),
+        ("qwen3-0.6b", "int4", SMALL),
+        ("qwen3-0.6b", "fp8-block", SMALL | VARIANTS["mixtral"]),
+        ("qwen3-0.6b", "int4", SMALL | VARIANTS["mixtral"]),
+        ("qwen3-0.6b", "mxfp4", SMALL | VARIANTS["gpt-oss"]),
+    ):
+        loaded = build_model(name, torch.device("cuda"), dtype, length=512, **changes)
+        expected = with_reference_ops(loaded, lambda m=loaded: logits_of(m, prompts, 1000))
+        errors = [median_distance(logits_of(loaded, prompts, chunk), expected) for chunk in (1000, 29, 1)]
+        errors.append(median_distance(logits_of(loaded, prompts[:1], 1), expected[:1]))
+        limit = 0.08 if dtype == "fp8" else MAX_ERROR  # with many rows, activations are in FP8
+        fine = max(errors) < limit
+        family = changes.get("model_type", "qwen3")
+        shown = ", ".join(f"{error:.1e}" for error in errors)
+        log(f"  {family} {dtype}: whole, in chunks, token by token, alone: {shown}{'' if fine else ' WRONG'}")
+        passed &= fine
     return passed
 
 
@@ -351,7 +377,16 @@ def check_sampler(log: Log) -> bool:
 def check(log: Log, only: str = "") -> bool:
     """Run the checks named in `only` (comma-separated), or all of them."""
     results = []
-    parts = (check_decoder, check_engine, check_hf_models, check_images, check_oom, check_sampler, check_fp8)
+    parts = (
+        check_decoder,
+        check_engine,
+        check_hf_models,
+        check_images,
+        check_oom,
+        check_sampler,
+        check_fp8,
+        check_quantized,
+    )
     names = only.split(",") if only else [part.__name__ for part in parts]
     for part in [part for part in parts if part.__name__ in names]:
         log(part.__name__)

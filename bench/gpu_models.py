@@ -9,6 +9,7 @@ import torch
 
 from syringa.engine.gpu.ops.base import choose_ops
 from syringa.engine.loading.loader import LoadedModel, load_native_on_gpu
+from syringa.engine.loading.quantized import FP8_DTYPE, QuantizedWeight
 from syringa.engine.models.config import DecoderConfig, read_config
 from syringa.modelfiles import ModelDescription
 
@@ -131,8 +132,31 @@ class RandomWeights:
         self.sizes = {"q_norm": c.head_size, "k_norm": c.head_size}
         self.hidden = c.hidden
 
+    def quantized(self, name: str, device: torch.device, dtype: str) -> QuantizedWeight | None:
+        """Return random weights as a quantized checkpoint has them: fp8 (one scale per output), fp8-block or int4."""
+        kind = name.split(".")[-2]
+        shapes = self.expert_shapes if ".experts." in name else self.shapes
+        if kind not in shapes or kind in ("embed_tokens", "lm_head") or dtype == "mxfp4":
+            return None
+        outputs, inputs = shapes[kind]
+        group = inputs if dtype == "fp8" else 128
+        scales = torch.rand(outputs, -(-inputs // group), device=device, generator=self.generator) + 0.5
+        if dtype == "int4":
+            codes = torch.randint(
+                0, 16, (outputs, inputs), device=device, dtype=torch.uint8, generator=self.generator
+            )  # fmt: skip
+            return QuantizedWeight("int4", codes, (scales * 0.2 * inputs**-0.5).half(), group)
+        data = torch.randn(outputs, inputs, device=device, generator=self.generator).to(FP8_DTYPE)
+        return QuantizedWeight("fp8", data, scales * inputs**-0.5, group)
+
     def __call__(self, name: str) -> torch.Tensor:
         kind, last = name.split(".")[-2:]
+        if last.endswith(("_proj_blocks", "_proj_scales")):
+            experts, inputs, outputs = self.packed_shapes[last.rsplit("_", 1)[0]]
+            blocks = last.endswith("_blocks")
+            size = (experts, outputs, inputs // 32, 16) if blocks else (experts, outputs, inputs // 32)
+            low, high = (0, 256) if blocks else (119, 122)
+            return torch.randint(low, high, size, device=self.device, dtype=torch.uint8, generator=self.generator)
         if last in self.vectors:
             return 0.1 * torch.randn(self.vectors[last], device=self.device, generator=self.generator)
         if last in self.packed_shapes:
@@ -164,11 +188,23 @@ def build_model(
     deterministic: bool = False,
     **changes: Any,
 ) -> LoadedModel:
+    """Build a model. `dtype`: bf16, fp8, or as in a quantized checkpoint fp8-block, int4 or mxfp4 (experts only)."""
     settings = MODELS[name] | changes
+    if dtype == "mxfp4":
+        settings |= {"quantization_config": {"quant_method": "mxfp4"}}
     config = read_config(settings)
     description = ModelDescription(
         name=name, architecture="Qwen3ForCausalLM", config=settings, max_model_len=length, end_tokens=frozenset()
     )
     weights = RandomWeights(config, device)
     ops = choose_ops(device, attention, deterministic=deterministic)
-    return load_native_on_gpu(config, description, weights, device, dtype, length, time.perf_counter(), ops=ops)
+    quantized = None
+    if dtype in ("fp8-block", "int4", "mxfp4") or (dtype == "fp8" and config.experts):
+
+        def quantized(name: str, device: torch.device) -> QuantizedWeight | None:
+            return weights.quantized(name, device, dtype)
+
+    precision = "fp8" if dtype == "fp8-block" else dtype
+    return load_native_on_gpu(
+        config, description, weights, device, precision, length, time.perf_counter(), ops=ops, quantized=quantized
+    )

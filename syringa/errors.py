@@ -9,6 +9,7 @@
     │   ├── NotFound                 404
     │   ├── PayloadTooLarge          413
     │   ├── UnsupportedMediaType     415
+    │   ├── FailedDependency         424: an MCP server that the request names has failed
     │   └── RateLimited              429, with Retry-After
     ├── EngineError                  500, internal error
     │   ├── RequestSuspected         500: the request crashed workers and is not run again
@@ -78,6 +79,11 @@ class PayloadTooLarge(RequestError):
 
 class UnsupportedMediaType(RequestError):
     status = 415
+
+
+class FailedDependency(RequestError):
+    status = 424
+    type = "external_connector_error"
 
 
 class RateLimited(RequestError):

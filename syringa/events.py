@@ -25,7 +25,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_open: bool = False  # the prompt ends inside the reasoning section
     tool_calls: ToolCallFormat | None = None
     tool_calls_only: bool = False  # under `required`: text around the calls is dropped
-    # The JSON schema of each function's arguments; some formats leave the types of arguments to it.
+    # The JSON schema of the arguments of each function that may be called; some formats leave types to it.
     tool_schemas: dict[str, dict[str, Any]] = {}
 
 
@@ -41,6 +41,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # return the stop string, or the text of the token that ended a choice
     show_special: bool = False  # return the text of special tokens
+    space_special: bool = False  # with a space between two in a row
     report_tokens: bool = False  # emit `TokenIds`
     logprobs: int | None = None
     logprob_tokens: tuple[int, ...] = ()  # whose log-probabilities are returned instead of the most likely tokens'
@@ -52,6 +53,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammar_param: str = "grammar"  # request field the grammar came from, named in errors
     tenant: str = ""
     cache_salt: str | None = None  # separates its cached prefixes from those of the tenant's other requests
+    use_cache: bool = True  # whether the prefix cache may be used for it
+    stream_interval: int = 1  # tokens of a choice between two of its events
     user: str | None = None
     priority: int = 0  # among the waiting requests of the tenant; lower comes first
 
@@ -133,12 +136,13 @@ class GenerationStats:
     """Counts and times of a generation for usage accounting, valid however it ends."""
 
     __slots__ = (
-        "cached_tokens", "completion_tokens", "first_token_at", "prompt_tokens", "queue_seconds", "reasoning_tokens",
-        "truncated",
+        "cached_tokens", "completion_tokens", "first_token_at", "longest_choice", "prompt_tokens", "queue_seconds",
+        "reasoning_tokens", "truncated",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.prompt_tokens = self.completion_tokens = self.cached_tokens = self.reasoning_tokens = 0
+        self.longest_choice = 0  # output tokens of the longest choice
         self.queue_seconds = 0.0  # in the engine's queue
         self.first_token_at: float | None = None  # by `time.perf_counter`
         self.truncated = False  # whether a choice ended at its token limit

@@ -7,6 +7,7 @@ what still runs of it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import itertools
 import time
@@ -19,6 +20,7 @@ from syringa.beam_search import Beam, BeamSearch
 from syringa.engine.interface import Engine
 from syringa.errors import EngineError, EngineOverloaded, EngineUnavailable, InvalidRequest
 from syringa.events import ChoiceEvent, Event, Finished, GenerationRequest, GenerationStats, PromptScored, Usage
+from syringa.output.batching_pipeline import BatchingPipeline
 from syringa.output.detokenizer import TokenTables
 from syringa.output.pipeline import Pipeline
 from syringa.types import EngineDelta, EngineRequest, StopConditions, TokenLogprobs
@@ -152,8 +154,11 @@ class _PromptGeneration:
         first = prompt * request.candidates
         stopping = request.stopping
         stop_tokens = stopping.stop_tokens if stopping.ignore_eos else stopping.stop_tokens - stopping.end_tokens
+        pipeline: Callable[..., Pipeline] = Pipeline
+        if request.stream_interval > 1:
+            pipeline = functools.partial(BatchingPipeline, interval=request.stream_interval)
         self._pipelines = [
-            Pipeline(
+            pipeline(
                 tokenizer,
                 first + each,
                 stop=request.stop,
@@ -162,6 +167,7 @@ class _PromptGeneration:
                 show_tokens=request.logprobs is not None,
                 include_stop=request.include_stop,
                 show_special=request.show_special,
+                space_special=request.space_special,
                 report_tokens=request.report_tokens,
                 output=request.output,
             )
@@ -180,6 +186,7 @@ class _PromptGeneration:
             tenant=request.tenant,
             priority=request.priority,
             cache_key=key,
+            use_cache=request.use_cache,
         )
 
     def add_to(self, stats: GenerationStats) -> None:
@@ -188,7 +195,9 @@ class _PromptGeneration:
             return
         stats.prompt_tokens += self._prompt_tokens
         stats.cached_tokens += self._cached_tokens
-        stats.completion_tokens += sum([pipeline.tokens for pipeline in self._pipelines])
+        lengths = [pipeline.tokens for pipeline in self._pipelines]
+        stats.completion_tokens += sum(lengths)
+        stats.longest_choice = max(stats.longest_choice, *lengths)
         stats.reasoning_tokens += sum([pipeline.reasoning_tokens for pipeline in self._pipelines])
         stats.truncated |= self._truncated
         stats.queue_seconds = max(stats.queue_seconds, self._queue_ms / 1000)

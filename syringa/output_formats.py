@@ -32,6 +32,9 @@ TOOL_CALL_FORMATS: tuple[ToolCallFormat, ...] = get_args(ToolCallFormat)
 
 TOOL_CALL_BEGIN, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 
+# A Markdown code block, in which some models write calls instead of in their own format.
+FENCE_BEGIN, FENCE_END = "```json", "```"
+
 ReasoningFormat = Literal["think", "kimi-vl", "mistral", "gemma", "harmony"]
 
 

@@ -115,20 +115,33 @@ class EngineDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     queued_ms: int = 0  # from the request's arrival to its first step; on the first delta of the first choice
 
 
+class HistogramCounts(msgspec.Struct, frozen=True, array_like=True):
+    """The number of observations in each bucket, the last of which has no upper bound, and their sum."""
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = (0,)
+    sum: float = 0.0
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The current state of an engine, and its counters since the start."""
 
     running: int = 0
     waiting: int = 0
+    preparing: int = 0  # of the waiting requests, those whose grammar or images are being prepared
     queue_tenants: int = 0  # number of tenants with waiting requests
     idle_seconds: float = 0.0  # since the last step or request; 0 while busy
     blocks_total: int = 0
     blocks_free: int = 0  # neither in use nor holding a cached prefix
     blocks_cached: int = 0  # unreferenced blocks that hold a cached prefix
     block_size: int = 0
+    prefix_caching: bool = True
+    max_length: int = 0  # of a sequence, in tokens
     preemptions: int = 0
     steps: int = 0
     step_seconds: float = 0.0
+    step_tokens: HistogramCounts = HistogramCounts()  # tokens that a step computed
+    token_gaps: HistogramCounts = HistogramCounts()  # seconds between two tokens of a sequence
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

@@ -69,11 +69,12 @@ def validate_open_responses(body: dict[str, Any], name: str = "ResponseResource"
 def reassemble(seen: list[Any]) -> dict[str, Any]:
     """Join the chunks of a completion like a client. Requires `stream_options.include_usage`."""
     assert seen.pop() == "[DONE]"
-    whole: dict[str, Any] = {name: seen[0][name] for name in ("id", "object", "created", "model")}
+    same = ("id", "object", "created", "model", "system_fingerprint")
+    whole: dict[str, Any] = {name: seen[0][name] for name in same}
     choices: dict[int, dict[str, Any]] = {}
     for chunk in seen:
         validate_openai(chunk)
-        assert {name: chunk[name] for name in ("id", "object", "created", "model")} == whole
+        assert {name: chunk[name] for name in same} == whole
         for part in chunk["choices"]:
             choice = choices.setdefault(part["index"], {"index": part["index"], "text": "", "logprobs": None})
             assert choice.get("finish_reason") is None

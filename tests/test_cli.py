@@ -19,12 +19,14 @@ import pytest
 
 import syringa.api.models.loading
 from syringa.api.completions.request import CompletionRequest
+from syringa.api.fields.constraint_fields import ConstraintFields
 from syringa.api.fields.sampling import SamplingFields
 from syringa.cli import main
 from syringa.cli.fields import to_fields
 from syringa.cli.options import SAMPLING
 from syringa.config import FIELDS, Config, variable
 from syringa.errors import ConfigError, EngineUnavailable
+from syringa.modelfiles.catalog import CATALOG
 from syringa.modelfiles.locate import models_dir
 from syringa.prompt.chat.template import ChatTemplate
 from tests.chat_models import reasoning_model
@@ -75,13 +77,28 @@ def test_help_imports_no_heavy_modules() -> None:
         assert heavy not in output
 
 
-@pytest.mark.parametrize("command", ["serve", "complete", "chat", "models", "pull", "bench"])
+@pytest.mark.parametrize("command", ["serve", "complete", "run", "chat", "models", "pull", "bench"])
 def test_command_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command, "--help") == 0
     output = capsys.readouterr().out
     assert "Usage" in output
     if command == "serve":
         assert all(variable(name) in output for name in FIELDS)
+
+
+def test_models_available_lists_the_catalog(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", "--available") == 0
+    output = capsys.readouterr().out
+    assert all(model.name in output for model in CATALOG)
+    assert "Qwen/Qwen3-4B-GGUF:Q4_K_M" in output
+
+
+def test_pull_offline_of_a_missing_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SYRINGA_HOME", str(tmp_path))
+    assert run("pull", "--offline", "qwen2.5-coder-1.5b") == 1
+    assert "not here yet: run `syringa pull qwen2.5-coder-1.5b`" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,8 +108,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_options_cover_all_sampling_fields() -> None:
     fields = set(SamplingFields.__struct_fields__) | {"max_tokens"}
-    # Priorities order the requests of a server; spaces between special tokens have no effect.
-    fields -= {"priority", "spaces_between_special_tokens"}
+    fields.remove("priority")  # orders the requests of a server
+    # `--grammar` and `--response-format` cover what other servers have more fields for.
+    fields -= set(ConstraintFields.__struct_fields__) - {"grammar", "response_format"}
     assert set(SAMPLING) == fields
     assert fields < set(CompletionRequest.__struct_fields__)
 
@@ -289,6 +307,34 @@ def test_chat_shows_reasoning_and_excludes_it_from_messages(
     assert chat(monkeypatch, "one", "two") == 0
     assert bytes(engine.requests[1].prompt) == b"u:one;a:hello;u:two;"
     assert capsys.readouterr().out.count("let me see\n\nhello") == 2
+
+
+def test_chat_saves_the_conversation_and_reads_several_lines(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "chat.md"
+    quotes = '"' * 3
+    assert chat(monkeypatch, f"{quotes}first", f"second{quotes}", f"/save {target}", "/save", "/save /no/such/x") == 0
+    assert target.read_text().startswith("## user\n\nfirst\nsecond\n\n## assistant\n\n")
+
+
+def test_run_prints_the_answer_alone(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "default", "What?", "--temperature", "0", "--max-tokens", "5") == 0
+    output = capsys.readouterr()
+    assert output.out == engine.script[:5].decode() + "\n"
+    assert output.err == ""
+
+
+def test_run_reads_standard_input(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("What?"))
+    assert run("run", "default", "--max-tokens", "3") == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO(" "))
+    assert run("run", "default") == 1
+
+
+def test_run_refuses_a_path_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "/no/such/model.gguf", "What?") == 1
+    assert "no such file or folder" in capsys.readouterr().err
 
 
 def test_chat_reports_full_context(

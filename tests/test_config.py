@@ -62,6 +62,9 @@ def test_settings_file_by_path(tmp_path: Path) -> None:
         ({}, {}, "cors_origins = 5", "cors_origins 5: expected a list of texts"),
         ({"api_key": ["a b", "ü"]}, {}, "", "ASCII"),
         ({"allowed_hosts": ["https://a.example"]}, {}, "", "allowed_hosts 'https://a.example': expected a host name"),
+        ({"root_path": "llm"}, {}, "", "root_path 'llm': expected a path such as /llm"),
+        ({"root_path": "/llm/"}, {}, "", "root_path '/llm/': expected a path such as /llm"),
+        ({}, {}, 'root_path = "/a b"', "root_path '/a b': expected a path such as /llm"),
         ({}, {}, 'allowed_hosts = ["a.example", "a.example:80"]', "allowed_hosts 'a.example:80': expected a host name"),
     ],
 )
@@ -86,6 +89,11 @@ def test_invalid_api_key_is_not_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.3.2.1"])
 def test_loopback_hosts(host: str) -> None:
     assert config.is_loopback(read({"host": host}).host)
+
+
+def test_root_path_is_a_path_of_any_depth() -> None:
+    assert read({"root_path": "/llm"}).root_path == "/llm"
+    assert read({"root_path": "/team-a/llm.v1"}).root_path == "/team-a/llm.v1"
 
 
 def test_allowed_hosts_are_names_and_addresses() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "syringa"
 
-VALUES = {"types", "errors", "events", "output_formats", "ids"}
+VALUES = {"types", "errors", "events", "output_formats", "ids", "version", "remote_tools"}
 BASE = VALUES | {"config", "modelfiles", "grammar"}
 LAYERS: dict[str, set[str]] = {
     "types": set(),
@@ -22,19 +22,31 @@ LAYERS: dict[str, set[str]] = {
     "events": {"types", "output_formats"},
     "config": {"errors", "output_formats"},
     "ids": set(),
+    "version": set(),
     "logs": set(),
     "flush_queue": set(),
     "fair_thread_pool": set(),
+    "addresses": set(),
+    "remote_tools": set(),
     "grammar": {"types", "errors"},
     "modelfiles": {"types", "errors"},
-    "prompt": {"types", "errors", "output_formats", "schema_types", "modelfiles", "grammar", "fair_thread_pool"},
+    "prompt": {
+        "types",
+        "errors",
+        "output_formats",
+        "schema_types",
+        "modelfiles",
+        "grammar",
+        "fair_thread_pool",
+        "addresses",
+    },
     "output": VALUES | {"schema_types", "modelfiles", "grammar"},
     "engine": {"types", "errors", "config", "logs", "modelfiles", "grammar", "flush_queue", "fair_thread_pool"},
     "beam_search": {"types"},
     "generation": VALUES | {"engine", "output", "beam_search"},
     "api": BASE | {"prompt", "output"},
     "store": VALUES | {"config"},
-    "service": VALUES | {"config", "store"},
+    "service": VALUES | {"config", "store", "addresses"},
     "http": BASE | {"logs", "flush_queue", "api", "prompt", "output", "generation", "engine", "service", "store"},
     "bench": {"errors"},
     "cli": BASE | {"http", "api", "prompt", "output", "generation", "engine", "bench", "service", "store"},

@@ -31,14 +31,37 @@ class OutputWriter(Protocol):
         ...
 
 
+class ToolRounds(Protocol):
+    """The generations of a request, between which the server executes tools itself."""
+
+    async def begin(self, emit: Callable[[Sequence[Event]], None]) -> GenerationRequest | None:
+        """Return the first request, or None if there is nothing to generate."""
+        ...
+
+    async def next(self, emit: Callable[[Sequence[Event]], None], output_tokens: int) -> GenerationRequest | None:
+        """Execute the calls of the last generation. Return the next request, or None if there is none.
+
+        `output_tokens`: the number of output tokens so far.
+        """
+        ...
+
+    def close(self) -> None:
+        """Cancel what still runs."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedRequest:
-    """A validated request: what to generate, and how to write it."""
+    """A validated request: what to generate, and how to write it.
+
+    With `rounds`, which feed the writer too, there may be several generations.
+    """
 
     request: GenerationRequest
     writer: OutputWriter
     model: ServedModel
     stream: bool = False
+    rounds: ToolRounds | None = None
 
 
 class TextChunkEncoder:

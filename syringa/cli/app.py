@@ -35,17 +35,18 @@ Key = Annotated[
     str | None, typer.Option("--api-key", metavar="KEY", help="API key for --url.", envvar="SYRINGA_API_KEY")
 ]
 
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")]
+
+_ENGINE_OPTIONS = tuple(name for name in ENGINE_SETTINGS if name != "model")
+_NOT_IN_CHAT = ("n", "truncate_sequence")
+
 
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
-        from importlib.metadata import PackageNotFoundError
-        from importlib.metadata import version as installed
+        from syringa.version import installed_version
 
-        try:
-            typer.echo(f"syringa {installed('syringa')}")
-        except PackageNotFoundError:
-            typer.echo("syringa (not installed)")
+        typer.echo(f"syringa {installed_version()}")
         raise typer.Exit
 
 
@@ -80,38 +81,76 @@ def complete(
     raise typer.Exit(run(text, settings, fields, config, url, api_key, echo=echo))
 
 
-@app.command()
-@with_options(*settings_options(ENGINE_SETTINGS), *sampling_options(exclude=("n", "truncate_sequence")))
-def chat(
+@app.command(name="run")
+@with_options(*settings_options(_ENGINE_OPTIONS), *sampling_options(exclude=_NOT_IN_CHAT))
+def run_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a GGUF file or a folder.")],
+    question: Annotated[
+        str | None, typer.Argument(metavar="QUESTION", help="The question; default: standard input.")
+    ] = None,
     config: ConfigFile = None,
     url: Url = None,
     api_key: Key = None,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")] = None,
+    system: System = None,
     **options: Any,
 ) -> None:
-    """Chat with a model in the terminal."""
+    """Ask a model one question. The model is downloaded if necessary."""
+    from syringa.cli.run import run
+
+    settings, fields = split_options({**options, "model": model})
+    raise typer.Exit(run(question, settings, fields, config, url, api_key, system))
+
+
+@app.command()
+@with_options(*settings_options(ENGINE_SETTINGS), *sampling_options(exclude=_NOT_IN_CHAT))
+def chat(
+    name: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A name, a GGUF file or a folder; default: --model.")
+    ] = None,
+    config: ConfigFile = None,
+    url: Url = None,
+    api_key: Key = None,
+    system: System = None,
+    **options: Any,
+) -> None:
+    """Chat with a model in the terminal. The model is downloaded if necessary."""
     from syringa.cli.chat import run
 
-    settings, fields = split_options(options)
+    settings, fields = split_options({**options, "model": name or options.get("model")})
     raise typer.Exit(run(settings, fields, config, url, api_key, system))
 
 
 @app.command()
-def models() -> None:
-    """List known models and the files of those on this machine."""
-    from syringa.cli.models import list_models
+def models(
+    available: Annotated[
+        bool, typer.Option("--available", help="List the models that `syringa pull` knows by a short name.")
+    ] = False,
+) -> None:
+    """List the models on this machine."""
+    from syringa.cli.models import list_available, list_models
 
-    list_models()
+    if available:
+        list_available()
+    else:
+        list_models()
 
 
 @app.command()
 def pull(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="`default`, or a Hugging Face model id.")] = "default",
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A name of `syringa models --available`, or org/repo, org/repo:Q4_K_M or org/repo/file.gguf of the "
+            "Hugging Face Hub.",
+        ),
+    ] = "default",
+    offline: Annotated[bool, typer.Option("--offline", help="Only check that the model is on this machine.")] = False,
 ) -> None:
-    """Download a model."""
+    """Download a model. An interrupted download continues where it ended."""
     from syringa.cli.models import download
 
-    download(model)
+    download(model, offline=offline)
 
 
 @app.command()

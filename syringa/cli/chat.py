@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from syringa.cli.answer import AnswerPrinter
 from syringa.cli.fields import to_fields
+from syringa.cli.models import ensure_model
 from syringa.cli.source import TextSource, open_source
 from syringa.errors import EngineError, RequestError, SyringaError
 
 HELP = """\
   /system TEXT   set the system message; without TEXT, remove it
   /reset         start a new conversation
+  /save FILE     write the conversation to a file, as Markdown
   /help          show this help
   /exit          quit; so does Ctrl-D
-  Ctrl-C stops an answer. A line that ends in \\ continues on the next line."""
+  Ctrl-C stops an answer. A line that ends in \\ continues on the next line; \"\"\" begins and ends
+  a message of several lines."""
+_QUOTES = '"' * 3
 _HISTORY = Path.home() / ".cache" / "syringa" / "chat_history"
 
 # The API samples from the full distribution by default; these values suit a chat better.
@@ -37,6 +40,8 @@ def run(
 ) -> int:
     fields = {**CHAT_SAMPLING, **to_fields(options)}
     console = Console(highlight=False)
+    if url is None:
+        ensure_model(settings, file)
     with asyncio.Runner() as runner, _history():
         stack = contextlib.AsyncExitStack()
         try:
@@ -92,6 +97,8 @@ class ChatSession:
                 self._console.print(
                     "[dim]System message set.[/dim]" if self._system else "[dim]System message removed.[/dim]"
                 )
+            case "/save":
+                self._save(rest.strip())
             case "/help":
                 self._console.print(HELP, markup=False)
             case _:
@@ -101,9 +108,11 @@ class ChatSession:
     def _ask(self, text: str) -> None:
         """Send a message and print the answer. The generated part of a stopped answer stays in the conversation."""
         self._messages.append({"role": "user", "content": text})
-        answer: list[str] = []
+        printer = AnswerPrinter(self._console)
         try:
-            self._runner.run(self._answer(answer))
+            with printer:
+                self._runner.run(self._answer(printer))
+            self._console.print(f"\n[dim]{printer.times.describe()}[/dim]")
         except KeyboardInterrupt:
             self._console.print("\n[dim](stopped)[/dim]")
         except (RequestError, EngineError) as error:
@@ -113,36 +122,36 @@ class ChatSession:
         except SyringaError:
             self._messages.pop()
             raise
-        self._messages.append({"role": "assistant", "content": "".join(answer)})
+        self._messages.append({"role": "assistant", "content": printer.text})
 
-    async def _answer(self, answer: list[str]) -> None:
+    def _save(self, name: str) -> None:
+        if not name:
+            self._console.print("/save needs the name of a file.", markup=False)
+            return
+        messages = [*([{"role": "system", "content": self._system}] if self._system else []), *self._messages]
+        text = "\n".join(f"## {message['role']}\n\n{message['content'].strip()}\n" for message in messages)
+        try:
+            Path(name).expanduser().write_text(text)
+        except OSError as error:
+            self._console.print(f"{name} cannot be written: {error.strerror or error}", markup=False)
+        else:
+            self._console.print(f"Saved to {name}.", markup=False, style="dim")
+
+    async def _answer(self, printer: AnswerPrinter) -> None:
         system = [{"role": "system", "content": self._system}] if self._system else []
-        tokens, first, started = 0, 0.0, time.perf_counter()
-        reasoning = False
         async with contextlib.aclosing(self._source.chat([*system, *self._messages], self._fields)) as chunks:
             async for chunk in chunks:
-                if chunk.tokens is not None:
-                    tokens = chunk.tokens
-                    continue
-                first = first or time.perf_counter()
-                if chunk.reasoning:
-                    self._console.print(chunk.text, style="dim", end="", markup=False, soft_wrap=True)
-                    reasoning = True
-                    continue
-                if reasoning:
-                    self._console.print("\n")
-                    reasoning = False
-                answer.append(chunk.text)
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
-        ended = time.perf_counter()
-        rate = (tokens - 1) / (ended - first) if first and tokens > 1 and ended > first else 0.0
-        wait = (first or ended) - started
-        self._console.print(f"\n[dim]{tokens} tokens, {rate:.1f} tokens/s, first token after {wait:.2f} s[/dim]")
+                printer.feed(chunk)
 
 
 def _read_message() -> str:
     lines = [input("\n› ")]
+    if lines[0].lstrip().startswith(_QUOTES):
+        lines = [lines[0].lstrip().removeprefix(_QUOTES)]
+        while _QUOTES not in lines[-1]:
+            lines.append(input("… "))
+        lines[-1] = lines[-1].partition(_QUOTES)[0]
+        return "\n".join(lines).strip("\n")
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
         lines.append(input("… "))

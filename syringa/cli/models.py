@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -13,6 +15,7 @@ from rich.table import Table
 from syringa import modelfiles
 from syringa.cli.options import load_config
 from syringa.config import FILE_NAME, ModelSpec
+from syringa.errors import ModelError
 from syringa.modelfiles import catalog
 
 _NUMBERS = {"size", "parameters", "download", "memory", "context"}
@@ -70,6 +73,17 @@ def _table(*titles: str) -> Table:
     for title in titles:
         table.add_column(title, no_wrap=True, justify="right" if title in _NUMBERS else "left")
     return table
+
+
+def ensure_model(settings: Mapping[str, Any], file: Path | None) -> None:
+    """Download the model of a command unless it is on this machine."""
+    model = load_config(settings, file).model
+    try:
+        modelfiles.locate(model)
+    except ModelError:
+        if not modelfiles.can_pull(model):
+            raise
+        download(model)
 
 
 def download(model: str, *, offline: bool = False) -> None:

@@ -51,6 +51,7 @@ SAMPLING: Mapping[str, tuple[Any, str]] = {
     "allowed_token_ids": (list[int], "Id of a token that may be generated, and no others. May be repeated."),
     "bad_words": (list[str], "Text that is not generated. May be repeated."),
     "skip_special_tokens": (bool, "Leave special tokens out of the text."),
+    "spaces_between_special_tokens": (bool, "Put a space between two special tokens in a row."),
     "truncate_sequence": (bool, "Truncate a prompt that is too long, at its beginning."),
 }
 

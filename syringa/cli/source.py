@@ -140,7 +140,8 @@ class RemoteSource:
     async def chat(self, messages: Messages, fields: Fields) -> AsyncGenerator[TextChunk]:
         async for chunk in self._stream("/v1/chat/completions", {"messages": list(messages), **fields}):
             for choice in chunk["choices"]:
-                if reasoning := choice["delta"].get("reasoning"):
+                delta = choice["delta"]
+                if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
                     yield TextChunk(choice["index"], reasoning, reasoning=True)
                 if text := choice["delta"].get("content"):
                     yield TextChunk(choice["index"], text)

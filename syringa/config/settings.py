@@ -13,7 +13,9 @@ from syringa.config.specs import (
     Device,
     Dtype,
     ModelSpec,
+    ReasoningFields,
     ReasoningFormatSetting,
+    RequestChatTemplates,
     Seconds,
     ToolFormatSetting,
     doc,
@@ -37,7 +39,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, doc("Address to listen on. Any but a loopback address requires an API key.")] = "127.0.0.1"
     port: Annotated[Annotated[int, Meta(ge=0, le=65535)], doc("Port to listen on; 0: any free port.")] = 8000
     api_key: Annotated[
-        tuple[str, ...], doc("An API key that clients must send as a Bearer token. May be repeated.")
+        tuple[str, ...], doc("An API key that clients must send, as a Bearer token or in X-Api-Key. May be repeated.")
     ] = ()
     cors_origins: Annotated[
         tuple[str, ...], doc("Origins that may call the API from a browser (CORS), or * for any. May be repeated.")
@@ -49,6 +51,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             "while no API key is required, and where this is set. May be repeated."
         ),
     ] = ()
+    root_path: Annotated[
+        str,
+        doc(
+            "Path under which a proxy serves the API, such as /llm. Requests are accepted with and without it, so the "
+            "proxy may strip it or not."
+        ),
+    ] = ""
     workers: Annotated[_Positive, doc("Number of API server processes.")] = 1
     log_level: Annotated[Literal["debug", "info", "warning", "error"], doc("Log level.")] = "info"
     log_format: Annotated[Literal["text", "json"], doc("Log format: text, or one JSON object per line.")] = "text"
@@ -98,6 +107,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         bool, doc("Send usage at the end of every stream, as if it had `stream_options.include_usage`.")
     ] = False
 
+    reasoning_fields: Annotated[
+        ReasoningFields,
+        doc("Fields in which chat returns reasoning: both, or only the one of this name."),
+    ] = "both"
+
+    request_chat_templates: Annotated[
+        RequestChatTemplates,
+        doc("Whether requests may bring a chat template of their own; auto: while no API keys are required."),
+    ] = "auto"
     chat_template: Annotated[str, doc("File with a chat template; empty: the model's own.")] = ""
     tool_format: Annotated[
         ToolFormatSetting, doc("Format of the model's tool calls; auto: detected from its chat template.")
@@ -186,6 +204,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         _Positive, doc("Maximum number of choices of a request: its prompts times n or best_of; more get 400.")
     ] = 2048
     unknown_fields: Annotated[Literal["ignore", "refuse"], doc("What to do with unknown request fields.")] = "ignore"
+    unsupported_tools: Annotated[
+        Literal["ignore", "refuse"],
+        doc(
+            "What to do with tools that only OpenAI hosts, such as web_search: do not offer them to the model and name "
+            "them in x-syringa-ignored, or answer with 400."
+        ),
+    ] = "ignore"
     request_timeout: Annotated[Seconds, doc("Seconds that a request may take; 0: no limit.")] = 0.0
     read_timeout: Annotated[Seconds, doc("Seconds that a client may take to send a request; 0: no limit.")] = 60.0
     keep_alive: Annotated[Seconds, doc("Seconds between keep-alive comments on a silent stream.")] = 10.0
@@ -206,6 +231,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 2 * 1024**3
     image_max_side: Annotated[_Positive, doc("Maximum width and height of an image in pixels.")] = 16_384
     images_per_request: Annotated[Count, doc("Maximum number of images per request.")] = 50
+
+    mcp_hosts: Annotated[
+        tuple[str, ...],
+        doc(
+            "Hosts of MCP servers that requests may use, as host or host:port, or * for any with a public address; "
+            "none: MCP servers get 400. May be repeated."
+        ),
+    ] = ()
+    mcp_timeout: Annotated[
+        Seconds,
+        doc("Seconds that an MCP server may take to list its tools, and for each call of one; 0: no limit."),
+    ] = 60.0
+    mcp_max_bytes: Annotated[
+        _Positive, doc("Maximum size of an MCP server's answer in bytes: a list of tools, or the result of a call.")
+    ] = 1024 * 1024
+    mcp_calls_per_response: Annotated[
+        _Positive, doc("Maximum number of MCP calls per response; then the model answers without them.")
+    ] = 32
 
     models: tuple[ModelSpec, ...] = ()  # the tables `[[models]]` of the file; has no flag
 

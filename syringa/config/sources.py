@@ -22,6 +22,7 @@ FILE_NAME = "syringa.toml"
 OTHER_VARIABLES = ("SYRINGA_CONFIG", "SYRINGA_HOME")  # the path of the settings file, and the folder of models
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _AT_LINE = re.compile(r" \(at line (?P<line>\d+), column \d+\)$")
 
 
@@ -142,6 +143,11 @@ def _check(config: Config) -> None:
                 f"allowed_hosts {host!r}: expected a host name or address without scheme and port, or *",
                 param="allowed_hosts",
             )
+    if config.root_path and not _ROOT_PATH.fullmatch(config.root_path):
+        raise ConfigError(
+            f"root_path {config.root_path!r}: expected a path such as /llm, without a slash at its end",
+            param="root_path",
+        )
     if any(not name for name in config.served_model_name):
         raise ConfigError("served_model_name: a name cannot be empty", param="served_model_name")
     for name in FIELDS:

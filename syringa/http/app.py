@@ -24,6 +24,7 @@ from syringa.http.routes.model_admin import ModelAdminRoutes
 from syringa.http.routes.openai import OpenAIRoutes
 from syringa.http.routes.response_run import ResponseRuns
 from syringa.http.routes.responses import ResponseRoutes
+from syringa.http.routes.server_info import ServerInfoRoutes
 from syringa.http.routes.system import SystemRoutes
 from syringa.http.routes.websocket import ResponsesWebSocket
 from syringa.http.routing import WEBSOCKET, Router
@@ -53,7 +54,7 @@ def create_app(
         dispatcher = GenerationDispatcher(
             engines, app_state.key_watch, config.request_timeout, share_prefix_cache=config.share_prefix_cache
         )
-    router = Router(ENDPOINTS, create_handlers(config, dispatcher, models, app_state))
+    router = Router(ENDPOINTS, create_handlers(config, dispatcher, models, app_state), config.root_path)
     app: ASGIApp = router
     for layer in reversed(_middleware(config, app_state, router)):
         app = layer.cls(app, *layer.args, **layer.kwargs)
@@ -71,10 +72,11 @@ def create_handlers(config: Config, dispatcher: GenerationDispatcher, models: Mo
         lambda: [(id, id) for id in models.ids],
         is_ready=lambda model: dispatcher.engines.status(model) not in NOT_READY,
     )
-    document = functools.partial(openapi_document, secured=bool(config.api_key))
+    document = functools.partial(openapi_document, secured=bool(config.api_key), root_path=config.root_path)
     return Handlers(
         openai=OpenAIRoutes(config, dispatcher, models),
         system=SystemRoutes(dispatcher.engines, models, app_state, status, document),
+        info=ServerInfoRoutes(config, dispatcher.engines, models, app_state),
         responses=ResponseRoutes(runs, app_state),
         websocket=ResponsesWebSocket(runs, app_state),
         conversations=ConversationRoutes(config, app_state),

@@ -71,7 +71,8 @@ def ignored_fields_header(config: Config, ignored: list[str]) -> dict[str, str]:
     """Return the header that names unknown fields. Raises `InvalidRequest` where `unknown_fields` is `refuse`."""
     if ignored and config.unknown_fields == "refuse":
         raise InvalidRequest(
-            f"{ignored[0]!r} is not supported, and this server rejects unsupported fields.", param=ignored[0]
+            f"{ignored[0]!r} is not supported, and this server rejects unsupported fields.",
+            param=ignored[0].partition(" ")[0],
         )
     return {"x-syringa-ignored": header_value(ignored)} if ignored else {}
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from syringa.api.output_writer import PreparedRequest
+from syringa.api.output_writer import PreparedRequest, ToolRounds
 from syringa.engine.interface import Engine, EngineProvider
 from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected, WorkerLost
 from syringa.events import GenerationRequest, GenerationStats, Usage
@@ -69,7 +69,9 @@ class GenerationDispatcher:
 
     def generation(self, prepared: PreparedRequest, accounting: RequestAccounting) -> Generation:
         """Return a function that runs the request and returns its usage."""
-        accounting.model, accounting.user = prepared.model.id, prepared.request.user
+        request = prepared.request
+        accounting.model, accounting.user = prepared.model.id, request.user
+        accounting.choices, accounting.max_tokens = request.choices, request.stopping.max_tokens
         return functools.partial(self._run, prepared, accounting)
 
     def generation_with_usage_event(
@@ -109,7 +111,9 @@ class GenerationDispatcher:
                 self._running.add(scope)
                 try:
                     with self._key_watch.watching(accounting.caller, scope.cancel):
-                        return await self._generate(prepared, accounting, emit, discard)
+                        if prepared.rounds is not None:
+                            return await self._generate_rounds(prepared, prepared.rounds, accounting, emit)
+                        return await self._generate(prepared, prepared.request, accounting, emit, discard)
                 finally:
                     self._running.discard(scope)
         except (asyncio.CancelledError, ClientDisconnected):
@@ -123,8 +127,29 @@ class GenerationDispatcher:
         finally:
             accounting.close()  # before the end of the response is sent
 
+    async def _generate_rounds(
+        self, prepared: PreparedRequest, rounds: ToolRounds, accounting: RequestAccounting, emit: Emit
+    ) -> Usage:
+        """Run the generations of a request one after the other. Their usage adds up.
+
+        They are not run again if a worker dies: tools have been called.
+        """
+        try:
+            request = await rounds.begin(emit)
+            while request is not None:
+                await self._generate(prepared, request, accounting, emit, None)
+                request = await rounds.next(emit, accounting.stats.completion_tokens)
+        finally:
+            rounds.close()
+        return accounting.stats.usage
+
     async def _generate(
-        self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit, discard: Discard | None
+        self,
+        prepared: PreparedRequest,
+        request: GenerationRequest,
+        accounting: RequestAccounting,
+        emit: Emit,
+        discard: Discard | None,
     ) -> Usage:
         engine = self.engines.engine(prepared.model.id)
         if not engine.ready:
@@ -133,7 +158,7 @@ class GenerationDispatcher:
             run_generation,
             engine,
             prepared.model.tokenizer,
-            prepared.request,
+            request,
             share_cache=self._share_prefix_cache,
         )
         with log_output(emit) as emit:

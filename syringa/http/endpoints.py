@@ -18,6 +18,7 @@ from syringa.http.routes.conversations import ConversationRoutes
 from syringa.http.routes.model_admin import ModelAdminRoutes
 from syringa.http.routes.openai import OpenAIRoutes
 from syringa.http.routes.responses import ResponseRoutes
+from syringa.http.routes.server_info import ServerInfoRoutes
 from syringa.http.routes.system import SystemRoutes
 from syringa.http.routes.websocket import ResponsesWebSocket
 from syringa.http.routing import WEBSOCKET, Access, Endpoint
@@ -29,6 +30,7 @@ class Handlers:
 
     openai: OpenAIRoutes
     system: SystemRoutes
+    info: ServerInfoRoutes
     responses: ResponseRoutes
     websocket: ResponsesWebSocket
     conversations: ConversationRoutes
@@ -59,6 +61,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/metrics", lambda h: h.system.metrics, core.METRICS, Access.METRICS, monitoring=True),
     Endpoint("GET", "/openapi.json", lambda h: h.system.openapi, core.OPENAPI, Access.PUBLIC),
     Endpoint("GET", "/docs", lambda h: h.system.docs, core.DOCS, Access.PUBLIC),
+    Endpoint("GET", "/version", lambda h: h.info.version, core.VERSION, Access.PUBLIC, monitoring=True),
+    Endpoint("GET", "/ping", lambda h: h.system.ready, core.PING, Access.PUBLIC, monitoring=True),
+    Endpoint("POST", "/ping", lambda h: h.system.ready, core.PING_POST, Access.PUBLIC, monitoring=True),
+    Endpoint("GET", "/load", lambda h: h.info.load, core.LOAD, Access.METRICS, monitoring=True),
+    Endpoint("GET", "/tokenizer_info", lambda h: h.info.tokenizer_info, core.TOKENIZER_INFO),
+    Endpoint("GET", "/props", lambda h: h.info.props, core.PROPS),
     # Responses
     Endpoint("POST", "/v1/responses", lambda h: h.responses.create, responses.CREATE_RESPONSE, metered=True),
     Endpoint(WEBSOCKET, "/v1/responses", lambda h: h.websocket, None, metered=True),
@@ -111,6 +119,6 @@ PUBLISHED: tuple[PublishedOperation, ...] = tuple(
 )
 
 
-def openapi_document(*, secured: bool) -> dict[str, Any]:
+def openapi_document(*, secured: bool, root_path: str = "") -> dict[str, Any]:
     """Return the OpenAPI document of all published endpoints. `secured`: API keys are configured."""
-    return document(PUBLISHED, secured=secured)
+    return document(PUBLISHED, secured=secured, root_path=root_path)

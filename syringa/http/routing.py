@@ -62,7 +62,9 @@ class Router:
     Paths without parameters are looked up in a dictionary; the others are matched in the order of the table.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], handlers: Handlers) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], handlers: Handlers, root_path: str = "") -> None:
+        """`root_path`: the path of the API on a proxy. Paths are found with it and without."""
+        self._prefix = f"{root_path}/" if root_path else ""
         self.endpoints = tuple(endpoints)
         self._apps: dict[Endpoint, ASGIApp] = {}
         self._exact: dict[tuple[str, str], Endpoint] = {}
@@ -85,8 +87,13 @@ class Router:
 
         An unknown path or method resolves to an endpoint that responds with 404 or 405.
         """
-        path = scope["path"]
+        path: str = scope["path"]
         method = WEBSOCKET if scope["type"] == "websocket" else scope["method"]
+        if self._prefix and path.startswith(self._prefix):
+            stripped = path[len(self._prefix) - 1 :]
+            endpoint = self._exact.get((stripped, method)) or self._match(stripped, method, scope)
+            if endpoint is not self._not_found:
+                return endpoint
         return self._exact.get((path, method)) or self._match(path, method, scope)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,7 +12,7 @@ from syringa.modelfiles.locate import (
     locate,
     read_json,
 )
-from syringa.modelfiles.pull import pull
+from syringa.modelfiles.pull import can_pull, pull
 from syringa.modelfiles.tokenizer import load_tokenizer
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "ModelDescription",
     "ModelFiles",
     "TensorInfo",
+    "can_pull",
     "config_from_gguf",
     "count_weights",
     "describe",

@@ -1,4 +1,4 @@
-"""Models that `syringa pull NAME` knows by a short name. `scripts/check_catalog` compares them with their sources."""
+"""Models that `syringa pull` knows by a short name. `python -m scripts.check_catalog` compares them with the Hub."""
 
 from __future__ import annotations
 

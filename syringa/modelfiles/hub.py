@@ -76,6 +76,12 @@ def download(name: HubName, progress: Progress, sleep: Callable[[float], None] =
         progress(total, total)
 
 
+def list_files(name: HubName) -> tuple[RemoteFile, ...]:
+    """Return all files of a repository."""
+    with _HubClient(name, time.sleep) as client:
+        return client.list().files
+
+
 def _offset(progress: Progress, done: int, total: int) -> Callable[[int], None]:
     return lambda size: progress(done + size, total)
 

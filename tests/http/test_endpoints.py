@@ -56,6 +56,31 @@ def test_router_resolves_every_endpoint(endpoint: Endpoint, handlers: Handlers) 
     assert Router(ENDPOINTS, handlers).resolve({"type": kind, "method": endpoint.method, "path": path}) is endpoint
 
 
+@pytest.mark.parametrize("root", ["/llm", "/a/b", "/v1", "/api"])
+def test_router_resolves_every_endpoint_with_and_without_root_path(root: str, handlers: Handlers) -> None:
+    router = Router(ENDPOINTS, handlers, root)
+    for endpoint in ENDPOINTS:
+        path = endpoint.path.replace(":path}", "}").replace("{", "").replace("}", "")
+        kind = "websocket" if endpoint.method == WEBSOCKET else "http"
+        for given in (path, root + path):
+            assert router.resolve({"type": kind, "method": endpoint.method, "path": given}) is endpoint, given
+
+
+@pytest.mark.parametrize("path", ["/llm", "/llm/", "/llmx/health", "/llm/nothing", "/other/health", "/LLM/health"])
+def test_router_finds_nothing_at_other_paths_than_the_root_path(path: str, handlers: Handlers) -> None:
+    router = Router(ENDPOINTS, handlers, "/llm")
+    assert router.resolve({"type": "http", "method": "GET", "path": path}).path == ""
+
+
+def test_router_keeps_path_parameters_and_methods_under_root_path(handlers: Handlers) -> None:
+    router = Router(ENDPOINTS, handlers, "/llm")
+    scope = {"type": "http", "method": "GET", "path": "/llm/v1/models/org/name"}
+    assert router.resolve(scope).path == "/v1/models/{id:path}"
+    assert scope["path_params"] == {"id": "org/name"}
+    scope = {"type": "http", "method": "PUT", "path": "/llm/v1/completions"}
+    assert router.resolve(scope).path == "/v1/completions"  # and responds with 405
+
+
 def test_openapi_document_has_exactly_the_published_endpoints() -> None:
     document = openapi_document(secured=False)
     documented = {(path, method) for path, methods in document["paths"].items() for method in methods}

@@ -26,6 +26,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from syringa.api.fields.constraint_fields import ConstraintFields
 from syringa.api.models.served_model import FixedModels
 from syringa.api.openapi.document import request_fields
 from syringa.config import Config
@@ -51,6 +52,7 @@ CHECKS = [
 # compile, a result without its call, an image for a text model, an id that is not stored.
 BEYOND_SCHEMA = (
     *("best_of", "min_tokens", "max_tokens", "stream_options", "grammar", "response_format", "tools", "tool_choice"),
+    *("json_schema", "structured_outputs", "guided_"),
     *("suffix", "prompt", "tokens", "stop_token_ids", "logit_bias", "messages", "max_completion_tokens"),
     *("top_logprobs", "continue_final_message", "chat_template_kwargs", "reasoning_effort"),
     *("allowed_token_ids", "logprob_token_ids", "truncate_prompt_tokens", "use_beam_search", "prompt_logprobs"),
@@ -150,8 +152,8 @@ def reconcile(body: dict[str, Any], known: dict[str, Any]) -> None:
     unfit = {"best_of"} if body.get("stream") else set()
     # Generated grammars and token ids are rarely valid: they are left to the shorter bodies.
     if len(body) > 3:
-        unfit |= {"grammar", "response_format", "tools", "tool_choice", "stop_token_ids", "logit_bias"}
-        unfit |= {"chat_template_kwargs", "continue_final_message"}
+        unfit |= {"tools", "tool_choice", "stop_token_ids", "logit_bias"}
+        unfit |= {"chat_template_kwargs", "continue_final_message", *ConstraintFields.__struct_fields__}
         unfit |= set() if isinstance(body.get("prompt"), str) else {"prompt"}
         if "messages" in good and body["messages"]:
             body["messages"] = [each for each in body["messages"] if each["role"] == "system"][:2] + _ASKED

@@ -34,6 +34,7 @@ def run_stage(stage: Stage, given: list[TextSegment], *, at_once: bool = False) 
         out += stage.feed(some)
     out += stage.flush()
     counted = sum(part.tokens for part in out if isinstance(part, TextSegment | ReasoningSegment))
+    counted += getattr(stage, "dropped", 0)  # of a tool-call parser
     assert counted == sum(piece.tokens for piece in given)
     return out
 

@@ -33,6 +33,12 @@ WEATHER = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|mes
             WEATHER + "<|call|><|start|>assistant" + WEATHER.replace("get_weather", "b.c-d") + "<|call|>",
             ("", "", [("get_weather", '{"city": "Köln"}'), ("b.c-d", '{"city": "Köln"}')]),
         ),
+        (
+            WEATHER
+            + "<|call|><|start|>assistant<|channel|>final<|message|>It rains.<|end|><|start|>assistant"
+            + WEATHER,
+            ("", "", [("get_weather", '{"city": "Köln"}')]),
+        ),
         ("<|channel|>analysis<|message|>cut sh", ("cut sh", "", [])),
         ("<|channel|>analysis<|message|>cut <|en", ("cut <|en", "", [])),
         ("<|channel|>ana", ("", "", [])),

@@ -53,13 +53,36 @@ def test_pipeline_emits_reasoning_text_and_calls(at_once: int) -> None:
 
 
 def test_stop_string_applies_to_the_answer_only() -> None:
-    choice, pipeline, _ = run(WHOLE + "Now END here", output=BOTH, stop=("END",))
+    choice, _, _ = run(WHOLE, output=BOTH, stop=("END",))
     assert choice.reasoning == "END it?"
     assert calls(choice) == [("f", '{"a": "END"}')]
-    assert choice.text == "Well.\nNow "
-    assert choice.reason == "tool_calls"
-    assert pipeline.tokens == len(WHOLE + "Now END")
-    assert pipeline.reasoning_tokens == len("<think>\nEND it?\n</think>")
+    assert (choice.text, choice.reason) == ("Well.\n", "tool_calls")
+    thought = "<think>\nEND it?\n</think>"
+    choice, pipeline, _ = run(f"{thought}Now END here", output=BOTH, stop=("END",))
+    assert (choice.reasoning, choice.text, choice.reason) == ("END it?", "Now ", "stop")
+    assert pipeline.tokens == len(f"{thought}Now END")
+    assert pipeline.reasoning_tokens == len(thought)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_pipeline_ends_a_choice_where_text_follows_calls(at_once: int, finish: Any) -> None:
+    text = f"{WHOLE}\n{CALL}\n Ünd so on {CALL}"
+    choice, pipeline, events = run(
+        text, finish, output=BOTH, at_once=at_once, show_tokens=True, report_tokens=True, stop=("so",)
+    )
+    assert (choice.text, len(choice.calls), choice.reason, choice.stop) == ("Well.\n", 2, "tool_calls", None)
+    assert bytes(choice.token_ids).decode() == f"{WHOLE}\n{CALL}"
+    assert pipeline.tokens == len(choice.token_ids)
+    assert len(choice.tokens) == pipeline.tokens - pipeline.reasoning_tokens
+    assert isinstance(events[-1], Finished)
+
+
+def test_pipeline_counts_no_end_token_after_text_that_follows_calls() -> None:
+    pipeline = Pipeline(ByteTokenizer(), 0, output=BOTH)
+    events = pipeline.feed(EngineDelta("r", 0, [*f"{CALL} So.".encode(), END], [], "stop", END))
+    assert pipeline.tokens == len(CALL)
+    assert events[-1] == Finished(0, "tool_calls")
 
 
 def test_partial_stop_string_before_a_call_is_text() -> None:
@@ -130,6 +153,7 @@ def ended_by(token: int) -> list[EngineDelta]:
         (END, {"include_stop": True}, "ab", None),
         (END, {"show_special": True}, "ab<start>", None),
         (END, {"show_special": True, "include_stop": True}, "ab<start><end>", None),
+        (END, {"show_special": True, "include_stop": True, "space_special": True}, "ab<start> <end>", None),
         (99, {"stop_tokens": {99}}, "ab", 99),
         (99, {"stop_tokens": {99}, "include_stop": True}, "abc", 99),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 from typing import Annotated, Any
@@ -14,8 +15,8 @@ from syringa.api.chat.content import ASSISTANT_CONTENT, TEXT_CONTENT, USER_CONTE
 from syringa.api.decoding import convert
 from syringa.api.fields.schema import object_schema
 from syringa.errors import InvalidRequest
-from syringa.prompt.chat.template import ChatTemplate, Message
-from syringa.prompt.chat.template_capabilities import supports_role
+from syringa.prompt.chat.isolated_template import IsolatedTemplate
+from syringa.prompt.chat.template import Message, Template
 from syringa.prompt.images.loader import ImageSource
 
 _ROLE = re.compile("[A-Za-z][A-Za-z0-9_.-]{0,63}")
@@ -41,6 +42,7 @@ _MESSAGE_SCHEMA = {
             content=ASSISTANT_CONTENT,
             name=_TEXT,
             refusal=_TEXT,
+            annotations={"type": ["array", "null"], "description": "Reported as ignored unless empty."},
             reasoning=_TEXT,
             reasoning_content=_TEXT,
             tool_calls={"type": ["array", "null"], "items": _CALL},
@@ -87,6 +89,7 @@ class AssistantMessageField(msgspec.Struct, kw_only=True):
     content: Any = None
     name: str | None = None
     refusal: str | None = None
+    annotations: list[Any] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[Any] | None = None
@@ -120,15 +123,18 @@ class PromptMessage(msgspec.Struct):
 
 
 async def read_messages(
-    given: Any, *, supports_images: bool, ignored: list[str], template: ChatTemplate | None = None
+    given: Any, *, supports_images: bool, ignored: list[str], template: Template | None = None
 ) -> list[PromptMessage]:
     """Validate the messages. Raises `InvalidRequest`; the paths of unknown fields are appended to `ignored`.
 
     Beside the roles of OpenAI's API, those that `template` renders are accepted.
     """
+    read = functools.partial(_read, given, supports_images, ignored, template)
+    if isinstance(template, IsolatedTemplate):
+        return await template.run(read)
     if isinstance(given, list) and _size(given) > _INLINE_MESSAGES:
-        return await asyncio.to_thread(_read, given, supports_images, ignored, template)
-    return _read(given, supports_images, ignored, template)
+        return await asyncio.to_thread(read)
+    return read()
 
 
 def _size(given: list[Any]) -> int:
@@ -140,7 +146,7 @@ def _size(given: list[Any]) -> int:
     return size
 
 
-def _read(given: Any, supports_images: bool, ignored: list[str], template: ChatTemplate | None) -> list[PromptMessage]:
+def _read(given: Any, supports_images: bool, ignored: list[str], template: Template | None) -> list[PromptMessage]:
     if not isinstance(given, list) or not given:
         raise InvalidRequest("messages: expected at least one message.", param="messages")
     reader = _Reader(supports_images, ignored, template)
@@ -150,7 +156,7 @@ def _read(given: Any, supports_images: bool, ignored: list[str], template: ChatT
 class _Reader:
     """Reads messages in order, and remembers the tool calls that later ones may answer."""
 
-    def __init__(self, supports_images: bool, ignored: list[str], template: ChatTemplate | None) -> None:
+    def __init__(self, supports_images: bool, ignored: list[str], template: Template | None) -> None:
         self._supports_images, self._ignored, self._template = supports_images, ignored, template
         self._calls: dict[str, str] = {}  # function name by call id
 
@@ -179,7 +185,7 @@ class _Reader:
         """Return whether the template has a role that OpenAI's API does not have."""
         if self._template is None or role == "function" or not _ROLE.fullmatch(role):
             return False
-        return supports_role(self._template, role)
+        return self._template.supports_role(role)
 
     def _plain(self, given: Any, path: str, contents: ContentReader) -> Message:
         field = convert(given, PlainMessageField, path=path, ignored=self._ignored)
@@ -199,6 +205,8 @@ class _Reader:
     def _assistant(self, given: Any, path: str, contents: ContentReader) -> Message:
         field = convert(given, AssistantMessageField, path=path, ignored=self._ignored)
         _reject_unsupported(field, path)
+        if field.annotations:  # those of this server's own messages are empty
+            self._ignored.append(f"{path}.annotations")
         reasoning = field.reasoning if field.reasoning is not None else field.reasoning_content
         content = field.content if field.content is not None else field.refusal
         if content is None and not field.tool_calls and reasoning is None:

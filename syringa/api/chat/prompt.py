@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -16,8 +17,9 @@ from syringa.api.chat.messages import PromptMessage
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import ContextLengthExceeded, InvalidRequest
 from syringa.output_formats import content_markers
-from syringa.prompt.chat.template import ChatTemplate, Message
-from syringa.prompt.chat.template_capabilities import TemplateCapabilities, probe_template
+from syringa.prompt.chat.isolated_template import IsolatedTemplate
+from syringa.prompt.chat.template import Message, Template
+from syringa.prompt.chat.template_capabilities import TemplateCapabilities
 from syringa.prompt.chat.tool_messages import add_tool_instructions, rewrite_tool_call_ids, tool_calls_as_text
 from syringa.prompt.chat.tools import Tool, ToolUse, tool_definition
 from syringa.prompt.images.loader import ImageSource
@@ -46,7 +48,7 @@ class PromptRenderer:
     """Renders the messages of one request into a prompt."""
 
     model: ServedModel
-    template: ChatTemplate
+    template: Template
     tools: ToolUse | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
@@ -58,12 +60,16 @@ class PromptRenderer:
     async def build(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
         """Render and tokenize the messages, in a thread if they are long. Raises `ContextLengthExceeded`."""
         check_message_count(len(messages), self.model, "messages")
+        template = self.template
         size = sum(count_characters(each.message["content"]) + _MESSAGE_CHARS for each in messages)
-        if self.tools is None and self.documents is None and size <= _INLINE_CHARS:
+        inline = not isinstance(template, IsolatedTemplate) and size <= _INLINE_CHARS
+        if inline and self.tools is None and self.documents is None:
             return self._build(messages)
         # A template may leave out reasoning in the assistant's text.
         texts = (each.message["content"] for each in messages if each.message["role"] != "assistant")
         self.model.check_length(sum(map(count_characters, texts)), "messages")
+        if isinstance(template, IsolatedTemplate):
+            return await template.run(functools.partial(self._build, messages))
         return await asyncio.to_thread(self._build, messages)
 
     def _build(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
@@ -97,7 +103,7 @@ class PromptRenderer:
         kwargs: dict[str, Any],
         documents: list[dict[str, Any]] | None,
     ) -> str:
-        capabilities = probe_template(self.template)
+        capabilities = self.template.capabilities
         tools = None
         if self.model.formats.supports_tools:
             messages = rewrite_tool_call_ids(self.model.formats.tool_calls, messages)
@@ -153,7 +159,7 @@ def adds_generation_prompt(add_generation_prompt: bool | None, continue_final_me
     return not continue_final_message if add_generation_prompt is None else add_generation_prompt
 
 
-def require_template(model: ServedModel) -> ChatTemplate:
+def require_template(model: ServedModel) -> Template:
     """Return the model's chat template. Raises `InvalidRequest` if it has none."""
     if model.template is None:
         raise InvalidRequest(
@@ -164,9 +170,9 @@ def require_template(model: ServedModel) -> ChatTemplate:
     return model.template
 
 
-def report_ignored_names(messages: Sequence[PromptMessage], template: ChatTemplate, ignored: list[str]) -> None:
+def report_ignored_names(messages: Sequence[PromptMessage], template: Template, ignored: list[str]) -> None:
     """Append the `name` fields of messages to `ignored` if the template does not render them."""
-    if not probe_template(template).renders_names:
+    if not template.capabilities.renders_names:
         ignored += [
             f"messages[{index}].name"
             for index, each in enumerate(messages)

@@ -19,6 +19,7 @@ from syringa.api.chat.prompt import (
     report_ignored_names,
     require_template,
 )
+from syringa.api.chat.request_template import ChatTemplateField, with_request_template
 from syringa.api.chat.writer import ChatWriter
 from syringa.api.fields.beam_search import read_beam_search
 from syringa.api.fields.common import (
@@ -29,7 +30,8 @@ from syringa.api.fields.common import (
     check_metadata,
     read_stream_options,
 )
-from syringa.api.fields.constraints import compose_grammar
+from syringa.api.fields.compatibility import read_compatibility_fields
+from syringa.api.fields.constraints import check_tools_with_constraint, compose_grammar
 from syringa.api.fields.defaults import apply_defaults
 from syringa.api.fields.reasoning import BudgetField, Effort, ReasoningRequest, read_reasoning_request
 from syringa.api.fields.sampling import (
@@ -41,13 +43,13 @@ from syringa.api.fields.sampling import (
 )
 from syringa.api.fields.schema import doc, ignored_field, refused_field
 from syringa.api.fields.token_output import TokenCounter, TokenFields, read_token_output, truncate_prompt
-from syringa.api.fields.tools import ToolChoiceField, ToolRequest, ToolsField, read_tools
+from syringa.api.fields.tools import HOSTED_TOOLS_DOC, ToolChoiceField, ToolRequest, ToolsField, read_tools
 from syringa.api.models.served_model import Models, ServedModel
 from syringa.api.output_writer import PreparedRequest
 from syringa.errors import InvalidRequest
 from syringa.events import GenerationRequest, OutputFormat
 from syringa.ids import random_id
-from syringa.prompt.chat.template import ChatTemplate
+from syringa.prompt.chat.template import Template
 from syringa.prompt.images.loader import fetch_images
 from syringa.types import Grammar
 
@@ -87,12 +89,14 @@ class ChatRequest(TokenFields, kw_only=True):
         doc("Number of most likely tokens to return at each position, 0 to 20; requires `logprobs: true`.", 0),
     ] = None
     tools: Annotated[
-        ToolsField, doc("Functions that the model may call, at most 128; cannot be combined with `grammar`.")
+        ToolsField,
+        doc(f"Functions that the model may call, at most 128; cannot be combined with `grammar`. {HOSTED_TOOLS_DOC}"),
     ] = None
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: Annotated[
         bool | None, doc("Whether the model may make several calls in one message.", True)
     ] = None
+    chat_template: ChatTemplateField = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None,
         doc("Extra variables for the chat template. `thinking` or `enable_thinking`: false turns reasoning off."),
@@ -105,6 +109,13 @@ class ChatRequest(TokenFields, kw_only=True):
         ),
     ] = None
     thinking_token_budget: BudgetField = None
+    reasoning_budget_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None,
+        doc("Same as `thinking_token_budget`, which takes precedence."),
+    ] = None
+    thinking_budget_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None, doc("Same as `reasoning_budget_tokens`.")
+    ] = None
     include_reasoning: Annotated[
         bool | None, doc("Return the reasoning; false: it is generated and counted, but left out.", True)
     ] = None
@@ -179,10 +190,12 @@ async def prepare_chat(
     Raises before anything is submitted to the engine. The paths of ignored fields are appended to `ignored`.
     """
     model = await models.find(body.model)
+    body = _resolve_names(read_compatibility_fields(body, ignored))
     body = apply_defaults(body, model)
     _reject_unsupported(body)
     check_choices(1, body.n or 1, model.max_choices, "n")
     _report_ignored(body, ignored)
+    model = await with_request_template(model, body.chat_template, tenant)
     options = read_stream_options(
         body.stream_options, stream=bool(body.stream), ignored=ignored, always_include_usage=always_include_usage
     )
@@ -194,6 +207,7 @@ async def prepare_chat(
         ignored,
         parallel=body.parallel_tool_calls is not False,
         constrain_arguments=model.formats.tool_calls == "plain",
+        unsupported=model.unsupported_tools,
     )
     constraint = _constraint(body, tools, sampling.grammar)
     reasoning = read_reasoning_request(
@@ -231,6 +245,7 @@ async def prepare_chat(
         stop=stop,
         include_stop=bool(body.include_stop_str_in_output),
         show_special=body.skip_special_tokens is False,
+        space_special=bool(body.spaces_between_special_tokens),
         report_tokens=tokens.token_ids or bool(options.continuous_usage_stats),
         logprobs=body.top_logprobs or 0 if body.logprobs else None,
         logprob_tokens=tuple(body.logprob_token_ids or ()),
@@ -247,6 +262,8 @@ async def prepare_chat(
         grammar_param=grammar_field,
         tenant=tenant,
         cache_salt=body.cache_salt,
+        use_cache=body.cache_prompt is not False,
+        stream_interval=body.stream_interval or 1 if body.stream else 1,
         user=body.safety_identifier if body.user is None else body.user,
         priority=body.priority or 0,
     )
@@ -294,11 +311,11 @@ async def _prompt(
         messages,
         max_tokens=body.length,
         truncate=bool(body.truncate_sequence),
-        max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
+        max_tokens_field=_length_field(body),
     )
 
 
-def _read_documents(body: ChatRequest, template: ChatTemplate, ignored: list[str]) -> list[dict[str, Any]] | None:
+def _read_documents(body: ChatRequest, template: Template, ignored: list[str]) -> list[dict[str, Any]] | None:
     """Return the documents for the template; they are reported in `ignored` if it does not read them."""
     if body.documents is None or "documents" in template.variables:
         return body.documents
@@ -319,9 +336,33 @@ def _constraint(body: ChatRequest, tools: ToolRequest | None, grammar: Grammar |
     """Return the constraint on the text of the output; output that consists of tool calls has no text."""
     if tools is None:
         return grammar
-    if body.grammar is not None:
-        raise InvalidRequest("grammar and tools cannot be combined.", param="grammar")
+    check_tools_with_constraint(body)
     return grammar if tools.use.mode == "auto" else None
+
+
+def _length_field(body: ChatRequest) -> str:
+    """Return the name of the field that has the maximum number of output tokens."""
+    if body.n_predict is not None:
+        return "n_predict"
+    return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+
+
+def _resolve_names(body: ChatRequest) -> ChatRequest:
+    """Return the body with llama.cpp's names of fields resolved."""
+    named: dict[str, Any] = {}
+    if body.n_predict == 0:
+        raise InvalidRequest("n_predict: expected at least 1, or -1.", param="n_predict")
+    if body.n_predict is not None:
+        named |= {"max_completion_tokens": None if body.n_predict < 0 else body.n_predict, "max_tokens": None}
+    if body.n is None and body.n_cmpl is not None:
+        named["n"] = body.n_cmpl
+    if body.logprobs is None and body.n_probs:
+        named |= {"logprobs": True, "top_logprobs": body.n_probs if body.top_logprobs is None else body.top_logprobs}
+    if body.thinking_token_budget is None:
+        for budget in (body.thinking_budget_tokens, body.reasoning_budget_tokens):
+            if budget is not None:
+                named["thinking_token_budget"] = budget
+    return msgspec.structs.replace(body, **named) if named else body
 
 
 def _reject_unsupported(body: ChatRequest) -> None:

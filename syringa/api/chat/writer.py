@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from syringa.api.fields.common import UsageBody, usage_body
+from syringa.api.fields.common import FingerprintField, UsageBody, usage_body
 from syringa.api.fields.schema import doc
 from syringa.api.fields.token_output import (
     PromptLogprobs,
@@ -63,8 +63,10 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     role: Annotated[str, doc("`assistant`.", const="assistant")] = "assistant"
     content: Annotated[str | None, doc("Null if there are only tool calls.")]
     refusal: None = None
+    annotations: Annotated[list[dict[str, Any]], doc("Always empty: the server does not search the web.")] = []
     tool_calls: Annotated[list[ToolCall], doc("Empty if the model made no calls.")]
     reasoning: Annotated[str | UnsetType, doc("Reasoning of the model, if there is any.")] = UNSET
+    reasoning_content: Annotated[str | UnsetType, doc("Same as `reasoning`, under the name that others read.")] = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -85,6 +87,7 @@ class ChatCompletion(msgspec.Struct):
     object: Annotated[str, doc("`chat.completion`.", const="chat.completion")]
     created: Annotated[int, doc("Unix time in seconds.")]
     model: str
+    system_fingerprint: FingerprintField
     choices: list[ChatChoice]
     usage: UsageBody
     metadata: Annotated[dict[str, str] | UnsetType, doc("Metadata of the request.")] = UNSET
@@ -98,8 +101,9 @@ class ChatDelta(msgspec.Struct, kw_only=True, gc=False):
     """What a chunk adds to a message. The first of a choice has the role, the last one is empty."""
 
     role: Annotated[str | UnsetType, doc("`assistant`.", const="assistant")] = UNSET
-    content: str | UnsetType = UNSET
+    content: Annotated[str | UnsetType | None, doc("Null in a first chunk with a tool call.")] = UNSET
     reasoning: str | UnsetType = UNSET
+    reasoning_content: Annotated[str | UnsetType, doc("Same as `reasoning`, under the name that others read.")] = UNSET
     tool_calls: Annotated[list[ToolCall] | UnsetType, doc("Parts of tool calls, to be joined by `index`.")] = UNSET
 
 
@@ -121,6 +125,7 @@ class ChatChunk(msgspec.Struct, gc=False):
     object: Annotated[str, doc("`chat.completion.chunk`.", const="chat.completion.chunk")]
     created: Annotated[int, doc("Unix time in seconds.")]
     model: str
+    system_fingerprint: FingerprintField
     choices: Annotated[list[ChunkChoice], doc("Empty in the chunk with the usage.")]
     usage: Annotated[
         UsageBody | UnsetType | None, doc("Only with `include_usage`: set in the last chunk, null before.")
@@ -158,7 +163,9 @@ class ChatWriter:
         self._no_usage: UnsetType | None = None if include_usage else UNSET
         self._named_tool = named_tool
         self._metadata = metadata
-        self._include_reasoning = include_reasoning
+        shown = model.reasoning_fields if include_reasoning else "none"
+        self._shows_reasoning = shown in ("both", "reasoning")
+        self._shows_reasoning_content = shown in ("both", "reasoning_content")
         self._echo = echo
         self._tokens = tokens or TokenOutput()
         self._prompt_text: str | UnsetType = UNSET if prompt_text is None else prompt_text
@@ -178,11 +185,16 @@ class ChatWriter:
             if not event.tokens and event.choice in self._plain_started:
                 return (self._text_chunk(event.choice, event.text),)
             logprobs = self._logprobs_of(event.tokens) if event.tokens else None
-            return self._chunks(ChunkChoice(event.choice, ChatDelta(content=event.text), logprobs))
+            # The tokens of a tool call have log-probabilities, but no text.
+            return self._chunks(ChunkChoice(event.choice, ChatDelta(content=event.text or UNSET), logprobs))
         if isinstance(event, ReasoningDelta):
-            if not self._include_reasoning:
+            if not (self._shows_reasoning or self._shows_reasoning_content):
                 return []
-            return self._chunks(ChunkChoice(event.choice, ChatDelta(reasoning=event.text)))
+            delta = ChatDelta(
+                reasoning=event.text if self._shows_reasoning else UNSET,
+                reasoning_content=event.text if self._shows_reasoning_content else UNSET,
+            )
+            return self._chunks(ChunkChoice(event.choice, delta))
         if isinstance(event, ToolCallStart | ToolCallDelta):
             return self._chunks(ChunkChoice(event.choice, ChatDelta(tool_calls=[call_chunk(event)])))
         if isinstance(event, Finished):
@@ -201,7 +213,16 @@ class ChatWriter:
         choices = [self._choice(collected) for collected in generation.choices]
         usage = usage_body(generation.usage)
         metadata = UNSET if self._metadata is None else self._metadata
-        body = ChatCompletion(self._id, "chat.completion", self._created, self._model.id, choices, usage, metadata)
+        body = ChatCompletion(
+            self._id,
+            "chat.completion",
+            self._created,
+            self._model.id,
+            self._model.system_fingerprint,
+            choices,
+            usage,
+            metadata,
+        )
         for scored in generation.prompts:
             self._prompt_scores = self._tokens.prompt_scores(scored.scores, self._model)
         self._add_prompt_fields(body)
@@ -212,7 +233,8 @@ class ChatWriter:
         message = ChatMessage(
             content=None if collected.calls and not text else text,
             tool_calls=[call_body(call) for call in collected.calls],
-            reasoning=(collected.reasoning or UNSET) if self._include_reasoning else UNSET,
+            reasoning=(collected.reasoning or UNSET) if self._shows_reasoning else UNSET,
+            reasoning_content=(collected.reasoning or UNSET) if self._shows_reasoning_content else UNSET,
         )
         logprobs = self._logprobs_of(collected.tokens) if self._logprobs else None
         reason = finish_reason(collected.reason, named=self._named_tool)
@@ -234,26 +256,38 @@ class ChatWriter:
 
     def _chunks(self, choice: ChunkChoice) -> list[ChatChunk]:
         choice.token_ids = self._token_ids.pop(choice.index, []) if self._tokens.token_ids else UNSET
-        chunk = self._chunk([choice], self._usage_so_far())
-        if choice.index in self._started:
-            return [chunk]
-        opening = ChunkChoice(choice.index, ChatDelta(role="assistant", content=""))
-        chunks = [self._chunk([opening], self._usage_so_far())]
+        chunks = [] if choice.index in self._started else self._opening_chunks(choice)
+        chunks.append(self._chunk([choice], self._usage_so_far()))
         if not self._started:
             self._add_prompt_fields(chunks[0])
+        if choice.index not in self._started:
+            self._started.add(choice.index)
+            if self._plain:
+                self._plain_started.add(choice.index)
+        return chunks
+
+    def _opening_chunks(self, first: ChunkChoice) -> list[ChatChunk]:
+        """Return the chunks before the first one of a choice.
+
+        Like OpenAI, text begins with a chunk that has the role and an empty content, while a tool call carries the role
+        itself: a client that saw content would expect text. So does reasoning, which a call may follow.
+        """
+        if not (self._echo or first.delta.content or first.finish_reason is not None):
+            first.delta.role = "assistant"
+            if first.delta.tool_calls is not UNSET:
+                first.delta.content = None
+            return []
+        opening = [ChunkChoice(first.index, ChatDelta(role="assistant", content=""))]
         if self._echo:
-            echoed = ChunkChoice(choice.index, ChatDelta(content=self._echo))
-            chunks.append(self._chunk([echoed], self._usage_so_far()))
-        self._started.add(choice.index)
-        if self._plain:
-            self._plain_started.add(choice.index)
-        return [*chunks, chunk]
+            opening.append(ChunkChoice(first.index, ChatDelta(content=self._echo)))
+        return [self._chunk([each], self._usage_so_far()) for each in opening]
 
     def _usage_so_far(self) -> UsageBody | UnsetType | None:
         return self._no_usage if self._counter is None else self._counter.usage
 
     def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | UnsetType | None) -> ChatChunk:
-        return ChatChunk(self._id, "chat.completion.chunk", self._created, self._model.id, choices, usage)
+        fingerprint = self._model.system_fingerprint
+        return ChatChunk(self._id, "chat.completion.chunk", self._created, self._model.id, fingerprint, choices, usage)
 
     def _logprobs_of(self, tokens: Iterable[ScoredToken]) -> ChatLogprobs:
         raw = self._bytes

@@ -12,9 +12,11 @@ from msgspec import Meta
 from syringa.api.completions.writer import CompletionWriter, PromptEcho
 from syringa.api.fields.beam_search import read_beam_search
 from syringa.api.fields.common import CacheSaltField, StreamOptionsField, check_choices, read_stream_options
-from syringa.api.fields.constraints import compose_grammar
+from syringa.api.fields.compatibility import read_compatibility_fields
+from syringa.api.fields.constraints import compose_grammar, constraint_name
 from syringa.api.fields.defaults import apply_defaults
 from syringa.api.fields.sampling import (
+    MAX_COUNT,
     Count,
     check_tokens,
     constraint_field,
@@ -22,7 +24,7 @@ from syringa.api.fields.sampling import (
     to_sampling,
     to_stop_conditions,
 )
-from syringa.api.fields.schema import doc, nullable
+from syringa.api.fields.schema import doc, ignored_field, nullable
 from syringa.api.fields.token_output import (
     MAX_LOGPROBS,
     TokenCounter,
@@ -31,7 +33,7 @@ from syringa.api.fields.token_output import (
     read_token_output,
     truncate_prompt,
 )
-from syringa.api.fields.tools import ToolChoiceField, ToolsField, read_tools
+from syringa.api.fields.tools import HOSTED_TOOLS_DOC, ToolChoiceField, ToolsField, read_tools
 from syringa.api.models.served_model import Models, ServedModel
 from syringa.api.output_writer import PreparedRequest
 from syringa.errors import ContextLengthExceeded, InvalidRequest
@@ -42,6 +44,7 @@ from syringa.prompt.tokens.fim import FimFormat, find_fim_format
 from syringa.types import SamplingParams
 
 MAX_PROMPTS = 2048
+UNLIMITED = -1  # value of `n_predict`
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT_SCHEMA = nullable(
     {"type": "string"},
@@ -95,8 +98,8 @@ class CompletionRequest(TokenFields, kw_only=True):
     tools: Annotated[
         ToolsField,
         doc(
-            "Functions that the model may call, at most 128; cannot be combined with `grammar`, `response_format` or "
-            "`suffix`."
+            "Functions that the model may call, at most 128; cannot be combined with a constraint, such as "
+            f"`response_format`, or with `suffix`. {HOSTED_TOOLS_DOC}"
         ),
     ] = None
     tool_choice: ToolChoiceField = None
@@ -104,6 +107,10 @@ class CompletionRequest(TokenFields, kw_only=True):
         bool | None, doc("Add the tokenizer's special tokens, such as BOS, to prompts that are text.", True)
     ] = None
     user: Annotated[str | None, doc("End-user id, stored with the usage record.")] = None
+    thinking_token_budget: Annotated[
+        Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None,
+        ignored_field("A raw prompt has no reasoning section; reported unless -1.", default=-1),
+    ] = None
     cache_salt: CacheSaltField = None
 
 
@@ -132,20 +139,27 @@ async def prepare_completion(
     Raises before anything is submitted to the engine. The paths of ignored fields are appended to `ignored`.
     """
     model = await models.find(body.model)
+    body = _resolve_names(read_compatibility_fields(body, ignored))
+    if body.thinking_token_budget is not None and body.thinking_token_budget >= 0:
+        ignored.append("thinking_token_budget")
     body = apply_defaults(body, model)
     choices = body.n or 1
     candidates = choices if body.best_of is None else body.best_of
-    max_tokens = 16 if body.max_tokens is None else body.max_tokens
+    unlimited = body.n_predict == UNLIMITED
+    max_tokens = 1 if unlimited else 16 if body.max_tokens is None else body.max_tokens
     _check_fields(body, choices, candidates, max_tokens)
     param = "prompt" if candidates == 1 else "n" if body.best_of is None else "best_of"
     check_choices(_count_prompts(body.prompt), candidates, model.max_choices, param)
     options = read_stream_options(
         body.stream_options, stream=bool(body.stream), ignored=ignored, always_include_usage=always_include_usage
     )
-    stopping = to_stop_conditions(body, model, max_tokens)
+    # Output ends with the context in any case.
+    stopping = to_stop_conditions(body, model, model.max_model_len if unlimited else max_tokens)
     stop = read_stop(body.stop)
     sampling = await to_sampling(body, model, ignored)
-    tools = await read_tools(body.tools, body.tool_choice, ignored, constrain_arguments=True)
+    tools = await read_tools(
+        body.tools, body.tool_choice, ignored, constrain_arguments=True, unsupported=model.unsupported_tools
+    )
     prompts = await read_prompts(
         body.prompt,
         model,
@@ -195,6 +209,7 @@ async def prepare_completion(
         stop=stop,
         include_stop=bool(body.include_stop_str_in_output),
         show_special=body.skip_special_tokens is False,
+        space_special=bool(body.spaces_between_special_tokens),
         report_tokens=tokens.token_ids or bool(options.continuous_usage_stats),
         logprobs=body.logprobs,
         logprob_tokens=tuple(body.logprob_token_ids or ()),
@@ -208,6 +223,8 @@ async def prepare_completion(
         grammar_param=grammar_field,
         tenant=tenant,
         cache_salt=body.cache_salt,
+        use_cache=body.cache_prompt is not False,
+        stream_interval=body.stream_interval or 1 if body.stream else 1,
         user=body.user,
         priority=body.priority or 0,
     )
@@ -230,6 +247,18 @@ async def prepare_completion(
         counter=TokenCounter(sum(len(prompt.tokens) for prompt in prompts)) if options.continuous_usage_stats else None,
     )
     return PreparedRequest(request=request, writer=writer, model=model, stream=bool(body.stream))
+
+
+def _resolve_names(body: CompletionRequest) -> CompletionRequest:
+    """Return the body with llama.cpp's names of fields resolved."""
+    named: dict[str, Any] = {}
+    if body.n_predict is not None and body.n_predict >= 0:
+        named["max_tokens"] = body.n_predict
+    if body.n is None and body.n_cmpl is not None:
+        named["n"] = body.n_cmpl
+    if body.logprobs is None and body.n_probs:
+        named["logprobs"] = body.n_probs
+    return msgspec.structs.replace(body, **named) if named else body
 
 
 def _check_fields(body: CompletionRequest, choices: int, candidates: int, max_tokens: int) -> None:
@@ -255,7 +284,7 @@ def _own_text(prompt: Prompt) -> str | None:
 
 def _reject_with_tools(body: CompletionRequest, sampling: SamplingParams) -> None:
     if sampling.grammar is not None:
-        name = "grammar" if body.grammar is not None else "response_format"
+        name = constraint_name(body)
         raise InvalidRequest(f"{name} and tools cannot be combined.", param=name)
     if body.suffix:
         raise InvalidRequest("suffix and tools cannot be combined.", param="suffix")

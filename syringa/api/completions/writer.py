@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from syringa.api.fields.common import UsageBody, usage_body
+from syringa.api.fields.common import FingerprintField, UsageBody, usage_body
 from syringa.api.fields.schema import doc
 from syringa.api.fields.token_output import (
     PromptLogprobs,
@@ -74,6 +74,7 @@ class Completion(msgspec.Struct, gc=False):
     object: Annotated[str, doc("`text_completion`.", const="text_completion")]
     created: Annotated[int, doc("Unix time in seconds.")]
     model: str
+    system_fingerprint: FingerprintField
     choices: list[Choice]
     usage: Annotated[
         UsageBody | UnsetType | None, doc("In a stream only with `include_usage`: set in the last chunk, null before.")
@@ -211,10 +212,11 @@ class CompletionWriter:
             self._started.add(choice.index)
             self._add_prompt_fields(choice)
         usage = self._no_usage if self._counter is None else self._counter.usage
-        return Completion(self._id, "text_completion", self._created, self._model.id, [choice], usage)
+        return self._completion([choice], usage)
 
-    def _completion(self, choices: list[Choice], usage: UsageBody) -> Completion:
-        return Completion(self._id, "text_completion", self._created, self._model.id, choices, usage)
+    def _completion(self, choices: list[Choice], usage: UsageBody | UnsetType | None) -> Completion:
+        fingerprint = self._model.system_fingerprint
+        return Completion(self._id, "text_completion", self._created, self._model.id, fingerprint, choices, usage)
 
 
 class PromptEcho:

@@ -41,6 +41,10 @@ CacheSaltField = Annotated[
     ),
 ]
 
+FingerprintField = Annotated[
+    str, doc("Changes with the files of the model, its data type, or the version of the server.")
+]
+
 
 def check_choices(prompts: int, candidates: int, limit: int, param: str) -> None:
     """Raise `InvalidRequest` if a request generates more choices than the server allows. `param` names the factor."""

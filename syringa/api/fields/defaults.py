@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from syringa.api.decoding import convert
+from syringa.api.fields.constraint_fields import ConstraintFields
 from syringa.api.fields.sampling import MAX_COUNT, Count, SamplingFields, read_logit_bias, read_stop
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import InvalidRequest
@@ -16,7 +17,7 @@ from syringa.errors import InvalidRequest
 B = TypeVar("B", bound=SamplingFields)
 
 # Fields that say what to generate, not how to sample; they have no default per model.
-_PER_REQUEST = ("n", "grammar", "response_format", "priority")
+_PER_REQUEST = ("n", "priority", *ConstraintFields.__struct_fields__)
 # The endpoints' names for the maximum output length. A default always uses `max_tokens`.
 _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 

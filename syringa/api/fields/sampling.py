@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 from msgspec import Meta
 
-from syringa.api.fields.constraints import FORMAT_SCHEMA, GRAMMAR_SCHEMA, to_grammar
-from syringa.api.fields.schema import doc, ignored_field, nullable
+from syringa.api.fields.constraint_fields import ConstraintFields
+from syringa.api.fields.constraints import constraint_path, read_constraint
+from syringa.api.fields.schema import doc, nullable
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import InvalidRequest
 from syringa.ids import random_number
@@ -18,6 +18,7 @@ from syringa.types import SamplingParams, StopConditions
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+RANDOM_SEED = -1  # as in vLLM and llama.cpp
 MAX_COUNT = 2**31 - 1
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
@@ -33,7 +34,7 @@ _BIAS_SCHEMA = {
 _DEFAULT_BREAKERS = ("\n", ":", '"', "*")
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(ConstraintFields, kw_only=True):
     """Base of the request bodies. An absent field has the default that its `doc` declares."""
 
     temperature: Annotated[
@@ -52,7 +53,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ] = None
     seed: Annotated[
         Seed | None,
-        doc("Seed for sampling; the same request with the same seed gives the same output. Default: random."),
+        doc("Seed for sampling; the same request with the same seed gives the same output. Default, and -1: random."),
     ] = None
     frequency_penalty: Annotated[
         Penalty | None, doc("Subtracted from a token's logit for each time it was generated.", 0.0)
@@ -84,10 +85,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ] = None
     spaces_between_special_tokens: Annotated[
         bool | None,
-        ignored_field(
-            "Tokens are joined as they are; no spaces are inserted. Reported as ignored if true with "
-            "`skip_special_tokens: false`."
-        ),
+        doc("Put a space between two special tokens in a row; applies with `skip_special_tokens: false`.", False),
     ] = None
     allowed_token_ids: Annotated[
         Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)] | None,
@@ -117,17 +115,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=128)] | None,
         doc("Strings that interrupt a repeat for DRY; at most 128.", list(_DEFAULT_BREAKERS)),
     ] = None
-    grammar: Annotated[
-        Annotated[dict[str, Any], Meta(extra_json_schema=GRAMMAR_SCHEMA)] | None,
-        doc("Constraint on the output: a regular expression, a JSON schema, or a Lark or llguidance grammar."),
-    ] = None
-    response_format: Annotated[
-        Annotated[dict[str, Any], Meta(extra_json_schema=FORMAT_SCHEMA)] | None,
-        doc(
-            "`text`, `json_object`, or `json_schema` with a schema. With `strict`, a schema that cannot be fully "
-            "enforced is refused."
-        ),
-    ] = None
     ignore_eos: Annotated[bool | None, doc("Continue after end-of-sequence tokens.", False)] = None
     min_tokens: Annotated[
         Count | None, doc("Minimum number of output tokens; end-of-sequence and stop tokens are suppressed before.", 0)
@@ -148,16 +135,11 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
     """Convert the fields to the engine's sampling parameters.
 
     Raises `InvalidRequest` for a token id outside the vocabulary, or an invalid grammar; `compose_grammar` finds out
-    whether it can be compiled. The paths of parts of `grammar` and `response_format` that are not enforced are appended
-    to `ignored`, and so are fields without effect.
+    whether it can be compiled. The paths of parts of the constraint that are not enforced are appended to `ignored`.
     """
-    grammar = None
-    if fields.grammar is not None or fields.response_format is not None:
-        found = [] if ignored is None else ignored
-        grammar = await asyncio.to_thread(to_grammar, fields.grammar, fields.response_format, found)
-    if ignored is not None and fields.spaces_between_special_tokens and fields.skip_special_tokens is False:
-        ignored.append("spaces_between_special_tokens")
-    seed = random_number(63) if fields.seed is None else fields.seed & (2**63 - 1)
+    grammar = await read_constraint(fields, model.tokenizer.lark_vocabulary, [] if ignored is None else ignored)
+    given = _or(fields.seed, RANDOM_SEED)
+    seed = random_number(63) if given == RANDOM_SEED else given & (2**63 - 1)
     return SamplingParams(
         seed=seed,
         temperature=_or(fields.temperature, 1.0),
@@ -180,12 +162,7 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
 
 def constraint_field(fields: SamplingFields, tools: object | None = None) -> str:
     """Return the path of the request field that the grammar comes from."""
-    if fields.grammar is not None:
-        return "grammar.value"
-    if tools is not None:
-        return "tools"
-    is_schema = (fields.response_format or {}).get("type") == "json_schema"
-    return "response_format.json_schema.schema" if is_schema else "response_format"
+    return constraint_path(fields) if tools is None else "tools"
 
 
 def to_stop_conditions(fields: SamplingFields, model: ServedModel, max_tokens: int) -> StopConditions:

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from syringa.api.fields.common import UsageBody
-from syringa.api.fields.sampling import MAX_COUNT, SamplingFields, check_tokens
+from syringa.api.fields.compatibility import CompatibilityFields
+from syringa.api.fields.sampling import MAX_COUNT, check_tokens
 from syringa.api.fields.schema import doc
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import InvalidRequest
@@ -22,7 +23,7 @@ _REQUEST_ID = r"^[A-Za-z0-9._:-]+(?![\s\S])"  # unlike in JavaScript, $ also mat
 TruncationSide = Literal["left", "right"]
 
 
-class TokenFields(SamplingFields, kw_only=True):
+class TokenFields(CompatibilityFields, kw_only=True):
     """Base of the bodies of chat completions and completions."""
 
     truncate_prompt_tokens: Annotated[
@@ -80,6 +81,19 @@ class TokenFields(SamplingFields, kw_only=True):
     request_id: Annotated[
         Annotated[str, Meta(min_length=1, max_length=128, pattern=_REQUEST_ID)] | None,
         doc("Id of the response, after the prefix that ids of the endpoint have. Default: random."),
+    ] = None
+    stream_interval: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None,
+        doc("With `stream`: tokens in each chunk of a choice, except for its first and its last.", 1),
+    ] = None
+    n_predict: Annotated[
+        Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None,
+        doc("Same as `max_tokens`, and takes precedence; -1: the rest of the context."),
+    ] = None
+    n_cmpl: Annotated[Annotated[int, Meta(ge=1, le=128)] | None, doc("Same as `n`, which takes precedence.", 1)] = None
+    n_probs: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
+        doc("Return log-probabilities, with this many most likely tokens at each position, unless `logprobs` is set."),
     ] = None
 
 

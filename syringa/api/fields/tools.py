@@ -11,7 +11,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from syringa.api.decoding import convert
-from syringa.api.fields.constraints import schema_grammar
+from syringa.api.fields.grammars import schema_grammar
+from syringa.api.fields.hosted_tools import HOSTED_TOOLS, NAMES, UnsupportedTools, missing_tool, report_hosted_tool
 from syringa.api.fields.schema import doc, nullable, object_schema
 from syringa.errors import InvalidRequest
 from syringa.events import ChoiceFinishReason, ToolCallDelta, ToolCallStart
@@ -23,17 +24,31 @@ _NAME = "^[a-zA-Z0-9_-]{1,64}$"
 _NAMED = object_schema(("name",), name={"type": "string", "pattern": _NAME})
 _CHOICE = object_schema(("type", "function"), type={"const": "function"}, function=_NAMED)
 
-TOOL_SCHEMA = object_schema(
-    ("type", "function"),
-    type={"const": "function"},
-    function=object_schema(
-        ("name",),
-        name={"type": "string", "pattern": _NAME},
-        description={"type": ["string", "null"]},
-        parameters={"type": ["object", "null"], "description": "JSON schema of the arguments, which are an object."},
-        strict={"type": ["boolean", "null"], "description": "Constrain the arguments to the schema."},
-    ),
+# Tools that only the Responses API may have, or that run at OpenAI.
+_HOSTED = (*HOSTED_TOOLS, "mcp", "tool_search")
+HOSTED_TOOLS_DOC = (
+    f"Hosted tools ({NAMES}, `mcp`, `tool_search`) are not offered to the model, and are named in `x-syringa-ignored`."
 )
+
+TOOL_SCHEMA = {
+    "anyOf": [
+        object_schema(
+            ("type", "function"),
+            type={"const": "function"},
+            function=object_schema(
+                ("name",),
+                name={"type": "string", "pattern": _NAME},
+                description={"type": ["string", "null"]},
+                parameters={
+                    "type": ["object", "null"],
+                    "description": "JSON schema of the arguments, which are an object.",
+                },
+                strict={"type": ["boolean", "null"], "description": "Constrain the arguments to the schema."},
+            ),
+        ),
+        object_schema(("type",), type={"enum": list(_HOSTED), "description": "Not offered to the model."}),
+    ]
+}
 TOOL_CHOICE_SCHEMA = nullable(
     {"enum": ["none", "auto", "required"]},
     _CHOICE,
@@ -99,8 +114,8 @@ class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> dict[str, dict[str, Any]]:
-        """JSON schema of the arguments by function name; empty if the client gave none."""
-        return {tool.name: tool.parameters or {} for tool in self.use.tools}
+        """JSON schema of the arguments by name of the functions that may be called; empty if the client gave none."""
+        return {tool.name: tool.parameters or {} for tool in self.use.tools if tool.name in self.use.callable}
 
 
 async def read_tools(
@@ -110,31 +125,42 @@ async def read_tools(
     *,
     parallel: bool = True,
     constrain_arguments: bool = False,
+    unsupported: UnsupportedTools = "ignore",
 ) -> ToolRequest | None:
     """Validate `tools` and `tool_choice`. Returns None if there are no tools or the choice is `none`.
 
-    The paths of fields that are not honored are appended to `ignored`. `constrain_arguments` enforces schemas as far as
-    possible even without `strict`, for models that were not trained to call tools.
+    The paths of fields that are not honored are appended to `ignored`; with `unsupported` "ignore", those of hosted
+    tools too. `constrain_arguments` enforces schemas as far as possible even without `strict`, for models that were not
+    trained to call tools.
     """
     if choice is not None and not isinstance(choice, str | dict):
         raise InvalidRequest("tool_choice: expected a string or an object.", param="tool_choice")
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise InvalidRequest("tool_choice requires a tool, but there are no tools.", param="tool_choice")
+            raise missing_tool(hosted=False)
         return None
     try:
-        return await asyncio.to_thread(_read, tools, choice, ignored, parallel, constrain_arguments)
+        return await asyncio.to_thread(_read, tools, choice, ignored, parallel, constrain_arguments, unsupported)
     except RecursionError:
         raise InvalidRequest("tools: a schema is nested too deeply.", param="tools") from None
 
 
 def _read(
-    tools: list[Any], choice: Any, ignored: list[str], parallel: bool, constrain_arguments: bool
+    tools: list[Any],
+    choice: Any,
+    ignored: list[str],
+    parallel: bool,
+    constrain_arguments: bool,
+    unsupported: UnsupportedTools,
 ) -> ToolRequest | None:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(tools)}.", param="tools")
     found: dict[str, Tool] = {}
     for index, given in enumerate(tools):
+        kind = given.get("type") if isinstance(given, dict) else None
+        if kind in _HOSTED:
+            report_hosted_tool(kind, f"tools[{index}]", unsupported, ignored)
+            continue
         tool = _read_tool(given, f"tools[{index}]", ignored)
         if tool.name in found:
             param = f"tools[{index}].function.name"
@@ -142,12 +168,7 @@ def _read(
         found[tool.name] = tool
     chosen = _read_choice(choice, found, ignored)
     return build_tool_request(
-        found.values(),
-        chosen,
-        ignored,
-        parallel=parallel,
-        constrain_arguments=constrain_arguments,
-        path="function.parameters",
+        found.values(), chosen, ignored, parallel=parallel, constrain_arguments=constrain_arguments
     )
 
 
@@ -158,21 +179,23 @@ def build_tool_request(
     *,
     parallel: bool,
     constrain_arguments: bool,
-    path: str,
 ) -> ToolRequest | None:
-    """Return the tools with the schemas that constrain their calls. `path` is that of the parameters within a tool."""
+    """Return the tools with the schemas that constrain their calls; None if the choice is `none` or there are none."""
     if choice.mode == "none":
         return None
+    if not choice.names:
+        if choice.mode == "required":
+            raise missing_tool(hosted=True)
+        return None
     known = []
-    for index, tool in enumerate(tools):
+    for tool in tools:
         if tool.parameters is not None and tool.name in choice.names:
-            where = f"tools[{index}].{path}"
             best_effort = choice.mode != "required" and (tool.best_effort or not tool.strict)
             if tool.strict or choice.mode == "required":
-                schema = arguments_schema(tool.parameters, where, strict=tool.strict, ignored=ignored)
+                schema = arguments_schema(tool.parameters, tool.path, strict=tool.strict, ignored=ignored)
             else:
-                schema = _best_effort_schema(tool.parameters, where) if constrain_arguments else ANY_ARGUMENTS
-            tool = msgspec.structs.replace(tool, schema=schema, best_effort=best_effort, path=where)
+                schema = _best_effort_schema(tool.parameters, tool.path) if constrain_arguments else ANY_ARGUMENTS
+            tool = msgspec.structs.replace(tool, schema=schema, best_effort=best_effort)
         known.append(tool)
     several = parallel and not choice.named
     use = ToolUse(
@@ -224,6 +247,7 @@ def read_function(function: FunctionField, path: str) -> Tool:
         description=function.description,
         parameters=function.parameters,
         strict=bool(function.strict),
+        path=f"{path}.parameters",
     )
 
 

@@ -25,6 +25,8 @@ class ModelEntry(msgspec.Struct):
     created: Annotated[int, doc("Unix time in seconds.")]
     object: Annotated[str, doc("`model`.", const="model")]
     owned_by: str
+    root: Annotated[str, doc("The id of the model: paths of files are not shown.")]
+    parent: Annotated[str | None, doc("Null: there are no adapters of other models.")]
     max_model_len: Annotated[
         int | None, doc("Maximum prompt plus output length, in tokens; null if the model's files cannot be read.")
     ]
@@ -53,6 +55,8 @@ def to_model_entry(card: ModelCard) -> ModelEntry:
         created=card.created,
         object="model",
         owned_by="syringa",
+        root=card.id,
+        parent=None,
         max_model_len=card.max_model_len,
         context_length=card.max_model_len,
         aliases=[name for name in dict.fromkeys(card.aliases) if name != card.id],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from syringa.prompt.chat.format_detection import resolve_formats
 from syringa.prompt.chat.template import ChatTemplate
 from syringa.prompt.images.loader import ImagePolicy
 from syringa.prompt.tokens.tokenizer import Tokenizer
+from syringa.version import installed_version
 
 
 def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
@@ -40,12 +42,17 @@ def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
         bos_token=description.bos_token,
         architecture=description.architecture,
         template=template,
+        special_tokens=description.special_tokens,
         formats=resolve_formats(
             *sources, tokenizer.added_tokens, tool_calls=spec.tool_format, reasoning=spec.reasoning_format
         ),
         supports_images=_supports_images(description),
         image_policy=image_policy(config),
         max_choices=config.max_choices,
+        unsupported_tools=config.unsupported_tools,
+        request_chat_templates=config.request_chat_templates,
+        reasoning_fields=config.reasoning_fields,
+        system_fingerprint=_fingerprint(spec, files),
         prices=spec.prices,
         defaults=spec.defaults,
     )
@@ -63,6 +70,15 @@ def _named(spec: ModelSpec, description: modelfiles.ModelDescription) -> ModelSp
     """Return the spec with the model's own name and the configured path as aliases."""
     id, *aliases = dict.fromkeys((spec.id or description.name, *spec.aliases, description.name, spec.path))
     return msgspec.structs.replace(spec, id=id, aliases=tuple(aliases))
+
+
+def _fingerprint(spec: ModelSpec, files: modelfiles.ModelFiles) -> str:
+    """Return the fingerprint of a model: a hash of the server's version, its settings, and its files by size."""
+    path = Path(files.path)
+    found = [path] if files.kind == "gguf" else sorted(each for each in path.iterdir() if each.is_file())
+    sizes = [(each.name, each.stat().st_size) for each in found]
+    identity = (installed_version(), files.name, spec.dtype, spec.deterministic, sizes)
+    return "fp_" + hashlib.blake2b(msgspec.json.encode(identity), digest_size=6).hexdigest()
 
 
 def describe_model(spec: ModelSpec, created: int) -> ModelCard:

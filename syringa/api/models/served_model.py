@@ -10,10 +10,10 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from syringa.config import Prices
+from syringa.config import Prices, ReasoningFields, RequestChatTemplates
 from syringa.errors import ContextLengthExceeded, Forbidden, NotFound
 from syringa.output_formats import TOOL_CALL_BEGIN, ModelFormats
-from syringa.prompt.chat.template import ChatTemplate
+from syringa.prompt.chat.template import Template
 from syringa.prompt.chat.tools import ToolUse
 from syringa.prompt.grammar.validation import check_in_process
 from syringa.prompt.images.loader import ImagePolicy
@@ -45,11 +45,16 @@ class ServedModel:
     bos_token: int | None = None
     aliases: tuple[str, ...] = ()
     architecture: str = ""
-    template: ChatTemplate | None = None
+    template: Template | None = None
+    special_tokens: dict[str, Any] = field(default_factory=dict)  # token texts by name: bos_token, eos_token, …
     formats: ModelFormats = field(default_factory=ModelFormats)
     supports_images: bool = False
     image_policy: ImagePolicy = field(default_factory=ImagePolicy)
     max_choices: int = 2048  # of one request
+    unsupported_tools: Literal["ignore", "refuse"] = "ignore"
+    request_chat_templates: RequestChatTemplates = "auto"
+    reasoning_fields: ReasoningFields = "both"  # in which chat returns reasoning
+    system_fingerprint: str = "fp_unknown"  # of the model's files and the version of the server
     prices: Prices | None = None
     defaults: dict[str, Any] = field(default_factory=dict)  # of request fields, see `api/fields/defaults.py`
     created: int = field(default_factory=lambda: int(time.time()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import msgspec
 from syringa.api.fields.common import ErrorEnvelope
 from syringa.api.fields.schema import DEFAULT
 from syringa.api.openapi.operations import Operation
+from syringa.version import installed_version
 
 _REFERENCE = "#/components/schemas/{name}"
 _DESCRIPTION = """\
@@ -26,6 +26,7 @@ _ERRORS = {
     404: "The model does not exist (the message lists those that do), or no object has this id.",
     413: "The body exceeds the server's size limit.",
     415: "The body is not `application/json`.",
+    424: "An MCP server in `tools` could not list its tools.",
     429: "The API key or its organization exceeds a rate limit: retry after `Retry-After` seconds.",
     500: "Internal error.",
     503: "The model is loading, the queue is full, or the server is shutting down: retry after `Retry-After` seconds.",
@@ -44,15 +45,18 @@ class PublishedOperation(NamedTuple):
     public: bool
 
 
-def document(published: Sequence[PublishedOperation], *, secured: bool) -> dict[str, Any]:
-    """Return the OpenAPI document. `secured`: API keys are configured, and all but public operations require one."""
+def document(published: Sequence[PublishedOperation], *, secured: bool, root_path: str = "") -> dict[str, Any]:
+    """Return the OpenAPI document. `secured`: API keys are configured, and all but public operations require one.
+
+    `root_path`: the path under which clients find the API.
+    """
     operations = [each.operation for each in published]
     components: dict[str, Any] = {"schemas": schemas(operations)}
     result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "Syringa",
-            "version": _version(),
+            "version": installed_version(),
             "description": _DESCRIPTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -61,8 +65,13 @@ def document(published: Sequence[PublishedOperation], *, secured: bool) -> dict[
         "components": components,
     }
     if secured:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        result["security"] = [{"key": []}]
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "key_header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+        }
+        result["security"] = [{"key": []}, {"key_header": []}]
+    if root_path:
+        result["servers"] = [{"url": root_path}]
     return result
 
 
@@ -71,13 +80,6 @@ def _paths(published: Sequence[PublishedOperation], secured: bool) -> dict[str, 
     for each in published:
         paths.setdefault(each.path, {})[each.method] = _operation(each, secured)
     return paths
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("syringa")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"  # run from a checkout that is not installed
 
 
 def schemas(operations: Iterable[Operation]) -> dict[str, Any]:

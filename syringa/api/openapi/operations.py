@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from syringa.api import server_info
 from syringa.api import tokenize as tokens
 from syringa.api.chat import request as chat
 from syringa.api.chat import writer as chat_writer
@@ -198,4 +199,49 @@ DOCS = Operation(
     summary="The API reference as a web page",
     response={"type": "string"},
     media_type="text/html",
+)
+
+VERSION = Operation(
+    id="version",
+    tag="Service",
+    summary="The version of the server",
+    response=server_info.VersionInfo,
+)
+
+PING = Operation(
+    id="ping",
+    tag="Service",
+    summary="Check that the default model accepts requests, like `/ready`",
+    response=_object(status={"const": "ready"}),
+    errors=(503,),
+)
+PING_POST = replace(PING, id="pingPost")
+
+LOAD = Operation(
+    id="load",
+    tag="Service",
+    summary="The number of sequences that are running or waiting",
+    description="If there are several organizations, an administrator's key is needed, as for all of `/metrics`.",
+    response=server_info.LoadInfo,
+    errors=(403,),
+)
+
+_MODEL_QUERY = {"model": query_parameter("The id or alias of a model. Default: the default model.", type="string")}
+
+TOKENIZER_INFO = Operation(
+    id="tokenizerInfo",
+    tag="Tokens",
+    summary="Describe the tokenizer of a model, in vLLM's shape",
+    query=_MODEL_QUERY,
+    response=server_info.TokenizerInfo,
+    errors=(403, 404, 503),
+)
+
+PROPS = Operation(
+    id="props",
+    tag="Models",
+    summary="Describe a model and the defaults of its requests, in llama.cpp's shape",
+    query=_MODEL_QUERY,
+    response=server_info.Props,
+    errors=(403, 404, 503),
 )

@@ -20,6 +20,8 @@ EVENTS: tuple[type[msgspec.Struct], ...] = (
     stream.CallDeltaEvent,
     stream.ArgumentsDoneEvent,
     stream.InputDoneEvent,
+    stream.McpArgumentsDoneEvent,
+    stream.ItemStateEvent,
 )
 _STORE_ERRORS = (500, 503)
 _POST_ERRORS = (*POST_ERRORS, 503)
@@ -62,7 +64,7 @@ CREATE_RESPONSE = Operation(
     response=responses.Response,
     chunks=EVENTS,
     done=False,
-    errors=_POST_ERRORS,
+    errors=(*_POST_ERRORS, 424),
 )
 
 COUNT_INPUT_TOKENS = Operation(
@@ -76,7 +78,7 @@ COUNT_INPUT_TOKENS = Operation(
         "required": ["object", "input_tokens"],
         "properties": {"object": {"const": "response.input_tokens"}, "input_tokens": {"type": "integer"}},
     },
-    errors=_POST_ERRORS,
+    errors=(*_POST_ERRORS, 424),
 )
 
 COMPACT_RESPONSE = Operation(

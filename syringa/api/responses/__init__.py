@@ -1,9 +1,10 @@
 """The wire format of `/v1/responses`.
 
 `prepare` and `compact` are the entry points of the endpoints. `request` and `schemas` declare the bodies; `input`,
-`content_parts`, `message_builder` and `prompt_builder` turn input items into a prompt; `tools`, `custom_input`,
-`lark_to_regex` and `text` read the tools and the text format. `writer` and `item_builders` write the output in the
-types of `items`, `stream` and `response_object`. Storage of responses is not part of this package.
+`content_parts`, `message_builder` and `prompt_builder` turn input items into a prompt; `tool_definitions` reads tools
+of all types, and `tools` selects those that the model is offered; `tool_names`, `custom_input`, `lark_to_regex` and
+`text` help with tools and the text format. `writer` and `item_builders` write the output in the types of `items`,
+`stream` and `response_object`. Storage of responses is not part of this package.
 """
 
 from syringa.api.responses.compact import Compaction, CompactionWriter, prepare_compaction

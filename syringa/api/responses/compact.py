@@ -15,7 +15,7 @@ from syringa.api.models.served_model import Models
 from syringa.api.output_writer import PreparedRequest
 from syringa.api.responses.context import Cipher, Item, ResponseContext, encrypt_summary
 from syringa.api.responses.items import new_id
-from syringa.api.responses.prompt_builder import build_prompt
+from syringa.api.responses.prompt_builder import build_prompt, read_prompt_input
 from syringa.api.responses.request import CompactRequest
 from syringa.api.responses.response_object import ResponseUsage, to_response_usage
 from syringa.errors import InvalidRequest
@@ -81,17 +81,16 @@ async def prepare_compaction(
         raise InvalidRequest("input: expected input items or a previous_response_id.", param="input")
     max_tokens = max(1, min(_MAX_SUMMARY_TOKENS, model.max_model_len // 4))
     reasoning = read_reasoning_request(None, "none", None, model, ignored=[])
-    built = await build_prompt(
-        body,
+    parsed = await read_prompt_input(body, model, context, ignored, truncate=True)
+    prompt = await build_prompt(
+        parsed.messages,
         model,
-        context,
-        ignored,
+        instructions=body.instructions,
         reasoning=reasoning,
         max_tokens=max_tokens,
         truncate=True,
         final_message=_SUMMARY_REQUEST,
     )
-    prompt = built.prompt
     reasoning_options = reasoning.for_prompt(prompt.text, model)
     request = GenerationRequest(
         id=new_id("resp"),
@@ -111,7 +110,7 @@ async def prepare_compaction(
         tenant=context.tenant,
         cache_salt=body.cache_salt,
     )
-    everything = [*context.history, *built.items]
+    everything = [*context.history, *parsed.items]
     kept = [each for each in everything if each.get("type") == "message" and each.get("role") == "user"]
     return PreparedRequest(
         request=request, writer=CompactionWriter(id=request.id, kept=kept, cipher=context.cipher), model=model

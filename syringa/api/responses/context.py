@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from syringa.api.output_writer import PreparedRequest
 from syringa.api.responses.writer import ResponseWriter
+from syringa.remote_tools import RemoteToolClient
 
 Item = dict[str, Any]
 
@@ -30,7 +31,8 @@ class ResponseContext:
     """The state that a request refers to.
 
     `history` has the stored items before the new input, oldest first; `referenced_items` those that item references in
-    the input name. `open_mode` selects the Open Responses variant of the wire format.
+    the input name. `open_mode` selects the Open Responses variant of the wire format. `mcp` is the access to MCP
+    servers, which a response may call `max_mcp_calls` times.
     """
 
     tenant: str
@@ -38,6 +40,8 @@ class ResponseContext:
     referenced_items: Mapping[str, Item]
     cipher: Cipher
     open_mode: bool = False
+    mcp: RemoteToolClient | None = None
+    max_mcp_calls: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

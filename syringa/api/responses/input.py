@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
+from syringa.api.chat.content import Content
 from syringa.api.chat.messages import PromptMessage, read_arguments
 from syringa.api.decoding import convert
+from syringa.api.fields.hosted_tools import UnsupportedTools
+from syringa.api.fields.tools import MAX_TOOLS
 from syringa.api.responses.content_parts import ContentPartReader, read_text_parts
 from syringa.api.responses.context import Item, ResponseContext, decrypt_reasoning, decrypt_summary
 from syringa.api.responses.custom_input import PARAMETER
 from syringa.api.responses.items import new_id
+from syringa.api.responses.mcp.input import ApprovedCall, McpItemReader
 from syringa.api.responses.message_builder import MessageBuilder
-from syringa.api.responses.schemas import ITEM_TYPES, MAX_ID_LENGTH
+from syringa.api.responses.schemas import ITEM_TYPES, MAX_ID_LENGTH, NAME
+from syringa.api.responses.tool_definitions import TOOL_SEARCH, ToolDefinition, ToolDefinitionReader
+from syringa.api.responses.tool_names import prompt_name
 from syringa.errors import InvalidRequest, NotFound
+from syringa.remote_tools import RemoteTool
 
 _INLINE_ITEMS = 200  # more take milliseconds, and are read in a thread
 _PREFIXES = {
@@ -24,11 +32,21 @@ _PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
     "reasoning": "rs",
     "compaction": "cmp",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
 }
+_ITEMS_WITH_TOOLS = ("tool_search_output", "additional_tools")
 _ROLES = ("user", "system", "developer", "assistant")
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Namespace = Annotated[str, Meta(pattern=NAME)]
+Execution = Literal["server", "client"]
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
@@ -45,6 +63,7 @@ class InputFunctionCall(msgspec.Struct, kw_only=True):
     call_id: str
     name: str
     arguments: str
+    namespace: Namespace | None = None
     id: str | None = None
     status: ItemStatus = "completed"
 
@@ -54,6 +73,7 @@ class InputCustomToolCall(msgspec.Struct, kw_only=True):
     call_id: str
     name: str
     input: str
+    namespace: Namespace | None = None
     id: str | None = None
     status: ItemStatus = "completed"
 
@@ -64,6 +84,31 @@ class InputToolOutput(msgspec.Struct, kw_only=True):
     output: Any = None
     id: str | None = None
     status: ItemStatus = "completed"
+
+
+class InputToolSearchCall(msgspec.Struct, kw_only=True):
+    type: str
+    arguments: dict[str, Any]
+    call_id: str | None = None
+    execution: Execution = "client"
+    id: str | None = None
+    status: ItemStatus = "completed"
+
+
+class InputToolSearchOutput(msgspec.Struct, kw_only=True):
+    type: str
+    tools: Annotated[list[Any], Meta(max_length=MAX_TOOLS)]
+    call_id: str | None = None
+    execution: Execution = "client"
+    id: str | None = None
+    status: ItemStatus = "completed"
+
+
+class InputAdditionalTools(msgspec.Struct, kw_only=True):
+    type: str
+    tools: Annotated[list[Any], Meta(max_length=MAX_TOOLS)]
+    role: Literal["developer"] = "developer"
+    id: str | None = None
 
 
 class InputReasoning(msgspec.Struct, kw_only=True):
@@ -83,10 +128,20 @@ class InputCompaction(msgspec.Struct, kw_only=True):
 
 
 class ParsedInput(msgspec.Struct):
-    """The whole conversation as chat messages, and the new items as they are stored."""
+    """The whole conversation as chat messages, the new items as they are stored, and the tools that items add.
+
+    `mcp_lists` has the tools of MCP servers that were listed before, by `server_label`.
+    """
 
     messages: list[PromptMessage]
     items: list[Item]
+    added_tools: list[ToolDefinition]
+    mcp_lists: dict[str, list[RemoteTool]]
+    approved_calls: list[ApprovedCall]  # to be executed by this response
+
+
+def _optional_namespace(namespace: str | None) -> dict[str, str]:
+    return {} if namespace is None else {"namespace": namespace}
 
 
 def item_type(given: Any) -> str | None:
@@ -100,21 +155,33 @@ def item_type(given: Any) -> str | None:
 
 
 async def read_input(
-    given: Any, context: ResponseContext, *, supports_images: bool, ignored: list[str], history_field: str = "input"
+    given: Any,
+    context: ResponseContext,
+    *,
+    supports_images: bool,
+    ignored: list[str],
+    history_field: str = "input",
+    unsupported: UnsupportedTools = "ignore",
 ) -> ParsedInput:
     """Read the history and the new items. Raises `InvalidRequest` or `NotFound`.
 
-    `history_field` is the request field that the history came from.
+    `history_field` is the request field that the history came from. `unsupported` is the setting `unsupported_tools`.
     """
-    if len(context.history) + (len(given) if isinstance(given, list) else 1) > _INLINE_ITEMS:
-        return await asyncio.to_thread(_read, given, context, supports_images, ignored, history_field)
-    return _read(given, context, supports_images, ignored, history_field)
+    items = [*context.history, *(given if isinstance(given, list) else ())]
+    if len(items) > _INLINE_ITEMS or any(item_type(each) in _ITEMS_WITH_TOOLS for each in items):
+        return await asyncio.to_thread(_read, given, context, supports_images, ignored, history_field, unsupported)
+    return _read(given, context, supports_images, ignored, history_field, unsupported)
 
 
 def _read(
-    given: Any, context: ResponseContext, supports_images: bool, ignored: list[str], history_field: str
+    given: Any,
+    context: ResponseContext,
+    supports_images: bool,
+    ignored: list[str],
+    history_field: str,
+    unsupported: UnsupportedTools,
 ) -> ParsedInput:
-    reader = _Reader(context, supports_images, ignored)
+    reader = _Reader(context, supports_images, ignored, unsupported)
     for item in context.history:
         reader.read(item, history_field, stored=True)
     if isinstance(given, str):
@@ -126,7 +193,7 @@ def _read(
     messages = reader.builder.messages
     if not messages:
         raise InvalidRequest("input: expected a text or at least one item.", param="input")
-    return ParsedInput(messages, items)
+    return ParsedInput(messages, items, reader.added_tools, reader.mcp.lists, reader.mcp.approved)
 
 
 def _reject_duplicate_ids(items: list[Item]) -> None:
@@ -141,9 +208,14 @@ def _reject_duplicate_ids(items: list[Item]) -> None:
 class _Reader:
     """Reads items in order, and remembers those that later ones may answer or refer to."""
 
-    def __init__(self, context: ResponseContext, supports_images: bool, ignored: list[str]) -> None:
+    def __init__(
+        self, context: ResponseContext, supports_images: bool, ignored: list[str], unsupported: UnsupportedTools
+    ) -> None:
         self.builder = MessageBuilder()
+        self.added_tools: list[ToolDefinition] = []
+        self.mcp = McpItemReader(self.builder, self._convert, self._stored_item)
         self._context, self._supports_images, self._ignored = context, supports_images, ignored
+        self._unsupported = unsupported
         self._calls: dict[str, str] = {}  # tool name by call id
         self._items: dict[str, Item] = {}
         self._stored = False
@@ -165,6 +237,14 @@ class _Reader:
                 item = self._custom_call(given, path)
             case "function_call_output" | "custom_tool_call_output":
                 item = self._output(given, path)
+            case "tool_search_call":
+                item = self._search_call(given, path)
+            case "tool_search_output":
+                item = self._search_output(given, path)
+            case "additional_tools":
+                item = self._additional_tools(given, path)
+            case "mcp_list_tools" | "mcp_call" | "mcp_approval_request" | "mcp_approval_response":
+                item = self.mcp.read(given, path, stored=stored)
             case "reasoning":
                 item = self._reasoning(given, path)
             case "compaction":
@@ -185,7 +265,7 @@ class _Reader:
         id = new_id(_PREFIXES[kind]) if field.id is None else field.id
         if not 0 < len(id) <= MAX_ID_LENGTH or not id.isprintable():
             raise InvalidRequest(f"{path}.id: expected 1 to {MAX_ID_LENGTH} printable characters.", param=f"{path}.id")
-        status = {} if kind == "compaction" else {"status": field.status}
+        status = {"status": field.status} if hasattr(field, "status") else {}
         return {"type": kind, "id": id, **status, **rest}
 
     def _message(self, given: Item, path: str) -> Item:
@@ -208,7 +288,13 @@ class _Reader:
     def _function_call(self, given: Item, path: str) -> Item:
         field: InputFunctionCall = self._convert(given, InputFunctionCall, path)
         item = self._stored_item(
-            field, "function_call", path, call_id=field.call_id, name=field.name, arguments=field.arguments
+            field,
+            "function_call",
+            path,
+            call_id=field.call_id,
+            name=field.name,
+            **_optional_namespace(field.namespace),
+            arguments=field.arguments,
         )
         try:
             arguments = read_arguments(field.arguments, f"{path}.arguments")
@@ -216,17 +302,63 @@ class _Reader:
             if not self._stored:
                 raise
             return item  # the call was cut off, and is left out of the prompt
-        self._calls[field.call_id] = field.name
-        self.builder.add_call(field.call_id, field.name, arguments)
+        self._add_call(field.call_id, prompt_name(field.name, field.namespace), arguments)
         return item
 
     def _custom_call(self, given: Item, path: str) -> Item:
         field: InputCustomToolCall = self._convert(given, InputCustomToolCall, path)
-        self._calls[field.call_id] = field.name
-        self.builder.add_call(field.call_id, field.name, {PARAMETER: field.input})
+        self._add_call(field.call_id, prompt_name(field.name, field.namespace), {PARAMETER: field.input})
         return self._stored_item(
-            field, "custom_tool_call", path, call_id=field.call_id, name=field.name, input=field.input
+            field,
+            "custom_tool_call",
+            path,
+            call_id=field.call_id,
+            name=field.name,
+            **_optional_namespace(field.namespace),
+            input=field.input,
         )
+
+    def _search_call(self, given: Item, path: str) -> Item:
+        field: InputToolSearchCall = self._convert(given, InputToolSearchCall, path)
+        # Searches that OpenAI executed have no call id.
+        self._add_call(field.call_id or "", TOOL_SEARCH, field.arguments)
+        return self._stored_item(
+            field,
+            "tool_search_call",
+            path,
+            call_id=field.call_id,
+            execution=field.execution,
+            arguments=field.arguments,
+        )
+
+    def _search_output(self, given: Item, path: str) -> Item:
+        field: InputToolSearchOutput = self._convert(given, InputToolSearchOutput, path)
+        tools, found = self._read_tools(field.tools, f"{path}.tools")
+        self.added_tools += [msgspec.structs.replace(each, deferred=False) for each in found]
+        names = ", ".join(each.tool.name for each in found)
+        self._add_result(field.call_id or "", f"Tools found: {names or 'none'}", path, optional=field.call_id is None)
+        return self._stored_item(
+            field, "tool_search_output", path, call_id=field.call_id, execution=field.execution, tools=tools
+        )
+
+    def _additional_tools(self, given: Item, path: str) -> Item:
+        field: InputAdditionalTools = self._convert(given, InputAdditionalTools, path)
+        tools, added = self._read_tools(field.tools, f"{path}.tools")
+        self.added_tools += added
+        return self._stored_item(field, "additional_tools", path, role=field.role, tools=tools)
+
+    def _read_tools(self, given: list[Any], path: str) -> tuple[list[Item], list[ToolDefinition]]:
+        """Return tools as they are stored, and the definitions of those that the model can call."""
+        reader = ToolDefinitionReader(
+            [] if self._stored else self._ignored,
+            unsupported="ignore" if self._stored else self._unsupported,
+            stored=self._stored,
+        )
+        try:
+            tools = [reader.read(each, f"{path}[{index}]") for index, each in enumerate(given)]
+        except RecursionError:
+            raise InvalidRequest(f"{path}: a schema is nested too deeply.", param=path) from None
+        return [each for each in tools if each is not None], reader.definitions
 
     def _output(self, given: Item, path: str) -> Item:
         field: InputToolOutput = self._convert(given, InputToolOutput, path)
@@ -234,13 +366,21 @@ class _Reader:
         content, kept = reader.read(field.output, f"{path}.output")
         output = field.output if isinstance(field.output, str) else kept
         item = self._stored_item(field, field.type, path, call_id=field.call_id, output=output)
-        name = self._calls.get(field.call_id)
-        if name is not None:
-            self.builder.add_result(field.call_id, name, content)
-        elif not self._stored:
-            path += ".call_id"
-            raise InvalidRequest(f"{path}: no earlier item is a call with the id {field.call_id!r}.", param=path)
+        self._add_result(field.call_id, content, path)
         return item
+
+    def _add_call(self, id: str, name: str, arguments: dict[str, Any]) -> None:
+        self._calls[id] = name
+        self.builder.add_call(id, name, arguments)
+
+    def _add_result(self, id: str, content: Content, path: str, *, optional: bool = False) -> None:
+        """Add the result of a call. Without the call, it is left out if it is stored or `optional`, else refused."""
+        name = self._calls.get(id)
+        if name is not None:
+            self.builder.add_result(id, name, content)
+        elif not self._stored and not optional:
+            path += ".call_id"
+            raise InvalidRequest(f"{path}: no earlier item is a call with the id {id!r}.", param=path)
 
     def _reasoning(self, given: Item, path: str) -> Item:
         field: InputReasoning = self._convert(given, InputReasoning, path)

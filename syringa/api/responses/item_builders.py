@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 from msgspec import UNSET
 
 from syringa.api.models.served_model import ServedModel
@@ -19,6 +20,7 @@ from syringa.api.responses.items import (
     OutputText,
     ReasoningItem,
     ReasoningText,
+    ToolSearchCallItem,
     new_id,
     to_logprobs,
 )
@@ -34,6 +36,7 @@ from syringa.api.responses.stream import (
     TextDeltaEvent,
     TextDoneEvent,
 )
+from syringa.api.responses.tool_names import ToolKey
 from syringa.events import ScoredToken, ToolCallStart
 
 NextSequenceNumber = Callable[[], int]
@@ -187,12 +190,21 @@ class ReasoningItemBuilder(_BaseBuilder):
 class FunctionCallItemBuilder(_BaseBuilder):
     prefix = "fc"
 
-    def __init__(self, index: int, next_number: NextSequenceNumber, start: ToolCallStart) -> None:
+    def __init__(self, index: int, next_number: NextSequenceNumber, start: ToolCallStart, key: ToolKey) -> None:
+        """`key` is the tool that the model calls, as the client knows it."""
         super().__init__(index, next_number)
-        self._call_id, self._name = start.id, start.name
+        self._call_id, self._name = start.id, key.name
+        self._namespace = UNSET if key.namespace is None else key.namespace
 
     def item(self, status: str = "in_progress") -> OutputItem:
-        return FunctionCallItem(id=self.id, status=status, call_id=self._call_id, name=self._name, arguments=self._text)
+        return FunctionCallItem(
+            id=self.id,
+            status=status,
+            call_id=self._call_id,
+            name=self._name,
+            namespace=self._namespace,
+            arguments=self._text,
+        )
 
     def begin(self) -> list[StreamEvent]:
         return [self._item_added(self.item())]
@@ -227,12 +239,19 @@ class CustomToolCallItemBuilder(FunctionCallItemBuilder):
 
     prefix = "ctc"
 
-    def __init__(self, index: int, next_number: NextSequenceNumber, start: ToolCallStart) -> None:
-        super().__init__(index, next_number, start)
+    def __init__(self, index: int, next_number: NextSequenceNumber, start: ToolCallStart, key: ToolKey) -> None:
+        super().__init__(index, next_number, start, key)
         self._input = CustomInputParser()
 
     def item(self, status: str = "in_progress") -> OutputItem:
-        return CustomToolCallItem(id=self.id, status=status, call_id=self._call_id, name=self._name, input=self._text)
+        return CustomToolCallItem(
+            id=self.id,
+            status=status,
+            call_id=self._call_id,
+            name=self._name,
+            namespace=self._namespace,
+            input=self._text,
+        )
 
     def add(self, arguments: str) -> list[StreamEvent]:
         return self._add_text(self._input.feed(arguments))
@@ -253,3 +272,28 @@ class CustomToolCallItemBuilder(FunctionCallItemBuilder):
             return []
         self._texts.append(text)
         return [self._delta("custom_tool_call_input", text)]
+
+
+class ToolSearchCallItemBuilder(FunctionCallItemBuilder):
+    """A call of the function that stands for the client's tool search. Its arguments are not streamed."""
+
+    prefix = "tsc"
+
+    def item(self, status: str = "in_progress") -> OutputItem:
+        complete = status == "completed"
+        arguments = _decode_arguments(self._text) if complete else {}
+        return ToolSearchCallItem(id=self.id, status=status, call_id=self._call_id, arguments=arguments)
+
+    def add(self, arguments: str) -> list[StreamEvent]:
+        self._texts.append(arguments)
+        return []
+
+    def end(self, status: str) -> list[StreamEvent]:
+        return [self._item_done(self.item(status))]
+
+
+def _decode_arguments(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}

@@ -10,9 +10,11 @@ from msgspec import UNSET, UnsetType
 
 from syringa.api.fields.schema import doc
 from syringa.api.models.served_model import ServedModel
+from syringa.api.responses.mcp.items import McpApprovalRequestItem, McpCallItem, McpListToolsItem
 from syringa.events import ScoredToken
 from syringa.ids import random_id
 
+_NAMESPACE = doc("Namespace of the tool; absent if it has none.")
 OutputItemStatus = Annotated[str, doc("Progress of the item.", enum=["in_progress", "completed", "incomplete"])]
 
 
@@ -66,6 +68,7 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="func
     status: OutputItemStatus
     call_id: Annotated[str, doc("Id of the call, which its output item has to repeat.")]
     name: str
+    namespace: Annotated[str | UnsetType, _NAMESPACE] = UNSET
     arguments: Annotated[str, doc("JSON text of the arguments.")]
 
 
@@ -74,10 +77,30 @@ class CustomToolCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="cu
     status: OutputItemStatus
     call_id: Annotated[str, doc("Id of the call, which its output item has to repeat.")]
     name: str
+    namespace: Annotated[str | UnsetType, _NAMESPACE] = UNSET
     input: str
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
+class ToolSearchCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_search_call"):
+    """A search for more tools, which the client executes."""
+
+    id: str
+    status: OutputItemStatus
+    call_id: Annotated[str, doc("Id of the call, which its output item has to repeat.")]
+    execution: Annotated[str, doc("`client`.", const="client")] = "client"
+    arguments: Annotated[dict[str, Any], doc("Empty until the item is completed.")]
+
+
+OutputItem = (
+    OutputMessage
+    | ReasoningItem
+    | FunctionCallItem
+    | CustomToolCallItem
+    | ToolSearchCallItem
+    | McpListToolsItem
+    | McpCallItem
+    | McpApprovalRequestItem
+)
 ContentPart = OutputText | ReasoningText
 
 

@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from syringa.api.chat.prompt import ChatPrompt
 from syringa.api.decoding import convert
 from syringa.api.fields.common import check_metadata
-from syringa.api.fields.constraints import compose_grammar
+from syringa.api.fields.compatibility import read_compatibility_fields
 from syringa.api.fields.defaults import apply_defaults
-from syringa.api.fields.reasoning import ReasoningRequest
-from syringa.api.fields.sampling import read_stop, to_sampling, to_stop_conditions
+from syringa.api.fields.sampling import to_sampling
 from syringa.api.models.served_model import Models, ServedModel
 from syringa.api.responses.context import PreparedResponse, ResponseContext, encrypt_reasoning
-from syringa.api.responses.input import item_type
-from syringa.api.responses.items import new_id
-from syringa.api.responses.prompt_builder import build_prompt, read_reasoning_field
+from syringa.api.responses.generation_request import ParsedFields, build_generation_request
+from syringa.api.responses.input import ParsedInput, item_type
+from syringa.api.responses.mcp.continuation import NextRequestBuilder
+from syringa.api.responses.mcp.rounds import McpRounds
+from syringa.api.responses.mcp.tools import McpTools, read_mcp_tools
+from syringa.api.responses.prompt_builder import build_prompt, read_prompt_input, read_reasoning_field
 from syringa.api.responses.request import REFUSED, CompactRequest, InputTokensRequest, ResponseRequest
-from syringa.api.responses.response_object import ConversationReference, ReasoningEcho, RequestEcho
+from syringa.api.responses.response_object import ConversationReference, RequestEcho
 from syringa.api.responses.schemas import EMPTY_INCLUDES, HONORED_INCLUDES
-from syringa.api.responses.text import TextFormat, read_text
-from syringa.api.responses.tools import ResponseTools, read_response_tools
+from syringa.api.responses.text import read_text
+from syringa.api.responses.tools import read_response_tools
 from syringa.api.responses.writer import ResponseWriter, WriterOptions
 from syringa.errors import InvalidRequest
-from syringa.events import GenerationRequest, OutputFormat
-from syringa.prompt.chat.tools import ToolUse
-from syringa.prompt.images.loader import fetch_images
-from syringa.types import Grammar, SamplingParams
 
-_INCLUDE_LOGPROBS, _INCLUDE_ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+_INCLUDE_ENCRYPTED = "reasoning.encrypted_content"
 
 
 class ResponseStreamOptions(msgspec.Struct, kw_only=True):
@@ -48,22 +44,6 @@ def referenced_item_ids(body: ResponseRequest | InputTokensRequest | CompactRequ
     return [id for id in ids if isinstance(id, str)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ParsedFields:
-    """The validated fields of a body."""
-
-    include: set[str]
-    sampling: SamplingParams
-    text: TextFormat
-    tools: ResponseTools
-    reasoning: ReasoningRequest
-    reasoning_echo: ReasoningEcho
-
-    @property
-    def tool_use(self) -> ToolUse | None:
-        return self.tools.request.use if self.tools.request is not None else None
-
-
 async def prepare_response(
     body: ResponseRequest, models: Models, ignored: list[str], context: ResponseContext
 ) -> PreparedResponse:
@@ -72,37 +52,60 @@ async def prepare_response(
     Raises before anything is submitted to the engine. The paths of ignored fields are appended to `ignored`.
     """
     model = await models.find(body.model)
-    body = apply_defaults(body, model)
+    body = apply_defaults(read_compatibility_fields(body, ignored), model)
     _reject_unsupported(body)
-    fields = await _read_fields(body, model, ignored, context)
-    built = await build_prompt(
-        body,
+    truncate = body.truncation == "auto" or bool(body.truncate_sequence)
+    parsed = await read_prompt_input(body, model, context, ignored, truncate=truncate)
+    fields = await _read_fields(body, model, parsed, ignored, context)
+    prompt = await build_prompt(
+        parsed.messages,
         model,
-        context,
-        ignored,
-        tools=fields.tool_use,
+        instructions=body.instructions,
         reasoning=fields.reasoning,
+        tools=fields.tool_use,
         max_tokens=body.max_output_tokens,
-        truncate=body.truncation == "auto" or bool(body.truncate_sequence),
+        truncate=truncate,
     )
-    request = await _build_request(body, model, fields, built.prompt, context.tenant)
+    request = await build_generation_request(body, model, fields, prompt, context.tenant)
     writer = ResponseWriter(
         id=request.id,
         created=int(time.time()),
         echo=_echo(body, model, fields),
         options=WriterOptions(
             model=model,
-            custom_tools=fields.tools.custom,
+            tools=fields.tools.keys,
             max_tool_calls=body.max_tool_calls,
+            max_mcp_calls=context.max_mcp_calls,
+            needs_approval=fields.mcp.needs_approval,
+            approved=frozenset(call.request_id for call in parsed.approved_calls),
             encrypt_reasoning=functools.partial(encrypt_reasoning, context.cipher)
             if _INCLUDE_ENCRYPTED in fields.include
             else None,
             include_reasoning=body.include_reasoning is not False,
             open_mode=context.open_mode,
         ),
-        prompt_tokens=len(built.prompt.tokens),
+        prompt_tokens=len(prompt.tokens),
     )
-    return PreparedResponse(request=request, writer=writer, model=model, stream=bool(body.stream), input=built.items)
+    rounds = None
+    if fields.mcp.servers and context.mcp is not None:
+        rounds = McpRounds(
+            first=request,
+            build=NextRequestBuilder(body, model, fields, context, parsed.items, writer, request, prompt).build,
+            writer=writer,
+            tools=fields.mcp,
+            approved=parsed.approved_calls,
+            client=context.mcp,
+            max_calls=context.max_mcp_calls,
+            max_tool_calls=body.max_tool_calls,
+        )
+    return PreparedResponse(
+        request=request,
+        writer=writer,
+        model=model,
+        stream=bool(body.stream),
+        rounds=rounds,
+        input=parsed.items,
+    )
 
 
 async def count_input_tokens(
@@ -117,6 +120,9 @@ async def count_input_tokens(
     if body.personality is not None:
         ignored.append("personality")
     await read_text(body.text, ignored, open_mode=context.open_mode)
+    truncate = body.truncation == "auto"
+    parsed = await read_prompt_input(body, model, context, ignored, truncate=truncate)
+    mcp = await _read_mcp(body, parsed, context, ignored)
     tools = await read_response_tools(
         body.tools,
         body.tool_choice,
@@ -124,30 +130,32 @@ async def count_input_tokens(
         parallel=body.parallel_tool_calls is not False,
         constrain_arguments=model.formats.tool_calls == "plain",
         open_mode=context.open_mode,
+        added=[*parsed.added_tools, *mcp.definitions],
+        unsupported=model.unsupported_tools,
     )
     reasoning, _ = read_reasoning_field(
         body.reasoning, body.chat_template_kwargs, None, model, ignored, open_mode=context.open_mode
     )
-    built = await build_prompt(
-        body,
+    prompt = await build_prompt(
+        parsed.messages,
         model,
-        context,
-        ignored,
-        tools=tools.request.use if tools.request is not None else None,
+        instructions=body.instructions,
         reasoning=reasoning,
-        truncate=body.truncation == "auto",
+        tools=tools.request.use if tools.request is not None else None,
+        truncate=truncate,
     )
-    return {"object": "response.input_tokens", "input_tokens": len(built.prompt.tokens)}
+    return {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
 
 
 async def _read_fields(
-    body: ResponseRequest, model: ServedModel, ignored: list[str], context: ResponseContext
-) -> _ParsedFields:
+    body: ResponseRequest, model: ServedModel, parsed: ParsedInput, ignored: list[str], context: ResponseContext
+) -> ParsedFields:
     _read_stream_options(body, ignored)
     _report_ignored(body, ignored)
     include = _read_include(body.include or [], ignored)
     sampling = await to_sampling(body, model, ignored)
     text = await read_text(body.text, ignored, open_mode=context.open_mode)
+    mcp = await _read_mcp(body, parsed, context, ignored)
     tools = await read_response_tools(
         body.tools,
         body.tool_choice,
@@ -155,6 +163,8 @@ async def _read_fields(
         parallel=body.parallel_tool_calls is not False and body.max_tool_calls != 1,
         constrain_arguments=model.formats.tool_calls == "plain",
         open_mode=context.open_mode,
+        added=[*parsed.added_tools, *mcp.definitions],
+        unsupported=model.unsupported_tools,
     )
     reasoning, reasoning_echo = read_reasoning_field(
         body.reasoning,
@@ -164,64 +174,32 @@ async def _read_fields(
         ignored,
         open_mode=context.open_mode,
     )
-    return _ParsedFields(
+    return ParsedFields(
         include=include,
         sampling=sampling,
         text=text,
         tools=tools,
+        mcp=mcp,
         reasoning=reasoning,
         reasoning_echo=reasoning_echo,
     )
 
 
-async def _build_request(
-    body: ResponseRequest, model: ServedModel, fields: _ParsedFields, prompt: ChatPrompt, tenant: str
-) -> GenerationRequest:
-    remaining = model.max_model_len - len(prompt.tokens)
-    stopping = to_stop_conditions(body, model, remaining if body.max_output_tokens is None else body.max_output_tokens)
-    reasoning_options = fields.reasoning.for_prompt(prompt.text, model)
-    calls = model.formats.tool_calls if fields.tool_use is not None else None
-    grammar_field = "tools" if fields.tool_use is not None else "text.format.schema"
-    if body.grammar is not None:
-        grammar_field = "grammar.value"
-    unenforced: list[str] = []
-    grammar = await compose_grammar(
-        model,
-        reasoning=reasoning_options,
-        constraint=_constraint(fields),
-        tools=fields.tool_use,
-        format=calls or "plain",
-        source_field=grammar_field,
-        tenant=tenant,
-        cache_salt=body.cache_salt,
-        unenforced=unenforced,
-    )
-    for tool in fields.tools.echo:
-        if tool["name"] in unenforced:
-            tool["strict"] = False
-    scored = _INCLUDE_LOGPROBS in fields.include or bool(body.top_logprobs)
-    return GenerationRequest(
-        id=new_id("resp"),
-        prompts=[prompt.tokens],
-        sampling=msgspec.structs.replace(fields.sampling, grammar=grammar, opening=model.opening(fields.tool_use)),
-        stopping=stopping,
-        stop=read_stop(body.stop),
-        include_stop=bool(body.include_stop_str_in_output),
-        show_special=body.skip_special_tokens is False,
-        logprobs=body.top_logprobs or 0 if scored else None,
-        images=tuple(await fetch_images(prompt.images, model.image_policy, tenant)) if prompt.images else (),
-        output=OutputFormat(
-            reasoning=model.formats.reasoning,
-            reasoning_open=reasoning_options is not None and reasoning_options.opened,
-            tool_calls=calls,
-            tool_schemas=fields.tools.request.parameters if fields.tools.request is not None else {},
-        ),
-        grammar_param=grammar_field,
-        tenant=tenant,
-        cache_salt=body.cache_salt,
-        user=body.safety_identifier if body.user is None else body.user,
-        priority=body.priority or 0,
-    )
+async def _read_mcp(
+    body: ResponseRequest | InputTokensRequest, parsed: ParsedInput, context: ResponseContext, ignored: list[str]
+) -> McpTools:
+    """Return the tools of MCP servers, and check that the calls that the client approves are calls of them."""
+    if context.open_mode:  # which does not have them
+        return McpTools()
+    mcp = await read_mcp_tools(body.tools, context.mcp, parsed.mcp_lists, ignored)
+    known = {(each.key.namespace, each.key.name) for each in mcp.definitions}
+    for call in parsed.approved_calls:
+        if (call.server_label, call.name) not in known:
+            raise InvalidRequest(
+                f"{call.path}: tools has no MCP server {call.server_label!r} with an allowed tool {call.name!r}.",
+                param=call.path,
+            )
+    return mcp
 
 
 def _reject_unsupported(body: ResponseRequest) -> None:
@@ -283,18 +261,7 @@ def _report_ignored(body: ResponseRequest, ignored: list[str]) -> None:
     ignored += [name for name, asked in unsupported.items() if asked]
 
 
-def _constraint(fields: _ParsedFields) -> Grammar | None:
-    """Return the constraint on the text of the output; output that consists of tool calls has no text."""
-    grammar = fields.sampling.grammar
-    if grammar is not None:
-        for name, other in (("tools", fields.tool_use), ("text.format", fields.text.grammar)):
-            if other is not None:
-                raise InvalidRequest(f"grammar and {name} cannot be combined.", param="grammar")
-        return grammar
-    return None if fields.tool_use is not None and fields.tool_use.mode == "required" else fields.text.grammar
-
-
-def _echo(body: ResponseRequest, model: ServedModel, fields: _ParsedFields) -> RequestEcho:
+def _echo(body: ResponseRequest, model: ServedModel, fields: ParsedFields) -> RequestEcho:
     choice: Any = "auto" if body.tool_choice is None else body.tool_choice
     return RequestEcho(
         model=model.id,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -13,8 +12,8 @@ from syringa.api.chat.prompt import ChatPrompt, PromptRenderer, check_message_co
 from syringa.api.decoding import convert
 from syringa.api.fields.reasoning import Effort, ReasoningRequest, read_reasoning_request
 from syringa.api.models.served_model import ServedModel
-from syringa.api.responses.context import Item, ResponseContext
-from syringa.api.responses.input import read_input
+from syringa.api.responses.context import ResponseContext
+from syringa.api.responses.input import ParsedInput, read_input
 from syringa.api.responses.message_builder import merge_messages
 from syringa.api.responses.response_object import ReasoningEcho
 from syringa.api.responses.schemas import EFFORTS
@@ -40,14 +39,6 @@ class PromptFields(Protocol):
     def instructions(self) -> str | None: ...
     @property
     def previous_response_id(self) -> str | None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuiltPrompt:
-    """The prompt, and the new input items that are part of it."""
-
-    prompt: ChatPrompt
-    items: list[Item]
 
 
 def read_reasoning_field(
@@ -80,43 +71,52 @@ def _check_value(known: Sequence[str], given: str | None, param: str) -> str | N
     return given
 
 
-async def build_prompt(
-    body: PromptFields,
-    model: ServedModel,
-    context: ResponseContext,
-    ignored: list[str],
-    *,
-    tools: ToolUse | None = None,
-    reasoning: ReasoningRequest,
-    max_tokens: int | None = None,
-    truncate: bool = False,
-    final_message: str | None = None,
-) -> BuiltPrompt:
-    """Read the input and render it after the history. `final_message` is appended as a user message.
-
-    The prompt leaves space for `max_tokens` of output; with `truncate` the oldest turns are dropped until it does.
-    """
-    template = require_template(model)
+async def read_prompt_input(
+    body: PromptFields, model: ServedModel, context: ResponseContext, ignored: list[str], *, truncate: bool
+) -> ParsedInput:
+    """Read the history and the input. With `truncate`, there may be more items than the context has tokens."""
+    require_template(model)
     history_field = "previous_response_id" if body.previous_response_id is not None else "conversation"
     if not truncate:
         new_items = len(body.input) if isinstance(body.input, list) else 1
         check_message_count(len(context.history) + new_items, model, "input")
-    parsed = await read_input(
-        body.input, context, supports_images=model.supports_images, ignored=ignored, history_field=history_field
+    return await read_input(
+        body.input,
+        context,
+        supports_images=model.supports_images,
+        ignored=ignored,
+        history_field=history_field,
+        unsupported=model.unsupported_tools,
     )
-    messages = _with_instructions(parsed.messages, body.instructions)
+
+
+async def build_prompt(
+    messages: list[PromptMessage],
+    model: ServedModel,
+    *,
+    instructions: str | None,
+    reasoning: ReasoningRequest,
+    tools: ToolUse | None = None,
+    max_tokens: int | None = None,
+    truncate: bool = False,
+    final_message: str | None = None,
+) -> ChatPrompt:
+    """Render a conversation. `final_message` is appended as a user message.
+
+    The prompt leaves space for `max_tokens` of output; with `truncate` the oldest turns are dropped until it does.
+    """
+    messages = _with_instructions(messages, instructions)
     if final_message is not None:
         messages = _with_user_message(messages, final_message)
-    renderer = PromptRenderer(model=model, template=template, tools=tools, kwargs=reasoning.kwargs)
+    renderer = PromptRenderer(model=model, template=require_template(model), tools=tools, kwargs=reasoning.kwargs)
     try:
-        prompt = await fit_prompt(
+        return await fit_prompt(
             renderer, messages, max_tokens=max_tokens, truncate=truncate, max_tokens_field="max_output_tokens"
         )
     except InvalidRequest as error:
         if error.param is None or not error.param.startswith("messages"):
             raise
         raise type(error)(error.message, param="input") from None
-    return BuiltPrompt(prompt=prompt, items=parsed.items)
 
 
 def _with_instructions(messages: list[PromptMessage], instructions: str | None) -> list[PromptMessage]:

@@ -8,8 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from syringa.api.fields.common import CacheSaltField, MetadataField
+from syringa.api.fields.compatibility import CompatibilityFields
+from syringa.api.fields.hosted_tools import NAMES as HOSTED_NAMES
 from syringa.api.fields.reasoning import BudgetField
-from syringa.api.fields.sampling import MAX_COUNT, SamplingFields
+from syringa.api.fields.sampling import MAX_COUNT
 from syringa.api.fields.schema import doc, ignored_field, refused_field
 from syringa.api.fields.tools import MAX_TOOLS
 from syringa.api.responses.schemas import (
@@ -57,8 +59,10 @@ ConversationField = Annotated[
 ToolsField = Annotated[
     Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=TOOL_SCHEMA)]], Meta(max_length=MAX_TOOLS)] | None,
     doc(
-        "Functions and custom tools that the model may call, at most 128; cannot be combined with `grammar`. "
-        "Hosted tools are refused."
+        "Functions, custom tools, namespaces of them, MCP servers with a `server_url`, and a `tool_search` that the "
+        "client executes, at most 128; "
+        f"cannot be combined with `grammar`. Hosted tools ({HOSTED_NAMES}, `tool_search` on the server) are not "
+        "offered to the model, and are named in `x-syringa-ignored`."
     ),
 ]
 ChoiceField = Annotated[
@@ -100,7 +104,7 @@ def _id_of(conversation: Any) -> str | None:
     return given if isinstance(given, str) else None
 
 
-class ResponseRequest(SamplingFields, kw_only=True):
+class ResponseRequest(CompatibilityFields, kw_only=True):
     """The body of `POST /v1/responses`."""
 
     model: ModelField = None

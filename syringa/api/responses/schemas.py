@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from syringa.api.fields.hosted_tools import HOSTED_TOOLS
 from syringa.api.fields.schema import REFUSED, nullable, object_schema
+from syringa.api.fields.tools import MAX_TOOLS
 
 NAME = "^[a-zA-Z0-9_-]{1,64}$"
 ITEM_TYPES = (
@@ -13,6 +15,13 @@ ITEM_TYPES = (
     "function_call_output",
     "custom_tool_call",
     "custom_tool_call_output",
+    "tool_search_call",
+    "tool_search_output",
+    "additional_tools",
+    "mcp_list_tools",
+    "mcp_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
     "reasoning",
     "item_reference",
     "compaction",
@@ -29,6 +38,12 @@ EMPTY_INCLUDES = (
 _TEXT: dict[str, Any] = {"type": "string"}
 _NULLABLE_TEXT: dict[str, Any] = {"type": ["string", "null"]}
 _STATUS = {"enum": ["in_progress", "completed", "incomplete", None]}
+_DEFER_LOADING = {
+    "type": ["boolean", "null"],
+    "description": "Offer the tool only once a tool search has found it. Without a tool search, it is offered at once.",
+}
+_ITEM_NAMESPACE = {"type": ["string", "null"], "pattern": NAME}
+_EXECUTION = {"enum": ["client", "server", None]}
 MAX_ID_LENGTH = 256
 _ID = {
     "type": ["string", "null"],
@@ -66,6 +81,86 @@ def _texts(type_: str) -> dict[str, Any]:
     return {"type": ["array", "null"], "items": _part(type_, "text")}
 
 
+_FUNCTION = object_schema(
+    ("type", "name"),
+    type={"const": "function"},
+    name={"type": "string", "pattern": NAME},
+    description=_NULLABLE_TEXT,
+    parameters={"type": ["object", "null"], "description": "JSON schema of the arguments, which are an object."},
+    strict={
+        "type": ["boolean", "null"],
+        "description": "Constrain the arguments to the schema. Default: true if the schema can be enforced.",
+    },
+    defer_loading=_DEFER_LOADING,
+)
+_CUSTOM = object_schema(
+    ("type", "name"),
+    type={"const": "custom"},
+    name={"type": "string", "pattern": NAME},
+    description=_NULLABLE_TEXT,
+    format=nullable(
+        object_schema(("type",), type={"const": "text"}),
+        object_schema(
+            ("type", "syntax", "definition"),
+            type={"const": "grammar"},
+            syntax={"enum": ["lark", "regex"]},
+            definition=_TEXT,
+        ),
+    ),
+    defer_loading=_DEFER_LOADING,
+)
+_NAMESPACE = object_schema(
+    ("type", "name", "tools"),
+    type={"const": "namespace"},
+    name={"type": "string", "pattern": NAME},
+    description=_NULLABLE_TEXT,
+    tools={"type": "array", "items": {"anyOf": [_FUNCTION, _CUSTOM]}, "minItems": 1, "maxItems": MAX_TOOLS},
+)
+_TOOL_SEARCH = object_schema(
+    ("type",),
+    type={"const": "tool_search"},
+    execution={
+        "enum": ["client", "server", None],
+        "description": "`client`: the model can write a `tool_search_call` item. `server`, the default: not offered.",
+    },
+    description=_NULLABLE_TEXT,
+    parameters={"type": ["object", "null"], "description": "JSON schema of the arguments. Default: a `query`."},
+)
+_HOSTED = object_schema(("type",), type={"enum": list(HOSTED_TOOLS), "description": "Not offered to the model."})
+_TOOL_FILTER = object_schema(
+    tool_names={"type": ["array", "null"], "items": _TEXT},
+    read_only={"type": ["boolean", "null"], "description": "Tools with the annotation `readOnlyHint`."},
+)
+_MCP = object_schema(
+    ("type", "server_label"),
+    type={"const": "mcp"},
+    server_label={"type": "string", "pattern": NAME},
+    server_url={
+        "type": ["string", "null"],
+        "description": "URL of an MCP server that the operator allows. Without it, the tool is not offered.",
+    },
+    server_description=_NULLABLE_TEXT,
+    authorization={"type": ["string", "null"], "description": "Sent as a Bearer token; never stored or returned."},
+    headers={
+        "type": ["object", "null"],
+        "additionalProperties": _TEXT,
+        "description": "Sent to the server; never stored or returned.",
+    },
+    allowed_tools=nullable({"type": "array", "items": _TEXT}, _TOOL_FILTER),
+    require_approval=nullable(
+        {"enum": ["always", "never"]}, object_schema(always=nullable(_TOOL_FILTER), never=nullable(_TOOL_FILTER))
+    )
+    | {"description": "Tools whose calls the client has to approve. Default: `always`."},
+)
+_TOOLS = [_FUNCTION, _CUSTOM, _NAMESPACE, _TOOL_SEARCH, _HOSTED]
+TOOL_SCHEMA = {"anyOf": [*_TOOLS, _MCP]}
+_MORE_TOOLS = {
+    "type": "array",
+    "items": {"anyOf": _TOOLS},
+    "maxItems": MAX_TOOLS,
+    "description": "Tools that the model may call from now on.",
+}
+
 _ITEM = {
     "anyOf": [
         object_schema(
@@ -91,6 +186,7 @@ _ITEM = {
             type={"const": "function_call"},
             call_id=_TEXT,
             name=_TEXT,
+            namespace=_ITEM_NAMESPACE,
             arguments={"type": "string", "description": "A JSON object, as text."},
             id=_ID,
             status=_STATUS,
@@ -108,9 +204,72 @@ _ITEM = {
             type={"const": "custom_tool_call"},
             call_id=_TEXT,
             name=_TEXT,
+            namespace=_ITEM_NAMESPACE,
             input=_TEXT,
             id=_ID,
             status=_STATUS,
+        ),
+        object_schema(
+            ("type", "arguments"),
+            type={"const": "tool_search_call"},
+            arguments={"type": "object"},
+            call_id=_NULLABLE_TEXT,
+            execution=_EXECUTION,
+            id=_ID,
+            status=_STATUS,
+        ),
+        object_schema(
+            ("type", "tools"),
+            type={"const": "tool_search_output"},
+            tools=_MORE_TOOLS,
+            call_id=_NULLABLE_TEXT,
+            execution=_EXECUTION,
+            id=_ID,
+            status=_STATUS,
+        ),
+        object_schema(
+            ("type", "tools"),
+            type={"const": "additional_tools"},
+            role={"enum": ["developer", None]},
+            tools=_MORE_TOOLS,
+            id=_ID,
+        ),
+        object_schema(
+            ("type", "server_label", "tools"),
+            type={"const": "mcp_list_tools"},
+            server_label=_TEXT,
+            tools={
+                "type": "array",
+                "items": object_schema(
+                    ("name", "input_schema"),
+                    name=_TEXT,
+                    description=_NULLABLE_TEXT,
+                    input_schema={"type": "object"},
+                    annotations={"type": ["object", "null"]},
+                ),
+            },
+            error=_NULLABLE_TEXT,
+            id=_ID,
+        ),
+        object_schema(
+            ("type", "server_label", "name", "arguments"),
+            type={"enum": ["mcp_call", "mcp_approval_request"]},
+            server_label=_TEXT,
+            name=_TEXT,
+            arguments={"type": "string", "description": "A JSON object, as text."},
+            output=_NULLABLE_TEXT,
+            error={"type": ["object", "string", "null"]},
+            approval_request_id=_NULLABLE_TEXT,
+            id=_ID,
+            status={"enum": ["in_progress", "completed", "incomplete", "calling", "failed", None]},
+        ),
+        object_schema(
+            ("type", "approval_request_id", "approve"),
+            type={"const": "mcp_approval_response"},
+            approval_request_id={"type": "string", "description": "Id of the `mcp_approval_request`."},
+            approve={"type": "boolean"},
+            reason={"type": ["string", "null"], "description": "Told to the model if the call is refused."},
+            id=_ID,
         ),
         object_schema(
             ("type",),
@@ -128,42 +287,35 @@ _ITEM = {
 INPUT_SCHEMA = nullable(_TEXT, {"type": "array", "items": _ITEM})
 CONVERSATION_SCHEMA = nullable(_TEXT, object_schema(("id",), id=_TEXT))
 
-_FUNCTION = object_schema(
+_NAMED = object_schema(
     ("type", "name"),
-    type={"const": "function"},
-    name={"type": "string", "pattern": NAME},
-    description=_NULLABLE_TEXT,
-    parameters={"type": ["object", "null"], "description": "JSON schema of the arguments, which are an object."},
-    strict={
-        "type": ["boolean", "null"],
-        "description": "Constrain the arguments to the schema. Default: true if the schema can be enforced.",
-    },
+    type={"enum": ["function", "custom"]},
+    name=_TEXT,
+    namespace={"type": ["string", "null"], "description": "Needed where several namespaces have a tool of the name."},
 )
-_CUSTOM = object_schema(
-    ("type", "name"),
-    type={"const": "custom"},
-    name={"type": "string", "pattern": NAME},
-    description=_NULLABLE_TEXT,
-    format=nullable(
-        object_schema(("type",), type={"const": "text"}),
-        object_schema(
-            ("type", "syntax", "definition"),
-            type={"const": "grammar"},
-            syntax={"enum": ["lark", "regex"]},
-            definition=_TEXT,
-        ),
-    ),
+_CHOSEN_MCP = object_schema(
+    ("type", "server_label"),
+    type={"const": "mcp"},
+    server_label=_TEXT,
+    name={"type": ["string", "null"], "description": "Default: any tool of the server."},
 )
-TOOL_SCHEMA = {"anyOf": [_FUNCTION, _CUSTOM]}
-_NAMED = object_schema(("type", "name"), type={"enum": ["function", "custom"]}, name=_TEXT)
+_ALLOWED = {
+    "anyOf": [
+        _NAMED,
+        _CHOSEN_MCP,
+        object_schema(("type", "name"), type={"const": "namespace"}, name=_TEXT),
+        object_schema(("type",), type={"const": "tool_search"}),
+    ]
+}
 CHOICE_SCHEMA = nullable(
     {"enum": ["none", "auto", "required"]},
     _NAMED,
+    _CHOSEN_MCP,
     object_schema(
         ("type", "mode", "tools"),
         type={"const": "allowed_tools"},
         mode={"enum": ["auto", "required"]},
-        tools={"type": "array", "items": _NAMED, "minItems": 1},
+        tools={"type": "array", "items": _ALLOWED, "minItems": 1},
     ),
 )
 

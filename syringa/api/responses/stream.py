@@ -86,7 +86,7 @@ class ReasoningDoneEvent(StreamEvent):
 
 
 class CallDeltaEvent(StreamEvent):
-    """`response.function_call_arguments.delta` and `response.custom_tool_call_input.delta`."""
+    """`response.function_call_arguments.delta`, `.custom_tool_call_input.delta` and `.mcp_call_arguments.delta`."""
 
     item_id: str
     output_index: int
@@ -108,6 +108,21 @@ class InputDoneEvent(StreamEvent):
     item_id: str
     output_index: int
     input: str
+
+
+class McpArgumentsDoneEvent(StreamEvent):
+    """`response.mcp_call_arguments.done`."""
+
+    item_id: str
+    output_index: int
+    arguments: str
+
+
+class ItemStateEvent(StreamEvent):
+    """`response.mcp_call` and `response.mcp_list_tools`, each with `.in_progress` and `.completed`, or `.failed`."""
+
+    item_id: str
+    output_index: int
 
 
 def event_type_for_mode(name: str, open_mode: bool) -> str:

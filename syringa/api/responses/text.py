@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from syringa.api.decoding import convert
-from syringa.api.fields.constraints import ANY_OBJECT, schema_grammar
+from syringa.api.fields.constraints import ANY_OBJECT
+from syringa.api.fields.grammars import schema_grammar
 from syringa.api.responses.schemas import NAME
 from syringa.errors import InvalidRequest
+from syringa.prompt.chat.tools import close_schema
 from syringa.types import Grammar
 
 _PATH = "text.format"
@@ -53,7 +56,7 @@ async def read_text(given: dict[str, Any] | None, ignored: list[str], *, open_mo
         case "text" | "json_object":
             convert(format, TextFormatField, path=_PATH, ignored=ignored)
             echo = {"type": kind}
-            grammar = Grammar("json_schema", ANY_OBJECT) if kind == "json_object" else None
+            grammar = Grammar("json_schema", json.dumps(ANY_OBJECT)) if kind == "json_object" else None
         case "json_schema":
             field = convert(format, JsonSchemaFormatField, path=_PATH, ignored=ignored)
             echo = _echo(field, open_mode)
@@ -66,7 +69,7 @@ async def read_text(given: dict[str, Any] | None, ignored: list[str], *, open_mo
 
 
 def _schema_grammar(field: JsonSchemaFormatField, ignored: list[str]) -> Grammar:
-    return schema_grammar(field.schema, f"{_PATH}.schema", strict=field.strict, ignored=ignored, close=True)
+    return schema_grammar(field.schema, f"{_PATH}.schema", strict=field.strict, ignored=ignored, close=close_schema)
 
 
 def _echo(field: JsonSchemaFormatField, open_mode: bool) -> dict[str, Any]:

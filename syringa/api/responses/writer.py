@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -16,8 +16,11 @@ from syringa.api.responses.item_builders import (
     MessageItemBuilder,
     OutputItemBuilder,
     ReasoningItemBuilder,
+    ToolSearchCallItemBuilder,
 )
 from syringa.api.responses.items import OutputItem
+from syringa.api.responses.mcp.builders import McpApprovalRequestBuilder, McpCallItemBuilder, listing_events
+from syringa.api.responses.mcp.items import McpListToolsItem
 from syringa.api.responses.response_object import (
     IncompleteDetails,
     RequestEcho,
@@ -26,6 +29,7 @@ from syringa.api.responses.response_object import (
     to_response_usage,
 )
 from syringa.api.responses.stream import OPEN_REASONING, REASONING, ItemEvent, ResponseEvent, StreamEvent
+from syringa.api.responses.tool_names import ToolKey
 from syringa.errors import EngineOverloaded, RateLimited, RequestError, SyringaError, Unauthorized
 from syringa.events import (
     Event,
@@ -40,7 +44,13 @@ from syringa.events import (
     Usage,
 )
 from syringa.output.collect import CollectedGeneration
+from syringa.remote_tools import RemoteCallFinished, RemoteToolsListed
 
+_CALL_BUILDERS: Mapping[str, type[FunctionCallItemBuilder]] = {
+    "custom": CustomToolCallItemBuilder,
+    "tool_search": ToolSearchCallItemBuilder,
+    "mcp": McpApprovalRequestBuilder,
+}
 _TERMINAL_STATUSES = ("completed", "incomplete", "failed", "cancelled")
 
 
@@ -49,8 +59,11 @@ class WriterOptions:
     """Options of a request for the way its output is written."""
 
     model: ServedModel
-    custom_tools: frozenset[str] = frozenset()  # names of tools whose calls are custom tool calls
+    tools: Mapping[str, ToolKey] = field(default_factory=dict)  # by the name that the model knows
     max_tool_calls: int | None = None
+    max_mcp_calls: int = 0  # further calls are dropped
+    needs_approval: frozenset[str] = frozenset()  # names of tools whose calls the client has to approve
+    approved: frozenset[str] = frozenset()  # ids of the approval requests whose calls are executed
     encrypt_reasoning: Callable[[str], str] | None = None  # set if the client wants encrypted reasoning
     include_reasoning: bool = True
     open_mode: bool = False
@@ -69,6 +82,9 @@ class ResponseWriter:
         self._open: OutputItemBuilder | None = None
         self._pending: list[ScoredToken] = []  # scored tokens that do not belong to an item yet
         self._reached_limit = False  # the output reached its maximum length
+        self.call_count = self.mcp_call_count = 0
+        self.waiting_calls: list[McpCallItemBuilder] = []  # written by the model, and not executed yet
+        self.awaits_client = False  # whether the output has a call that the client has to execute or to approve
         self._completed_at: int | None = None
         self._error: ResponseError | None = None
 
@@ -102,7 +118,16 @@ class ResponseWriter:
             return [*events, self._event("in_progress")]
         return [self._event("created"), self._event("in_progress")]
 
-    def write(self, event: Event) -> list[StreamEvent]:
+    @property
+    def truncated(self) -> bool:
+        """Whether the output has reached its maximum length."""
+        return self._reached_limit
+
+    def truncate(self) -> None:
+        """End the response as incomplete: no more tokens may be generated."""
+        self._reached_limit = True
+
+    def write(self, event: Event | RemoteToolsListed | RemoteCallFinished) -> list[StreamEvent]:
         """Return the stream events for one event of the generation; none after the response has ended."""
         if self.status in _TERMINAL_STATUSES:
             return []
@@ -122,6 +147,10 @@ class ResponseWriter:
             return self._finish(event)
         if isinstance(event, PromptScored | TokenIds):
             return []  # never requested by responses
+        if isinstance(event, RemoteToolsListed):
+            return self._add_list(event)
+        if isinstance(event, RemoteCallFinished):
+            return self._finish_call(event)
         return self._complete(event)
 
     def render(self, generation: CollectedGeneration) -> Response:
@@ -140,7 +169,7 @@ class ResponseWriter:
         """End the response after an error. Returns the closing events."""
         if self.status in _TERMINAL_STATUSES:
             return []
-        closing = self._close("incomplete")
+        closing = [*self._close("incomplete"), *self._abandon_calls()]
         self._error, self.status = _to_response_error(error), "failed"
         return [*closing, self._event("failed")]
 
@@ -148,6 +177,7 @@ class ResponseWriter:
         """End the response early, with the output so far."""
         if self.status not in _TERMINAL_STATUSES:
             self._close("incomplete")
+            self._abandon_calls()
             self.status = "cancelled"
         return self.response
 
@@ -168,10 +198,52 @@ class ResponseWriter:
         return [*self._begin(reasoning), *reasoning.add(text)]
 
     def _begin_call(self, event: ToolCallStart) -> list[StreamEvent]:
-        if self._options.max_tool_calls is not None and event.call >= self._options.max_tool_calls:
+        if event.id in self._options.approved:
+            return self._begin_mcp_call(event)
+        if self._options.max_tool_calls is not None and self.call_count >= self._options.max_tool_calls:
             return self._close("completed")
-        builder = CustomToolCallItemBuilder if event.name in self._options.custom_tools else FunctionCallItemBuilder
-        return self._begin(builder(self._next_index, self._next, event))
+        key = self._options.tools.get(event.name) or ToolKey("function", event.name)
+        if key.kind == "mcp" and event.name not in self._options.needs_approval:
+            dropped = self.mcp_call_count >= self._options.max_mcp_calls
+            return self._close("completed") if dropped else self._begin_mcp_call(event)
+        self.call_count += 1
+        self.awaits_client = True
+        builder = _CALL_BUILDERS.get(key.kind, FunctionCallItemBuilder)
+        return self._begin(builder(self._next_index, self._next, event, key))
+
+    def _begin_mcp_call(self, event: ToolCallStart) -> list[StreamEvent]:
+        self.call_count += 1
+        self.mcp_call_count += 1
+        approval = event.id if event.id in self._options.approved else None
+        key = self._options.tools[event.name]
+        return self._begin(McpCallItemBuilder(self._next_index, self._next, event, key, approval))
+
+    def _finish_call(self, event: RemoteCallFinished) -> list[StreamEvent]:
+        events = self._close("completed")
+        for call in self.waiting_calls:
+            if call.call_id == event.id:
+                self.waiting_calls.remove(call)
+                return events + self._replace(call, call.finish(event.result))
+        return events
+
+    def _abandon_calls(self) -> list[StreamEvent]:
+        """Close the calls that are not executed any more."""
+        calls, self.waiting_calls = self.waiting_calls, []
+        return [event for call in calls for event in self._replace(call, call.end("incomplete"))]
+
+    def _replace(self, call: McpCallItemBuilder, events: list[StreamEvent]) -> list[StreamEvent]:
+        """Replace the item of a call by that of its last event."""
+        done = events[-1]
+        assert isinstance(done, ItemEvent)
+        self._closed[call.index] = done.item
+        return events
+
+    def _add_list(self, event: RemoteToolsListed) -> list[StreamEvent]:
+        events = listing_events(event, self._next_index, self._next)
+        done = events[-1]
+        assert isinstance(done, ItemEvent)
+        self._closed.append(done.item)
+        return events
 
     @property
     def _next_index(self) -> int:
@@ -187,6 +259,10 @@ class ResponseWriter:
         if self._open is None:
             return []
         item, self._open = self._open, None
+        if status == "completed" and type(item) is McpCallItemBuilder:
+            self._closed.append(item.item())  # until it has a result
+            self.waiting_calls.append(item)
+            return item.end_arguments()
         events = item.end(status)
         done = events[-1]
         assert isinstance(done, ItemEvent)
@@ -196,18 +272,19 @@ class ResponseWriter:
     def _finish(self, event: Finished) -> list[StreamEvent]:
         self._reached_limit = event.reason == "length"
         events: list[StreamEvent] = []
-        if not self._closed and self._open is None:
+        if self._open is None and all(isinstance(item, McpListToolsItem) for item in self._closed):
             # Clients expect an output item, so empty output becomes a message without text.
-            message = MessageItemBuilder(0, self._next, self._options.model)
+            message = MessageItemBuilder(self._next_index, self._next, self._options.model)
             events = self._begin(message)
             events += message.add("", self._pending) if self._pending else []
         return events + self._close("incomplete" if self._reached_limit else "completed")
 
     def _complete(self, usage: Usage) -> list[StreamEvent]:
+        closing = self._abandon_calls()
         self._usage = usage
         self.status = "incomplete" if self._reached_limit else "completed"
         self._completed_at = None if self._reached_limit else int(time.time())
-        return [self._event(self.status)]
+        return [*closing, self._event(self.status)]
 
     def _event(self, name: str) -> StreamEvent:
         return ResponseEvent(type=f"response.{name}", sequence_number=self._next(), response=self.response)

@@ -36,6 +36,7 @@ def _check(decoder: GpuDecoder) -> None:
     layer = decoder.layers[0]
     assert isinstance(layer.mlp, GpuMlp)  # experts are refused before
     for linear in (layer.qkv, layer.out, layer.mlp.gate_up, layer.mlp.down):
+        assert isinstance(linear.weight, torch.Tensor)  # so are quantized weights
         if not matmul_is_batch_invariant(linear.weight, linear.bias):
             outputs, inputs = linear.weight.shape
             raise _not_batch_invariant(f"matmuls with {outputs} × {inputs} weights")

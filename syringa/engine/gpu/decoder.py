@@ -14,7 +14,7 @@ import torch
 
 from syringa.engine.gpu.cache import GpuCache
 from syringa.engine.gpu.ops.base import GpuOps, QKNormRope
-from syringa.engine.gpu.ops.fp8 import Fp8Linear
+from syringa.engine.gpu.packed_weight import PackedWeight
 from syringa.engine.models.config import ClampedSwiglu, DecoderConfig
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class GpuLinear:
-    """Weights of a linear layer in the model's precision."""
+    """Weights of a linear layer in the model's precision, or quantized."""
 
-    weight: torch.Tensor  # [outputs, inputs]
+    weight: torch.Tensor | PackedWeight  # [outputs, inputs]
     bias: torch.Tensor | None = None
 
 
@@ -34,8 +34,8 @@ class GpuExperts:
     """The router and the experts of a mixture-of-experts layer."""
 
     router: GpuLinear  # [experts, hidden]
-    gate_up: torch.Tensor  # [experts, 2 × intermediate, hidden], gates first
-    down: torch.Tensor  # [experts, hidden, intermediate]
+    gate_up: torch.Tensor | PackedWeight  # [experts, 2 × intermediate, hidden], gates first
+    down: torch.Tensor | PackedWeight  # [experts, hidden, intermediate]
     per_token: int
     normalize: bool
     biases: tuple[torch.Tensor, torch.Tensor] | None = None  # of `gate_up` and `down`, [experts, outputs]
@@ -44,15 +44,15 @@ class GpuExperts:
 
 @dataclass
 class GpuMlp:
-    gate_up: GpuLinear | Fp8Linear
-    down: GpuLinear | Fp8Linear
+    gate_up: GpuLinear
+    down: GpuLinear
 
 
 @dataclass
 class GpuLayer:
     input_norm: torch.Tensor
-    qkv: GpuLinear | Fp8Linear
-    out: GpuLinear | Fp8Linear
+    qkv: GpuLinear
+    out: GpuLinear
     post_norm: torch.Tensor
     mlp: GpuMlp | GpuExperts
     qk_norm_rope: QKNormRope
@@ -131,7 +131,7 @@ class GpuDecoder:
         self.layers = layers
         self.norm = norm
         self.head = head
-        self.unquantized = self.supports_fp8 = all(isinstance(layer.qkv, GpuLinear) for layer in layers)
+        self.supports_fp8 = not any(isinstance(layer.qkv.weight, PackedWeight) for layer in layers)
 
     @property
     def device(self) -> torch.device:
@@ -148,7 +148,7 @@ class GpuDecoder:
         self.ops.begin_step(len(rows.tokens), rows.prefill is None)
         x = self.ops.embed(self.embedding, rows.tokens, rows.token_sources, sampled)
         decode_only = rows.prefill is None and rows.logit_rows is None
-        if decode_only and self.unquantized and len(x) <= self.ops.max_fused_rows:
+        if decode_only and len(x) <= self.ops.max_fused_rows:
             x = self._forward_fused(x, rows, cache)
         else:
             x = self._forward_unfused(x, rows, cache)
@@ -161,8 +161,6 @@ class GpuDecoder:
     def _forward_fused(self, x: torch.Tensor, rows: ModelInput, cache: GpuCache) -> torch.Tensor:
         ops, heads, eps = self.ops, self.config.heads, self.config.eps
         for layer, (keys, values) in zip(self.layers, cache.layers, strict=True):
-            assert isinstance(layer.qkv, GpuLinear)
-            assert isinstance(layer.out, GpuLinear)
             qkv = ops.linear(x, layer.qkv.weight, layer.qkv.bias, norm_weight=layer.input_norm, eps=eps)
             store = rows.slot_mapping, layer.qk_norm_rope
             attended = ops.decode_attention(
@@ -173,8 +171,6 @@ class GpuDecoder:
             if isinstance(mlp, GpuExperts):
                 x = self._experts(ops.rms_norm(x, layer.post_norm, eps), mlp, residual=x)
                 continue
-            assert isinstance(mlp.gate_up, GpuLinear)
-            assert isinstance(mlp.down, GpuLinear)
             hidden = ops.linear(
                 x, mlp.gate_up.weight, mlp.gate_up.bias, norm_weight=layer.post_norm, eps=eps, gated=True
             )
@@ -186,12 +182,12 @@ class GpuDecoder:
         norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         normed = ops.rms_norm(x, self.layers[0].input_norm, eps)
         for layer, (keys, values), next_norm in zip(self.layers, cache.layers, norms, strict=True):
-            attended = self._attend(layer, self._linear(normed, layer.qkv), rows, keys, values)
-            normed = ops.add_rms_norm(self._linear(attended, layer.out), x, layer.post_norm, eps)
+            attended = self._attend(layer, self._matmul(normed, layer.qkv), rows, keys, values)
+            normed = ops.add_rms_norm(self._matmul(attended, layer.out), x, layer.post_norm, eps)
             if isinstance(layer.mlp, GpuExperts):
                 output = self._experts(normed, layer.mlp)
             else:
-                output = self._linear(ops.silu_mul(self._linear(normed, layer.mlp.gate_up)), layer.mlp.down)
+                output = self._matmul(ops.silu_mul(self._matmul(normed, layer.mlp.gate_up)), layer.mlp.down)
             normed = ops.add_rms_norm(output, x, next_norm, eps)
         return normed
 
@@ -209,8 +205,8 @@ class GpuDecoder:
             residual=residual,
         )
 
-    def _linear(self, x: torch.Tensor, layer: GpuLinear | Fp8Linear) -> torch.Tensor:
-        return self.ops.matmul(x, layer.weight, layer.bias) if isinstance(layer, GpuLinear) else layer(x)
+    def _matmul(self, x: torch.Tensor, layer: GpuLinear) -> torch.Tensor:
+        return self.ops.matmul(x, layer.weight, layer.bias)
 
     def _attend(
         self, layer: GpuLayer, qkv: torch.Tensor, rows: ModelInput, keys: torch.Tensor, values: torch.Tensor

@@ -13,6 +13,7 @@ MIN_BF16_CAPABILITY = (8, 0)  # compute capability
 MIN_FP8_CAPABILITY = (8, 9)
 MEMORY_MARGIN = 0.06  # fraction of GPU memory left free for other processes, fragmentation and libraries
 CONTEXT_BYTES = 600 << 20  # memory of an idle CUDA context
+BYTES_PER_WEIGHT = {"bf16": 2.0, "fp8": 1.0, "int4": 0.6, "mxfp4": 0.6}  # scales included
 
 
 def gpu_unavailable_reason() -> str | None:
@@ -47,9 +48,17 @@ def choose_device(requested: str, dtype: str, *, native: bool, name: str = "This
         )
     if dtype == "fp8" and not native:
         raise ConfigError(f"{name} runs on transformers' definition of it, which has no fp8: use --dtype bf16")
-    if dtype == "fp8" and (found := torch.cuda.get_device_capability()) < MIN_FP8_CAPABILITY:
-        raise ConfigError(f"--dtype fp8 needs compute capability 8.9, and this GPU has {found[0]}.{found[1]}: use bf16")
+    if dtype == "fp8":
+        check_fp8_capability(None, "--dtype fp8")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def check_fp8_capability(device: torch.device | None, name: str) -> None:
+    """Raise `ConfigError` if the GPU has no FP8 numbers, which `name` needs."""
+    if (found := torch.cuda.get_device_capability(device)) < MIN_FP8_CAPABILITY:
+        raise ConfigError(
+            f"{name} needs compute capability 8.9, and this GPU has {found[0]}.{found[1]}: use --dtype bf16"
+        )
 
 
 def free_memory(device: torch.device) -> int:
@@ -74,7 +83,7 @@ def check_weights_fit(
     parameters: int, dtype: str, name: str, free: int, gpu: str, *, supports_fp8: bool = True
 ) -> None:
     """Raise `ModelError` if the weights cannot fit, before they are read. `supports_fp8`: fp8 may be suggested."""
-    need = {kind: parameters * size + GIB for kind, size in (("bf16", 2), ("fp8", 1))}
+    need = {kind: int(parameters * size) + GIB for kind, size in BYTES_PER_WEIGHT.items()}
     if need[dtype] <= free:
         return
     hint = "choose a smaller model, or --device cpu"

@@ -9,44 +9,40 @@ from __future__ import annotations
 import torch
 
 from syringa.engine.gpu.decoder import GpuExperts, GpuLinear
+from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pack_weight, stack_packed
+from syringa.engine.loading.quantized import QuantizedWeight, ReadQuantized
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.models.decoder import ReadWeight
 
-# The values of e2m1 by their four bits: sign, two bits of exponent, one of mantissa.
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-E8M0_BIAS = 127
+MXFP4_GROUP = 32
 
 
 def load_experts(
-    config: DecoderConfig, weights: ReadWeight, layer: int, device: torch.device, dtype: torch.dtype
+    config: DecoderConfig,
+    weights: ReadWeight,
+    layer: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantized: ReadQuantized | None = None,
 ) -> GpuExperts:
-    """Load the router and the experts of a layer, one tensor at a time on the host."""
+    """Load the router and the experts of a layer, one tensor at a time on the host.
+
+    With `quantized`, experts stay as they are stored where the kernels can read them.
+    """
     prefix, names = f"model.layers.{layer}.", config.expert_names
-    size = config.expert_intermediate
-    gate_up = torch.empty(config.experts, 2 * size, config.hidden, dtype=dtype, device=device)
-    down = torch.empty(config.experts, config.hidden, size, dtype=dtype, device=device)
 
     def on_device(name: str) -> torch.Tensor:
         return weights(prefix + name).to(device).to(dtype)
 
     if not config.packed_experts:
-        for e in range(config.experts):
-            gate, up, out = (f"{prefix}{names.experts}.{e}.{each}.weight" for each in names.projections)
-            gate_up[e, :size] = weights(gate).to(device)
-            gate_up[e, size:] = weights(up).to(device)
-            down[e] = weights(out).to(device)
+        stored = _load_stored(config, prefix, device, quantized) if quantized else None
+        gate_up, down = stored or _load_separate(config, weights, prefix, device, dtype)
         router = GpuLinear(on_device(f"{names.router}.weight"))
         return GpuExperts(router, gate_up, down, config.experts_per_token, config.normalize_experts)
-    for name, target in (("gate_up_proj", gate_up), ("down_proj", down)):
-        tensors = f"{prefix}{names.experts}.{name}"
-        if config.mxfp4:
-            blocks, scales = weights(f"{tensors}_blocks").to(device), weights(f"{tensors}_scales").to(device)
-            for e in range(config.experts):
-                target[e] = _deinterleave(dequantize_mxfp4(blocks[e], scales[e]), name)
-        else:
-            packed = weights(tensors).to(device)
-            for e in range(config.experts):
-                target[e] = _deinterleave(packed[e].T, name)
+    gate_up, down = (
+        _load_packed(config, weights, f"{prefix}{names.experts}.{name}", device, dtype, keep=quantized is not None)
+        for name in ("gate_up_proj", "down_proj")
+    )
     biases = tuple(
         torch.stack([_deinterleave(bias, name) for bias in on_device(f"{names.experts}.{name}_bias")])
         for name in ("gate_up_proj", "down_proj")
@@ -62,17 +58,71 @@ def load_experts(
     )
 
 
-def dequantize_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return MXFP4 weights in fp32, `[rows, 32 · groups]`.
+def _load_stored(
+    config: DecoderConfig, prefix: str, device: torch.device, quantized: ReadQuantized
+) -> tuple[PackedWeight, PackedWeight] | None:
+    """Return the experts as they are stored, or None if they are not quantized alike, or with reordered inputs."""
+    gate_ups, downs = [], []
+    for e in range(config.experts):
+        gate, up, out = (
+            quantized(f"{prefix}{config.expert_names.experts}.{e}.{each}.weight", device)
+            for each in config.expert_names.projections
+        )
+        gate_up = concat_quantized([gate, up])
+        if gate_up is None or out is None or gate_up.order is not None or out.order is not None:
+            return None
+        gate_ups.append(pack_weight(gate_up))
+        downs.append(pack_weight(out))
+    return stack_packed(gate_ups), stack_packed(downs)
+
+
+def _load_separate(
+    config: DecoderConfig, weights: ReadWeight, prefix: str, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return experts that have three matrices each."""
+    names, size = config.expert_names, config.expert_intermediate
+    gate_up = torch.empty(config.experts, 2 * size, config.hidden, dtype=dtype, device=device)
+    down = torch.empty(config.experts, config.hidden, size, dtype=dtype, device=device)
+    for e in range(config.experts):
+        gate, up, out = (f"{prefix}{names.experts}.{e}.{each}.weight" for each in names.projections)
+        gate_up[e, :size] = weights(gate).to(device)
+        gate_up[e, size:] = weights(up).to(device)
+        down[e] = weights(out).to(device)
+    return gate_up, down
+
+
+def _load_packed(
+    config: DecoderConfig,
+    weights: ReadWeight,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    keep: bool,
+) -> torch.Tensor | PackedWeight:
+    """Return one projection of experts that share a tensor. `keep`: in MXFP4, if it is stored so."""
+    if config.mxfp4:
+        blocks, scales = weights(f"{name}_blocks").to(device), weights(f"{name}_scales").to(device)
+        matrices = zip(blocks, scales, strict=True)
+        stored = [mxfp4_weight(_deinterleave(each, name), _deinterleave(scale, name)) for each, scale in matrices]
+        if keep:
+            return stack_packed([pack_weight(each) for each in stored])
+        return torch.stack([each.dequantize().to(dtype) for each in stored])
+    packed = weights(name).to(device)
+    return torch.stack([_deinterleave(packed[e].T, name).to(dtype) for e in range(config.experts)])
+
+
+def mxfp4_weight(blocks: torch.Tensor, scales: torch.Tensor) -> QuantizedWeight:
+    """Return a matrix of MXFP4 weights, `[rows, 32 · groups]`.
 
     `blocks`: `[rows, groups, 16]`, uint8, two e2m1 numbers per byte, the low four bits first. `scales`: `[rows,
     groups]`, uint8, the exponent of two of each group of 32 numbers plus 127.
     """
-    table = torch.tensor(E2M1_VALUES, device=blocks.device)
-    values = table[torch.stack([blocks & 15, blocks >> 4], dim=-1).int()].flatten(2)
-    return torch.ldexp(values, scales.int()[..., None] - E8M0_BIAS).flatten(1)
+    codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)
+    powers = (scales.short() << 7).view(torch.bfloat16)  # bf16 has the same exponents
+    return QuantizedWeight("mxfp4", codes, powers, MXFP4_GROUP)
 
 
 def _deinterleave(weight: torch.Tensor, name: str) -> torch.Tensor:
     """Return the rows of one expert with gates before ups; other projections as they are."""
-    return torch.cat([weight[::2], weight[1::2]]) if name == "gate_up_proj" else weight
+    return torch.cat([weight[::2], weight[1::2]]) if name.endswith("gate_up_proj") else weight

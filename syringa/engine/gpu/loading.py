@@ -10,7 +10,8 @@ from syringa.engine.cpu.layers.rotary import rotary_tables
 from syringa.engine.gpu.decoder import GpuDecoder, GpuLayer, GpuLinear, GpuMlp
 from syringa.engine.gpu.expert_loading import load_experts
 from syringa.engine.gpu.ops.base import GpuOps, QKNormRope, choose_ops
-from syringa.engine.gpu.ops.fp8 import Fp8Linear
+from syringa.engine.gpu.packed_weight import concat_quantized, pack_fp8, pack_weight
+from syringa.engine.loading.quantized import ReadQuantized
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.models.decoder import ReadWeight
 
@@ -23,12 +24,14 @@ def load_gpu_decoder(
     *,
     dtype: torch.dtype = torch.bfloat16,
     fp8: bool = False,
+    quantized: ReadQuantized | None = None,
     ops: GpuOps | None = None,
     tick: Callable[[], None] | None = None,
 ) -> GpuDecoder:
     """Load a decoder with at most one tensor at a time on the host.
 
-    With `fp8`, all linear layers but the output head are quantized. `tick` is called after each layer.
+    With `fp8`, all linear layers but the output head are quantized. `quantized` returns weights that stay as they are
+    stored. `tick` is called after each layer.
     """
 
     def on_device(name: str) -> torch.Tensor:
@@ -38,10 +41,13 @@ def load_gpu_decoder(
     def in_fp32(name: str) -> torch.Tensor:
         return weights(name).to(device).float()
 
-    def fused(prefix: str, names: tuple[str, ...], bias: bool) -> GpuLinear | Fp8Linear:
-        weight = torch.cat([on_device(f"{prefix}{name}_proj.weight") for name in names])
+    def fused(prefix: str, names: tuple[str, ...], bias: bool) -> GpuLinear:
         offset = torch.cat([on_device(f"{prefix}{name}_proj.bias") for name in names]) if bias else None
-        return Fp8Linear(weight, offset) if fp8 else GpuLinear(weight, offset)
+        parts = [f"{prefix}{name}_proj.weight" for name in names]
+        if quantized and (stored := concat_quantized([quantized(part, device) for part in parts])) is not None:
+            return GpuLinear(pack_weight(stored), offset)
+        weight = torch.cat([on_device(part) for part in parts])
+        return GpuLinear(pack_fp8(weight) if fp8 else weight, offset)
 
     def load_mlp(prefix: str) -> GpuMlp:
         return GpuMlp(fused(prefix, ("gate", "up"), config.mlp_bias), fused(prefix, ("down",), config.mlp_bias))
@@ -61,7 +67,7 @@ def load_gpu_decoder(
                 qkv=fused(attention, ("q", "k", "v"), config.qkv_bias),
                 out=fused(attention, ("o",), config.out_bias),
                 post_norm=in_fp32(f"model.layers.{i}.post_attention_layernorm.weight"),
-                mlp=load_experts(config, weights, i, device, dtype) if config.sparse[i] else load_mlp(mlp),
+                mlp=load_experts(config, weights, i, device, dtype, quantized) if config.sparse[i] else load_mlp(mlp),
                 qk_norm_rope=QKNormRope((cosine, sine) if config.rotated[i] else None, norms, config.eps),
                 window=config.windows[i],
                 sinks=in_fp32(attention + "sinks") if config.sinks else None,

@@ -36,6 +36,7 @@ from syringa.engine.models.decoder import (
     load_qk_norms,
 )
 from syringa.engine.models.fused import FusedDecoder
+from syringa.engine.models.quantization import stored_dtype
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.errors import ConfigError
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, locate
@@ -45,6 +46,7 @@ if TYPE_CHECKING:  # vision needs the extra `syringa[models]`
     from syringa.engine.gpu.cache import GpuCacheShape
     from syringa.engine.gpu.model import GpuModel
     from syringa.engine.gpu.ops.base import GpuOps
+    from syringa.engine.loading.quantized import ReadQuantized
     from syringa.engine.scheduling.limits import SchedulerLimits
     from syringa.engine.vision.preprocessor import VisionComponents
 
@@ -159,9 +161,13 @@ def load_on_gpu(
     length = _max_model_len(options.max_model_len, description)
     native = is_native(description.config, "cuda")
     experts = native and read_config(description.config).experts > 0
+    stored = stored_dtype(description.config) if native else "bf16"
+    dtype = stored if options.dtype == "auto" else options.dtype
     if options.deterministic:
-        check_deterministic_gpu(options.dtype, native=native, attention=options.attention, experts=experts)
-    if experts and options.dtype == "fp8":
+        check_deterministic_gpu(dtype, native=native, attention=options.attention, experts=experts)
+    if stored == "fp8" == dtype:
+        gpu_device.check_fp8_capability(device, f"{description.name}, whose weights are in FP8,")
+    if experts and dtype == "fp8" and stored != "fp8":
         raise ConfigError(f"--dtype fp8 does not support the experts of {description.name} yet: use --dtype bf16")
     ops = choose_ops(device, options.attention, deterministic=options.deterministic)
     if not native:
@@ -173,7 +179,6 @@ def load_on_gpu(
         return wrap_gpu_model(found.gpu, description, found.parameters, "bf16", started, options.threads, found.vision)
     config = read_config(description.config)
     weights = open_weights(files, description.config)
-    dtype = "bf16" if options.dtype == "auto" else options.dtype
     parameters, name = count_parameters(config), torch.cuda.get_device_name(device)
     gpu_device.check_weights_fit(
         parameters,
@@ -185,7 +190,17 @@ def load_on_gpu(
     )
     check_shapes(config, weights, files.path)
     loaded = load_native_on_gpu(
-        config, description, weights, device, dtype, length, started, options.threads, progress, ops
+        config,
+        description,
+        weights,
+        device,
+        dtype,
+        length,
+        started,
+        options.threads,
+        progress,
+        ops,
+        weights.quantized if dtype == stored != "bf16" else None,
     )
     if options.deterministic:
         from syringa.engine.gpu.batch_invariant_check import check_batch_invariance
@@ -207,8 +222,12 @@ def load_native_on_gpu(
     threads: int = 0,
     progress: Progress | None = None,
     ops: GpuOps | None = None,
+    quantized: ReadQuantized | None = None,
 ) -> LoadedModel:
-    """Load a native decoder on a GPU. `progress` is called with the number of loaded layers and their total."""
+    """Load a native decoder on a GPU. `progress` is called with the number of loaded layers and their total.
+
+    `quantized` returns weights that stay as they are stored; without it, all become `dtype`.
+    """
     from syringa.engine.gpu.cache import GpuCacheShape
     from syringa.engine.gpu.loading import load_gpu_decoder
     from syringa.engine.gpu.model import GpuModel
@@ -221,7 +240,15 @@ def load_native_on_gpu(
 
     kind = torch.float32 if dtype == "fp32" else torch.bfloat16
     decoder = load_gpu_decoder(
-        config, weights, device, length, dtype=kind, fp8=dtype == "fp8", ops=ops, tick=report_progress
+        config,
+        weights,
+        device,
+        length,
+        dtype=kind,
+        fp8=dtype == "fp8",
+        quantized=quantized,
+        ops=ops,
+        tick=report_progress,
     )
     shape = GpuCacheShape(config.layers, config.kv_heads, config.head_size, kind, device)
     gpu = GpuModel(decoder, shape, length)

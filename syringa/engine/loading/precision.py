@@ -38,8 +38,8 @@ def check_memory(parameters: int, dtype: str, name: str) -> None:
 def check_deterministic_gpu(dtype: str, *, native: bool, attention: str = "auto", experts: bool = False) -> None:
     """Raise `ConfigError` if `--deterministic` is not supported on a GPU for these options."""
     _check_native(native)
-    if dtype == "fp8":
-        raise ConfigError("--deterministic on a GPU is for bf16, not for fp8")
+    if dtype not in ("auto", "bf16"):
+        raise ConfigError(f"--deterministic on a GPU is for bf16, not for {dtype}: use --dtype bf16")
     if experts:
         raise ConfigError("--deterministic on a GPU does not support mixture-of-experts models yet: leave it out")
     if attention == "flashinfer":

@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
+from syringa.engine.models.quantization import read_quantization
 from syringa.errors import ModelError
 from syringa.modelfiles import SAFETENSORS_INDEX, ModelFiles
 from syringa.modelfiles.gguf import GgufFile, TensorInfo, read_gguf
+
+if TYPE_CHECKING:
+    from syringa.engine.loading.quantized import QuantizedWeight
 
 GGUF_TENSORS = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -52,9 +56,21 @@ class WeightSource(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
+    def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:
+        """Return a weight as it is stored, on `device`; None if it is not quantized, or not in a way that can stay."""
+        ...
+
 
 def open_weights(files: ModelFiles, config: dict[str, Any]) -> WeightSource:
-    return GgufWeights(files, config) if files.kind == "gguf" else SafetensorsWeights(Path(files.path))
+    if files.kind == "gguf":
+        return GgufWeights(files, config)
+    folder = SafetensorsWeights(Path(files.path))
+    quantization = read_quantization(config)
+    if quantization is None:
+        return folder
+    from syringa.engine.loading.quantized import QuantizedWeights
+
+    return QuantizedWeights(folder, quantization)
 
 
 class GgufWeights:
@@ -71,6 +87,9 @@ class GgufWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(reversed(self.file.tensors[_gguf_name(name)].shape))
+
+    def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:
+        return None
 
     def __call__(self, name: str) -> torch.Tensor:
         info = self.file.tensors.get(_gguf_name(name))
@@ -137,14 +156,27 @@ class SafetensorsWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.files[name].get_slice(name).get_shape())
 
-    def __call__(self, name: str) -> torch.Tensor:
+    def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:
+        return None
+
+    def dtype(self, name: str) -> str:
+        """Return the dtype as safetensors names it."""
+        return str(self.files[name].get_slice(name).get_dtype())
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor as it is stored. Raise `ModelError` if it is missing."""
         if name not in self.files:
             raise ModelError(f"{self.folder} has no tensor {name!r}: the model is incomplete")
         tensor: torch.Tensor = self.files[name].get_tensor(name)
+        return tensor
+
+    def __call__(self, name: str) -> torch.Tensor:
+        tensor = self.read(name)
         if tensor.dtype == torch.uint8 and name.endswith(MXFP4_SUFFIXES):
             return tensor
         if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
             raise ModelError(
-                f"{self.folder}: {name} is {tensor.dtype}: quantized folders are not supported, GGUF files are"
+                f"{self.folder}: {name} is {tensor.dtype}, and config.json does not say how it is quantized: "
+                "use the original folder, or a GGUF file"
             )
         return tensor

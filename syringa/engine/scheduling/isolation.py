@@ -65,6 +65,6 @@ class IsolationQueue:
             return
         request = current.request
         ended = not any(sequence.request is request for sequence in running)  # or it was preempted
-        begun = current.delta_sent and request.isolation == "start"
+        begun = current.last_step is not None and request.isolation == "start"
         if ended or begun or self._clock() >= self._ends_at:
             self.current = None

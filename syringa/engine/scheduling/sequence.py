@@ -18,6 +18,15 @@ _arrivals = itertools.count()
 PENDING_TOKEN = -1  # placeholder for a token that was sampled on the device and not yet read by the host
 
 
+class StepTime:
+    """When a step ended, which is not known while its tokens are processed."""
+
+    __slots__ = ("ended_at",)
+
+    def __init__(self) -> None:
+        self.ended_at = 0.0
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     request: EngineRequest
@@ -36,7 +45,7 @@ class Sequence:
     begun: bool = False  # whether a step has ever included it, even if it was preempted since
     submitted: float = 0.0  # when the request arrived
     queue_seconds: float = 0.0  # from then to its first step
-    delta_sent: bool = False
+    last_step: StepTime | None = None  # that of its last delta; None: it has sent none
     prompt_images: PromptImages | None = None
     pending: bool = False  # whether the last token is `PENDING_TOKEN`
     ends_with_pending: bool = False  # whether the choice ends with that token, whatever it is

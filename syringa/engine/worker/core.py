@@ -149,7 +149,7 @@ class EngineCore:
             for fork in output.forks:
                 self._sequences[fork.client_id, fork.request.id].append(fork)
             deltas += self._execute(output)
-            self.counters.record_step(started)
+            self.counters.record_step(started, output.tokens)
         if self.scheduler.isolation.active or self._held:
             deltas = self._hold(deltas)
         return deltas
@@ -160,7 +160,7 @@ class EngineCore:
         return refused
 
     def stats(self) -> EngineStats:
-        return self.counters.stats(self.scheduler, self.pending, busy=self.busy)
+        return self.counters.stats(self.scheduler, self.pending, busy=self.busy, max_length=self.max_length)
 
     def close(self) -> None:
         self.executor.close()
@@ -233,7 +233,8 @@ class EngineCore:
         tokens, finish, error = append_token(sequence, token, self.max_length)
         self.counters.counts["output_tokens"] += len(tokens)
         stopped = finish == "stop" and tokens and token in (stopping.end_tokens | stopping.stop_tokens)
-        first = sequence.choice == 0 and not sequence.delta_sent
+        begins = sequence.last_step is None
+        first = sequence.choice == 0 and begins
         delta = EngineDelta(
             sequence.request.id,
             sequence.choice,
@@ -241,7 +242,7 @@ class EngineCore:
             [logprobs] if logprobs is not None and tokens else [],
             finish,
             token if stopped else None,
-            0 if sequence.delta_sent else sequence.cached,
+            sequence.cached if begins else 0,
             sequence.prompt_scores if first else None,
             error,
             _error_kind(sequence) if error is not None else "engine",

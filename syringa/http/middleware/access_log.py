@@ -7,9 +7,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 from starlette.types import Scope
 
 from syringa import logs
+from syringa.api.responses.mcp.tools import MCP, mcp_tool_echo
 from syringa.events import Event, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from syringa.generation import Emit
 from syringa.http.context import request_context
@@ -74,7 +76,25 @@ def _describe_generation(accounting: RequestAccounting, fields: dict[str, Any], 
 def log_request_body(body: bytes) -> None:
     """Log the body of a request, where prompts are to be logged."""
     if logs.PROMPTS.isEnabledFor(logging.INFO):
-        logs.PROMPTS.info("request: %s", logs.truncated(body[: 4 * logs.MAX_TEXT].decode("utf-8", "replace")))
+        shown = _without_secrets(body)
+        logs.PROMPTS.info("request: %s", logs.truncated(shown[: 4 * logs.MAX_TEXT].decode("utf-8", "replace")))
+
+
+def _without_secrets(body: bytes) -> bytes:
+    """Return a body without the credentials of MCP servers."""
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        may_have_some = b"authorization" in body or b"headers" in body
+        return b"(not shown: not valid JSON)" if may_have_some else body
+    tools = fields.get("tools") if isinstance(fields, dict) else None
+    if not isinstance(tools, list) or not any(_is_mcp(tool) for tool in tools):
+        return body
+    return msgspec.json.encode(fields | {"tools": [mcp_tool_echo(tool) if _is_mcp(tool) else tool for tool in tools]})
+
+
+def _is_mcp(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == MCP
 
 
 @contextlib.contextmanager

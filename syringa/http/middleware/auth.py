@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from syringa.config import is_loopback
-from syringa.errors import Forbidden, SyringaError
+from syringa.errors import Forbidden, SyringaError, Unauthorized
 from syringa.http.context import RequestContext, request_context
 from syringa.http.dispatch import TIMEOUT_HEADER, parse_timeout
 from syringa.http.middleware.errors import shutdown_error
 from syringa.http.middleware.hosts import host_name
 from syringa.http.routing import Access
 from syringa.service.app_state import AppState
-from syringa.service.auth.key_cache import UnknownKey
+from syringa.service.auth.key_cache import ApiKeyCache, UnknownKey
 from syringa.service.auth.keys import Caller
 
 
@@ -42,7 +43,7 @@ class AuthMiddleware:
             return
         is_post = scope.get("method") == "POST"
         try:
-            caller = context.caller = await self._authenticate(context.headers.get(b"authorization"))
+            caller = context.caller = await self._authenticate(read_credentials(context.headers, self._app_state.keys))
         except SyringaError as error:
             if is_post and endpoint.metered:
                 self._app_state.metrics.count_refused(endpoint.metrics_label, error.status)
@@ -95,6 +96,22 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
         finally:
             admission.release()
+
+
+def read_credentials(headers: Mapping[bytes, bytes], keys: ApiKeyCache) -> bytes | None:
+    """Return the `Authorization` header of a request; a key in `X-Api-Key` counts as a Bearer token.
+
+    Raises `Unauthorized` for two different keys where one is required. The key that is meant would depend on the order
+    in which headers are read.
+    """
+    authorization = headers.get(b"authorization")
+    key = headers.get(b"x-api-key", b"").strip()
+    if not key or not keys.required:
+        return authorization
+    scheme, _, other = (authorization or b"").strip().partition(b" ")
+    if scheme.lower() == b"bearer" and other.strip() != key:
+        raise Unauthorized("The Authorization and X-Api-Key headers have different API keys: send one of them.")
+    return b"Bearer " + key
 
 
 def check_admin(caller: Caller, headers: Headers) -> None:

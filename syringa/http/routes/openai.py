@@ -63,10 +63,14 @@ class OpenAIRoutes:
         return await self._convert(request, tokens.DetokenizeRequest, tokens.detokenize)
 
     async def _convert(
-        self, request: Request, wire_type: type[T], handle: Callable[[T, Models, list[str]], Awaitable[msgspec.Struct]]
+        self,
+        request: Request,
+        wire_type: type[T],
+        handle: Callable[[T, Models, list[str], str], Awaitable[msgspec.Struct]],
     ) -> Response:
         body, ignored = await dependencies.read_body(request, wire_type)
-        result = await handle(body, self._models.for_key(dependencies.caller(request).models), ignored)
+        caller = dependencies.caller(request)
+        result = await handle(body, self._models.for_key(caller.models), ignored, caller.organization)
         return dependencies.json(result, dependencies.ignored_fields_header(self._config, ignored))
 
     async def _generate(self, request: Request, wire_type: type[T], prepare: Prepare[T]) -> Response:

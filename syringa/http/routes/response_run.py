@@ -59,6 +59,7 @@ class ResponseRun:
         self.recorder = recorder
         self.failure: Sequence[Any] = ()  # the events that report an error to the client
         self._generation, self.accounting = generation, accounting
+        self._writes_at_once = prepared.rounds is not None  # which depend on what was written
 
     @property
     def response(self) -> ResponseObject:
@@ -100,6 +101,9 @@ class ResponseRun:
 
     async def run_buffered(self) -> bytes:
         """Generate and store the response. Return its body."""
+        if self._writes_at_once:
+            await self.run(self._write)
+            return encode(self.writer.response)
         events: list[Event] = []
         try:
             usage = await self.generate(events.extend, events.clear)
@@ -122,6 +126,10 @@ class ResponseRun:
         await self._store()
         return closing
 
+    def _write(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.writer.write(event)
+
     async def _store(self) -> None:
         if self.recorder is not None:
             await self.recorder.finish(self.response)
@@ -138,7 +146,7 @@ class ResponseRuns:
 
     def __init__(self, config: Config, dispatcher: GenerationDispatcher, models: Models, app_state: AppState) -> None:
         self.config, self.dispatcher, self.models = config, dispatcher, models
-        self._responses, self._history = app_state.responses, app_state.history
+        self._responses, self._history, self._mcp = app_state.responses, app_state.history, app_state.mcp
 
     async def prepare(
         self,
@@ -207,6 +215,8 @@ class ResponseRuns:
             referenced_items=found.referenced,
             cipher=cipher,
             open_mode=open_mode,
+            mcp=self._mcp,
+            max_mcp_calls=self.config.mcp_calls_per_response,
         )
 
     @asynccontextmanager

@@ -155,6 +155,8 @@ class ResponseRoutes:
 
     async def compact(self, request: Request) -> Response:
         body, ignored = await dependencies.read_body(request, CompactRequest)
+        if body.model is None and dependencies.open_mode(request, self._config):
+            raise InvalidRequest("model: required by Open Responses.", param="model")
         accounting = dependencies.accounting(request)
         models = self._runs.models.for_key(accounting.caller.models)
         async with self._runs.context(body, accounting.caller.organization) as context:

@@ -19,6 +19,7 @@ from syringa.errors import EngineUnavailable, SyringaError
 from syringa.http import dependencies
 from syringa.http.context import request_context
 from syringa.service.app_state import AppState
+from syringa.service.auth.keys import Caller
 from syringa.service.metrics.engine_metrics import EngineReport
 from syringa.service.metrics.metrics import CONTENT_TYPE
 from syringa.service.metrics.status import ModelStatus
@@ -78,7 +79,7 @@ class SystemRoutes:
         Other keys see nothing that depends on other organizations.
         """
         caller = request_context(request.scope).caller
-        if caller is not None and not caller.admin and not self._app_state.keys.single_organization:
+        if caller is not None and not sees_all_organizations(caller, self._app_state):
             reports = {model: self._worker_report(model) for model in self._models.for_key(caller.models).ids}
             text = self._app_state.metrics.render_public(reports)
             return Response(text, headers={"content-type": CONTENT_TYPE})
@@ -105,12 +106,21 @@ class SystemRoutes:
 
     async def _engine_report(self, model: str) -> EngineReport:
         """Return what is known of a model's engine, without statistics if it does not respond."""
-        stats: EngineStats | None = None
-        with contextlib.suppress(SyringaError, TimeoutError):
-            engine = self._engines.engine(model)
-            stats = await asyncio.wait_for(engine.stats(), STATS_SECONDS) if engine.ready else None
-        return self._worker_report(model)._replace(stats=stats)
+        return self._worker_report(model)._replace(stats=await read_engine_stats(self._engines, model))
 
     def _worker_report(self, model: str) -> EngineReport:
         status, counts = self._engines.status(model), self._engines.worker_counts(model)
         return EngineReport(None, status in ("loaded", "hanging"), status not in NOT_READY, *counts)
+
+
+def sees_all_organizations(caller: Caller | None, app_state: AppState) -> bool:
+    """Whether a caller may see figures that depend on all organizations. None: no API key was needed."""
+    return caller is None or caller.admin or app_state.keys.single_organization
+
+
+async def read_engine_stats(engines: EngineProvider, model: str) -> EngineStats | None:
+    """Return the statistics of a model's engine; None if it is not loaded or does not respond."""
+    with contextlib.suppress(SyringaError, TimeoutError):
+        engine = engines.engine(model)
+        return await asyncio.wait_for(engine.stats(), STATS_SECONDS) if engine.ready else None
+    return None

@@ -1,7 +1,8 @@
 """The Responses API over a WebSocket: many responses over one connection, one after the other.
 
 The client sends `response.create` with the body of a request, and receives the events of a stream. The connection
-remembers the last response with its history, so that it can be continued without being stored.
+remembers the last response with its history, so that it can be continued without being stored. As Open Responses
+requires, it forgets a response whose continuation failed.
 
 Open Responses forbids the fields of HTTP requests here. OpenAI ignores them: its clients may send `stream: true`, and
 `generate: false` for a response without output that only serves to be continued.
@@ -28,6 +29,7 @@ from syringa.http import dependencies
 from syringa.http.context import request_context
 from syringa.http.memory import release_memory_soon
 from syringa.http.middleware.access_log import log_request_body, log_response
+from syringa.http.middleware.auth import read_credentials
 from syringa.http.middleware.errors import error_envelope
 from syringa.http.routes.response_run import ResponseRun, ResponseRuns
 from syringa.http.streaming.sse import encode
@@ -51,6 +53,14 @@ class _CreateMessage(NamedTuple):
     body: ResponseRequest
     ignored: list[str]
     generates: bool
+
+
+class _InvalidMessage(Exception):
+    """A message that was refused, and the id of the response that it would have continued."""
+
+    def __init__(self, error: SyringaError, previous_response_id: Any) -> None:
+        super().__init__(error.message)
+        self.error, self.previous_response_id = error, previous_response_id
 
 
 class ResponsesWebSocket:
@@ -172,6 +182,11 @@ class _Connection:
                     "A response is already running on this connection; wait until it has finished.",
                     code="response_already_in_flight",
                 )
+        except _InvalidMessage as invalid:
+            if not self._is_busy():
+                self._forget(invalid.previous_response_id)
+            self._send_error(invalid.error)
+            return
         except SyringaError as error:
             self._send_error(error)
             return
@@ -187,10 +202,17 @@ class _Connection:
     def _is_busy(self) -> bool:
         return self._response_task is not None and not self._response_task.done()
 
+    def _forget(self, response: Any) -> None:
+        """Forget a response whose continuation failed. It can be continued only if it is stored."""
+        remembered = self._app_state.remembered
+        if isinstance(response, str) and response in remembered.get(self._organization, self):
+            remembered.forget(self._organization, self)
+
     async def _respond(self, message: _CreateMessage) -> None:
         try:
             accounting = self._open_accounting()
         except SyringaError as error:  # the API key was revoked or has expired
+            self._forget(message.body.previous_response_id)
             self._send_error(error)
             return
         try:
@@ -206,6 +228,7 @@ class _Connection:
             accounting.fail(error)
             if not isinstance(error, SyringaError):
                 logger.error("websocket: response failed", exc_info=error)
+            self._forget(message.body.previous_response_id)
             self._send_error(error)
         finally:
             accounting.close()
@@ -237,7 +260,8 @@ class _Connection:
     def _open_accounting(self) -> RequestAccounting:
         """Authenticate and account for each message as a request of its own."""
         context = request_context(self._socket.scope)
-        caller = self._app_state.keys.authenticate(context.headers.get(b"authorization"))
+        keys = self._app_state.keys
+        caller = keys.authenticate(read_credentials(context.headers, keys))
         self._message_count += 1
         request_id = f"{context.request_id}-{self._message_count}"
         return self._app_state.start_accounting(caller, context.endpoint.metrics_label, request_id)
@@ -266,6 +290,7 @@ class _Connection:
                 raise
             if not isinstance(error, SyringaError):
                 logger.error("websocket: response failed", exc_info=error)
+            self._forget(run.writer.response.previous_response_id)
             self._send_events(run.failure)
             return
         finally:
@@ -306,6 +331,14 @@ def _parse(text: str, open_mode: bool) -> _CreateMessage:
     raw = text.encode("utf-8", "replace")
     log_request_body(raw)
     fields = decode_object(raw)
+    previous = fields.get("previous_response_id")
+    try:
+        return _read_message(fields, open_mode)
+    except SyringaError as error:
+        raise _InvalidMessage(error, previous) from None
+
+
+def _read_message(fields: dict[str, Any], open_mode: bool) -> _CreateMessage:
     kind = fields.pop("type", None)
     if kind != CREATE:
         raise InvalidRequest(f"type: expected {CREATE}, not {kind!r:.100}.", param="type", code="unknown_event_type")

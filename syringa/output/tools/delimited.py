@@ -40,7 +40,8 @@ class DelimitedToolParser(BaseToolParser):
     ) -> None:
         openers = [marker for marker in (format.section_begin, format.begin) if marker]
         ends = [marker for marker in (format.end, format.section_end) if marker]
-        super().__init__(choice, {*openers, *ends, format.arguments_begin, *inner_markers}, openers)
+        markers = {*openers, *ends, format.arguments_begin, *inner_markers}
+        super().__init__(choice, markers, openers, schemas or {})
         self._format = format
         self._parse_head = parse_head
         fences = ["```"] if format.code_block else []

@@ -28,7 +28,7 @@ class GemmaToolParser(BaseToolParser):
     """Parser of any `GemmaCallFormat`. The states are the positions in the notation."""
 
     def __init__(self, format: GemmaCallFormat, choice: int, schemas: ToolSchemas | None = None) -> None:
-        super().__init__(choice, (format.begin, format.end, format.quote), [format.begin])
+        super().__init__(choice, (format.begin, format.end, format.quote), [format.begin], schemas or {})
         self._end = format.end
         self._quote = format.quote
         self._open: list[str] = []  # brackets

@@ -33,9 +33,8 @@ class JsonToolParser(BaseToolParser):
 
     def __init__(self, format: JsonCallFormat, choice: int, schemas: ToolSchemas | None = None) -> None:
         markers = {marker for marker in (format.begin, format.tag, format.end) if marker}
-        super().__init__(choice, markers, (format.begin,) if format.begin else ())
+        super().__init__(choice, markers, (format.begin,) if format.begin else (), schemas or {})
         self._format = format
-        self._functions = schemas or {}
         self._opened = False  # whether the opening was present
         self._reader = JsonCallReader()
         self._read = 0  # characters of the pending text that the reader has seen
@@ -51,9 +50,9 @@ class JsonToolParser(BaseToolParser):
 
     def _start(self, out: list[Segment]) -> bool:
         found = self._find_object(self._pending.text)
-        if found is None:
-            return False
-        return found or self._reject_call(0, out)
+        if found is False:
+            self._state = self._find_call  # for a call in a code block
+        return found is not None
 
     def _begin_call(self, out: list[Segment]) -> bool:
         format, text = self._format, self._pending.text

@@ -23,7 +23,7 @@ class TaggedToolParser(BaseToolParser):
 
     def __init__(self, tags: TaggedCallFormat, choice: int, schemas: ToolSchemas | None = None) -> None:
         markers = (tags.begin, tags.end, tags.call_begin, tags.call_end, tags.key_begin, tags.key_end, tags.value_begin)
-        super().__init__(choice, {*markers, tags.value_end, tags.inner_token} - {""}, [tags.begin])
+        super().__init__(choice, {*markers, tags.value_end, tags.inner_token} - {""}, [tags.begin], schemas or {})
         self._tags = tags
         self._schema_types = {name: SchemaTypes(schema) for name, schema in (schemas or {}).items()}
         self._types: SchemaTypes | None = None  # of the current call

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 import jinja2.ext
@@ -17,6 +18,7 @@ import jinja2.utils
 
 from syringa.errors import InvalidRequest, ModelError
 from syringa.output_formats import ReasoningMarkers
+from syringa.prompt.chat.template_capabilities import TemplateCapabilities, probe_role, probe_template
 
 Message = dict[str, Any]
 
@@ -33,6 +35,38 @@ _TOOL = {
 }
 
 
+class Template(Protocol):
+    """A chat template, of a model or of a request."""
+
+    source: str
+    tool_source: str | None  # of a separate template for requests with tools
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads, such as `tools`, or `enable_thinking` where reasoning can be turned off."""
+        ...
+
+    @property
+    def capabilities(self) -> TemplateCapabilities: ...
+
+    def supports_role(self, role: str) -> bool:
+        """Return whether the template renders messages of a role."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt. Raises `InvalidRequest` if the template rejects the messages."""
+        ...
+
+
 class ChatTemplate:
     """A chat template, and the model's separate template for requests with tools, if it has one."""
 
@@ -40,13 +74,18 @@ class ChatTemplate:
         self, source: str, special_tokens: dict[str, Any] | None = None, tool_source: str | None = None
     ) -> None:
         special = special_tokens or {}
+        self.source, self.tool_source = source, tool_source
         self._plain = _CompiledTemplate(source, special)
         # With tools, even the same template may render messages differently.
         self._with_tools = _CompiledTemplate(tool_source or source, special, tools=[_TOOL])
         self.variables = template_variables(source) | template_variables(tool_source or "")
-        """Names that the template reads, such as `tools`, or `enable_thinking` where reasoning can be turned off."""
+        self.supports_role = functools.lru_cache(maxsize=64)(functools.partial(probe_role, self))
         self.accepts_content_parts = self._plain.accepts_content_parts
         """Whether content may be a list of text and image parts; otherwise text parts are joined."""
+
+    @functools.cached_property
+    def capabilities(self) -> TemplateCapabilities:
+        return probe_template(self)
 
     def render(
         self,
@@ -110,13 +149,11 @@ class _CompiledTemplate:
             # As one dictionary: clients may use any name, including `self`.
             return self._template.render({**self._special_tokens, **extra, **given, "messages": messages})
         except jinja2.TemplateError as error:
-            raise InvalidRequest(
-                f"the model's chat template rejects these messages: {error}", param="messages"
-            ) from error
+            raise InvalidRequest(f"the chat template rejects these messages: {error}", param="messages") from error
         except Exception as error:
             # A message of an unexpected form can raise any exception in a template.
             raise InvalidRequest(
-                f"the model's chat template cannot render these messages: {type(error).__name__}: {error}",
+                f"the chat template cannot render these messages: {type(error).__name__}: {error}",
                 param="messages",
             ) from error
 
@@ -126,9 +163,7 @@ class _CompiledTemplate:
         if isinstance(content, list):
             has_images = any(_is_image(part) for part in content)
             if has_images and not self.accepts_content_parts:
-                raise InvalidRequest(
-                    "the model's chat template does not support images", param=f"messages[{index}].content"
-                )
+                raise InvalidRequest("the chat template does not support images", param=f"messages[{index}].content")
             if has_images or (self.accepts_content_parts and message.get("role") == "user"):
                 return {**message, "content": [{"type": "image"} if _is_image(part) else part for part in content]}
             # Templates that take content parts of users often read only the first part of other roles.
@@ -173,7 +208,7 @@ def _cut_at_marker(prompt: str, text: str, param: str) -> str:
     at = prompt.rfind(_CONTINUATION_MARKER.rstrip())
     if at < 0 or text.strip() not in prompt:
         raise InvalidRequest(
-            "the model's chat template changes the final message, so it cannot be continued",
+            "the chat template changes the final message, so it cannot be continued",
             param=param,
         )
     return prompt[:at] if prompt.startswith(_CONTINUATION_MARKER, at) else prompt[:at].rstrip()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from syringa.errors import InvalidRequest
-from syringa.prompt.chat.template import ChatTemplate, Message
+
+if TYPE_CHECKING:
+    from syringa.prompt.chat.template import ChatTemplate, Message
 
 _PROBE = "lilac7f3a"
 # Content of a message with calls only, and whether its arguments are JSON text; the first form that works is used.
@@ -26,9 +27,8 @@ class TemplateCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     arguments_as_text: bool  # call arguments are passed as JSON text, otherwise as an object
 
 
-@functools.lru_cache(maxsize=64)
 def probe_template(template: ChatTemplate) -> TemplateCapabilities:
-    """Return the capabilities of a template, probed once."""
+    """Return the capabilities of a template."""
     developer = _render_instructions(template, "developer")
     empty_content, as_text = next((form for form in _CALL_FORMS if _renders_call(template, *form)), ("", False))
     return TemplateCapabilities(
@@ -42,8 +42,7 @@ def probe_template(template: ChatTemplate) -> TemplateCapabilities:
     )
 
 
-@functools.lru_cache(maxsize=256)
-def supports_role(template: ChatTemplate, role: str) -> bool:
+def probe_role(template: ChatTemplate, role: str) -> bool:
     """Return whether the template renders messages of a role."""
     return _PROBE in _render_instructions(template, role)
 

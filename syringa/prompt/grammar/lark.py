@@ -32,11 +32,11 @@ class LarkVocabulary:
         parts, at = [], 0
         for found in self._pattern.finditer(text) if self._pattern else ():
             if found.start() > at:
-                parts.append(json.dumps(text[at : found.start()], ensure_ascii=False))
+                parts.append(string_literal(text[at : found.start()]))
             parts.append(f"<[{self._special[found.group()]}]>")
             at = found.end()
         if at < len(text) or not parts:
-            parts.append(json.dumps(text[at:], ensure_ascii=False))
+            parts.append(string_literal(text[at:]))
         return " ".join(parts)
 
     def split_at_special(self, text: str) -> tuple[str, str]:
@@ -47,6 +47,11 @@ class LarkVocabulary:
         return text[: found.start()], self.literal(text[found.start() :])
 
 
+def string_literal(text: str) -> str:
+    """Return a text as a Lark string, in which no special token is recognized."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")  # llguidance refuses this control character
+
+
 def not_starting_with(pattern: str) -> str:
     """Return the body of a Lark terminal for any text that does not start with a match of the regular expression."""
     return rf"{ANY_TEXT} & ~/({pattern})(.|\n)*/"
@@ -55,3 +60,17 @@ def not_starting_with(pattern: str) -> str:
 def escape_regex(text: str) -> str:
     """Escape a text for use in a regular expression between slashes."""
     return re.sub(r"[\\.+*?()|\[\]{}^$/]", lambda found: "\\" + found.group(), text).replace("\n", r"\n")
+
+
+def escape_slashes(pattern: str) -> str:
+    """Escape the slashes and line breaks of a regular expression for use between slashes."""
+    out, escaped = [], False
+    for character in pattern:
+        if character == "\n":
+            out.append(r"\n")
+        elif character == "/" and not escaped:
+            out.append(r"\/")
+        else:
+            out.append(character)
+        escaped = character == "\\" and not escaped
+    return "".join(out)

@@ -10,7 +10,13 @@ import msgspec
 from syringa.errors import InvalidRequest
 from syringa.output_formats import REASONING_MARKERS, ReasoningFormat, ReasoningMarkers, ToolCallFormat
 from syringa.prompt.chat.tools import ToolUse
-from syringa.prompt.grammar.lark import ANY_TEXT, LarkVocabulary, escape_regex, not_starting_with
+from syringa.prompt.grammar.lark import (
+    ANY_TEXT,
+    LarkVocabulary,
+    escape_regex,
+    escape_slashes,
+    not_starting_with,
+)
 from syringa.prompt.grammar.tools.formats import tool_call_rules
 from syringa.types import Grammar
 
@@ -113,18 +119,4 @@ def _constraint_rules(constraint: Grammar | None) -> tuple[list[str], list[dict[
 
 
 def _regex_grammar(pattern: str) -> str:
-    return f"start: ANSWER\nANSWER: /{_escape_slashes(pattern)}/"
-
-
-def _escape_slashes(pattern: str) -> str:
-    """Escape the slashes and line breaks of a regular expression for use between slashes."""
-    out, escaped = [], False
-    for character in pattern:
-        if character == "\n":
-            out.append(r"\n")
-        elif character == "/" and not escaped:
-            out.append(r"\/")
-        else:
-            out.append(character)
-        escaped = character == "\\" and not escaped
-    return "".join(out)
+    return f"start: ANSWER\nANSWER: /{escape_slashes(pattern)}/"

@@ -89,6 +89,31 @@ def enforceable_schema(schema: Any) -> tuple[Any, list[str], list[str]]:
     return sanitizer.root, sanitizer.removed, sanitizer.unknown
 
 
+def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with undeclared properties forbidden in every part that declares some and not these.
+
+    Unlike `close_schema`, this may leave no valid value: where `allOf` combines objects, none may have the properties
+    of another one.
+    """
+    result = dict(schema)
+    for key in (*_MAPS_OF_SCHEMAS, *_DEFINITIONS):
+        if isinstance(schema.get(key), dict):
+            result[key] = {name: _close_inner(each) for name, each in schema[key].items()}
+    for key in (*_LISTS_OF_SCHEMAS, *_SINGLE_SCHEMAS):
+        value = schema.get(key)
+        if isinstance(value, list):
+            result[key] = [_close_inner(each) for each in value]
+        elif isinstance(value, dict):
+            result[key] = close_objects(value)
+    if any(isinstance(schema.get(key), dict) for key in _MAPS_OF_SCHEMAS):
+        result.setdefault("additionalProperties", False)
+    return result
+
+
+def _close_inner(schema: Any) -> Any:
+    return close_objects(schema) if isinstance(schema, dict) else schema
+
+
 class _SchemaSanitizer:
     """Traversal of all subschemas reachable from the root; an unused definition constrains nothing."""
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import ipaddress
-import socket
 import ssl
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from syringa import addresses
 from syringa.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -25,12 +23,8 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTS = 3
 _MAX_PORT = 65535
-_MAX_ADDRESSES = 3  # tried for one host name
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _FAILED, _BAD_URL, _TOO_LARGE = "failed_to_download_image", "invalid_image_url", "image_file_too_large"
-
-# Separate from the default executor: a slow name server must not block the tokenization of other requests.
-_RESOLVER_THREADS = ThreadPoolExecutor(16, thread_name_prefix="resolve")
 
 
 class FetchLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +41,7 @@ async def fetch(url: str, limits: FetchLimits, spend: Callable[[int], None] = la
     try:
         async with asyncio.timeout(limits.timeout or None):
             # Loading httpx and the certificates takes 0.1 s the first time.
-            ssl_context = await asyncio.get_running_loop().run_in_executor(_RESOLVER_THREADS, _ssl_context)
+            ssl_context = await asyncio.get_running_loop().run_in_executor(addresses.RESOLVER_THREADS, _ssl_context)
             return await _follow_redirects(url, limits, ssl_context, spend)
     except TimeoutError:
         raise InvalidRequest(f"fetching it took longer than {limits.timeout:g} seconds.", code=_FAILED) from None
@@ -96,9 +90,9 @@ async def _get(
 ) -> bytes | str:
     import httpx
 
-    addresses = await _resolve(url, limits.allow_private)
-    connect_timeout = limits.timeout / len(addresses) or None  # leaves time for the other addresses
-    for address in addresses:
+    found = await _resolve(url, limits.allow_private)
+    connect_timeout = limits.timeout / len(found) or None  # leaves time for the other addresses
+    for address in found:
         try:
             return await _request(url, address, connect_timeout, limits.max_bytes, ssl_context, spend)
         except (httpx.ConnectError, httpx.ConnectTimeout):
@@ -167,18 +161,11 @@ def too_large(max_bytes: int) -> InvalidRequest:
 
 async def _resolve(url: httpx.URL, allow_private: bool) -> list[str]:
     """Return the allowed addresses of the URL's host. Unknown and private names give the same error."""
-    loop = asyncio.get_running_loop()
-    lookup = functools.partial(socket.getaddrinfo, url.host, None, type=socket.SOCK_STREAM)
-    try:
-        found = await loop.run_in_executor(_RESOLVER_THREADS, lookup)
-    except (OSError, UnicodeError):
-        found = []
-    addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
-    allowed = [address for address in addresses if is_allowed_address(address, allow_private)]
+    allowed = await addresses.resolve(url.host, allow_private=allow_private)
     if not allowed:
         public = "" if allow_private else "public "
         raise InvalidRequest(f"its host has no {public}address that may be fetched from.", code=_BAD_URL)
-    return allowed[:_MAX_ADDRESSES]
+    return allowed
 
 
 @functools.cache
@@ -186,36 +173,3 @@ def _ssl_context() -> ssl.SSLContext:
     import httpx
 
     return httpx.create_ssl_context(trust_env=False)
-
-
-_PRIVATE = [
-    ipaddress.ip_network(each)
-    for each in ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")
-]
-# From IANA's registries of special-purpose addresses. 2001::/23 and 2002::/16 (Teredo, 6to4) embed other addresses.
-_SPECIAL = [
-    ipaddress.ip_network(each)
-    for each in (
-        *("0.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15"),
-        *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-        *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
-    )
-]
-# The public IPv6 addresses, without link-local, multicast, unspecified and IPv4-mapped addresses (::ffff:0:0/96,
-# 64:ff9b::/96).
-_GLOBAL_V6 = ipaddress.ip_network("2000::/3")
-
-
-def is_allowed_address(address: str, allow_private: bool) -> bool:
-    """Return whether an address may be fetched from: public ones, and with `allow_private` loopback and private ones.
-
-    Link-local addresses are never allowed: cloud providers serve credentials there.
-    """
-    if "%" in address:
-        return False
-    ip = ipaddress.ip_address(address)
-    if any(ip in network for network in _PRIVATE):
-        return allow_private
-    if ip.version == 6 and ip not in _GLOBAL_V6:
-        return False
-    return not any(ip in network for network in _SPECIAL)

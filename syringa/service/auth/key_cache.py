@@ -25,7 +25,7 @@ LAST_USED_SECONDS = 10.0  # between two writes of when keys were last used
 CLOSE_SECONDS = 5.0  # for the last of these writes
 MAX_KEY_LENGTH = 512
 
-_HOW = "send it as `Authorization: Bearer <key>`"
+_HOW = "send it as `Authorization: Bearer <key>`, or in the header `X-Api-Key`"
 _UNAVAILABLE = "keys cannot be checked at the moment; try again in a few seconds"
 
 

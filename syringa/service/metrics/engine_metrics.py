@@ -5,13 +5,20 @@ Counters restart at 0 when a model is loaded again, which Prometheus handles as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from prometheus_client import Metric
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
+from prometheus_client.utils import floatToGoString
 
-from syringa.types import EngineStats
+from syringa.types import EngineStats, HistogramCounts
 
 MODEL = "model_name"
 
@@ -51,10 +58,24 @@ _WORKER_COUNTERS: dict[str, tuple[str, Callable[[EngineReport], float]]] = {
 _COUNTERS: dict[str, tuple[str, Value]] = {
     "prompt_tokens": ("Prompt tokens processed, cached ones included.", lambda stats: stats.prompt_tokens),
     "generation_tokens": ("Generated tokens.", lambda stats: stats.output_tokens),
+    "prompt_tokens_cached": ("Prompt tokens found in the prefix cache.", lambda stats: stats.cached_tokens),
     "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", lambda stats: stats.prompt_tokens),
     "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", lambda stats: stats.cached_tokens),
     "num_preemptions": ("Preempted sequences.", lambda stats: stats.preemptions),
     "queue_refused": ("Requests refused because the queue was full or the wait too long.", lambda stats: stats.refused),
+}
+
+
+_BETWEEN_TOKENS = "Time between two tokens of a sequence."
+_HISTOGRAMS: dict[str, tuple[str, Callable[[EngineStats], HistogramCounts]]] = {
+    "iteration_tokens_total": ("Tokens that an engine step computes.", lambda stats: stats.step_tokens),
+    "inter_token_latency_seconds": (_BETWEEN_TOKENS, lambda stats: stats.token_gaps),
+    "time_per_output_token_seconds": (_BETWEEN_TOKENS, lambda stats: stats.token_gaps),  # the name of older vLLM
+}
+# vLLM's reasons: `capacity`, and `deferred` by something else.
+_WAITING_REASONS: dict[str, Value] = {
+    "capacity": lambda stats: stats.waiting - stats.preparing,
+    "deferred": lambda stats: stats.preparing,
 }
 
 
@@ -78,4 +99,50 @@ def engine_families(prefix: str, reports: Mapping[str, EngineReport]) -> list[Me
             for model, each in known.items():
                 family.add_metric((model,), value(each))
             families.append(family)
-    return families
+    return [
+        *families,
+        *_histograms(prefix, known),
+        _waiting_by_reason(prefix, known),
+        _cache_config(prefix, known),
+    ]
+
+
+def _histograms(prefix: str, known: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    for name, (about, read) in _HISTOGRAMS.items():
+        family = HistogramMetricFamily(prefix + name, about, labels=(MODEL,))
+        for model, stats in known.items():
+            found = read(stats)
+            bounds = [*map(floatToGoString, found.bounds), "+Inf"]
+            family.add_metric(
+                (model,), list(zip(bounds, itertools.accumulate(found.counts), strict=True)), sum_value=found.sum
+            )
+        yield family
+
+
+def _waiting_by_reason(prefix: str, known: Mapping[str, EngineStats]) -> Metric:
+    family = GaugeMetricFamily(
+        f"{prefix}num_requests_waiting_by_reason",
+        "Requests waiting for capacity, or until their grammar or images are prepared (deferred).",
+        labels=(MODEL, "reason"),
+    )
+    for model, stats in known.items():
+        for reason, value in _WAITING_REASONS.items():
+            family.add_metric((model, reason), value(stats))
+    return family
+
+
+def _cache_config(prefix: str, known: Mapping[str, EngineStats]) -> Metric:
+    """Return the size of the KV cache as labels, with the names of vLLM's configuration."""
+    names = (
+        *("block_size", "num_gpu_blocks", "enable_prefix_caching", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
+        MODEL,
+    )
+    family = GaugeMetricFamily(
+        f"{prefix}cache_config_info", "The configuration of the KV cache; always 1.", labels=names
+    )
+    for model, stats in known.items():
+        tokens = stats.blocks_total * stats.block_size
+        concurrency = tokens / stats.max_length if stats.max_length else 0.0
+        values = (stats.block_size, stats.blocks_total, stats.prefix_caching, tokens, round(concurrency, 2))
+        family.add_metric((*map(str, values), model), 1)
+    return family

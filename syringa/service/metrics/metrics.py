@@ -11,7 +11,6 @@ of files does not grow.
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from syringa.errors import ConfigError
 from syringa.service.metrics.engine_metrics import MODEL, EngineReport, engine_families
 from syringa.service.usage.accounting import RequestAccounting
 from syringa.store.records import Outcome
+from syringa.version import installed_version
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -51,6 +51,7 @@ _DURATIONS = (
     *(240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _LOADS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+_CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
@@ -63,13 +64,15 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "request_queue_time_seconds": ("Time in the engine's queue.", _DURATIONS),
     "request_prefill_time_seconds": ("Time to the first token, without queueing and model loading.", _DURATIONS),
     "request_decode_time_seconds": ("Time from a request's first token to its end.", _DURATIONS),
+    "request_inference_time_seconds": ("Time to the end, without queueing and model loading.", _DURATIONS),
     "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
     "request_generation_tokens": ("Generated tokens of a request.", _TOKENS),
+    "request_max_num_generation_tokens": ("Generated tokens of the longest choice of a request.", _TOKENS),
+    "request_prefill_kv_computed_tokens": ("Prompt tokens of a request that were not in the prefix cache.", _TOKENS),
+    "request_params_n": ("Choices that a request asks for, for each prompt.", _CHOICES),
+    "request_params_max_tokens": ("Maximum output tokens of a request.", _TOKENS),
     "model_load_seconds": ("Time that a request waited for its model to be loaded.", _LOADS),
 }
-_TOKEN_TIME = "request_time_per_output_token_seconds"
-# Names of older and newer vLLM. There, each token is observed; here, each request, with its mean.
-_TOKEN_TIME_ALIASES = ("time_per_output_token_seconds", "inter_token_latency_seconds")
 
 Observe = Callable[[float], None]
 
@@ -83,8 +86,13 @@ class _ModelSeries(NamedTuple):
     request_queue_time_seconds: Observe
     request_prefill_time_seconds: Observe
     request_decode_time_seconds: Observe
+    request_inference_time_seconds: Observe
     request_prompt_tokens: Observe
     request_generation_tokens: Observe
+    request_max_num_generation_tokens: Observe
+    request_prefill_kv_computed_tokens: Observe
+    request_params_n: Observe
+    request_params_max_tokens: Observe
     model_load_seconds: Observe
     reasoning_tokens: Observe
     cached_tokens: Observe
@@ -193,8 +201,6 @@ class Metrics:
     def _text(self, engines: Mapping[str, EngineReport]) -> bytes:
         """Runs in a thread, since it takes milliseconds with many models."""
         families = sorted(self._collect(), key=lambda family: family.name)
-        times = [family for family in families if family.name == self._prefix + _TOKEN_TIME]
-        families += [_renamed(family, self._prefix + name) for family in times for name in _TOKEN_TIME_ALIASES]
         families += engine_families(self._prefix, engines)
         families.append(self._build_info())
         if memory := sum(_resident_bytes(pid) for pid in self._processes()):
@@ -204,7 +210,7 @@ class Metrics:
 
     def _build_info(self) -> Metric:
         build = GaugeMetricFamily(f"{self._prefix}build_info", "The version of Syringa.", labels=("version",))
-        build.add_metric((_version(),), 1)
+        build.add_metric((installed_version(),), 1)
         return build
 
     def _collect(self) -> Iterable[Metric]:
@@ -227,10 +233,16 @@ def _observe(series: _ModelSeries, accounting: RequestAccounting, first: float) 
     decode = accounting.total_seconds - first
     series.time_to_first_token_seconds(first)
     series.request_queue_time_seconds(stats.queue_seconds)
-    series.request_prefill_time_seconds(max(0.0, first - stats.queue_seconds - accounting.load_seconds))
+    prefill = max(0.0, first - stats.queue_seconds - accounting.load_seconds)
+    series.request_prefill_time_seconds(prefill)
     series.request_decode_time_seconds(decode)
+    series.request_inference_time_seconds(prefill + decode)
     series.request_prompt_tokens(stats.prompt_tokens)
     series.request_generation_tokens(stats.completion_tokens)
+    series.request_max_num_generation_tokens(stats.longest_choice)
+    series.request_prefill_kv_computed_tokens(stats.prompt_tokens - stats.cached_tokens)
+    series.request_params_n(accounting.choices)
+    series.request_params_max_tokens(accounting.max_tokens)
     if stats.completion_tokens > 1:
         series.request_time_per_output_token_seconds(decode / (stats.completion_tokens - 1))
     if accounting.outcome == "ok":
@@ -262,12 +274,6 @@ def _file_values(folder: str, index: int) -> type:
     return kind
 
 
-def _renamed(family: Metric, name: str) -> Metric:
-    copy = Metric(name, family.documentation, family.type)
-    copy.samples = [sample._replace(name=name + sample.name.removeprefix(family.name)) for sample in family.samples]
-    return copy
-
-
 def _resident_bytes(pid: int) -> int:
     """Return the memory of a process; 0 if it has exited, even if its id belongs to an unrelated process now."""
     try:
@@ -276,10 +282,3 @@ def _resident_bytes(pid: int) -> int:
         return 0
     parent, pages = int(fields[1]), int(fields[21])
     return pages * os.sysconf("SC_PAGE_SIZE") if pid == os.getpid() or parent == os.getppid() else 0
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("syringa")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"  # run from a checkout that is not installed

@@ -24,9 +24,9 @@ class RequestAccounting:
     """The accounting of one generating request, from its arrival to its end."""
 
     __slots__ = (
-        "_began", "_closed", "_observers", "_outcome", "admission", "began_at", "caller", "detached", "endpoint",
-        "first_token_seconds", "load_seconds", "model", "request_id", "stats", "status", "timeout", "total_seconds",
-        "user",
+        "_began", "_closed", "_observers", "_outcome", "admission", "began_at", "caller", "choices", "detached",
+        "endpoint", "first_token_seconds", "load_seconds", "max_tokens", "model", "request_id", "stats", "status",
+        "timeout", "total_seconds", "user",
     )  # fmt: skip
 
     def __init__(self, observers: Sequence[Observer], caller: Caller, endpoint: str, request_id: str) -> None:
@@ -39,6 +39,7 @@ class RequestAccounting:
         self.stats = GenerationStats()
         self.model = ""  # not known yet
         self.user: str | None = None
+        self.choices, self.max_tokens = 1, 0  # for each prompt; of each choice
         self.status = 200
         self.timeout: float | None = None  # seconds, given by the client
         self.load_seconds = 0.0  # waiting for the model to be loaded

@@ -52,7 +52,7 @@ async def prompt_of(body: dict[str, Any], **kwargs: Any) -> str:
 def reassemble(seen: list[Any], *, logprobs: bool = False) -> dict[str, Any]:
     """Join chunks like a client. Requires `stream_options.include_usage`."""
     assert seen.pop() == "[DONE]"
-    same = ("id", "created", "model")
+    same = ("id", "created", "model", "system_fingerprint")
     whole = {name: seen[0][name] for name in same} | {"object": "chat.completion"}
     choices: dict[int, dict[str, Any]] = {}
     for chunk in seen:
@@ -63,7 +63,8 @@ def reassemble(seen: list[Any], *, logprobs: bool = False) -> dict[str, Any]:
         whole |= {name: chunk[name] for name in prompt_fields if name in chunk}
         for part in chunk["choices"]:
             if part["index"] not in choices:
-                assert part["delta"] == {"role": "assistant", "content": ""}
+                assert part["delta"]["role"] == "assistant"
+                assert part["delta"].get("content") in ("" if part["delta"].keys() == {"role", "content"} else None,)
                 choices[part["index"]] = _new_choice(part["index"], logprobs)
             _add(choices[part["index"]], part)
         if chunk["choices"]:
@@ -78,7 +79,7 @@ def reassemble(seen: list[Any], *, logprobs: bool = False) -> dict[str, Any]:
 
 
 def _new_choice(index: int, logprobs: bool) -> dict[str, Any]:
-    message = {"role": "assistant", "content": "", "refusal": None, "tool_calls": []}
+    message = {"role": "assistant", "content": "", "refusal": None, "annotations": [], "tool_calls": []}
     return {
         "index": index,
         "message": message,
@@ -91,9 +92,10 @@ def _new_choice(index: int, logprobs: bool) -> dict[str, Any]:
 def _add(choice: dict[str, Any], part: dict[str, Any]) -> None:
     assert choice["finish_reason"] is None
     message, delta = choice["message"], part["delta"]
-    message["content"] += delta.get("content", "")
-    if "reasoning" in delta:
-        message["reasoning"] = message.get("reasoning", "") + delta["reasoning"]
+    message["content"] += delta.get("content") or ""
+    for name in ("reasoning", "reasoning_content"):
+        if name in delta:
+            message[name] = message.get(name, "") + delta[name]
     for call in delta.get("tool_calls", ()):
         if "id" in call:
             assert call.pop("index") == len(message["tool_calls"])

@@ -9,8 +9,9 @@ import pytest
 from syringa.api.chat.messages import read_messages
 from syringa.output_formats import ModelFormats
 from syringa.prompt.chat.template import ChatTemplate
-from tests.api.chat.helpers import HI, prompt_of, send
+from tests.api.chat.helpers import HI, post, prompt_of, send
 from tests.chat_models import plain_model, reasoning_model, tool_model
+from tests.fake_engine import FakeEngine
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, "ü"]}'}}
 OTHER = {"id": "c2", "type": "function", "function": {"name": "g", "arguments": " "}}
@@ -78,7 +79,7 @@ async def test_read_messages_keeps_position_of_images() -> None:
 async def test_read_messages_reports_unknown_fields_by_path() -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}], "mood": 1, "name": "Ann"},
-        {"role": "assistant", "tool_calls": [CALL | {"index": 0}], "annotations": []},
+        {"role": "assistant", "tool_calls": [CALL | {"index": 0}], "annotations": [{}]},
     ]
     answer = await send({"messages": messages})
     assert answer.headers["x-syringa-ignored"].split(", ") == [
@@ -150,3 +151,18 @@ async def test_prompt_has_nine_character_ids_for_mistral() -> None:
     assert answered == [first, second]
     assert len(first) == len(second) == 9
     assert (first + second).isalnum()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_messages_of_the_server_are_accepted_as_they_are(stream: bool) -> None:
+    body = {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})
+    answer = await post(body, FakeEngine("<think>hm</think>hello"), model=reasoning_model())
+    message = answer["choices"][0]["message"]
+    assert message["reasoning"] == message["reasoning_content"] == "hm"
+    ignored: list[str] = []
+    (read_back,) = await read_messages([message], supports_images=False, ignored=ignored)
+    assert read_back.message == {"role": "assistant", "content": "hello", "reasoning_content": "hm"}
+    assert ignored == []
+    cited = {"role": "assistant", "content": "x", "annotations": [{"type": "url_citation"}]}
+    await read_messages([cited], supports_images=False, ignored=ignored)
+    assert ignored == ["messages[0].annotations"]

@@ -31,10 +31,17 @@ async def test_chat_body() -> None:
     assert body == {
         "object": "chat.completion",
         "model": "fake",
+        "system_fingerprint": "fp_unknown",
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "hello", "refusal": None, "tool_calls": []},
+                "message": {
+                    "role": "assistant",
+                    "content": "hello",
+                    "refusal": None,
+                    "annotations": [],
+                    "tool_calls": [],
+                },
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,

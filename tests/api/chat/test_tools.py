@@ -92,3 +92,47 @@ async def test_chat_combines_tools_and_response_format() -> None:
     assert "weather" not in text
     error = await refused({"tools": TOOLS, "grammar": {"type": "regex", "value": "a"}})
     assert error["param"] == "grammar"
+
+
+FENCED = '```json\n{\n  "name": "weather",\n  "arguments": {"city": "Rome"}\n}\n```'
+ORDINARY = 'So:\n```json\n{"name": "Bob", "arguments": {}}\n```\nDone.'
+
+
+@pytest.mark.parametrize("model", [plain_model(), tool_model(), reasoning_model()])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chat_returns_a_call_in_a_code_block_as_a_tool_call(model: Any, stream: bool) -> None:
+    body = {"tools": TOOLS, "stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})
+    (choice,) = (await post(body, FakeEngine(f"Well:\n{FENCED}"), model=model))["choices"]
+    assert choice["message"]["content"] == "Well:\n"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert choice["finish_reason"] == "tool_calls"
+    (choice,) = (await post(body, FakeEngine(ORDINARY), model=model))["choices"]
+    assert (choice["message"]["content"], choice["message"]["tool_calls"]) == (ORDINARY, [])
+
+
+async def test_chat_takes_calls_in_code_blocks_only_of_tools_that_may_be_called() -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "time"}}]}
+    body = {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
+    (choice,) = (await post(body, FakeEngine(FENCED), model=tool_model()))["choices"]
+    assert (choice["message"]["content"], choice["message"]["tool_calls"]) == (FENCED, [])
+
+
+@pytest.mark.parametrize("call", [HERMES, FENCED, f"{HERMES}\n{HERMES}"])
+@pytest.mark.parametrize("at_once", [1, 1000])
+async def test_chat_ends_where_text_follows_a_tool_call(call: str, at_once: int) -> None:
+    engine = FakeEngine(f"{call}\nThis calls a function.", at_once=at_once)
+    body = await post({"tools": TOOLS, "logprobs": True, "return_token_ids": True}, engine, model=tool_model())
+    (choice,) = body["choices"]
+    assert choice["message"]["content"] is None
+    assert len(choice["message"]["tool_calls"]) == call.count("{\n") + call.count('{"name"')
+    assert choice["finish_reason"] == "tool_calls"
+    # What follows the call is neither returned nor counted, however much of it the engine had generated.
+    assert body["usage"]["completion_tokens"] == len(call.encode())
+    assert bytes(choice["token_ids"]).decode() == call
+    assert len(choice["logprobs"]["content"]) == len(call.encode())
+    assert bool(engine.aborted) == (at_once == 1)
+
+
+async def test_chat_returns_whitespace_after_no_call() -> None:
+    (choice,) = (await post({"tools": TOOLS}, FakeEngine(" \n"), model=tool_model()))["choices"]
+    assert choice["message"]["content"] == " \n"

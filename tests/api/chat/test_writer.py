@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -62,11 +63,19 @@ def test_chat_writer_renders_body() -> None:
         "role": "assistant",
         "content": "Hi",
         "refusal": None,
+        "annotations": [],
         "tool_calls": [call("call_1", "f", '{"x": 1}'), call("call_2", "g", "{}")],
         "reasoning": "Let me see.",
+        "reasoning_content": "Let me see.",
     }
     assert (first["finish_reason"], second["finish_reason"]) == ("tool_calls", "length")
-    assert second["message"] == {"role": "assistant", "content": "No", "refusal": None, "tool_calls": []}
+    assert second["message"] == {
+        "role": "assistant",
+        "content": "No",
+        "refusal": None,
+        "annotations": [],
+        "tool_calls": [],
+    }
     assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
 
 
@@ -74,11 +83,11 @@ def test_chat_writer_writes_chunks() -> None:
     chunks = streamed(EVENTS)
     deltas = [(part["index"], part["delta"]) for chunk in chunks for part in chunk["choices"]]
     assert deltas[:5] == [
-        (0, {"role": "assistant", "content": ""}),
-        (0, {"reasoning": "Let me "}),
+        (0, {"role": "assistant", "reasoning": "Let me ", "reasoning_content": "Let me "}),
         (1, {"role": "assistant", "content": ""}),
         (1, {"content": "No"}),
-        (0, {"reasoning": "see."}),
+        (0, {"reasoning": "see.", "reasoning_content": "see."}),
+        (0, {"content": "Hi"}),
     ]
     start = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
     assert (0, {"tool_calls": [start]}) in deltas
@@ -99,6 +108,43 @@ def test_chat_writer_content_is_null_with_calls_only() -> None:
     events = [ToolCallStart(0, 0, "call_1", "f"), ToolCallDelta(0, 0, "{}"), Finished(0, "tool_calls"), Usage(1, 1)]
     assert whole(events)["choices"][0]["message"]["content"] is None
     assert whole([Finished(0, "length"), Usage(1, 0)])["choices"][0]["message"]["content"] == ""
+
+
+@pytest.mark.parametrize("before", [[], [ReasoningDelta(0, "hm")]])
+def test_chat_writer_streams_a_call_without_an_empty_content_before_it(before: list[Event]) -> None:
+    call = ToolCallStart(0, 0, "call_1", "f")
+    events = [*before, call, ToolCallDelta(0, 0, "{}"), Finished(0, "tool_calls"), Usage(1, 1)]
+    chunks = streamed(events)
+    deltas = [part["delta"] for chunk in chunks for part in chunk["choices"]]
+    assert deltas[0]["role"] == "assistant"
+    assert all(delta.get("content") is None for delta in deltas)
+    if not before:
+        assert deltas[0].keys() == {"role", "content", "tool_calls"}
+    assert reassemble([*chunks, "[DONE]"]) == whole(events)
+
+
+def test_chat_writer_streams_logprobs_of_a_call_without_content() -> None:
+    token = ScoredToken(TokenLogprobs(97, -1.0), 0)
+    events: list[Event] = [TextDelta(0, "", [token]), ToolCallStart(0, 0, "call_1", "f"), Finished(0, "tool_calls")]
+    deltas = [chunk["choices"][0]["delta"] for chunk in streamed(events, logprobs=True)]
+    assert deltas[0] == {"role": "assistant"}
+    assert not any("content" in delta for delta in deltas)
+
+
+@pytest.mark.parametrize("only", ["reasoning", "reasoning_content"])
+def test_chat_writer_returns_reasoning_in_the_configured_field(only: Any) -> None:
+    model = replace(fake_model(), reasoning_fields=only)
+    events: list[Event] = [ReasoningDelta(0, "hm"), TextDelta(0, "Hi"), Finished(0, "stop"), Usage(1, 1)]
+    body = whole(events, model=model)
+    names = body["choices"][0]["message"].keys() & {"reasoning", "reasoning_content"}
+    assert names == {only}
+    assert reassemble([*streamed(events, model=model), "[DONE]"]) == body
+
+
+def test_chat_writer_repeats_the_fingerprint_of_the_model() -> None:
+    model = replace(fake_model(), system_fingerprint="fp_1")
+    assert whole(EVENTS, model=model)["system_fingerprint"] == "fp_1"
+    assert {chunk["system_fingerprint"] for chunk in streamed(EVENTS, model=model)} == {"fp_1"}
 
 
 def test_chat_writer_starts_an_empty_choice() -> None:

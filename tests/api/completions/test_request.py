@@ -32,6 +32,7 @@ async def test_completion_body() -> None:
     assert body == {
         "object": "text_completion",
         "model": "fake",
+        "system_fingerprint": "fp_unknown",
         "choices": [{"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
         "usage": {
             "prompt_tokens": 2,
@@ -65,7 +66,7 @@ async def test_completion_prompt_forms(prompt: Any, tokens: list[list[int]]) -> 
 async def test_completion_sampling_fields_reach_the_engine() -> None:
     engine = FakeEngine("x")
     body = {
-        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": -1, "frequency_penalty": 1,
+        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": -2, "frequency_penalty": 1,
         "presence_penalty": -1, "repetition_penalty": 1.5, "logit_bias": {"5": -100, "6": 1.5}, "dry_multiplier": 0.8,
         "dry_base": 2, "dry_allowed_length": 3, "dry_sequence_breakers": ["a", "b"], "max_tokens": 9, "min_tokens": 2,
         "grammar": {"type": "regex", "value": "[a-z]+"}, "ignore_eos": True, "stop_token_ids": [1, 2], "user": "u",
@@ -74,7 +75,7 @@ async def test_completion_sampling_fields_reach_the_engine() -> None:
     sampling, stopping = engine.requests[0].sampling, engine.requests[0].stopping
     for name in ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"):
         assert getattr(sampling, name) == body[name]
-    assert (sampling.repetition_penalty, sampling.seed) == (1.5, 2**63 - 1)
+    assert (sampling.repetition_penalty, sampling.seed) == (1.5, 2**63 - 2)
     assert sampling.logit_bias == {5: -100, 6: 1.5}
     assert (sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length) == (0.8, 2, 3)
     assert sampling.dry_breakers == {97, 98}

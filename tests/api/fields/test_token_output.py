@@ -150,11 +150,22 @@ async def test_what_ended_the_output(path: str, body: dict[str, Any], text: str,
 
 
 @BOTH
-async def test_spaces_between_special_tokens_are_reported_as_ignored(path: str) -> None:
-    answer = await send(path, {"spaces_between_special_tokens": True, "skip_special_tokens": False})
-    assert answer.headers["x-syringa-ignored"] == "spaces_between_special_tokens"
-    await post(path, {"spaces_between_special_tokens": False, "skip_special_tokens": False})
-    await post(path, {"spaces_between_special_tokens": True})
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"spaces_between_special_tokens": True}, "hi"),
+        ({"skip_special_tokens": False}, "h<start><start>i<start>"),
+        ({"skip_special_tokens": False, "spaces_between_special_tokens": False}, "h<start><start>i<start>"),
+        ({"skip_special_tokens": False, "spaces_between_special_tokens": True}, "h<start> <start>i<start>"),
+    ],
+)
+async def test_spaces_separate_special_tokens_in_a_row(path: str, body: dict[str, Any], text: str) -> None:
+    engine = FakeEngine()
+    engine.output_tokens = lambda *_: [*b"h", START, START, *b"i", START, END]  # type: ignore[method-assign]
+    (choice,) = (await post(path, body, engine))["choices"]
+    assert text_of(choice) == text
+    parts = [choice for chunk in await chunks_of(path, body, engine) for choice in chunk["choices"]]
+    assert "".join(part["text"] if "text" in part else part["delta"].get("content") or "" for part in parts) == text
 
 
 @pytest.mark.parametrize(

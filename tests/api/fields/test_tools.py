@@ -8,6 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from syringa.api.fields.tools import read_tools
+from syringa.errors import InvalidRequest
 from syringa.types import EngineRequest
 from tests.api.completions.test_request import post
 from tests.client import client, events
@@ -202,6 +204,24 @@ async def test_completion_stream_sends_name_before_arguments() -> None:
     assert [chunk["finish_reason"] for chunk in chunks if chunk["finish_reason"]] == ["tool_calls"]
 
 
+async def test_hosted_tools_are_ignored_and_named() -> None:
+    hosted = [{"type": "web_search", "search_context_size": "low"}, {"type": "mcp", "server_url": "http://x"}]
+    async with client(FakeEngine(NOW)) as http:
+        plain = await http.post("/v1/completions", json=ASK | {"tools": TOOLS})
+        both = await http.post("/v1/completions", json=ASK | {"tools": [*TOOLS, *hosted]})
+        none = await http.post("/v1/completions", json=ASK | {"tools": hosted})
+    number = len(TOOLS)
+    assert both.headers["x-syringa-ignored"] == f"tools[{number}] (web_search), tools[{number + 1}] (mcp)"
+    assert both.json()["usage"] == plain.json()["usage"]
+    assert none.json()["usage"]["prompt_tokens"] < plain.json()["usage"]["prompt_tokens"]
+
+
+async def test_hosted_tools_are_refused_by_a_server_that_is_set_to() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await read_tools([*TOOLS, {"type": "web_search"}], None, [], unsupported="refuse")
+    assert caught.value.param == f"tools[{len(TOOLS)}].type"
+
+
 async def test_completion_reports_ignored_tool_fields() -> None:
     schema = {**SCHEMA, "properties": {"xs": {"type": "array", "uniqueItems": True}}, "required": []}
     tools = [{**function(parameters=schema), "cache": 1}]
@@ -225,7 +245,19 @@ MANY = [function(f"f{index}") for index in range(129)]
         ({"tools": {}}, "tools"),
         ({"tools": ["x"]}, "tools[0]"),
         ({"tools": [{}]}, "tools[0]"),
-        ({"tools": [TOOLS[0], {"type": "web_search"}]}, "tools[1].type"),
+        ({"tools": [TOOLS[0], {"type": "custom", "custom": {"name": "f"}}]}, "tools[1].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOLS[0], {"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        (
+            {
+                "tools": [TOOLS[0], {"type": "web_search"}],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "web_search"}]},
+                },
+            },
+            "tool_choice.allowed_tools.tools[0].type",
+        ),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function"),
         ({"tools": [function("a b")]}, "tools[0].function.name"),

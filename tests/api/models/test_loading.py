@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +18,10 @@ from tests.api.model_files import write_model_folder
 
 @pytest.mark.model
 async def test_load_model_loads_default_model() -> None:
-    model = load_model(Config(served_model_name=("mine", "other"), max_model_len=100, max_choices=7))
+    config = Config(served_model_name=("mine", "other"), max_model_len=100, max_choices=7, unsupported_tools="refuse")
+    model = load_model(config)
     assert (model.id, model.max_model_len, model.max_choices) == ("mine", 100, 7)
+    assert model.unsupported_tools == "refuse"
     assert {"other", "default", "SmolLM2-135M-Instruct"} <= set(model.aliases)
     (tokens,) = await model.encode_all(["Hello world"])
     assert model.decode_tokens(tokens) == "Hello world"
@@ -39,6 +43,30 @@ def test_load_model_detects_output_formats(tmp_path: Path) -> None:
     assert not model.supports_images
     configured = load_model(Config(model=str(tmp_path), tool_format="glm", reasoning_format="none"))
     assert configured.formats == ModelFormats(tool_calls="glm", supports_tools=True)
+
+
+def test_load_model_passes_settings_of_chat(tmp_path: Path) -> None:
+    path = write_model_folder(tmp_path)
+    model = load_model(Config(model=path, request_chat_templates="allow", reasoning_fields="reasoning_content"))
+    assert (model.request_chat_templates, model.reasoning_fields) == ("allow", "reasoning_content")
+
+
+def test_fingerprint_identifies_files_settings_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_model_folder(tmp_path)
+
+    def fingerprint(**settings: Any) -> str:
+        return load_model(Config(model=path, **settings)).system_fingerprint
+
+    first = fingerprint()
+    assert re.fullmatch("fp_[0-9a-f]{12}", first)
+    assert fingerprint(served_model_name=("other",), max_model_len=10) == first
+    seen = {first, fingerprint(dtype="bf16")}
+    with monkeypatch.context() as patched:
+        patched.setattr("syringa.api.models.loading.installed_version", lambda: "99.0")
+        seen.add(fingerprint())
+    (tmp_path / "model.safetensors").write_bytes(b"\x03\0\0\0\0\0\0\0{} ")
+    seen.add(fingerprint())
+    assert len(seen) == 4
 
 
 def test_load_model_detects_image_support(tmp_path: Path) -> None:

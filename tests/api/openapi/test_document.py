@@ -36,9 +36,18 @@ async def test_document_and_page_are_served_without_a_key() -> None:
         assert "https://" not in page.text
 
 
+def test_document_names_both_forms_of_a_key_and_the_root_path() -> None:
+    document = openapi_document(secured=True, root_path="/llm")
+    schemes = document["components"]["securitySchemes"]
+    assert document["security"] == [{name: []} for name in schemes]
+    assert {each.get("scheme") or each["name"] for each in schemes.values()} == {"bearer", "X-Api-Key"}
+    assert document["servers"] == [{"url": "/llm"}]
+    OpenAPIV31SpecValidator(document).validate()
+
+
 def test_only_public_operations_require_no_key() -> None:
     public = {each.path for each in PUBLISHED if each.public}
-    assert public == {"/health", "/ready", "/status", "/openapi.json", "/docs"}
+    assert public == {"/health", "/ready", "/status", "/openapi.json", "/docs", "/version", "/ping"}
     for path, methods in openapi_document(secured=True)["paths"].items():
         for operation in methods.values():
             assert (path in public) == (operation.get("security") == [])

@@ -97,7 +97,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ),
     ({"text": {"format": {"type": "json_object"}}, "grammar": {"type": "regex", "value": "a"}}, "grammar"),
     ({"tools": [TOOL], "grammar": {"type": "regex", "value": "a"}}, "grammar"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "teleport"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0]"),
     ({"tools": [{"type": "function", "name": "no spaces"}]}, "tools[0].name"),
     ({"tools": [TOOL, TOOL]}, "tools[1].name"),

@@ -65,7 +65,7 @@ def test_choose_device_rejects_impossible_requests(
 
 def test_choose_device_requires_fp8_capability(gpu: Any) -> None:
     gpu(None, (8, 0))
-    with pytest.raises(ConfigError, match=r"needs compute capability 8\.9, and this GPU has 8\.0: use bf16"):
+    with pytest.raises(ConfigError, match=r"needs compute capability 8\.9, and this GPU has 8\.0: use --dtype bf16"):
         gpu_device.choose_device("cuda", "fp8", native=True)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from syringa.engine.gpu import device as gpu_device
-from syringa.engine.gpu.expert_loading import dequantize_mxfp4
+from syringa.engine.gpu.expert_loading import mxfp4_weight
 from syringa.engine.gpu.ops import base as ops_module
 from syringa.engine.gpu.ops.base import ReferenceOps
 from syringa.engine.loading.loader import LoadOptions, load_model, load_on_gpu
@@ -71,10 +71,10 @@ def save_mxfp4(folder: Path) -> Any:
     return model
 
 
-def test_dequantize_mxfp4_reads_low_bits_first() -> None:
+def test_mxfp4_weight_reads_low_bits_first() -> None:
     blocks = torch.zeros(1, 2, 16, dtype=torch.uint8)
     blocks[0, 0, 0], blocks[0, 1, 15] = 0x71, 0x9F
-    values = dequantize_mxfp4(blocks, torch.tensor([[127, 130]], dtype=torch.uint8))
+    values = mxfp4_weight(blocks, torch.tensor([[127, 130]], dtype=torch.uint8)).dequantize()
     assert values.shape == (1, 64)
     assert values[0, :2].tolist() == [0.5, 6.0]
     assert values[0, 62:].tolist() == [-48.0, -4.0]
@@ -126,7 +126,8 @@ def test_incomplete_mxfp4_folder_is_refused(
     tmp_path: Path, load_gpu_folder: Callable[..., Any], edit: Callable[[Any], object], message: str
 ) -> None:
     save_mxfp4(tmp_path)
-    assert load_gpu_folder(tmp_path).info.dtype == "bf16"
+    assert load_gpu_folder(tmp_path).info.dtype == "mxfp4"
+    assert load_gpu_folder(tmp_path, dtype="bf16").info.dtype == "bf16"
     edit_tensors(tmp_path, edit)
     with pytest.raises(ModelError, match=message):
         load_gpu_folder(tmp_path)

@@ -11,7 +11,7 @@ from syringa.engine.scheduling.kv_cache import BLOCK_SIZE, BlockPool
 from syringa.engine.scheduling.limits import SCORING_CHUNK, SchedulerLimits
 from syringa.engine.scheduling.scheduler import Scheduler
 from syringa.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
-from syringa.engine.scheduling.sequence import Sequence
+from syringa.engine.scheduling.sequence import Sequence, StepTime
 from syringa.types import EngineRequest, Isolation, SamplingParams, StopConditions, TokenLogprobs
 from tests.engine.scheduling.test_kv_cache import check_pool
 
@@ -190,7 +190,7 @@ class ModelFreeEngine:
     def _append_token(self, one: Sequence) -> None:
         assert not one.scoring
         one.tokens.append(hash((one.arrival - (self.first_arrival or 0), one.choice, one.generated)) % 3)
-        one.delta_sent = True
+        one.last_step = StepTime()
         if one.generated >= one.request.stopping.max_tokens:
             self.finished.append(one)
             self.drop(one)

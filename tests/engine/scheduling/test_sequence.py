@@ -107,7 +107,7 @@ def test_sequence_fork_shares_no_mutable_state() -> None:
     one.computed, one.block_table, one.block_hashes, one.cached = 3, [4], [b"x"], 2
     fork = one.fork(2)
     assert (fork.choice, fork.arrival, fork.computed, fork.cached) == (2, one.arrival, 3, 2)
-    assert (fork.siblings, fork.delta_sent, fork.prompt_scores) == (0, False, None)
+    assert (fork.siblings, fork.last_step, fork.prompt_scores) == (0, None, None)
     assert isinstance(fork.grammar, FakeGrammarState)
     assert fork.grammar.depth == 1
     fork.tokens.append(8)

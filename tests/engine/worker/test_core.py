@@ -300,6 +300,11 @@ def test_stats(engine: Make, encode: Any) -> None:
     driver.finish()
     stats = core.stats()
     assert (stats.steps, stats.output_tokens) == (9, 12)
+    assert sum(stats.token_gaps.counts) == 10  # all tokens but the first of each sequence
+    assert stats.token_gaps.sum > 0
+    assert sum(stats.step_tokens.counts) == 9
+    assert stats.step_tokens.sum == stats.prompt_tokens + 10
+    assert (stats.max_length, stats.prefix_caching) == (160, True)
     assert all_blocks_are_free(core)
 
 

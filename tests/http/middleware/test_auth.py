@@ -127,6 +127,14 @@ async def test_failed_request_is_accounted_as_failed(file: str, error: Exception
     assert entry.stats.completion_tokens == 1  # generated before the failure
 
 
+async def test_accounting_has_what_the_request_asks_for(file: str) -> None:
+    async with accounting_client(file, FakeEngine("hello world")) as http:
+        await http.post("/v1/completions", json={"prompt": ["a", "b"], "n": 3, "max_tokens": 7})
+    (entry,) = http.accounting
+    assert (entry.choices, entry.max_tokens) == (3, 7)
+    assert (entry.stats.longest_choice, entry.stats.completion_tokens) == (7, 42)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_disconnected_request_is_accounted_as_cancelled(file: str, stream: bool) -> None:
     seen: list[RequestAccounting] = []
@@ -251,6 +259,47 @@ async def test_api_key_is_required(header: str | None, status: int) -> None:
             assert answer.headers["www-authenticate"] == "Bearer"
             assert answer.json()["error"]["type"] == "authentication_error"
         assert (await http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": "first"}, 200),
+        ({"x-api-key": " second "}, 200),
+        ({"x-api-key": "wrong"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": "Bearer first"}, 401),
+        ({"x-api-key": "first", "authorization": "bearer  first "}, 200),
+        ({"x-api-key": "first", "authorization": "Basic aGk6aG8="}, 200),  # meant for a proxy
+        ({"x-api-key": "first", "authorization": ""}, 200),
+        ({"x-api-key": "", "authorization": "Bearer first"}, 200),
+        ({"x-api-key": "first", "authorization": "Bearer second"}, 401),
+        ({"x-api-key": "second", "authorization": "Bearer wrong"}, 401),
+        ({"x-api-key": "wrong", "authorization": "Bearer first"}, 401),
+    ],
+)
+async def test_api_key_header_is_accepted_beside_bearer(headers: dict[str, str], status: int) -> None:
+    async with client(config=Config(api_key=("first", "second"))) as http:
+        answer = await http.get("/v1/models", headers=headers)
+        assert answer.status_code == status
+        if status == 401 and all(headers.values()) and len(headers) == 2:
+            assert "different API keys" in answer.json()["error"]["message"]
+    async with client() as http:  # no key is needed
+        assert (await http.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_api_key_header_is_not_logged(caplog: pytest.LogCaptureFixture, file: str) -> None:
+    caplog.set_level("DEBUG")
+    async with accounting_client(file, api_key=("sesame-1234",), log_prompts=True) as http:
+        for key in ("sesame-1234", "sesame-5678"):
+            await http.post("/v1/completions", json={"prompt": "hi"}, headers={"x-api-key": key})
+        both = {"x-api-key": "sesame-1234", "authorization": "Bearer sesame-5678"}
+        refused = await http.post("/v1/completions", json={"prompt": "hi"}, headers=both)
+    assert refused.status_code == 401
+    assert "sesame" not in refused.text
+    assert [entry.status for entry in http.accounting] == [200]
+    assert caplog.records
+    assert not any("sesame" in record.getMessage() + str(vars(record)) for record in caplog.records)
 
 
 async def test_unknown_paths_are_not_counted(file: str) -> None:

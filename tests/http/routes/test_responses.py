@@ -9,7 +9,7 @@ import pytest
 from syringa.config import Config
 from syringa.errors import EngineOverloaded, EngineUnavailable, StoreUnavailable
 from syringa.store import Store
-from tests.chat_models import plain_model, reasoning_model
+from tests.chat_models import plain_model, reasoning_model, tool_model
 from tests.client import eventually, server
 from tests.fake_engine import FakeEngine
 from tests.http.responses_client import PATH, ResponsesClient, responses_client, stream_events, text_of
@@ -247,11 +247,67 @@ async def test_coding_agent_can_continue_without_storage(file: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["web_search", "local_shell", "tool_search", "image_generation"])
-async def test_unsupported_tool_is_named_in_the_error(file: str, kind: str) -> None:
+async def test_hosted_tool_is_named_in_the_header(file: str, kind: str) -> None:
+    body = AGENT | {"input": "hi", "tools": [*AGENT["tools"], {"type": kind}]}
     async with responses_client(file) as http:
-        error = await http.expect_error(400, **(AGENT | {"tools": [*AGENT["tools"], {"type": kind}]}))
-    assert error["param"] == "tools[2].type"
-    assert kind in error["message"]
+        answer = await http.post(PATH, json=body)
+        assert stream_events(answer.text)[-1]["type"] == "response.completed"
+        assert f"tools[2] ({kind})" in answer.headers["x-syringa-ignored"].split(", ")
+    async with responses_client(file, unknown_fields="refuse") as http:
+        error = await http.expect_error(400, tools=[{"type": kind}])
+        assert error["param"] == "tools[0]"
+
+
+CALENDAR: dict[str, Any] = {
+    "type": "namespace",
+    "name": "mcp__calendar__",
+    "description": "A calendar.",
+    "tools": [{"type": "function", "name": "list", "parameters": {"type": "object", "properties": {}}}],
+}
+
+
+async def test_stored_response_has_the_namespaces_of_its_calls(file: str) -> None:
+    call = b'<tool_call>{"name": "mcp__calendar__.list", "arguments": {}}</tool_call>'
+    async with responses_client(file, FakeEngine(call), model=tool_model()) as http:
+        created = await http.respond(tools=[CALENDAR])
+        found = await stored(http, created["id"])
+        validate_openai(found, "Response")
+        assert found["tools"] == created["tools"]
+        (item,) = found["output"]
+        assert (item["namespace"], item["name"]) == ("mcp__calendar__", "list")
+        result = {"type": "function_call_output", "call_id": item["call_id"], "output": "nothing"}
+        await http.respond([result], previous_response_id=created["id"], tools=[CALENDAR])
+        assert "<call>mcp__calendar__.list{}[tool:mcp__calendar__.list]nothing" in http.prompt()
+
+
+async def test_tools_that_a_search_found_stay_in_the_chain(file: str) -> None:
+    search = {"type": "tool_search", "execution": "client"}
+    call = b'<tool_call>{"name": "tool_search", "arguments": {"query": "dates"}}</tool_call>'
+    async with responses_client(file, FakeEngine(call), model=tool_model()) as http:
+        first = await http.respond(tools=[search])
+        (item,) = first["output"]
+        assert (item["type"], item["arguments"]) == ("tool_search_call", {"query": "dates"})
+        output = {"type": "tool_search_output", "call_id": item["call_id"], "tools": [CALENDAR]}
+        second = await http.respond([output], previous_response_id=first["id"], tools=[search])
+        await http.respond("go on", previous_response_id=second["id"], tools=[search])
+        for prompt in (http.prompt(-2), http.prompt()):
+            assert '"name": "mcp__calendar__.list"' in prompt
+        assert '"name": "mcp__calendar__.list"' not in http.prompt(0)
+        listed = await http.get(f"{PATH}/{second['id']}/input_items")
+        for stored_item in listed.json()["data"]:
+            validate_openai(stored_item, "ItemResource")
+
+
+@pytest.mark.parametrize(("mode", "status"), [("open-responses", 400), ("openai", 200)])
+async def test_compaction_needs_a_model_in_open_mode_only(file: str, mode: str, status: int) -> None:
+    async with responses_client(file) as http:
+        headers = {"x-syringa-responses-mode": mode}
+        answer = await http.post(f"{PATH}/compact", json={"input": "hi"}, headers=headers)
+        assert answer.status_code == status
+        assert status == 200 or answer.json()["error"]["param"] == "model"
+        assert (
+            await http.post(f"{PATH}/compact", json={"input": "hi", "model": "fake"}, headers=headers)
+        ).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -58,12 +58,17 @@ class ResponsesSocket:
 
 @contextlib.asynccontextmanager
 async def socket(
-    tmp_path: Path, engine: FakeEngine | None = None, *, headers: dict[str, str] | None = None, **settings: Any
+    tmp_path: Path,
+    engine: FakeEngine | None = None,
+    *,
+    path: str = "/v1/responses",
+    headers: dict[str, str] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[ResponsesSocket]:
     model = settings.pop("model", None) or plain_model()
     config = Config(port=0, drain_timeout=1.0, database=str(tmp_path / "syringa.db"), **settings)
     async with server(engine or FakeEngine("hello"), config, model) as http:
-        url = str(http.base_url).replace("http:", "ws:") + "/v1/responses"
+        url = str(http.base_url).replace("http:", "ws:") + path
         async with connect(url, additional_headers=headers or {}, proxy=None) as connection:
             yield ResponsesSocket(connection)
 
@@ -92,6 +97,51 @@ async def test_websocket_remembers_the_last_response(tmp_path: Path) -> None:
         error = (await ws.ask("four", store=False, previous_response_id=first))[-1]
         assert (error["status"], error["error"]["code"]) == (400, "previous_response_not_found")
         assert error["error"]["param"] == "previous_response_id"
+
+
+FAILURES: list[dict[str, Any]] = [
+    {"temperature": 9},  # found when the message is parsed
+    {"model": "other"},
+    {"input": [{"type": "function_call_output", "call_id": "unknown", "output": "x"}]},
+]
+
+
+@pytest.mark.parametrize("wrong", FAILURES, ids=lambda body: next(iter(body)))
+async def test_websocket_forgets_a_response_whose_continuation_is_refused(tmp_path: Path, wrong: dict) -> None:
+    async with socket(tmp_path) as ws:
+        first = (await ws.ask("one", store=False))[-1]["response"]["id"]
+        refused = (await ws.ask(**({"input": "two", "store": False, "previous_response_id": first} | wrong)))[-1]
+        assert refused["type"] == "error"
+        error = (await ws.ask("three", store=False, previous_response_id=first))[-1]
+        assert (error["status"], error["error"]["code"]) == (400, "previous_response_not_found")
+
+
+@pytest.mark.parametrize("fail_first", [True, False])
+async def test_websocket_forgets_a_response_whose_continuation_fails(tmp_path: Path, fail_first: bool) -> None:
+    engine = FakeEngine("hello")
+    async with socket(tmp_path, engine) as ws:
+        first = (await ws.ask("one", store=False))[-1]["response"]["id"]
+        engine.fail, engine.fail_first = EngineUnavailable("it died"), fail_first
+        failed = (await ws.ask("two", store=False, previous_response_id=first))[-1]
+        assert failed["type"] == ("error" if fail_first else "response.failed")
+        engine.fail = None
+        error = (await ws.ask("three", store=False, previous_response_id=first))[-1]
+        assert (error["status"], error["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_websocket_remembers_a_response_while_others_fail(tmp_path: Path) -> None:
+    async with socket(tmp_path) as ws:
+        first = (await ws.ask("one", store=False))[-1]["response"]["id"]
+        assert (await ws.ask("other", temperature=9))[-1]["type"] == "error"
+        assert (await ws.ask("other", previous_response_id="resp_none"))[-1]["type"] == "error"
+        assert (await ws.ask("two", store=False, previous_response_id=first))[-1]["type"] == "response.completed"
+
+
+async def test_websocket_reads_a_forgotten_response_that_is_stored(tmp_path: Path) -> None:
+    async with socket(tmp_path) as ws:
+        first = (await ws.ask("one"))[-1]["response"]["id"]
+        assert (await ws.ask("two", previous_response_id=first, temperature=9))[-1]["type"] == "error"
+        assert (await ws.ask("three", previous_response_id=first))[-1]["type"] == "response.completed"
 
 
 async def test_stored_response_can_be_continued_on_another_connection(tmp_path: Path) -> None:
@@ -215,6 +265,19 @@ async def test_handshake_rejects_other_origins(tmp_path: Path) -> None:
     for origins in (("https://good.example",), ("*",)):
         async with socket(tmp_path, headers={"origin": "https://good.example"}, cors_origins=origins) as ws:
             await ws.ask(store=False)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/llm/v1/responses"])
+async def test_key_header_authenticates_every_message_under_a_root_path(tmp_path: Path, path: str) -> None:
+    settings: dict[str, Any] = {"api_key": ("k", "other"), "root_path": "/llm"}
+    async with socket(tmp_path, path=path, headers={"x-api-key": "k"}, **settings) as ws:
+        events = await ws.ask(input="hi")
+        assert events[-1]["type"] == "response.completed"
+    for headers in ({"x-api-key": "wrong"}, {"x-api-key": "k", "authorization": "Bearer other"}):
+        with pytest.raises(websockets.InvalidStatus) as caught:
+            async with socket(tmp_path, path=path, headers=headers, **settings):
+                pass
+        assert caught.value.response.status_code == 401
 
 
 async def test_disconnect_cancels_the_response(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def bare(name: str, arguments: str) -> str:
         ),
         (f"I look it up.\n{SECTION}{block('f', PARIS)}{SECTION_END}", "I look it up.\n", [("f", PARIS)]),
         (f"\n\n{SECTION}\n{block('f', PARIS)}\n{SECTION_END}{SECTION_END}\n", "", [("f", PARIS)]),
-        (f"{block('f', PARIS)} So.", " So.", [("f", PARIS)]),  # without a section
+        (f"{block('f', PARIS)} So.", "", [("f", PARIS)]),  # without a section
         (f"{SECTION}{BEGIN}function{SEP}f\n{PARIS}{END}{SECTION_END}", "", [("f", PARIS)]),  # without a code block
         (f"{SECTION}{BEGIN}function{SEP}f\n```json\n```{END}{SECTION_END}", "", [("f", "{}")]),
         (f"{SECTION}{BEGIN}function{SEP}f\n{END}{SECTION_END}", "", [("f", "{}")]),
@@ -65,7 +65,7 @@ def test_deepseek_parser_reads_code_blocks(text: str, answer: str, calls: list[t
     [
         (SECTION + bare("f", PARIS) + SECTION_END, "", [("f", PARIS)]),
         (SECTION + bare("f", PARIS) + bare("g", TOKYO) + SECTION_END, "", [("f", PARIS), ("g", TOKYO)]),
-        (f"Well.{SECTION}{bare('f', PARIS)}{SECTION_END} So.", "Well. So.", [("f", PARIS)]),
+        (f"Well.{SECTION}{bare('f', PARIS)}{SECTION_END} So.", "Well.", [("f", PARIS)]),
         (f"{SECTION}{bare('f', '')}{SECTION_END}", "", [("f", "{}")]),
         (f"{BEGIN}two\nlines{SEP}", f"{BEGIN}two\nlines{SEP}", []),
         (f"{BEGIN}{'x' * 300}", f"{BEGIN}{'x' * 300}", []),

@@ -20,7 +20,7 @@ def parse(*texts: str, markers: tuple[str, ...] = ()) -> list[Segment]:
     out: list[Segment] = []
     for text in texts:
         out += parser.feed([TextSegment(text, 1, text in markers, 7 if text in markers else -1)])
-    return out + parser.flush()
+    return [*out, *parser.flush(), TextSegment("", parser.dropped)]
 
 
 def fold(out: list[Segment]) -> tuple[str, list[tuple[str, str]], int]:
@@ -50,15 +50,15 @@ def fold(out: list[Segment]) -> tuple[str, list[tuple[str, str]], int]:
         ("a < b <tool", "a < b <tool", []),
         (CALL, "", [("f", ARGUMENTS)]),
         (f"\n{CALL}\n", "", [("f", ARGUMENTS)]),
-        (f"Sure. {CALL}\n{CALL} So.", "Sure.  So.", [("f", ARGUMENTS)] * 2),
-        (f"{CALL}<tool", "<tool", [("f", ARGUMENTS)]),
+        (f"Sure. {CALL}\n{CALL} So.", "Sure. ", [("f", ARGUMENTS)] * 2),
+        (f"{CALL}<tool", "", [("f", ARGUMENTS)]),
         ('<tool_call>\n{"arguments": {"x": 1}, "name": "f"}\n</tool_call>', "", [("f", '{"x": 1}')]),
         ('<tool_call>{"name": "f", "parameters": {}, "arguments": {"x": 1}}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", '{"x": 1}')]),
         ('<tool_call>{"id": 12, "name": "\\u0066", "arguments": {}}</tool_call>', "", [("f", "{}")]),
-        ('<tool_call>{"name": "f", "arguments": {}} and more', " and more", [("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": {}} and more', "", [("f", "{}")]),
         # truncated
         ("x <tool_call>", "x ", []),
         ('<tool_call>{"name": "f', "", []),
@@ -72,9 +72,9 @@ def fold(out: list[Segment]) -> tuple[str, list[tuple[str, str]], int]:
         (f"<tool_call>{CALL}", "<tool_call>", [("f", ARGUMENTS)]),
         (" \n<tool_call>no", " \n<tool_call>no", []),
         # broken after the name
-        ('<tool_call>{"name": "f"</tool_call> x', " x", [("f", "")]),
-        ('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call> x', " x", [("f", '{"a": 1')]),
-        ('<tool_call>{"name": "f" nonsense</tool_call> x', " x", [("f", "")]),
+        ('<tool_call>{"name": "f"</tool_call> x', "", [("f", "")]),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call> x', "", [("f", '{"a": 1')]),
+        ('<tool_call>{"name": "f" nonsense</tool_call> x', "", [("f", "")]),
     ],
 )
 def test_hermes_parser_separates_text_and_calls(given_text: str, text: str, calls: list[Any]) -> None:
@@ -107,7 +107,7 @@ def test_hermes_parser_releases_text_early() -> None:
 def test_hermes_markers_may_be_special_tokens() -> None:
     markers = ("<tool_call>", "</tool_call>", "<eos>")
     out = parse("hi", "<tool_call>", '{"name": "f", "arguments": {}}', "</tool_call>", "<eos>", "x", markers=markers)
-    assert fold(out) == ("hix", [("f", "{}")], 6)
+    assert fold(out) == ("hi", [("f", "{}")], 6)
 
 
 words = st.lists(
@@ -125,3 +125,13 @@ def test_hermes_parser_is_independent_of_splits(parts: list[str], data: st.DataO
     pieces = [text[a:b] for a, b in zip([0, *splits], [*splits, len(text)], strict=True)]
     assert fold(parse(text))[:2] == fold(parse(*pieces))[:2] == fold(parse(*text))[:2]
     assert fold(parse(*pieces))[2] == len(pieces)
+
+
+def test_hermes_parser_ends_where_text_follows_a_call() -> None:
+    parser = create_tool_parser("hermes", 0, {})
+    parser.feed([TextSegment(CALL), TextSegment("\n"), TextSegment("<too"), TextSegment("l_call>\n{")])
+    assert not parser.ended
+    assert parser.feed([TextSegment("x"), TextSegment("y", 2)]) == []
+    assert (parser.ended, parser.dropped) == (True, 6)
+    assert parser.feed([TextSegment(CALL)]) == parser.flush() == []
+    assert (parser.calls, parser.dropped) == (1, 7)

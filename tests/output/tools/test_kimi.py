@@ -35,7 +35,7 @@ def call(id: str, arguments: str) -> str:
         (f"I look.\n{SECTION}\n{call(' functions.f:12 ', PARIS)}\n{SECTION_END}", "I look.\n", [("f", PARIS)]),
         (f"{SECTION}{call('functions.f:0', '')}{SECTION_END}", "", [("f", "{}")]),
         (SECTION + call("functions.f:0", '"{\\"x\\": 1}"') + SECTION_END, "", [("f", '{"x": 1}')]),
-        (f"{call('f:0', PARIS)}{SECTION_END}{SECTION_END} So.", " So.", [("f", PARIS)]),
+        (f"{call('f:0', PARIS)}{SECTION_END}{SECTION_END} So.", "", [("f", PARIS)]),
         # no call
         (f"The mark {SECTION} begins calls.", f"The mark {SECTION} begins calls.", []),
         (f"{BEGIN}{ARGUMENTS}", f"{BEGIN}{ARGUMENTS}", []),

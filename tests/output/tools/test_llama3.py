@@ -48,8 +48,8 @@ def new() -> ToolCallParser:
         ("<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
         ("<|python", "<|python", []),
         ('{"na', '{"na', []),
-        (f"{PARIS} So it rains.", " So it rains.", [PARIS_CALL]),
-        (f'{PARIS}; {{"x": 1}}', '; {"x": 1}', [PARIS_CALL]),
+        (f"{PARIS} So it rains.", "", [PARIS_CALL]),
+        (f'{PARIS}; {{"x": 1}}', "", [PARIS_CALL]),
         # truncated or broken
         (PARIS[:-20], "", [("get_weather", '{"city": "Paris",')]),
         (f"{PARIS}; {TOKYO[:30]}", "", [PARIS_CALL]),

@@ -41,7 +41,7 @@ CALLS = [
         (WEB, "", CALLS),
         (f"I search.\n{WEB}\n", "I search.\n", CALLS),
         (WEB.replace("\n", ""), "", CALLS),
-        (f"{WEB}\n{WEB} Done.", " Done.", CALLS * 2),
+        (f"{WEB}\n{WEB} Done.", "", CALLS * 2),
         (WEB.replace("</invoke>\n<invoke", "</invoke>\nAnd:\n<invoke"), "", CALLS[:1]),
         ('<minimax:tool_call>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>', "", [("now", {})]),
     ],

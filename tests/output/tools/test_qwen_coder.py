@@ -74,7 +74,7 @@ def outputs(text: str) -> tuple[str, list[tuple[str, Any]]]:
         ("<tool_call><function=search><parameter=query>a</parameter></function>", "", [("search", {"query": "a"})]),
         (
             "<tool_call>\n<function=now>\n</function>\nIt is late.",
-            "\nIt is late.",
+            "",
             [("now", {})],
         ),
     ],

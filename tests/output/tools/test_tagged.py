@@ -120,7 +120,7 @@ def test_text_around_calls(format: ToolCallFormat) -> None:
     expected = [("f", '{"text": "x"}'), ("g", "{}")]
     assert parse(format, whole) == ("", expected)
     assert parse(format, f"\n\n{whole}\n ") == ("", expected)
-    assert parse(format, f"Sure.\n{whole} So.") == ("Sure.\n So.", expected)
+    assert parse(format, f"Sure.\n{whole} So.") == ("Sure.\n", expected)
     assert parse(format, f"{whole}\n{section(format, two)}") == ("", [*expected, ("g", "{}")])
 
 
@@ -165,10 +165,10 @@ def test_broken_calls_are_skipped(format: ToolCallFormat) -> None:
             continue  # without a marker after it, this is part of the name
         whole = f"{section(format, call(format, 'f', broken))} Well."
         arguments = '{"text": "x"}' if good in broken else "{}"
-        assert parse(format, whole) == parse(format, whole, []) == (" Well.", [("f", arguments)])
+        assert parse(format, whole) == parse(format, whole, []) == ("", [("f", arguments)])
     # Without an end marker of the call.
     whole = f"{tags.begin}{tags.call_begin}f{tags.name_end}{good}{tags.end} Well."
-    assert parse(format, whole) == (" Well.", [("f", '{"text": "x"}')])
+    assert parse(format, whole) == ("", [("f", '{"text": "x"}')])
 
 
 @pytest.mark.parametrize("format", FORMATS)

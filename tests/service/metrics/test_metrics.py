@@ -16,7 +16,7 @@ from syringa.service.auth.keys import ANONYMOUS, Caller
 from syringa.service.metrics.engine_metrics import EngineReport
 from syringa.service.metrics.metrics import Metrics
 from syringa.service.usage.accounting import RequestAccounting
-from syringa.types import EngineStats
+from syringa.types import EngineStats, HistogramCounts
 
 CHAT = "/v1/chat/completions"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -29,7 +29,8 @@ def accounting(model: str = "qwen", endpoint: str = CHAT, caller: Caller = ANONY
     made.total_seconds, made.first_token_seconds = 3.0, 1.0
     made.stats.prompt_tokens, made.stats.completion_tokens = 100, 9
     made.stats.cached_tokens, made.stats.reasoning_tokens = 64, 4
-    made.stats.queue_seconds = 0.25
+    made.stats.queue_seconds, made.stats.longest_choice = 0.25, 5
+    made.choices, made.max_tokens = 2, 16
     return made
 
 
@@ -71,22 +72,27 @@ async def test_request_times_and_tokens() -> None:
     sums = {
         "time_to_first_token_seconds": 2.0,
         "request_time_per_output_token_seconds": 0.5,
-        "time_per_output_token_seconds": 0.5,
-        "inter_token_latency_seconds": 0.5,
         "e2e_request_latency_seconds": 6.0,
         "request_queue_time_seconds": 0.5,
         "request_prefill_time_seconds": 1.5,
         "request_decode_time_seconds": 4.0,
+        "request_inference_time_seconds": 5.5,
         "request_prompt_tokens": 200.0,
         "request_generation_tokens": 18.0,
+        "request_max_num_generation_tokens": 10.0,
+        "request_prefill_kv_computed_tokens": 72.0,
+        "request_params_n": 4.0,
+        "request_params_max_tokens": 32.0,
     }
     for name, total in sums.items():
         assert value(found, f"syringa_{name}_sum", model_name="qwen") == pytest.approx(total), name
         assert value(found, f"syringa_{name}_count", model_name="qwen") == 2, name
     assert value(found, "syringa_time_to_first_token_seconds_bucket", model_name="qwen", le="0.75") == 0
     assert value(found, "syringa_time_to_first_token_seconds_bucket", model_name="qwen", le="1.0") == 2
-    assert value(found, "syringa_inter_token_latency_seconds_bucket", model_name="qwen", le="0.2") == 0
-    assert value(found, "syringa_inter_token_latency_seconds_bucket", model_name="qwen", le="0.3") == 2
+    assert value(found, "syringa_request_time_per_output_token_seconds_bucket", model_name="qwen", le="0.2") == 0
+    assert value(found, "syringa_request_time_per_output_token_seconds_bucket", model_name="qwen", le="0.3") == 2
+    assert value(found, "syringa_request_params_n_bucket", model_name="qwen", le="1.0") == 0
+    assert value(found, "syringa_request_params_n_bucket", model_name="qwen", le="2.0") == 2
     assert value(found, "syringa_cached_tokens_total", model_name="qwen") == 128
     assert value(found, "syringa_reasoning_tokens_total", model_name="qwen") == 8
     assert value(found, "syringa_model_load_seconds_count", model_name="qwen") == 0
@@ -137,13 +143,13 @@ async def test_requests_by_outcome() -> None:
     assert value(found, "syringa_e2e_request_latency_seconds_count", model_name="qwen") == 0
 
 
-async def test_single_token_has_no_inter_token_latency() -> None:
+async def test_single_token_has_no_time_per_output_token() -> None:
     metrics = Metrics("syringa_")
     one = accounting()
     one.stats.completion_tokens = 1
     metrics.observe(one)
     found = await scraped(metrics)
-    assert value(found, "syringa_inter_token_latency_seconds_count", model_name="qwen") == 0
+    assert value(found, "syringa_request_time_per_output_token_seconds_count", model_name="qwen") == 0
     assert value(found, "syringa_time_to_first_token_seconds_count", model_name="qwen") == 1
 
 
@@ -187,6 +193,64 @@ async def test_engine_metrics() -> None:
         assert (value(found, f"vllm:{name}", model_name="cold") is None) == (name != "model_loaded")
     assert value(found, "vllm:model_loaded", model_name="cold") == 0
     assert value(found, "vllm:kv_cache_usage_perc", model_name="empty") == 0
+
+
+async def test_engine_histograms_and_cache_configuration() -> None:
+    stats = EngineStats(
+        waiting=5,
+        preparing=2,
+        blocks_total=100,
+        block_size=16,
+        max_length=640,
+        step_tokens=HistogramCounts((1, 8), (3, 2, 1), 60.0),
+        token_gaps=HistogramCounts((0.1, 0.25), (10, 0, 1), 1.5),
+    )
+    found = await scraped(Metrics("vllm:"), {"qwen": stats, "cold": None})
+    for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):
+        buckets = {le: value(found, f"vllm:{name}_bucket", model_name="qwen", le=le) for le in ("0.1", "0.25", "+Inf")}
+        assert buckets == {"0.1": 10, "0.25": 10, "+Inf": 11}
+        assert value(found, f"vllm:{name}_count", model_name="qwen") == 11
+        assert value(found, f"vllm:{name}_sum", model_name="qwen") == 1.5
+    assert value(found, "vllm:iteration_tokens_total_bucket", model_name="qwen", le="8.0") == 5
+    assert value(found, "vllm:iteration_tokens_total_count", model_name="qwen") == 6
+    assert value(found, "vllm:iteration_tokens_total_sum", model_name="qwen") == 60
+    waiting = {each["reason"]: value(found, "vllm:num_requests_waiting_by_reason", **each)
+               for each in named(found, "vllm:num_requests_waiting_by_reason")}  # fmt: skip
+    assert waiting == {"capacity": 3, "deferred": 2}
+    (labels,) = named(found, "vllm:cache_config_info")
+    assert labels == {
+        "model_name": "qwen",
+        "block_size": "16",
+        "num_gpu_blocks": "100",
+        "enable_prefix_caching": "True",
+        "kv_cache_size_tokens": "1600",
+        "kv_cache_max_concurrency": "2.5",
+    }
+
+
+# The names that vLLM's own test of its metrics expects.
+VLLM_NAMES = {
+    *("num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc"),
+    *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions_total", "prompt_tokens_total"),
+    *("generation_tokens_total", "iteration_tokens_total", "cache_config_info", "request_success_total"),
+    *(
+        f"{name}_{suffix}"
+        for name in (
+            *("request_prompt_tokens", "request_generation_tokens", "request_params_n", "request_params_max_tokens"),
+            *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+            *("request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds"),
+            "request_decode_time_seconds",
+        )
+        for suffix in ("sum", "bucket", "count")
+    ),
+}
+
+
+async def test_metrics_have_all_names_of_vllm() -> None:
+    metrics = Metrics("vllm:")
+    metrics.observe(accounting())
+    text = (await metrics.render({"qwen": EngineReport(EngineStats())})).decode()
+    assert {name for name in VLLM_NAMES if f"vllm:{name}" not in text} == set()
 
 
 async def test_process_memory_and_version() -> None:
@@ -306,7 +370,7 @@ def processes() -> Iterator[list[Process]]:
 def total(samples: Samples) -> float | None:
     ended = {"model_name": "qwen", "endpoint": CHAT, "outcome": "ok", "status": "200"}
     first = value(samples, "syringa_time_to_first_token_seconds_count", model_name="qwen")
-    bucket = value(samples, "syringa_inter_token_latency_seconds_bucket", model_name="qwen", le="+Inf")
+    bucket = value(samples, "syringa_request_prompt_tokens_bucket", model_name="qwen", le="+Inf")
     found: Any = value(samples, "syringa_requests_total", **ended)
     assert found == first == bucket
     return found

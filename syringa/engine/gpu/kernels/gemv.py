@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""Linear layer of one or two rows. Bound by reading the weights, so loads are issued as early as possible.
+"""Linear layer of one or two rows, with bf16 or FP8 weights. Bound by reading the weights, so loads are issued early.
 
 A program computes a few outputs from their whole weight rows. Operations that would otherwise need their own launch are
-fused: the RMS norm of the input (its scale factors out of the sum, so the squares are summed along the way), the MLP
-gate, the bias and the residual.
+fused: the RMS norm of the input (its scale factors out of the sum, so the squares are summed along the way), the scale
+of FP8 weights, the MLP gate, the bias and the residual.
 """
 
 from __future__ import annotations
@@ -73,18 +73,24 @@ def _load_weights(w_ptr, k, mask, K: tl.constexpr, EVEN_K: tl.constexpr):
 @triton.jit
 def _epilogue_and_store(
     out_ptr,
+    scale_ptr,
     bias_ptr,
     residual_ptr,
     out_value,
     up_value,
     n,
     N,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """Apply bias, gate and residual to one row's outputs `n` and store them."""
+    """Apply scale, bias, gate and residual to one row's outputs `n` and store them."""
     mask = n < N
+    if SCALED:
+        out_value *= tl.load(scale_ptr + n, mask, 0.0)
+        if GATED:
+            up_value *= tl.load(scale_ptr + N + n, mask, 0.0)
     if BIAS:
         out_value += tl.load(bias_ptr + n, mask, 0.0).to(tl.float32)
         if GATED:
@@ -100,6 +106,7 @@ def _epilogue_and_store(
 def _gemv_kernel(
     x_ptr,
     w_ptr,
+    scale_ptr,
     bias_ptr,
     gain_ptr,
     residual_ptr,
@@ -112,6 +119,7 @@ def _gemv_kernel(
     K: tl.constexpr,
     M: tl.constexpr,
     NORM: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -175,7 +183,9 @@ def _gemv_kernel(
         inv_rms = tl.rsqrt(tl.sum(aa) / K + eps)
         out_value *= inv_rms
         up_value *= inv_rms
-    _epilogue_and_store(out_ptr, bias_ptr, residual_ptr, out_value, up_value, n, N, BIAS, GATED, RESIDUAL)
+    _epilogue_and_store(
+        out_ptr, scale_ptr, bias_ptr, residual_ptr, out_value, up_value, n, N, SCALED, BIAS, GATED, RESIDUAL
+    )
     if M == 2:
         out_value = tl.sum(b0, 1)
         up_value = tl.sum(b1, 1) if GATED else out_value
@@ -184,7 +194,9 @@ def _gemv_kernel(
             out_value *= inv_rms
             up_value *= inv_rms
         out, residual = out_ptr + out_stride, residual_ptr + residual_stride
-        _epilogue_and_store(out, bias_ptr, residual, out_value, up_value, n, N, BIAS, GATED, RESIDUAL)
+        _epilogue_and_store(
+            out, scale_ptr, bias_ptr, residual, out_value, up_value, n, N, SCALED, BIAS, GATED, RESIDUAL
+        )
 
 
 def gemv(
@@ -198,12 +210,14 @@ def gemv(
     out: torch.Tensor,
     config: GemvConfig,
     pdl: bool,
+    scale: torch.Tensor | None = None,
 ) -> None:
-    """`linear` for one or two rows."""
+    """`linear` for one or two rows. `scale`: of FP8 weights, one per output."""
     outputs = out.shape[1]
     _gemv_kernel[(triton.cdiv(outputs, config.outputs),)](
         x,
         weight,
+        x if scale is None else scale,
         x if bias is None else bias,
         x if norm_weight is None else norm_weight,
         x if residual is None else residual,
@@ -216,6 +230,7 @@ def gemv(
         K=weight.shape[1],
         M=len(x),
         NORM=norm_weight is not None,
+        SCALED=scale is not None,
         BIAS=bias is not None,
         GATED=gated,
         RESIDUAL=residual is not None,

@@ -19,10 +19,14 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
+from syringa.engine.gpu.kernels.quantized_gemm import PairBlocks, QuantizedConfig, dequantize, quantized_gemm
+from syringa.engine.gpu.packed_weight import PackedWeight
 from syringa.engine.models.config import ClampedSwiglu
 
 MAX_CHUNK = 4096  # pairs per iteration of the sort
+DEQUANTIZED_TOKENS = 512  # from here on, converting 4-bit experts first is faster
 
 
 class MoeConfig(NamedTuple):
@@ -275,16 +279,27 @@ def _combine_kernel(
 
 def _grouped(
     x: torch.Tensor,
-    w: torch.Tensor,
+    w: torch.Tensor | PackedWeight,
     routing: Routing,
     out: torch.Tensor,
     *,
     gated: bool,
-    config: MoeConfig,
+    config: MoeConfig | QuantizedConfig,
     bias: torch.Tensor | None = None,
     swiglu: ClampedSwiglu | None = None,
     pdl: bool = False,
 ) -> None:
+    if isinstance(w, PackedWeight):
+        assert isinstance(config, QuantizedConfig)
+        blocks = PairBlocks(routing.pairs, routing.experts, routing.weights)
+        scales = None
+        if config.fp8_rows:
+            x, scales = quantize_rows(x, w.row_group, pdl=pdl)
+        quantized_gemm(
+            x, w, bias, out, config, gated=gated, routed=blocks, swiglu=swiglu, x_scales=scales, pdl=pdl
+        )  # fmt: skip
+        return
+    assert isinstance(config, MoeConfig)
     n, k = out.shape[1], x.shape[1]
     described = TensorDescriptor.from_tensor(w.view(-1, k), [config.outputs, config.inputs])
     alpha, limit = swiglu or (0.0, 0.0)
@@ -311,18 +326,29 @@ def choose_moe_configs(tokens: int, top_k: int, experts: int) -> tuple[MoeConfig
     return MoeConfig(128, 128, 64, 8, 4), MoeConfig(128, 256, 64, 8, 4)
 
 
+def choose_quantized_moe_configs(tokens: int, top_k: int, experts: int) -> tuple[QuantizedConfig, QuantizedConfig]:
+    """Return the tiles of quantized gate-up and down products, which share their blocks of pairs."""
+    per_expert = tokens * top_k / experts
+    if per_expert <= 16:
+        rows = 16 if per_expert <= 8 else 32
+        return QuantizedConfig(rows, 64, 128, 4, 4), QuantizedConfig(rows, 128, 128, 4, 4)
+    if per_expert <= 64:
+        return QuantizedConfig(64, 64, 128, 4, 3), QuantizedConfig(64, 128, 128, 4, 3)
+    return QuantizedConfig(128, 128, 64, 8, 3), QuantizedConfig(128, 128, 128, 8, 3)
+
+
 def moe_mlp(
     x: torch.Tensor,
     router_logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: torch.Tensor | PackedWeight,
+    down: torch.Tensor | PackedWeight,
     top_k: int,
     *,
     normalize: bool = True,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     swiglu: ClampedSwiglu | None = None,
     residual: torch.Tensor | None = None,
-    configs: tuple[MoeConfig, MoeConfig] | None = None,
+    configs: tuple[MoeConfig, MoeConfig] | tuple[QuantizedConfig, QuantizedConfig] | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Return the output of the experts for rows `x`, plus `residual`.
@@ -332,8 +358,14 @@ def moe_mlp(
     """
     tokens, hidden = x.shape
     experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
-    first, second = configs or choose_moe_configs(tokens, top_k, experts)
-    routing = route(router_logits, top_k, normalize=normalize, block=first.pairs, pdl=pdl)
+    if configs is None and tokens >= DEQUANTIZED_TOKENS and isinstance(gate_up, PackedWeight):
+        assert isinstance(down, PackedWeight)
+        if gate_up.format != "fp8":
+            gate_up, down = dequantize(gate_up, x.dtype), dequantize(down, x.dtype)
+    choose = choose_quantized_moe_configs if isinstance(gate_up, PackedWeight) else choose_moe_configs
+    first, second = configs or choose(tokens, top_k, experts)
+    block = first.rows if isinstance(first, QuantizedConfig) else first.pairs
+    routing = route(router_logits, top_k, normalize=normalize, block=block, pdl=pdl)
     gate_up_bias, down_bias = biases or (None, None)
     activated = torch.empty(tokens * top_k, intermediate, dtype=x.dtype, device=x.device)
     _grouped(

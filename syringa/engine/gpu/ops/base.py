@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from syringa.engine.gpu.kernels import reference
+from syringa.engine.gpu.packed_weight import PackedWeight, unpack_weight
 from syringa.engine.models.config import ClampedSwiglu
 from syringa.errors import ConfigError
 
@@ -55,7 +56,7 @@ class GpuOps(Protocol):
     def linear(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | PackedWeight,
         bias: torch.Tensor | None,
         *,
         norm_weight: torch.Tensor | None = None,
@@ -65,7 +66,7 @@ class GpuOps(Protocol):
         out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
-    def matmul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def matmul(self, x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """A linear layer for any number of rows, without fusion."""
         ...
 
@@ -73,8 +74,8 @@ class GpuOps(Protocol):
         self,
         x: torch.Tensor,
         router_logits: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: torch.Tensor | PackedWeight,
+        down: torch.Tensor | PackedWeight,
         top_k: int,
         *,
         normalize: bool,
@@ -188,7 +189,7 @@ class ReferenceOps:
     def linear(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | PackedWeight,
         bias: torch.Tensor | None,
         *,
         norm_weight: torch.Tensor | None = None,
@@ -197,18 +198,19 @@ class ReferenceOps:
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        y = reference.linear(x, weight, bias, norm_weight=norm_weight, eps=eps, gated=gated, residual=residual)
+        matrix = _dense(weight, torch.float32)
+        y = reference.linear(x, matrix, bias, norm_weight=norm_weight, eps=eps, gated=gated, residual=residual)
         return y if out is None else out.copy_(y)
 
-    def matmul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(x, weight, bias)
+    def matmul(self, x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, _dense(weight, x.dtype), bias)
 
     def moe_mlp(
         self,
         x: torch.Tensor,
         router_logits: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: torch.Tensor | PackedWeight,
+        down: torch.Tensor | PackedWeight,
         top_k: int,
         *,
         normalize: bool,
@@ -216,7 +218,8 @@ class ReferenceOps:
         swiglu: ClampedSwiglu | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        y = reference.moe_mlp(x, router_logits, gate_up, down, top_k, normalize=normalize, biases=biases, swiglu=swiglu)
+        matrices = _dense(gate_up, x.dtype), _dense(down, x.dtype)
+        y = reference.moe_mlp(x, router_logits, *matrices, top_k, normalize=normalize, biases=biases, swiglu=swiglu)
         return y if residual is None else y + residual
 
     def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -289,6 +292,18 @@ class ReferenceOps:
         self, logits: torch.Tensor, params: Sequence[torch.Tensor], filters: Sequence[torch.Tensor], out: torch.Tensor
     ) -> None:
         out.copy_(reference.sample(logits, *params, *filters))
+
+
+def _dense(weight: torch.Tensor | PackedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Return weights with their columns in the order of the inputs; quantized ones in `dtype`."""
+    if not isinstance(weight, PackedWeight):
+        return weight
+    matrix = unpack_weight(weight).to(dtype)
+    if weight.order is None:
+        return matrix
+    restored = torch.empty_like(matrix)
+    restored[..., weight.order] = matrix
+    return restored
 
 
 def _queries(qkv: torch.Tensor, heads: int, size: int) -> torch.Tensor:

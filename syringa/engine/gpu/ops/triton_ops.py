@@ -16,6 +16,8 @@ from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, quer
 from syringa.engine.gpu.kernels.sampling import sample
 from syringa.engine.gpu.ops.base import QKNormRope
 from syringa.engine.gpu.ops.linear import SKINNY_ROWS, linear
+from syringa.engine.gpu.ops.quantized_linear import quantized_linear, quantized_matmul
+from syringa.engine.gpu.packed_weight import PackedWeight
 from syringa.engine.models.config import ClampedSwiglu
 
 # Programmatic dependent launch hides launch latency; with more rows, waiting programs occupy the device instead.
@@ -54,7 +56,7 @@ class TritonOps:
     def linear(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | PackedWeight,
         bias: torch.Tensor | None,
         *,
         norm_weight: torch.Tensor | None = None,
@@ -63,19 +65,20 @@ class TritonOps:
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return linear(
-            x, weight, bias, norm_weight=norm_weight, eps=eps, gated=gated, residual=residual, out=out, pdl=self.pdl
-        )
+        options: Any = {"norm_weight": norm_weight, "eps": eps, "gated": gated, "residual": residual, "out": out}
+        if isinstance(weight, PackedWeight):
+            return quantized_linear(x, weight, bias, pdl=self.pdl, **options)
+        return linear(x, weight, bias, pdl=self.pdl, **options)
 
-    def matmul(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(x, weight, bias)
+    def matmul(self, x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        return quantized_matmul(x, weight, bias) if isinstance(weight, PackedWeight) else F.linear(x, weight, bias)
 
     def moe_mlp(
         self,
         x: torch.Tensor,
         router_logits: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: torch.Tensor | PackedWeight,
+        down: torch.Tensor | PackedWeight,
         top_k: int,
         *,
         normalize: bool,

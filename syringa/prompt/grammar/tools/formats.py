@@ -12,6 +12,7 @@ from functools import partial
 
 from syringa.output_formats import (
     DELIMITED_FORMATS,
+    FENCE_BEGIN,
     GEMMA_FORMATS,
     TAGGED_FORMATS,
     TOOL_CALL_BEGIN,
@@ -29,6 +30,7 @@ from syringa.prompt.grammar.tools.base import (
     json_arguments,
     repeated_calls,
 )
+from syringa.prompt.grammar.tools.fenced import block_rules
 from syringa.prompt.grammar.tools.gemma import gemma_grammar
 from syringa.prompt.grammar.tools.tagged import tagged_grammar
 
@@ -50,9 +52,9 @@ def tool_call_rules(
 ) -> list[str]:
     """Return Lark rules, of which `answer` is everything the model may write after reasoning.
 
-    Under `auto`, text is free until a call begins; the call follows the format, and the arguments of a `strict` tool
-    follow its schema. With the rule `alternative`, there is no free text: the answer is that rule, or calls. Under
-    `required`, the answer is calls only, and every schema is enforced.
+    Under `auto`, text is free until a call begins; the call follows the format, or is written in a code block, and the
+    arguments of a `strict` tool follow its schema. With the rule `alternative`, there is no free text: the answer is
+    that rule, or calls. Under `required`, the answer is calls only, and every schema is enforced.
     """
     if format == "harmony":
         return _harmony_rules(use, vocabulary, alternative)
@@ -64,18 +66,30 @@ def tool_call_rules(
         other = f"{alternative} | " if alternative is not None and use.mode == "auto" else ""
         return [*grammar.lines, f"answer: {other}{trigger} section{again}"]
     lines = [*grammar.lines, f"TEXT: {ANY_TEXT}"]
-    if grammar.opening:
-        other_text = not_starting_with(grammar.excluded)
-        return [*lines, f"OTHER: {other_text}", f"answer: OTHER | {grammar.opening} section"]
-    # Lazy: a complete trigger starts a call instead of continuing the text. A model may also spell out a trigger that
-    # is a special token of its vocabulary.
-    lines.append(f"spelled[lazy]: TEXT {json.dumps(grammar.trigger, ensure_ascii=False)}")
-    before, tokens = vocabulary.split_at_special(grammar.trigger)
-    if tokens:
-        lines.append(f"BEFORE: TEXT {json.dumps(before, ensure_ascii=False)}" if before else "BEFORE: TEXT")
-    lines.append("open: spelled" + (f" | BEFORE {tokens}" if tokens else ""))
-    lines.append("answer: (open section)* TEXT" if repeats else "answer: TEXT | open section")
-    return lines
+    if format in TAGGED_FORMATS or format in GEMMA_FORMATS:  # only calls in code blocks have their arguments as JSON
+        tools = enumerate(callable_tools(use))
+        lines += [f"arguments_{index}: {json_arguments(tool, use)}" for index, tool in tools]
+
+    def text_rules(name: str, text: str) -> list[str]:
+        """Return rules whose `name` is text to the end: it starts with the terminal `text`, calls may follow."""
+        # Lazy: a complete trigger starts a call instead of continuing the text.
+        rules = [f'{name}_fence[lazy]: {text} "{FENCE_BEGIN}"']
+        found = [text, f"{name}_fence block"]
+        if not grammar.opening:
+            # A model may also spell out a trigger that is a special token of its vocabulary.
+            rules.append(f"{name}_spelled[lazy]: {text} {json.dumps(grammar.trigger, ensure_ascii=False)}")
+            before, tokens = vocabulary.split_at_special(grammar.trigger)
+            if tokens:
+                rules.append(f"{name.upper()}_BEFORE: {text} {json.dumps(before, ensure_ascii=False)}")
+            opened = f"({name}_spelled | {name.upper()}_BEFORE {tokens})" if tokens else f"{name}_spelled"
+            found.append(f"{opened} section" + (" rest" if repeats else ""))
+        return [*rules, alternatives(name, found)]
+
+    lines += [*text_rules("rest", "TEXT"), *block_rules(use, text_rules)]
+    if not grammar.opening:
+        return [*lines, "answer: rest"]
+    lines += [f"START: {not_starting_with(grammar.excluded)}", *text_rules("beginning", "START")]
+    return [*lines, f"answer: beginning | {grammar.opening} section"]
 
 
 def _call_rule(use: ToolUse) -> str:

@@ -1,0 +1,130 @@
+"""Printing of an answer while it is generated: as Markdown in a terminal, as it is elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.text import Text
+
+from syringa.cli.source import TextChunk
+
+_REFRESH_SECONDS = 0.1
+_MAX_LIVE_LINES = 12  # a block that is longer is shown by its end until it is complete
+
+
+class AnswerTimes(msgspec.Struct):
+    """What the line below an answer reports."""
+
+    started: float
+    first: float = 0.0
+    ended: float = 0.0
+    tokens: int = 0
+
+    def describe(self) -> str:
+        rate = (self.tokens - 1) / (self.ended - self.first) if self.tokens > 1 and self.ended > self.first else 0.0
+        wait = (self.first or self.ended) - self.started
+        return f"{self.tokens} tokens, {rate:.1f} tokens/s, first token after {wait:.2f} s"
+
+
+class AnswerPrinter:
+    """Prints the chunks of one answer. Blocks of Markdown are formatted when they are complete."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._markdown = console.is_terminal and not console.is_dumb_terminal
+        self._live: Live | None = None
+        self._shown = 0.0
+        self._block = ""
+        self._reasoning = False
+        self.text = ""
+        self.times = AnswerTimes(time.perf_counter())
+
+    def __enter__(self) -> AnswerPrinter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._finish_block()
+        self.times.ended = time.perf_counter()
+
+    def feed(self, chunk: TextChunk) -> None:
+        if chunk.tokens is not None:
+            self.times.tokens = chunk.tokens
+            return
+        self.times.first = self.times.first or time.perf_counter()
+        if chunk.reasoning:
+            self._console.print(chunk.text, style="dim", end="", markup=False, soft_wrap=True)
+            self._reasoning = True
+            return
+        if self._reasoning:
+            self._console.print("\n")
+            self._reasoning = False
+        self.text += chunk.text
+        if not self._markdown:
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+            return
+        self._block += chunk.text
+        complete, self._block = split_blocks(self._block)
+        if complete:
+            self._clear()
+            self._console.print(Markdown(complete))
+            self._console.print()
+        self._show_incomplete()
+
+    def _show_incomplete(self) -> None:
+        now = time.perf_counter()
+        if not self._block or now - self._shown < _REFRESH_SECONDS:
+            return
+        self._shown = now
+        if self._live is None:
+            self._live = Live(console=self._console, transient=True, auto_refresh=False, vertical_overflow="crop")
+            self._live.start()
+        lines = Text(self._block.rstrip()).wrap(self._console, self._console.width)
+        self._live.update(Text("\n").join(lines[-_MAX_LIVE_LINES:]), refresh=True)
+
+    def _finish_block(self) -> None:
+        self._clear()
+        if self._markdown and self._block.strip():
+            self._console.print(Markdown(self._block))
+        self._block = ""
+
+    def _clear(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def split_blocks(text: str) -> tuple[str, str]:
+    """Return the blocks of Markdown that are complete, and the rest. A block ends with an empty line.
+
+    Code between fences is one block. So is a list, whose items may be separated by empty lines: numbering and
+    indentation depend on what comes before.
+    """
+    fence = ""
+    end = position = 0
+    previous_empty = False
+    for line in text.splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        stripped = line.strip()
+        if not fence and previous_empty and stripped and not _continues_list(line):
+            end = position
+        if stripped.startswith(("```", "~~~")):
+            mark = stripped[0] * (len(stripped) - len(stripped.lstrip(stripped[0])))
+            if not fence:
+                fence = mark
+            elif stripped.startswith(fence) and stripped == mark:
+                fence = ""
+        previous_empty = not stripped
+        position += len(line)
+    return text[:end], text[end:]
+
+
+def _continues_list(line: str) -> bool:
+    stripped = line.lstrip()
+    return line != stripped or stripped[:2] in ("- ", "* ", "+ ") or stripped.split(".", 1)[0].isdigit()

@@ -1,0 +1,62 @@
+"""`syringa run`: one question to a model, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from syringa.cli import chat
+from syringa.cli.answer import AnswerPrinter
+from syringa.cli.fields import to_fields
+from syringa.cli.models import ensure_model
+from syringa.cli.source import open_source
+from syringa.errors import ConfigError
+
+
+def run(
+    question: str | None,
+    settings: dict[str, Any],
+    options: dict[str, Any],
+    file: Path | None,
+    url: str | None,
+    key: str | None,
+    system: str | None,
+) -> int:
+    if question is None:
+        if sys.stdin.isatty():
+            return chat.run(settings, options, file, url, key, system)
+        question = sys.stdin.read()
+    if not question.strip():
+        raise ConfigError("the question is empty")
+    if url is None:
+        ensure_model(settings, file)
+    fields = {**chat.CHAT_SAMPLING, **to_fields(options)}
+    messages = [{"role": "user", "content": question}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+
+    async def work() -> None:
+        with errors.status("Loading the model…") as status:
+            async with open_source(settings, file, url, key) as source:
+                status.stop()
+                with AnswerPrinter(console) as printer:
+                    async with contextlib.aclosing(source.chat(messages, fields)) as chunks:
+                        async for chunk in chunks:
+                            printer.feed(chunk)
+                if not console.is_terminal:
+                    sys.stdout.write("\n")
+                    sys.stdout.flush()
+                if errors.is_terminal:
+                    errors.print(f"[dim]{printer.times.describe()}[/dim]")
+
+    try:
+        asyncio.run(work())
+    except KeyboardInterrupt:
+        return 130
+    return 0

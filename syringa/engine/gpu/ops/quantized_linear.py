@@ -1,0 +1,101 @@
+"""Linear layers with quantized weights, by the kernel that is fastest for the number of rows.
+
+Up to 16 rows are multiplied in bf16 with weights that are converted in registers. More rows are quantized to FP8 if the
+weights are, with a scale for each that the weights have along the inputs, and more than 64 multiplied by cuBLAS. With
+4-bit weights, rows stay in bf16; of very many rows, the weights are converted once, for cuBLAS. The configurations are
+what bench/gpu_quantized.py found best on an H200.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from syringa.engine.gpu.kernels.elementwise import rms_norm
+from syringa.engine.gpu.kernels.fp8 import quantize_rows
+from syringa.engine.gpu.kernels.gemv import GemvConfig, gemv
+from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize, quantized_gemm
+from syringa.engine.gpu.packed_weight import PackedWeight
+
+GEMV_ROWS = 2
+FUSED_ROWS = 64
+DEQUANTIZED_ROWS = 512  # from here on, converting the weights first is faster
+
+QuantizedLinearConfig = GemvConfig | QuantizedConfig
+
+
+def quantized_linear(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    config: QuantizedLinearConfig | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """`linear.linear` with quantized weights, for a few rows."""
+    outputs = len(weight) // 2 if gated else len(weight)
+    out = x.new_empty(len(x), outputs) if out is None else out
+    if not len(x):
+        return out
+    config = config or choose_quantized_config(len(x), outputs, weight, gated)
+    if isinstance(config, GemvConfig):
+        gemv(x, weight.data, bias, norm_weight, eps, gated, residual, out, config, pdl, weight.scales)
+        return out
+    if config.fp8_rows:
+        x, scales = quantize_rows(x, weight.row_group, norm_weight=norm_weight, eps=eps, pdl=pdl)
+        quantized_gemm(x, weight, bias, out, config, gated=gated, residual=residual, x_scales=scales, pdl=pdl)
+        return out
+    if norm_weight is not None:
+        x = rms_norm(x, norm_weight, eps, pdl=pdl)
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
+    quantized_gemm(x, weight, bias, out, config, gated=gated, residual=residual, pdl=pdl)
+    return out
+
+
+def quantized_matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """A linear layer with quantized weights for any number of rows, without fusion."""
+    if len(x) > FUSED_ROWS and weight.cublas_scales is not None:
+        rows, scales = quantize_rows(x, weight.row_group)
+        y = torch._scaled_mm(
+            rows,
+            weight.data.t(),
+            scales.t(),
+            weight.cublas_scales,
+            out_dtype=x.dtype,
+            use_fast_accum=weight.per_channel,  # which block scales do not support
+        )
+        return y if bias is None else y.add_(bias)
+    if len(x) < DEQUANTIZED_ROWS:
+        return quantized_linear(x, weight, bias)
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
+    return F.linear(x, dequantize(weight, x.dtype), bias)
+
+
+def choose_quantized_config(rows: int, outputs: int, weight: PackedWeight, gated: bool) -> QuantizedLinearConfig:
+    """Return the kernel configuration for a shape."""
+    if rows <= GEMV_ROWS and weight.per_channel:
+        return _gemv_config(outputs, weight.inputs, gated)
+    block = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if rows > FUSED_ROWS:
+        return QuantizedConfig(128 if rows > 128 else 64, 128, 128, 8, 3)
+    tiles = triton.cdiv(outputs, 64 if gated else 128)
+    splits = max(1, min(264 // tiles, weight.inputs // 1024))
+    if gated:
+        return QuantizedConfig(block, 64, 128, 4, 4, splits)
+    return QuantizedConfig(block, 128, 128, 4, 4, splits)
+
+
+def _gemv_config(outputs: int, inputs: int, gated: bool) -> GemvConfig:
+    if inputs >= 4096:
+        return GemvConfig(2 if gated else 4, 2048, 4)
+    if inputs > 1024:
+        return GemvConfig(2, 1024, 4)
+    return GemvConfig(4, min(triton.next_power_of_2(inputs), 1024), 4)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from syringa.cli.answer import AnswerPrinter, split_blocks
+from syringa.cli.source import TextChunk
+
+
+def terminal() -> tuple[Console, io.StringIO]:
+    output = io.StringIO()
+    return Console(file=output, force_terminal=True, width=40, highlight=False, color_system=None), output
+
+
+@pytest.mark.parametrize(
+    ("text", "complete"),
+    [
+        ("one", ""),
+        ("one\n\n", ""),
+        ("one\n\ntwo\n", "one\n\n"),
+        ("one\n\ntwo", ""),  # the second line may still become a list item
+        ("```\na\n\nb\n", ""),
+        ("```\na\n\nb\n```\n\nafter\n", "```\na\n\nb\n```\n\n"),
+        ("1. a\n\n2. b\n", ""),
+        ("- a\n\n  more\n", ""),
+        ("- a\n\nafter\n", "- a\n\n"),
+    ],
+)
+def test_split_blocks(text: str, complete: str) -> None:
+    assert split_blocks(text) == (complete, text.removeprefix(complete))
+
+
+@given(st.text(alphabet="a`~-1. \n", max_size=60))
+def test_split_blocks_loses_nothing(text: str) -> None:
+    complete, rest = split_blocks(text)
+    assert complete + rest == text
+
+
+def test_printer_formats_markdown_in_a_terminal() -> None:
+    console, output = terminal()
+    with AnswerPrinter(console) as printer:
+        for piece in ("# Title\n", "\nSome **bold** text", " that is long enough to be wrapped by words.\n\n", "- item"):
+            printer.feed(TextChunk(text=piece))
+        printer.feed(TextChunk(tokens=12))
+    shown = output.getvalue()
+    assert "**bold**" not in shown.rpartition("Title")[2]
+    assert " • item" in shown
+    assert printer.text == "# Title\n\nSome **bold** text that is long enough to be wrapped by words.\n\n- item"
+    assert printer.times.tokens == 12
+
+
+def test_printer_prints_text_as_it_is_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    with AnswerPrinter(Console(file=io.StringIO(), force_terminal=False)) as printer:
+        printer.feed(TextChunk(text="**a**\n\n"))
+        printer.feed(TextChunk(text="b"))
+    assert capsys.readouterr().out == "**a**\n\nb"
+
+
+def test_printer_keeps_what_was_shown_when_interrupted() -> None:
+    console, output = terminal()
+    printer = AnswerPrinter(console)
+    with pytest.raises(KeyboardInterrupt), printer:
+        printer.feed(TextChunk(text="partial answer"))
+        raise KeyboardInterrupt
+    assert "partial answer" in output.getvalue()

@@ -1,0 +1,150 @@
+"""Products with quantized weights under Triton's interpreter, against the same weights in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from syringa.engine.gpu.kernels import launch, moe, reference
+from syringa.engine.gpu.kernels.fp8 import quantize_rows
+from syringa.engine.gpu.kernels.gemv import GemvConfig
+from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize
+from syringa.engine.gpu.ops.quantized_linear import quantized_linear, quantized_matmul
+from syringa.engine.gpu.packed_weight import PackedWeight, pack_fp8, pack_weight, stack_packed, unpack_weight
+from syringa.engine.loading.quantized import QuantizedWeight, quantize_fp8
+from syringa.engine.models.config import ClampedSwiglu
+from tests.engine.gpu.kernel_inputs import FP32_TOLERANCE, nan_filled, random, relative_error
+
+SMALL = QuantizedConfig(rows=16, outputs=16, inputs=128, warps=1, stages=1)
+SPLIT_K = SMALL._replace(splits=3)
+
+
+def random_codes(outputs: int, inputs: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 16, (outputs, inputs), generator=generator, dtype=torch.uint8)
+
+
+def random_weight(kind: str, outputs: int, inputs: int, seed: int = 1) -> QuantizedWeight:
+    """Return a weight of one of KINDS, with different scales everywhere."""
+    form, _, detail = kind.partition(" ")
+    group = inputs if detail in ("channel", "whole") else int(detail.split()[0])
+    groups = -(-inputs // group)
+    scales = random(outputs, groups, seed=seed).abs() / 8 + 0.01
+    if form == "fp8":
+        data, _ = quantize_fp8(random(outputs, inputs, seed=seed + 1))
+        return QuantizedWeight("fp8", data, scales, group)
+    codes = random_codes(outputs, inputs, seed + 2)
+    if form == "mxfp4":
+        scales = torch.exp2(random_codes(outputs, groups, seed + 3).float() / 2 - 7).bfloat16()
+        return QuantizedWeight("mxfp4", codes, scales, group)
+    zeros = random_codes(outputs, groups, seed + 4) + 1 if "zeros" in detail else None
+    return QuantizedWeight("int4", codes, scales.half(), group, zeros)
+
+
+KINDS = [
+    "fp8 channel",
+    "fp8 32",
+    "int4 32",
+    "int4 64 zeros",
+    "int4 128",
+    "int4 whole",
+    "mxfp4 32",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inputs", [128, 160, 352])
+def test_pack_weight_keeps_numbers(kind: str, inputs: int) -> None:
+    weight = random_weight(kind, 24, inputs)
+    packed = pack_weight(weight)
+    assert packed.shape == (24, inputs)
+    assert torch.equal(unpack_weight(packed), weight.dequantize())
+    assert torch.equal(dequantize(packed, torch.float32), weight.dequantize())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "config"), [(1, SMALL), (17, SPLIT_K)])
+@pytest.mark.parametrize("fused", ["plain", "all"])
+def test_quantized_linear_matches_reference(kind: str, rows: int, config: QuantizedConfig, fused: str) -> None:
+    inputs, outputs = 352, 30  # the last tile of outputs and the last iteration are partial
+    everything = fused == "all"
+    weight = pack_weight(random_weight(kind, outputs * (2 if everything else 1), inputs))
+    x = random(rows, inputs)
+    bias = random(len(weight), seed=7) if everything else None
+    options: dict[str, Any] = {
+        "gated": everything,
+        "residual": random(rows, outputs, seed=8) if everything else None,
+        "norm_weight": random(inputs, seed=9) if everything else None,
+        "eps": 1e-6,
+    }
+    expected = reference.linear(x.double(), unpack_weight(weight), bias, dtype=torch.float64, **options)
+    out = quantized_linear(x, weight, bias, out=nan_filled(rows, outputs), config=config, **options)
+    assert relative_error(out, expected) < FP32_TOLERANCE
+    assert not launch.get_workspace(x.device, 0, 0)[1].any(), "a counter was not reset"
+
+
+@pytest.mark.parametrize("kind", ["fp8 channel", "fp8 32"])
+def test_quantized_linear_with_fp8_rows_matches_rounded_reference(kind: str) -> None:
+    weight, x = pack_weight(random_weight(kind, 60, 352)), random(17, 352)
+    norm_weight = random(352, seed=9)
+    rows, scales = quantize_rows(x, weight.row_group, norm_weight=norm_weight, eps=1e-6)
+    normed = reference.rms_norm(x, norm_weight, 1e-6)
+    group = weight.row_group or 352
+    rounded = rows.float() * scales.T.repeat_interleave(group, 1)[:, :352]
+    assert 0 < relative_error(rounded, normed) < 0.1  # the interpreter truncates
+    expected = reference.linear(rounded.double(), unpack_weight(weight), gated=True, dtype=torch.float64)
+    config = SPLIT_K._replace(fp8_rows=True)
+    out = quantized_linear(x, weight, gated=True, norm_weight=norm_weight, eps=1e-6, config=config)
+    assert relative_error(out, expected) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("gated", [False, True])
+def test_fp8_gemv_matches_reference(rows: int, gated: bool) -> None:
+    weight, x = pack_fp8(random(32, 100)), random(rows, 100, seed=2)
+    bias, norm_weight = random(32, seed=3), random(100, seed=4)
+    options: dict[str, Any] = {"gated": gated, "norm_weight": norm_weight, "eps": 1e-6}
+    expected = reference.linear(x.double(), unpack_weight(weight), bias, dtype=torch.float64, **options)
+    out = quantized_linear(x, weight, bias, config=GemvConfig(4, 32, 1), **options)
+    assert relative_error(out, expected) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["fp8 32", "int4 64 zeros"])
+@pytest.mark.parametrize("rows", [3, 70, 600])
+def test_quantized_matmul_with_default_config_matches_reference(kind: str, rows: int) -> None:
+    weight, x, bias = pack_weight(random_weight(kind, 48, 160)), random(rows, 160), random(48, seed=3)
+    expected = reference.linear(x.double(), unpack_weight(weight), bias, dtype=torch.float64)
+    assert relative_error(quantized_matmul(x, weight, bias), expected) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [2, 600])
+def test_quantized_matmul_reorders_inputs(rows: int) -> None:
+    stored = random_weight("int4 32", 16, 128)
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(1))
+    stored = QuantizedWeight("int4", stored.data, stored.scales, 32, order=order)
+    x = random(rows, 128)
+    expected = x.double() @ stored.dequantize().double().T
+    assert relative_error(quantized_matmul(x, pack_weight(stored), None), expected) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["fp8 channel", "fp8 32", "int4 64 zeros", "mxfp4 32"])
+@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize("swiglu", [None, ClampedSwiglu(1.702, 0.5)])
+def test_moe_mlp_with_quantized_experts_matches_reference(kind: str, tokens: int, swiglu: ClampedSwiglu | None) -> None:
+    experts, hidden, intermediate, top_k = 4, 96, 64, 2
+
+    def stack(outputs: int, inputs: int, seed: int) -> PackedWeight:
+        return stack_packed([pack_weight(random_weight(kind, outputs, inputs, seed + 9 * e)) for e in range(experts)])
+
+    gate_up, down = stack(2 * intermediate, hidden, 1), stack(hidden, intermediate, 5)
+    x, logits = random(tokens, hidden), random(tokens, experts, seed=2)
+    assert torch.equal(dequantize(gate_up, torch.float32), unpack_weight(gate_up))
+    biases = random(experts, 2 * intermediate, seed=3), random(experts, hidden, seed=4)
+    expected = reference.moe_mlp(
+        x, logits, unpack_weight(gate_up), unpack_weight(down), top_k, biases=biases, swiglu=swiglu
+    )
+    configs = SMALL, SMALL._replace(outputs=32)
+    result = moe.moe_mlp(x, logits, gate_up, down, top_k, biases=biases, swiglu=swiglu, configs=configs)
+    assert relative_error(result, expected) < 1e-5
