@@ -23,7 +23,7 @@ FROM ${BASE_IMAGE} AS install
 # PIP_EXTRA_INDEX_URL names an index that has its CPU build.
 ARG PIP_INDEX_URL=""
 ARG PIP_EXTRA_INDEX_URL=""
-# Optional dependencies, separated by commas: postgres, models (see pyproject.toml).
+# Optional dependencies, separated by commas: postgres, models, mcp (see pyproject.toml).
 ARG EXTRAS=postgres
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/syringa

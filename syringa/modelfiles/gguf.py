@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,7 @@ _TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     39: ("MXFP4", 32, 17),
 }
 
+_PART = re.compile(r"(.+)-(?:\d{5})-of-(\d{5})\.gguf")
 _MAX_DIMS = 4
 _DEFAULT_ALIGNMENT = 32
 
@@ -84,9 +86,12 @@ class TensorInfo(msgspec.Struct, frozen=True):
     type: str
     offset: int  # from the beginning of the file
     size: int  # in bytes
+    file: str  # of a split model, the part that holds it
 
 
 class GgufFile(msgspec.Struct, frozen=True):
+    """A model. Of one that is split, `path` is the first part, and `tensors` are those of all parts."""
+
     path: str
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
@@ -96,7 +101,7 @@ class GgufFile(msgspec.Struct, frozen=True):
         tensor = self.tensors[name]
         if tensor.type != "F32":
             raise ModelError(f"{self.path}: {name} should be F32, but is {tensor.type}")
-        with Path(self.path).open("rb") as file:
+        with Path(tensor.file).open("rb") as file:
             file.seek(tensor.offset)
             return list(struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size)))
 
@@ -107,8 +112,32 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Return the metadata and the tensor table of a GGUF file."""
+    """Return the metadata and the tensor table of a GGUF file. Any part of a split model stands for all of them."""
     path = Path(path)
+    file = _read_part(path)
+    count = file.metadata.get("split.count", 0)
+    return file if count in (0, 1) else _join_parts(path, count)
+
+
+def _join_parts(path: Path, count: object) -> GgufFile:
+    match = _PART.fullmatch(path.name)
+    if match is None or not isinstance(count, int) or int(match[2]) != count:
+        raise ModelError(f"{path} is one part of {count}: keep names such as model-00001-of-00002.gguf")
+    parts = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise ModelError(f"{path} is one part of {count}, and {missing[0]} is missing: fetch it again")
+    files = [_read_part(part) for part in parts]
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        tensors.update(file.tensors)
+    expected = files[0].metadata.get("split.tensors.count", len(tensors))
+    if len(tensors) != expected:
+        raise ModelError(f"{path}: its parts hold {len(tensors)} tensors and not {expected}; fetch them again")
+    return GgufFile(str(parts[0]), files[0].metadata, tensors)
+
+
+def _read_part(path: Path) -> GgufFile:
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
@@ -138,8 +167,6 @@ class _GgufReader:
         for _ in range(self.check_count(pair_count, 13)):
             key = self.string()
             metadata[key] = self.value(self.number(_U32))
-        if metadata.get("split.count", 0) not in (0, 1):
-            raise ModelError(f"{self.path} is one part of a split model; join its parts with llama-gguf-split --merge")
         return GgufFile(self.path, metadata, self.tensors(tensor_count, metadata))
 
     def tensors(self, count: int, metadata: dict[str, Any]) -> dict[str, TensorInfo]:
@@ -166,7 +193,7 @@ class _GgufReader:
             size = elements // block * block_bytes
             if start + offset + size > self.size:
                 raise self.truncated(start + offset + size)
-            tensors[name] = TensorInfo(name, shape, type_name, start + offset, size)
+            tensors[name] = TensorInfo(name, shape, type_name, start + offset, size, self.path)
         return tensors
 
     def number(self, kind: struct.Struct) -> Any:

@@ -177,11 +177,11 @@ def _gguf(path: Path, name: str) -> ModelFiles:
 
 def _folder(path: Path, name: str) -> ModelFiles:
     if not (path / "config.json").is_file():
-        files = sorted(path.glob("*.gguf"))
-        if len(files) == 1:
-            return _gguf(files[0], name)
-        if files:
-            raise ModelError(f"{path} holds several GGUF files: give one of {', '.join(file.name for file in files)}")
+        variants = list(gguf_variants(file.name for file in path.glob("*.gguf")).values())
+        if len(variants) == 1:
+            return _gguf(path / variants[0][0], name)
+        if variants:
+            raise ModelError(f"{path} holds several GGUF files: give one of {', '.join(each[0] for each in variants)}")
         raise ModelError(f"{path} has no config.json: it is not a Hugging Face model folder")
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path} has no tokenizer.json: {_tokenizer_advice(path)}")
@@ -223,8 +223,9 @@ def _known(name: str, path: Path) -> KnownModel:
             architectures = read_json(path / "config.json").get("architectures")
             architecture = str(architectures[0]) if architectures else None
         else:
-            size = path.stat().st_size
-            architecture = str(read_gguf(path).metadata.get("general.architecture", "")) or None
+            gguf = read_gguf(path)
+            size = sum(os.stat(part).st_size for part in {info.file for info in gguf.tensors.values()} | {gguf.path})
+            architecture = str(gguf.metadata.get("general.architecture", "")) or None
     except ModelError:
         return KnownModel(name, present=False, path=str(path))
     return KnownModel(name, present=True, path=str(path), size=size, architecture=architecture)

@@ -27,7 +27,9 @@ ASK: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serve("--model", str(coder_model()), "--max-model-len", "2048", "--requests-per-minute", "0") as running:
+    settings = ("--model", str(coder_model()), "--max-model-len", "2048", "--requests-per-minute", "0")
+    with serve(*settings, ready=False) as running:
+        running.wait_ready(1200)
         yield running
 
 

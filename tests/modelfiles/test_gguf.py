@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from syringa.engine.loading.weights import GgufWeights
 from syringa.errors import ModelError
 from syringa.modelfiles import describe, locate, read_gguf, read_metadata
 from syringa.modelfiles.gguf_config import config_from_gguf
@@ -108,8 +109,56 @@ def test_read_metadata_names_unsupported_files(tmp_path: Path) -> None:
         read_metadata(write(tmp_path, b"GGUF" + struct.pack("<IQQ", 9, 0, 0)))
     with pytest.raises(ModelError, match="cannot be read"):
         read_metadata(tmp_path / "missing.gguf")
-    with pytest.raises(ModelError, match="split model"):
+    with pytest.raises(ModelError, match="keep names"):
         read_metadata(write(tmp_path, gguf({"split.count": 2})))
+
+
+def write_parts(folder: Path) -> list[Path]:
+    """Write a model of two parts, with half of the tensors in each."""
+    names = list(TENSORS)
+    halves = (names[: len(names) // 2], names[len(names) // 2 :])
+    parts = []
+    for number, half in enumerate(halves):
+        metadata = {**(llama() if number == 0 else {}), "split.no": number, "split.count": 2}
+        metadata["split.tensors.count"] = len(names)
+        parts.append(folder / f"model-{number + 1:05}-of-00002.gguf")
+        parts[-1].write_bytes(gguf(metadata, {name: TENSORS[name] for name in half}))
+    return parts
+
+
+def test_read_gguf_joins_the_parts_of_a_split_model(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path)
+    files = [read_gguf(part) for part in parts]
+    assert files[0] == files[1]
+    assert files[0].path == str(parts[0])
+    assert set(files[0].tensors) == set(TENSORS)
+    assert {info.file for info in files[0].tensors.values()} == {str(part) for part in parts}
+    assert files[0].metadata["general.architecture"] == "llama"
+    assert locate(str(tmp_path)).path == str(parts[0])
+
+
+def test_split_model_reads_its_weights_from_all_parts(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path)
+    config = config_from_gguf(read_gguf(parts[0]))
+    weights = GgufWeights(ModelFiles("model", str(parts[0]), "gguf"), config)
+    assert all(
+        bool((weights(name) == 1).all())
+        for name in ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight")
+    )
+
+
+def test_split_model_with_a_missing_or_foreign_part_is_refused(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path)
+    content = parts[1].read_bytes()
+    parts[1].write_bytes(gguf({"split.no": 1, "split.count": 2}, {"other.weight": (8,), "another.weight": (8,)}))
+    with pytest.raises(ModelError, match=r"hold \d+ tensors and not"):
+        read_gguf(parts[0])
+    parts[1].unlink()
+    with pytest.raises(ModelError, match=r"model-00002-of-00002\.gguf is missing"):
+        read_gguf(parts[0])
+    parts[0].with_name("renamed.gguf").write_bytes(content)
+    with pytest.raises(ModelError, match="keep names"):
+        read_gguf(parts[0].with_name("renamed.gguf"))
 
 
 def test_config_from_gguf_of_default_model() -> None:

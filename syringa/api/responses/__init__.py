@@ -4,7 +4,8 @@
 `content_parts`, `message_builder` and `prompt_builder` turn input items into a prompt; `tool_definitions` reads tools
 of all types, and `tools` selects those that the model is offered; `tool_names`, `custom_input`, `lark_to_regex` and
 `text` help with tools and the text format. `writer` and `item_builders` write the output in the types of `items`,
-`stream` and `response_object`. Storage of responses is not part of this package.
+`stream` and `response_object`. `mcp` has tools that the server calls itself. Storage of responses is not part of this
+package.
 """
 
 from syringa.api.responses.compact import Compaction, CompactionWriter, prepare_compaction

@@ -42,7 +42,7 @@ _PREFIXES = {
     "mcp_approval_request": "mcpr",
     "mcp_approval_response": "mcpa",
 }
-_ITEMS_WITH_TOOLS = ("tool_search_output", "additional_tools")
+_ITEMS_WITH_TOOLS = ("tool_search_output", "additional_tools", "mcp_list_tools")
 _ROLES = ("user", "system", "developer", "assistant")
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Namespace = Annotated[str, Meta(pattern=NAME)]

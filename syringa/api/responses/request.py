@@ -127,7 +127,10 @@ class ResponseRequest(CompatibilityFields, kw_only=True):
     tools: ToolsField = None
     tool_choice: ChoiceField = None
     parallel_tool_calls: ParallelField = None
-    max_tool_calls: Annotated[Length | None, doc("Maximum number of tool calls; further calls are dropped.")] = None
+    max_tool_calls: Annotated[
+        Length | None,
+        doc("Maximum number of tool calls, those of MCP servers included; further calls are dropped."),
+    ] = None
     text: TextField = None
     reasoning: ReasoningField = None
     thinking_token_budget: BudgetField = None

@@ -78,7 +78,8 @@ class GgufWeights:
 
     def __init__(self, files: ModelFiles, config: dict[str, Any]) -> None:
         self.file: GgufFile = read_gguf(files.path)
-        self.data = np.memmap(files.path, mode="r", dtype=np.uint8)
+        parts = {info.file for info in self.file.tensors.values()}
+        self.data = {part: np.memmap(part, mode="r", dtype=np.uint8) for part in parts}
         self.interleaved = self.file.metadata.get("general.architecture") in INTERLEAVED_ROPE
         self.heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
 
@@ -103,7 +104,7 @@ class GgufWeights:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        raw = self.data[info.offset : info.offset + info.size]
+        raw = self.data[info.file][info.offset : info.offset + info.size]
         try:
             kind = GGMLQuantizationType[info.type]
             if info.type == "F32":

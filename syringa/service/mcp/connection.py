@@ -106,7 +106,8 @@ class McpConnection:
         if self._transport is not None:
             self._transport.too_large = False
         task = self._task
-        await asyncio.wait({future, task}, timeout=self._timeout or None, return_when=asyncio.FIRST_COMPLETED)
+        awaited: set[asyncio.Future[Any]] = {future, task}
+        await asyncio.wait(awaited, timeout=self._timeout or None, return_when=asyncio.FIRST_COMPLETED)
         if not future.done() and not task.done():
             self.close()
             message = f"it took longer than {self._timeout:g} seconds"

@@ -117,7 +117,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
     ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools"),
     (
-        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}},
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web"}]}},
         "tool_choice.tools[0].type",
     ),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
@@ -164,9 +164,9 @@ def test_responses_schema_rejects_what_the_server_rejects(body: dict[str, Any], 
 
 
 async def test_responses_name_supported_items() -> None:
-    error = await refused({"input": [{"type": "mcp_call"}]})
+    error = await refused({"input": [{"type": "shell_call"}]})
     assert "function_call_output" in error.message
-    assert "mcp_call" in error.message
+    assert "shell_call" in error.message
 
 
 async def test_responses_need_a_chat_template() -> None:

@@ -180,6 +180,14 @@ async def test_tool_whose_name_cannot_be_called_is_reported_as_ignored() -> None
     assert ignored == ['tools[0] (a "b"\n)']
 
 
+async def test_server_with_too_many_tools_is_refused_unless_some_are_allowed() -> None:
+    many = [RemoteTool(name=f"tool{index}", input_schema={"type": "object"}) for index in range(1025)]
+    error = await refused({"tools": [TOOL]}, model=tool_model(), request_context=mcp_context(*many))
+    assert (error.status, error.param, "allowed_tools" in error.message) == (400, "tools[0]", True)
+    body = {"tools": [TOOL | {"allowed_tools": ["tool7"]}]}
+    assert "dice.tool7" in await prompt(body, model=tool_model(), request_context=mcp_context(*many))
+
+
 async def test_list_in_the_input_takes_the_place_of_listing() -> None:
     listed = {
         "type": "mcp_list_tools",

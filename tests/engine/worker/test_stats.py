@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syringa.engine.worker import stats
+from syringa.engine.scheduling.sequence import Sequence
 from syringa.engine.worker.stats import EngineCounters, Histogram
 from tests.engine.scheduling.model_free_engine import sequence
 
@@ -24,9 +24,9 @@ class Steps:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.counters = EngineCounters()
-        monkeypatch.setattr(stats.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr("syringa.engine.worker.stats.time.perf_counter", lambda: self.now)
 
-    def step(self, seconds: float, *sequences: stats.Sequence) -> None:
+    def step(self, seconds: float, *sequences: Sequence) -> None:
         started = self.now
         for each in sequences:
             self.counters.record_delta(each)

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -20,8 +20,10 @@ from syringa.errors import InvalidRequest
 from syringa.prompt.chat.tools import Tool
 from syringa.remote_tools import RemoteServer, RemoteTool, RemoteToolClient, RemoteToolsListed
 
+T = TypeVar("T", bound=msgspec.Struct)
+
 MCP = "mcp"
-_MAX_URL, _MAX_HEADERS, _MAX_SERVERS = 2048, 64, 16
+_MAX_URL, _MAX_HEADERS, _MAX_SERVERS, _MAX_TOOLS = 2048, 64, 16, 1024
 _OFFERED_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # the names that MCP recommends
 _HEADER_NAME = re.compile(r"[a-zA-Z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\t\x20-\x7e]*[\x21-\x7e])?")
@@ -149,9 +151,14 @@ def _offer(
 ) -> McpTools:
     definitions, needs_approval = [], set()
     for each in given:
-        for tool in lists[each.server.label]:
-            if not each.allowed.matches(tool):
-                continue
+        allowed = [tool for tool in lists[each.server.label] if each.allowed.matches(tool)]
+        if len(allowed) > _MAX_TOOLS:
+            raise InvalidRequest(
+                f"{each.path}: the server has {len(allowed)} tools, and at most {_MAX_TOOLS} can be offered: choose some"
+                " with allowed_tools.",
+                param=each.path,
+            )
+        for tool in allowed:
             if not _OFFERED_NAME.fullmatch(tool.name):
                 ignored.append(f"{each.path} ({tool.name[:100]})")
                 continue
@@ -219,7 +226,7 @@ def _allowed_tools(given: Any, path: str) -> ToolFilterField:
         return ToolFilterField()
     if isinstance(given, list):
         given = {"tool_names": given}
-    return _filter(given, path)
+    return _convert_filter(given, ToolFilterField, path)
 
 
 def _approval(given: Any, path: str) -> ApprovalPolicy:
@@ -234,7 +241,7 @@ def _approval(given: Any, path: str) -> ApprovalPolicy:
             for name in filters:
                 value = getattr(read, name)
                 if value is not None:
-                    filters[name] = found = _filter(value, f"{path}.{name}")
+                    filters[name] = found = _convert_filter(value, ToolFilterField, f"{path}.{name}")
                     if found == ToolFilterField():
                         raise InvalidRequest(
                             f"{path}.{name}: expected tool_names or read_only.", param=f"{path}.{name}"
@@ -245,11 +252,7 @@ def _approval(given: Any, path: str) -> ApprovalPolicy:
     raise InvalidRequest(f"{path}: expected always, never or an object with filters.", param=path)
 
 
-def _filter(given: Any, path: str) -> ToolFilterField:
-    return _convert_filter(given, ToolFilterField, path)
-
-
-def _convert_filter(given: Any, wire: type[Any], path: str) -> Any:
+def _convert_filter(given: Any, wire: type[T], path: str) -> T:
     """Convert a filter. An unknown field is an error: without it, the filter would allow more than the client wants."""
     unknown: list[str] = []
     read = convert(given, wire, path=path, ignored=unknown)

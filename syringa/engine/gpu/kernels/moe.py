@@ -26,7 +26,7 @@ from syringa.engine.gpu.packed_weight import PackedWeight
 from syringa.engine.models.config import ClampedSwiglu
 
 MAX_CHUNK = 4096  # pairs per iteration of the sort
-DEQUANTIZED_TOKENS = 512  # from here on, converting 4-bit experts first is faster
+DEQUANTIZED_TOKENS = {"fp8": 6144, "int4": 512, "mxfp4": 512}  # from here on, converting experts first is faster
 
 
 class MoeConfig(NamedTuple):
@@ -326,15 +326,19 @@ def choose_moe_configs(tokens: int, top_k: int, experts: int) -> tuple[MoeConfig
     return MoeConfig(128, 128, 64, 8, 4), MoeConfig(128, 256, 64, 8, 4)
 
 
-def choose_quantized_moe_configs(tokens: int, top_k: int, experts: int) -> tuple[QuantizedConfig, QuantizedConfig]:
+def choose_quantized_moe_configs(
+    tokens: int, top_k: int, experts: int, fp8: bool
+) -> tuple[QuantizedConfig, QuantizedConfig]:
     """Return the tiles of quantized gate-up and down products, which share their blocks of pairs."""
     per_expert = tokens * top_k / experts
-    if per_expert <= 16:
-        rows = 16 if per_expert <= 8 else 32
-        return QuantizedConfig(rows, 64, 128, 4, 4), QuantizedConfig(rows, 128, 128, 4, 4)
-    if per_expert <= 64:
-        return QuantizedConfig(64, 64, 128, 4, 3), QuantizedConfig(64, 128, 128, 4, 3)
-    return QuantizedConfig(128, 128, 64, 8, 3), QuantizedConfig(128, 128, 128, 8, 3)
+    if fp8 and per_expert > 2:  # with few pairs, quantizing them takes longer than it saves
+        rows = 16 if per_expert <= 8 else 32 if per_expert <= 32 else 64
+        config = QuantizedConfig(rows, 64, 128, 4, 4, fp8_rows=True)
+    elif fp8:
+        config = QuantizedConfig(16, 32, 256, 2, 4)
+    else:
+        config = QuantizedConfig(32, 32, 256, 2, 3) if per_expert > 16 else QuantizedConfig(16, 32, 128, 2, 6)
+    return config, config
 
 
 def moe_mlp(
@@ -358,12 +362,12 @@ def moe_mlp(
     """
     tokens, hidden = x.shape
     experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
-    if configs is None and tokens >= DEQUANTIZED_TOKENS and isinstance(gate_up, PackedWeight):
-        assert isinstance(down, PackedWeight)
-        if gate_up.format != "fp8":
+    if isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight) and configs is None:
+        if tokens >= DEQUANTIZED_TOKENS[gate_up.format]:
             gate_up, down = dequantize(gate_up, x.dtype), dequantize(down, x.dtype)
-    choose = choose_quantized_moe_configs if isinstance(gate_up, PackedWeight) else choose_moe_configs
-    first, second = configs or choose(tokens, top_k, experts)
+        else:
+            configs = choose_quantized_moe_configs(tokens, top_k, experts, gate_up.format == "fp8")
+    first, second = configs or choose_moe_configs(tokens, top_k, experts)
     block = first.rows if isinstance(first, QuantizedConfig) else first.pairs
     routing = route(router_logits, top_k, normalize=normalize, block=block, pdl=pdl)
     gate_up_bias, down_bias = biases or (None, None)

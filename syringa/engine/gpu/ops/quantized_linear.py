@@ -20,7 +20,8 @@ from syringa.engine.gpu.packed_weight import PackedWeight
 
 GEMV_ROWS = 2
 FUSED_ROWS = 64
-DEQUANTIZED_ROWS = 512  # from here on, converting the weights first is faster
+DEQUANTIZED_ROWS = 384  # from here on, converting the weights first is faster
+PROCESSORS = 132  # of an H200
 
 QuantizedLinearConfig = GemvConfig | QuantizedConfig
 
@@ -81,21 +82,38 @@ def quantized_matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor |
 
 def choose_quantized_config(rows: int, outputs: int, weight: PackedWeight, gated: bool) -> QuantizedLinearConfig:
     """Return the kernel configuration for a shape."""
+    fp8 = weight.format == "fp8"
     if rows <= GEMV_ROWS and weight.per_channel:
         return _gemv_config(outputs, weight.inputs, gated)
-    block = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if rows <= 16:
+        config = QuantizedConfig(16, 32, 256, 2, 4) if fp8 else QuantizedConfig(16, 32, 512, 2, 3)
+        return _split(config, rows, outputs, weight, 4 * PROCESSORS)
     if rows > FUSED_ROWS:
-        return QuantizedConfig(128 if rows > 128 else 64, 128, 128, 8, 3)
-    tiles = triton.cdiv(outputs, 64 if gated else 128)
-    splits = max(1, min(264 // tiles, weight.inputs // 1024))
+        if rows > 128:
+            return _split(QuantizedConfig(128, 128, 128, 8, 3), rows, outputs, weight, PROCESSORS)
+        return _split(QuantizedConfig(64, 64, 128, 4, 4), rows, outputs, weight, 2 * PROCESSORS)
+    block = 32 if rows <= 32 else 64
     if gated:
-        return QuantizedConfig(block, 64, 128, 4, 4, splits)
-    return QuantizedConfig(block, 128, 128, 4, 4, splits)
+        return QuantizedConfig(block, 128, 128, 8, 4, fp8_rows=True) if fp8 else QuantizedConfig(block, 64, 128, 4, 4)
+    if weight.per_channel:
+        return _split(QuantizedConfig(block, 64, 128, 4, 6, fp8_rows=True), rows, outputs, weight, PROCESSORS)
+    if fp8 and outputs > 4096:
+        return _split(QuantizedConfig(block, 128, 128, 4, 4, fp8_rows=True), rows, outputs, weight, PROCESSORS)
+    config = QuantizedConfig(block, 64, 128, 4, 4) if fp8 else QuantizedConfig(block, 64, 256, 4, 3)
+    return _split(config, rows, outputs, weight, 2 * PROCESSORS)
+
+
+def _split(config: QuantizedConfig, rows: int, outputs: int, weight: PackedWeight, programs: int) -> QuantizedConfig:
+    """Return the configuration with as many splits as make about so many programs."""
+    tiles = triton.cdiv(outputs, config.outputs) * triton.cdiv(rows, config.rows)
+    return config._replace(splits=max(1, min(round(programs / tiles), weight.inputs // 512)))
 
 
 def _gemv_config(outputs: int, inputs: int, gated: bool) -> GemvConfig:
+    if inputs > 8192:
+        return GemvConfig(2, 4096, 8)
     if inputs >= 4096:
-        return GemvConfig(2 if gated else 4, 2048, 4)
+        return GemvConfig(2, 4096, 4) if gated else GemvConfig(4 if outputs > 4096 else 2, 2048, 4)
     if inputs > 1024:
         return GemvConfig(2, 1024, 4)
-    return GemvConfig(4, min(triton.next_power_of_2(inputs), 1024), 4)
+    return GemvConfig(4, triton.next_power_of_2(inputs), 4)
