@@ -141,6 +141,8 @@ class RandomWeights:
         outputs, inputs = shapes[kind]
         group = inputs if dtype == "fp8" else 128
         scales = torch.rand(outputs, -(-inputs // group), device=device, generator=self.generator) + 0.5
+        if dtype == "fp8-block":
+            scales = scales[::128].repeat_interleave(128, 0)[:outputs]
         if dtype == "int4":
             codes = torch.randint(
                 0, 16, (outputs, inputs), device=device, dtype=torch.uint8, generator=self.generator

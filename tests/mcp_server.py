@@ -14,7 +14,7 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations
 from starlette.requests import Request
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from syringa.types import EngineRequest
@@ -67,6 +67,7 @@ class DiceServer:
         self.headers: list[dict[str, str]] = []
         self.hanging, self.cancelled = threading.Event(), threading.Event()
         self.refuse_with: int | None = None  # an HTTP status
+        self.legacy = False  # whether it knows versions of MCP with a handshake only
 
     @property
     def url(self) -> str:
@@ -103,13 +104,26 @@ class DiceServer:
             await send({"type": "http.response.body", "body": b""})
             return
 
-        async def recording() -> Any:
-            message = await receive()
-            if message["type"] == "http.request" and message.get("body"):
-                self.methods.append(json.loads(message["body"]).get("method"))
-            return message
+        if scope["method"] != "POST":
+            self.methods.append(scope["method"])
+            await self._app(scope, receive, send)
+            return
+        body = await Request(scope, receive).body()
+        method = json.loads(body)["method"]
+        self.methods.append(method)
+        if self.legacy and method == "server/discover":
+            await Response(status_code=400)(scope, receive, send)
+            return
+        sent = False
 
-        await self._app(scope, recording, send)
+        async def replay() -> Any:
+            nonlocal sent
+            if sent:
+                return await receive()
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)
 
 
 @contextlib.contextmanager

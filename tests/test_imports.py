@@ -64,6 +64,7 @@ ENGINE_ENTRY_POINTS = {
     "cli": {"syringa.engine.interface", "syringa.engine.client.local", "syringa.engine.processes.supervisor"},
 }
 HEAVY = {"torch", "transformers", "torchvision"}
+EXTRAS = {"mcp", "psycopg"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -138,6 +139,6 @@ def test_layers_have_no_cycle() -> None:
         "syringa.engine.structured_output.probe",
     ],
 )
-def test_torch_is_imported_by_workers_only(module: str) -> None:
-    code = f"import {module}, sys; sys.exit(bool({HEAVY!r} & sys.modules.keys()))"
+def test_torch_and_extras_are_imported_where_they_are_used_only(module: str) -> None:
+    code = f"import {module}, sys; sys.exit(bool({HEAVY | EXTRAS!r} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=PACKAGE.parent).returncode == 0

@@ -22,7 +22,7 @@ from syringa.types import ModelInfo
 if TYPE_CHECKING:
     from syringa.engine.processes.supervisor import SharedPaths
 
-DTYPES = {"int8": "int8 weights", "bf16": "bf16 weights", "fp32": "fp32 weights"}
+DTYPES = {"int8": "int8 weights", "gguf": "GGUF blocks", "bf16": "bf16 weights", "fp32": "fp32 weights"}
 
 
 def run(flags: Mapping[str, Any], file: Path | None) -> int:

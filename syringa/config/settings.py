@@ -126,7 +126,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
 
     max_model_len: Annotated[Count, doc("Maximum tokens of prompt plus output; 0: the model's maximum.")] = 0
-    dtype: Annotated[Dtype, doc("Data type of the weights. fp8 is for GPUs, int8 and fp32 for CPUs.")] = "auto"
+    dtype: Annotated[
+        Dtype, doc("Data type of the weights; gguf: as in the file. fp8 is for GPUs, int8, gguf and fp32 for CPUs.")
+    ] = "auto"
     device: Annotated[Device, doc("Device of the models; auto: a GPU if there is one.")] = "auto"
     attention: Annotated[
         Literal["auto", "triton", "flashinfer"],

@@ -76,7 +76,7 @@ def http(shared_server: Server) -> Iterator[httpx.Client]:
 def chat(http: httpx.Client, body: dict[str, Any], question: str = "Tell me a story.") -> dict[str, Any]:
     """Return the first choice."""
     messages = [{"role": "user", "content": question}]
-    answer = http.post("/v1/chat/completions", json={"messages": messages, "seed": 3, "max_tokens": 80, **body})
+    answer = http.post("/v1/chat/completions", json={"messages": messages, "seed": 3, "max_tokens": 40, **body})
     assert answer.status_code == 200, answer.text
     assert "x-syringa-ignored" not in answer.headers
     choice: dict[str, Any] = answer.json()["choices"][0]

@@ -31,7 +31,7 @@ SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
 TOKENS = 20
 
 
-@pytest.fixture(params=["int8", "bf16"])
+@pytest.fixture(params=["int8", "bf16", *slow("gguf")])
 def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

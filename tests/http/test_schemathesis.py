@@ -70,7 +70,7 @@ FIELDS = {
 PUBLIC_PATHS = {each.path for each in PUBLISHED if each.public}
 _ASKED = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 ENDS = ("response.completed", "response.incomplete", "response.failed")
-KEY = {"authorization": "Bearer secret"}
+KEY = {"authorization": "Bearer secret", "x-api-key": "secret"}  # both, so that none is made up
 
 
 def state_with_admin_key() -> AppState:

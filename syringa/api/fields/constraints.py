@@ -178,7 +178,8 @@ def _read_format(
     for name in ("json_schema", "schema", "format", "structures", "triggers"):
         if name not in _FORMAT_FIELDS[shape.type] and getattr(shape, name) is not None:
             ignored.append(f"response_format.{name}")
-    path, schema, strict = "response_format.schema", shape.schema or ANY_OBJECT, False
+    schema = ANY_OBJECT if shape.schema is None or shape.schema == {} else shape.schema
+    path, strict = "response_format.schema", False
     match shape.type:
         case "text":
             return None

@@ -36,13 +36,13 @@ def choose_device(requested: str, dtype: str, *, native: bool, name: str = "This
     """Return the device for `requested` (auto, cpu or cuda). Raises `ConfigError` if it cannot be used."""
     if dtype == "fp8" and requested == "cpu":
         raise ConfigError("--dtype fp8 is for GPUs: use --dtype int8 on a CPU")
-    if requested == "cpu" or (requested == "auto" and dtype in ("int8", "fp32")):
+    if requested == "cpu" or (requested == "auto" and dtype in ("int8", "gguf", "fp32")):
         return torch.device("cpu")
     if (reason := gpu_unavailable_reason()) is not None:
         if requested == "auto" and dtype != "fp8":
             return torch.device("cpu")
         raise ConfigError(f"{'--device cuda' if requested == 'cuda' else '--dtype fp8'} needs a GPU, and {reason}")
-    if dtype in ("int8", "fp32"):
+    if dtype in ("int8", "gguf", "fp32"):
         raise ConfigError(
             f"--dtype {dtype} is for CPUs: use --dtype bf16{' or fp8' if native else ''} with --device cuda"
         )

@@ -25,6 +25,8 @@ logger = logging.getLogger("syringa.worker")
 
 CUDA_GRAPH_RESERVE = 1 << 30  # bytes for CUDA graphs and library workspaces
 CPU_BLOCKS = 256  # cache size without a GPU, in tests
+# Prefill tokens and rows of logits of steps that together use all kernels and tile sizes of mixed steps.
+COMPILED_STEPS = ((4, 1), (16, 3), (48, 24), (112, 48), (250, 80), (700, 1), (2000, 1), (5000, 1))
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,26 @@ class GpuModel:
     def profile_peak_memory(self, tokens: int) -> int:
         """Run the largest possible step on dummy inputs and return its peak memory, weights excluded.
 
-        It has decode and prefill rows, so that all kernels are compiled before the first request.
+        Then run smaller ones, so that all kernels are compiled before the first request.
         """
-        device, num_decodes = self.shape.device, 8
+        device = self.shape.device
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         cache = self.shape.allocate(-(-tokens // BLOCK_SIZE) + 1)
+        self._run_dummy_step(cache, tokens, 1)
+        torch.cuda.synchronize(device)
+        cached = cache.keys.nbytes + cache.values.nbytes
+        peak = max(0, torch.cuda.max_memory_allocated(device) - before - cached)
+        for smaller, num_logits in COMPILED_STEPS:
+            if smaller < tokens:
+                self._run_dummy_step(cache, smaller, num_logits)
+        torch.cuda.synchronize(device)
+        return peak
+
+    def _run_dummy_step(self, cache: Any, tokens: int, num_logits: int) -> None:
+        """Run a step with decode and prefill rows that computes this many rows of logits."""
+        device, num_decodes = self.shape.device, 8
         longest = min(self.max_model_len, tokens)
         counts = [min(longest, tokens - i) for i in range(0, tokens, longest)]
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -104,11 +119,9 @@ class GpuModel:
         arrays = [rows * 0, rows * 0 - 1, slots, slots % longest, tables, tiles, starts, first, ones]
         token, source, slot, position, table, tile, start, begin, length = upload(arrays, device)
         prefill = PrefillInput(position, table[num_decodes:], tile, start, begin)
-        zero = torch.zeros(1, dtype=torch.int64, device=device)
-        self.decoder.forward(ModelInput(token, source, slot, table[:num_decodes], length, prefill, zero), zero, cache)
-        torch.cuda.synchronize(device)
-        cached = cache.keys.nbytes + cache.values.nbytes
-        return max(0, torch.cuda.max_memory_allocated(device) - before - cached)
+        logit_rows = torch.zeros(num_logits, dtype=torch.int64, device=device)
+        rows_input = ModelInput(token, source, slot, table[:num_decodes], length, prefill, logit_rows)
+        self.decoder.forward(rows_input, logit_rows[:1], cache)
 
     def make_runner(
         self, cache: Any, sampler: Sampler, max_length: int, max_running: int, progress: CaptureProgress | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,15 @@ import torch
 
 from syringa.engine.cpu.features import NO_MEMORY, available_cores, available_memory
 from syringa.engine.cpu.layers.cache import CacheTensors
-from syringa.engine.cpu.layers.linear import DenseLinear, Int8Linear, LinearLayer, TorchLinear
+from syringa.engine.cpu.layers.linear import (
+    BlockEmbedding,
+    BlockLinear,
+    BlockTensor,
+    DenseLinear,
+    Int8Linear,
+    LinearLayer,
+    TorchLinear,
+)
 from syringa.engine.cpu.layers.native_ops import NativeOps, supports_head_size
 from syringa.engine.cpu.layers.ops import TorchOps
 from syringa.engine.cpu.layers.rotary import rotary_tables
@@ -23,11 +31,13 @@ from syringa.engine.loading.precision import (
     check_deterministic_gpu,
     check_memory,
     choose_dtype,
+    prefers_gguf,
 )
-from syringa.engine.loading.weights import open_weights
+from syringa.engine.loading.weights import GgufWeights, WeightSource, open_weights
 from syringa.engine.models.config import DecoderConfig, is_native, read_config
 from syringa.engine.models.decoder import (
     Decoder,
+    Embedding,
     Model,
     ReadWeight,
     check_shapes,
@@ -116,6 +126,8 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     threads = options.threads or available_cores()
     kernels = load_kernels(threads) if options.native_kernels else None
     dtype = choose_dtype(options.dtype, kernels)
+    if dtype == "gguf" and files.kind != "gguf":
+        raise ConfigError(f"--dtype gguf is for GGUF files, and {files.path} is not one: use --dtype int8")
     if options.deterministic:
         native = is_native(description.config)
         size = read_config(description.config).head_size if native else 0
@@ -127,7 +139,11 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     cache: CacheShape | GpuCacheShape
     vision: VisionComponents | None = None
     if is_native(description.config):
-        model, cache, parameters = _load_cpu_decoder(files, description, dtype, kernels, length, progress)
+        weights = open_weights(files, description.config)
+        parameters = count_parameters(read_config(description.config))
+        if options.dtype == "auto" and kernels is not None and isinstance(weights, GgufWeights):
+            dtype = "gguf" if prefers_gguf(parameters, weights.block_bytes(), kernels) else dtype
+        model, cache = _load_cpu_decoder(files, description, weights, dtype, kernels, length, progress)
         vocabulary = description.config["vocab_size"]
     else:
         from syringa.engine.models.hf.model import load_hf_model
@@ -290,22 +306,26 @@ def _max_model_len(requested: int, description: ModelDescription) -> int:
 def _load_cpu_decoder(
     files: ModelFiles,
     description: ModelDescription,
+    weights: WeightSource,
     dtype: str,
     kernels: Kernels | None,
     length: int,
     progress: Progress | None,
-) -> tuple[Model, CacheShape, int]:
+) -> tuple[Model, CacheShape]:
     config = read_config(description.config)
-    weights = open_weights(files, description.config)
-    parameters = count_parameters(config)
-    check_memory(parameters, dtype, description.name)
+    gguf = weights if dtype == "gguf" and isinstance(weights, GgufWeights) else None
+    check_memory(count_parameters(config), dtype, description.name, gguf.block_bytes() if gguf else None)
     check_shapes(config, weights, files.path)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
     native_ops = kernels is not None and supports_head_size(config.head_size)
 
-    def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer:
-        if dtype == "int8":
+    def make_linear(names: Sequence[str], bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer:
+        if gguf is not None and (blocks := _matching_blocks(gguf, names, gated)):
             assert kernels is not None  # checked by choose_dtype
+            return BlockLinear(kernels, blocks, bias, gated=gated and native_ops)
+        weight = torch.cat([weights(name) for name in names])
+        if dtype in ("int8", "gguf"):
+            assert kernels is not None
             return Int8Linear(kernels, weight, bias, gated=gated and native_ops)
         return DenseLinear(kernels, weight, bias, half) if kernels is not None else TorchLinear(weight, bias, half)
 
@@ -317,21 +337,39 @@ def _load_cpu_decoder(
         if progress:
             progress(done, config.layers + 1)
 
-    embedding = weights("model.embed_tokens.weight")
-    head = make_linear(embedding if config.tied else weights("lm_head.weight"), None)
+    head = make_linear(["model.embed_tokens.weight" if config.tied else "lm_head.weight"], None)
+    embedding = _load_embedding(weights, gguf, kernels, half)
     report_progress()
     layers = load_layers(config, weights, make_linear, report_progress)
     rotary = rotary_tables(config.rope, config.rotary, length, config.max_positions)
     norms = load_qk_norms(config, weights)
-    parts = embedding.to(half), layers, weights("model.norm.weight").float(), head
+    parts = embedding, layers, weights("model.norm.weight").float(), head
     decoder: Model
     if kernels is None or not native_ops:
         decoder = Decoder(config, TorchOps(config, rotary, norms), *parts)
-    elif dtype == "int8":
+    elif dtype in ("int8", "gguf"):
         decoder = FusedDecoder(config, NativeOps(kernels, config, rotary, norms), *parts)
     else:
         decoder = Decoder(config, NativeOps(kernels, config, rotary, norms), *parts)
-    return decoder, CacheShape(config.layers, config.kv_heads, config.head_size, half), parameters
+    return decoder, CacheShape(config.layers, config.kv_heads, config.head_size, half)
+
+
+def _matching_blocks(weights: GgufWeights, names: Sequence[str], gated: bool) -> list[BlockTensor]:
+    """Return the blocks of tensors that can be one layer; an empty list if they must be converted."""
+    blocks = [tensor for tensor in map(weights.blocks, names) if tensor is not None]
+    if len(blocks) < len(names) or (gated and len({tensor.type for tensor in blocks}) > 1):
+        return []
+    return blocks
+
+
+def _load_embedding(
+    weights: WeightSource, gguf: GgufWeights | None, kernels: Kernels | None, dtype: torch.dtype
+) -> Embedding:
+    """Return the embedding, with `gguf` in the blocks of the file if the kernels can read them."""
+    name = "model.embed_tokens.weight"
+    if gguf is not None and kernels is not None and (blocks := gguf.blocks(name)) is not None:
+        return BlockEmbedding(kernels, blocks)
+    return weights(name).to(dtype)
 
 
 def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float, limits: SchedulerLimits) -> int:

@@ -7,14 +7,19 @@ from syringa.engine.cpu.native import Kernels
 from syringa.errors import ConfigError, ModelError
 
 BYTES_PER_WEIGHT = {"int8": 1.0, "bf16": 2.0, "fp32": 4.0}
+# A smaller model is bound by arithmetic in batches, and int8 needs less of it.
+MIN_GGUF_PARAMETERS = 500_000_000
 HEAD_SIZE_MULTIPLE = 16  # head sizes that the compiled attention kernels support
 
 
 def choose_dtype(requested: str, kernels: Kernels | None) -> str:
-    """Resolve "auto": int8 with the compiled kernels, else bf16 if the CPU has bf16 arithmetic, else fp32."""
-    if requested == "int8" and kernels is None:
+    """Resolve "auto": int8 with the compiled kernels, else bf16 if the CPU has bf16 arithmetic, else fp32.
+
+    `prefers_gguf` decides between int8 and gguf.
+    """
+    if requested in ("int8", "gguf") and kernels is None:
         raise ConfigError(
-            "--dtype int8 needs the compiled CPU kernels: install a C++ compiler and reinstall, "
+            f"--dtype {requested} needs the compiled CPU kernels: install a C++ compiler and reinstall, "
             "or use --dtype bf16 or fp32"
         )
     if requested != "auto":
@@ -24,9 +29,18 @@ def choose_dtype(requested: str, kernels: Kernels | None) -> str:
     return "bf16" if cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "fp32"
 
 
-def check_memory(parameters: int, dtype: str, name: str) -> None:
-    """Raise `ModelError` if the weights do not fit in memory, with half a GiB for torch and the cache."""
-    need, have = parameters * BYTES_PER_WEIGHT[dtype] + (512 << 20), available_memory()
+def prefers_gguf(parameters: int, block_bytes: int, kernels: Kernels) -> bool:
+    """Return whether a GGUF file's own quantization, of `block_bytes`, is faster than int8."""
+    return parameters >= MIN_GGUF_PARAMETERS and block_bytes < parameters and kernels.variant != "base"
+
+
+def check_memory(parameters: int, dtype: str, name: str, size: int | None = None) -> None:
+    """Raise `ModelError` if the weights do not fit in memory, with half a GiB for torch and the cache.
+
+    `size`: of the weights, where it is known.
+    """
+    weights = parameters * BYTES_PER_WEIGHT[dtype] if size is None else size
+    need, have = weights + (512 << 20), available_memory()
     if need > have:
         raise ModelError(
             f"{name} needs about {need / 2**30:.1f} GiB in {dtype} and {have / 2**30:.1f} GiB are free: "
@@ -51,8 +65,8 @@ def check_deterministic_cpu(dtype: str, *, native: bool, compiled: bool, head_si
     _check_native(native)
     if not compiled:
         raise ConfigError("--deterministic on a CPU needs the compiled kernels: install a C++ compiler and reinstall")
-    if dtype not in ("int8", "bf16"):
-        raise ConfigError(f"--deterministic on a CPU is for int8 and bf16, not for {dtype}")
+    if dtype not in ("int8", "gguf", "bf16"):
+        raise ConfigError(f"--deterministic on a CPU is for int8, gguf and bf16, not for {dtype}")
     if head_size % HEAD_SIZE_MULTIPLE:
         raise ConfigError(
             f"--deterministic on a CPU is for heads of a multiple of {HEAD_SIZE_MULTIPLE}, "

@@ -1,11 +1,13 @@
 """Read weights by their Hugging Face names from safetensors folders and GGUF files.
 
-GGUF tensors are dequantized to fp32 here (`GgufWeights`). With dtype int8, `Int8Linear` then quantizes them again.
+GGUF tensors are dequantized to fp32 here (`GgufWeights`), except with dtype gguf, which takes their blocks as they
+are. With dtype int8, `Int8Linear` then quantizes them again.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from syringa.engine.cpu.layers.linear import BlockTensor
+from syringa.engine.cpu.native import BLOCK_TYPES
 from syringa.engine.models.quantization import read_quantization
 from syringa.errors import ModelError
 from syringa.modelfiles import SAFETENSORS_INDEX, ModelFiles
@@ -74,7 +78,7 @@ def open_weights(files: ModelFiles, config: dict[str, Any]) -> WeightSource:
 
 
 class GgufWeights:
-    """Tensors of a GGUF file, dequantized to fp32 when they are read."""
+    """Tensors of a GGUF file, dequantized to fp32 when they are read, or as quantized blocks."""
 
     def __init__(self, files: ModelFiles, config: dict[str, Any]) -> None:
         self.file: GgufFile = read_gguf(files.path)
@@ -97,8 +101,30 @@ class GgufWeights:
         if info is None:
             raise ModelError(f"{self.file.path} has no tensor {_gguf_name(name)!r}: the model is incomplete")
         tensor = torch.from_numpy(self._dequantize(info).reshape(self.shape(name)))
+        heads = self._interleaved_heads(name)
+        return _deinterleave_rope(tensor, heads) if heads else tensor
+
+    def blocks(self, name: str) -> BlockTensor | None:
+        """Return a matrix as it is quantized in the file; None if the compiled kernels cannot multiply its type."""
+        info = self.file.tensors.get(_gguf_name(name))
+        if info is None or info.type not in BLOCK_TYPES or len(info.shape) != 2:
+            return None
+        inputs, rows = info.shape
+        order = None
+        if heads := self._interleaved_heads(name):
+            order = _deinterleave_rope(torch.arange(rows, dtype=torch.int32), heads).numpy()
+        data = self.data[info.file][info.offset : info.offset + info.size]
+        return BlockTensor(f"{self.file.path}: {info.name}", info.type, rows, inputs, data, order)
+
+    def block_bytes(self) -> int:
+        """Return the size of the model with the tensors that `blocks` returns as they are and the rest in int8."""
+        tensors = self.file.tensors.values()
+        return sum(info.size if info.type in BLOCK_TYPES else math.prod(info.shape) for info in tensors)
+
+    def _interleaved_heads(self, name: str) -> int:
+        """Return the number of heads if a tensor's rows are in pairs for the rotary embedding, else 0."""
         match = re.search(r"self_attn\.([qk])_proj", name)
-        return _deinterleave_rope(tensor, self.heads[match[1]]) if match and self.interleaved else tensor
+        return int(self.heads[match[1]]) if match and self.interleaved else 0
 
     def _dequantize(self, info: TensorInfo) -> np.ndarray:
         from gguf import GGMLQuantizationType
@@ -113,9 +139,14 @@ class GgufWeights:
                 values = raw.view(np.float16).astype(np.float32)
             else:
                 rows = int(np.prod(info.shape[1:], dtype=np.int64))
-                values = dequantize(raw.reshape(rows, -1), kind)
+                with np.errstate(invalid="ignore", over="ignore"):  # corrupt scales are reported below
+                    values = dequantize(raw.reshape(rows, -1), kind)
         except (KeyError, NotImplementedError):
             raise ModelError(f"{self.file.path}: tensors of type {info.type} cannot be read yet") from None
+        if values.size and not (np.isfinite(values.max()) and np.isfinite(values.min())):
+            raise ModelError(
+                f"{self.file.path}: {info.name} is corrupt: a weight is not a finite number; fetch the file again"
+            )
         return np.array(values, dtype=np.float32, copy=info.type == "F32")
 
 

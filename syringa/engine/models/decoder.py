@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,9 +22,16 @@ ReadWeight = Callable[[str], torch.Tensor]  # a tensor by its Hugging Face name
 
 
 class LinearFactory(Protocol):
-    """Creates a linear layer of the chosen dtype. `gated`: a gate projection followed by an up projection."""
+    """Creates a linear layer of the chosen dtype from the tensors with these names, side by side.
 
-    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer: ...
+    `gated`: a gate projection followed by an up projection.
+    """
+
+    def __call__(self, names: Sequence[str], bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer: ...
+
+
+class Embedding(Protocol):
+    def __getitem__(self, tokens: torch.Tensor) -> torch.Tensor: ...
 
 
 class Model(Protocol):
@@ -52,7 +59,7 @@ class Decoder:
         self,
         config: DecoderConfig,
         ops: CpuOps,
-        embedding: torch.Tensor,
+        embedding: Embedding,
         layers: list[DecoderLayer],
         norm: torch.Tensor,
         head: LinearLayer,
@@ -85,9 +92,8 @@ def load_layers(
         attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
 
         def fused(prefix: str, names: tuple[str, ...], bias: bool, gated: bool = False) -> LinearLayer:
-            weights = torch.cat([weight(f"{prefix}{name}_proj.weight") for name in names])
             biases = torch.cat([weight(f"{prefix}{name}_proj.bias") for name in names]) if bias else None
-            return make_linear(weights, biases, gated=gated)
+            return make_linear([f"{prefix}{name}_proj.weight" for name in names], biases, gated=gated)
 
         layers.append(
             DecoderLayer(

@@ -1,4 +1,4 @@
-"""The int8 decoder: all layers of `decoder.Decoder` in one call into the compiled kernels."""
+"""The quantized decoder: all layers of `decoder.Decoder` in one call into the compiled kernels."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import cast
 import torch
 
 from syringa.engine.cpu.layers.cache import CacheTensors
-from syringa.engine.cpu.layers.linear import Int8Linear, LinearLayer
+from syringa.engine.cpu.layers.linear import LinearLayer, NativeLinear
 from syringa.engine.cpu.layers.native_ops import NativeOps, native_batch
 from syringa.engine.cpu.native import DecoderLayerPointers, DecoderStack, Kernels, StepRows
 from syringa.engine.execution.batch import StepTensors
 from syringa.engine.models.config import DecoderConfig
-from syringa.engine.models.decoder import DecoderLayer
+from syringa.engine.models.decoder import DecoderLayer, Embedding
 
 
 class FusedDecoder:
-    """`Decoder` for int8 layers whose gate and up projections are quantized as one gated linear layer."""
+    """`Decoder` for quantized layers whose gate and up projections are one gated linear layer."""
 
     def __init__(
         self,
         config: DecoderConfig,
         ops: NativeOps,
-        embedding: torch.Tensor,
+        embedding: Embedding,
         layers: list[DecoderLayer],
         norm: torch.Tensor,
         head: LinearLayer,
@@ -60,7 +60,7 @@ class FusedDecoder:
 
 
 def _layer(layer: DecoderLayer, ops: NativeOps, index: int) -> DecoderLayerPointers:
-    linears = {name: cast(Int8Linear, getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")}
+    linears = {name: cast(NativeLinear, getattr(layer, name)) for name in ("qkv", "out", "gate_up", "down")}
     q_norm, k_norm = ops.norm_addresses[index]
     return DecoderLayerPointers(
         input_norm=layer.input_norm.data_ptr(),

@@ -26,7 +26,7 @@ class MemoryPlanner:
 
     def expected_device(self, options: WorkerOptions) -> eviction.Device:
         """Return the device that a worker will probably choose. A loaded worker reports it."""
-        if options.device == "auto" and options.dtype not in ("int8", "fp32"):
+        if options.device == "auto" and options.dtype not in ("int8", "gguf", "fp32"):
             return "cuda" if self._gpu() else "cpu"
         return "cuda" if options.device == "cuda" else "cpu"
 

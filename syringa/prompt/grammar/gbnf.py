@@ -18,7 +18,7 @@ from syringa.prompt.grammar.lark import string_literal
 
 _TOKEN = re.compile(
     r"""
-      (?P<string> "(?:[^"\\\n]|\\.)*+" )
+      (?P<string> "(?:[^"\\\n]|\\.)*+" | '(?:[^'\\\n]|\\.)*+' )
     | (?P<class> \[(?:[^\]\\\n]|\\.)*+\] )
     | (?P<comment> \#[^\n]* )
     | (?P<define> ::= )
@@ -28,7 +28,7 @@ _TOKEN = re.compile(
     | (?P<any> \. )
     | (?P<operator> [|()] )
     | (?P<space> \s+ )
-    | (?P<unterminated> ["\[].* )
+    | (?P<unterminated> ["'\[].* )
     | (?P<unknown> . )
     """,
     re.VERBOSE | re.DOTALL,
@@ -37,7 +37,7 @@ _RULE = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.MULTILINE)
 _CHARACTER = re.compile(
     r"\\(?:x(?P<x>[0-9A-Fa-f]{2})|u(?P<u>[0-9A-Fa-f]{4})|U(?P<U>[0-9A-Fa-f]{8})|(?P<escaped>.))|(?P<plain>.)", re.DOTALL
 )
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {each: each for each in r'"\[]-^/'}
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {each: each for each in "\"'\\[]-^/"}
 _WHITESPACE = set(" \t\r\n")
 _MAX_DEPTH = 100  # of brackets
 _MAX_SHOWN = 20  # characters of a token in an error

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from syringa.remote_tools import RemoteResult, RemoteServer, RemoteTool
 from syringa.service.mcp.hosts import AllowedHosts
 from syringa.service.mcp.transport import ForbiddenServer, GuardedTransport, ssl_context
+from syringa.version import installed_version
 
 T = TypeVar("T")
 _Operation = Callable[[Client], Awaitable[Any]]
@@ -131,7 +132,9 @@ class McpConnection:
             trust_env=False,
         ) as http:
             streams = streamable_http_client(self._server.url, http_client=http, max_sse_event_size=self._max_bytes)
-            async with Client(streams, cache=None, client_info=Implementation(name="syringa", version="1")) as client:
+            async with Client(
+                streams, cache=None, client_info=Implementation(name="syringa", version=installed_version())
+            ) as client:
                 while (work := await queue.get()) is not None:
                     operation, future = work
                     try:

@@ -224,6 +224,7 @@ DEEP = json.loads('{"items":' * 300 + "{}" + "}" * 300)
         ({"grammar": 5}, "grammar", "expected an object"),
         ({"grammar": "root ::= ("}, "grammar", "the bracket is not closed"),
         ({"json_schema": 123}, "json_schema", "expected a JSON object, or its text"),
+        ({"response_format": {"type": "json_object", "schema": 0}}, "response_format.schema", "expected a JSON"),
         ({"response_format": {"type": "json_object", "schema": 123}}, "response_format.schema", "expected a JSON"),
         ({"response_format": {"type": "json_object", "schema": {"type": 1}}}, "response_format.schema", "type"),
         ({"response_format": {"type": "sound"}}, "response_format.type", "expected one of text, json_object"),

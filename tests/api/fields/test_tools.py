@@ -99,9 +99,9 @@ async def test_completion_returns_tool_calls(choice: str | None) -> None:
     assert ("TEXT" in grammar.value) == (choice != "required")
 
 
-async def test_completion_returns_text_beside_a_call() -> None:
+async def test_completion_returns_text_before_a_call() -> None:
     body = await post(ASK, FakeEngine(f"I look it up.\n{CALL} Wait."))
-    assert body["choices"][0]["text"] == "I look it up.\n Wait."
+    assert body["choices"][0]["text"] == "I look it up.\n"
     assert len(body["choices"][0]["tool_calls"]) == 1
 
 

@@ -57,6 +57,7 @@ def accepts(gbnf: str, text: str) -> bool:
         (r'root ::= "\u0041\x42\U00000043" [\u0041-\u0043] "\"\\\n"', ['ABCB"\\\n'], ['ABCD"\\\n']),
         (r"root ::= [^a-c\]\n-]", ["d", "é"], ["a", "]", "-", "\n"]),
         ("root ::= [a&&b] [a-z-9]", ["&a", "a-", "b9"], ["c9"]),
+        ("root ::= 'it\\'s' '\"'", ["it's\""], ["its"]),  # as in xgrammar's EBNF
         ("root ::= .", ["a", "\n", "é"], ["", "ab"]),
         ('root ::= ( | "a") "x"?', ["", "a", "ax"], ["aa"]),
         ('start ::= "a"\nroot ::= start Start\nStart ::= "b"', ["ab"], ["a", "ba"]),
@@ -118,6 +119,7 @@ HOSTILE = {
     ),
     "classes": "root ::= " + "[" * 200_000,
     "strings": "root ::= " + '"' * 200_001,
+    "quotes": "root ::= " + "\"'" * 100_000,
     "brackets": "root ::= " + "(" * 200_000,
     "braces": 'root ::= "a"' + "{1 " * 60_000,
     "comments": "root ::= #" + "\n#" * 100_000,

@@ -76,6 +76,20 @@ async def test_connection_is_kept_for_several_calls(dice: DiceServer, client: Mc
     connection.close()
 
 
+async def test_connection_to_a_server_with_sessions(dice: DiceServer, client: McpClient) -> None:
+    dice.legacy = True
+    connection = client.connect(server(dice.url))
+    for sides in (6, 20):
+        assert (await connection.call_tool("roll", {"sides": sides})).output == f"rolled {sides}"
+    assert dice.methods.count("initialize") == 1
+    waiting = asyncio.create_task(connection.call_tool("hang", {}))
+    assert await eventually(dice.hanging.is_set)
+    waiting.cancel()
+    connection.close()
+    assert await eventually(dice.cancelled.is_set)
+    assert await eventually(lambda: "DELETE" in dice.methods)
+
+
 async def test_wrong_arguments_and_unknown_tools_are_errors_of_the_call(dice: DiceServer, client: McpClient) -> None:
     connection = client.connect(server(dice.url))
     for name, arguments in (("roll", {"sides": "many"}), ("roll", {}), ("nothing", {})):

@@ -154,8 +154,8 @@ def _offer(
         allowed = [tool for tool in lists[each.server.label] if each.allowed.matches(tool)]
         if len(allowed) > _MAX_TOOLS:
             raise InvalidRequest(
-                f"{each.path}: the server has {len(allowed)} tools, and at most {_MAX_TOOLS} can be offered: choose some"
-                " with allowed_tools.",
+                f"{each.path}: the server has {len(allowed)} tools, and at most {_MAX_TOOLS} can be offered; choose"
+                " some with allowed_tools.",
                 param=each.path,
             )
         for tool in allowed:

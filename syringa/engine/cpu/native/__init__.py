@@ -14,9 +14,31 @@ AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 REQUIRED_FLAGS = {
     "avx512bf16": AVX512 | {"avx512_bf16"},
     "avx512": AVX512,
-    "avx2": {"avx2", "fma"},
+    "avx2": {"avx2", "fma", "f16c"},
     "base": set[str](),
 }
+
+
+# GGUF tensor types that the kernels multiply as they are, with their numbers. `BlockType` in gguf_blocks.h.
+BLOCK_TYPES = {
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "IQ4_NL": 20,
+    "IQ4_XS": 23,
+    "MXFP4": 39,
+}
+
+
+class TensorBlocks(ctypes.Structure):
+    """A quantized tensor of a GGUF file. `TensorBlocks` in quantized_linear.h."""
+
+    _fields_ = [("data", c_void_p), ("order", c_void_p), ("type", c_int32), ("rows", c_int)]
 
 
 class DenseWeights(ctypes.Structure):
@@ -77,8 +99,13 @@ class Kernels:
         pointer, number = c_void_p, c_int
         self.quantize_weights = library.syringa_quantize_weights
         self.quantize_weights.argtypes, self.quantize_weights.restype = [pointer, number, number, number], pointer
+        self.pack_weights = library.syringa_pack_weights
+        self.pack_weights.argtypes, self.pack_weights.restype = [pointer, number, number, number], pointer
+        self.check_scales = library.syringa_check_scales
+        self.check_scales.argtypes, self.check_scales.restype = [pointer, number], number
+        self.dequantize_rows = self._bind(library.syringa_dequantize_rows, pointer, number, pointer, number, pointer)
         self.free_weights = self._bind(library.syringa_free_weights, pointer)
-        self.int8_linear = self._bind(library.syringa_int8_linear, pointer, pointer, number, pointer, pointer, number)
+        self.linear = self._bind(library.syringa_linear, pointer, pointer, number, pointer, pointer, number)
         self.dense_linear = self._bind(library.syringa_dense_linear, pointer, pointer, number, pointer, pointer, number)
         self.rms_norm = self._bind(library.syringa_rms_norm, pointer, pointer, number, number, c_float, pointer)
         self.silu_mul = self._bind(library.syringa_silu_mul, pointer, number, number, pointer)

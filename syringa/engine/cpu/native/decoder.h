@@ -1,18 +1,18 @@
-// All layers of an int8 decoder in one call. A step of a small batch takes a few milliseconds; three hundred calls from
+// All layers of a quantized decoder in one call. A step of a small batch takes a few milliseconds; three hundred calls from
 // Python would add a fifth. Same order of operations as models/decoder.py, which runs the other precisions.
 #pragma once
 
 #include <vector>
 
 #include "attention.h"
-#include "int8_linear.h"
+#include "panels.h"
 #include "rowwise.h"
 
 namespace syringa {
 
 struct DecoderLayer {
     const float *input_norm, *post_norm;
-    const Int8Weights *qkv, *out, *gate_up, *down;  // gate_up is gated: it computes silu(gate) · up
+    const LinearWeights *qkv, *out, *gate_up, *down;  // gate_up is gated: it computes silu(gate) · up
     const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
     const float *q_norm, *k_norm;
     RotaryShape rotary;
@@ -48,16 +48,16 @@ void run_layers(const DecoderStack& stack, const StepRows& step, const Attention
         const DecoderLayer& layer = stack.layers[i];
         float *qkv = reserve(wide_buffer, layer.qkv->outputs), *attended = reserve(narrow_buffer, layer.out->inputs);
         rms_norm(x, layer.input_norm, step.rows, stack.hidden, stack.eps, normed);
-        int8_linear(*layer.qkv, normed, step.rows, qkv, layer.qkv->outputs, layer.qkv_bias, false);
+        layer.qkv->multiply(normed, step.rows, qkv, layer.qkv->outputs, layer.qkv_bias, false);
         rotary_and_cache(layer.rotary, qkv, layer.qkv->outputs, step.rows, step.positions, step.slots, stack.cosine,
                          stack.sine, layer.q_norm, layer.k_norm, keys, values);
         attention(layer.attention, batch, keys, values, qkv, layer.qkv->outputs, attended, layer.out->inputs);
-        int8_linear(*layer.out, attended, step.rows, x, stack.hidden, layer.out_bias, true);
+        layer.out->multiply(attended, step.rows, x, stack.hidden, layer.out_bias, true);
 
         float* gated = reserve(wide_buffer, layer.gate_up->outputs);
         rms_norm(x, layer.post_norm, step.rows, stack.hidden, stack.eps, normed);
-        int8_linear(*layer.gate_up, normed, step.rows, gated, layer.gate_up->outputs, layer.gate_up_bias, false);
-        int8_linear(*layer.down, gated, step.rows, x, stack.hidden, layer.down_bias, true);
+        layer.gate_up->multiply(normed, step.rows, gated, layer.gate_up->outputs, layer.gate_up_bias, false);
+        layer.down->multiply(gated, step.rows, x, stack.hidden, layer.down_bias, true);
     }
 }
 

@@ -10,37 +10,26 @@
 #include <vector>
 
 #include "arena.h"
-#include "thread_pool.h"
+#include "panels.h"
 #include "simd.h"
+#include "thread_pool.h"
 
 namespace syringa {
 
-constexpr int GROUP = 64;
-#if defined(__AVX512F__)
-constexpr int VECTORS = 2, ROWS = 4;  // integer and float accumulators fill the registers
-#else
-constexpr int VECTORS = 2, ROWS = 2;
-#endif
-constexpr int PANEL = VECTORS * LANES;
-
-// Gated weights hold two matrices, gate and up, interleaved in panels vector by vector, so that both factors of
-// silu(gate) · up are in registers. `outputs` is the number of products.
-struct Int8Weights {
-    const int outputs, inputs, padded;  // padded: inputs rounded up to whole groups
-    const bool gated;
+struct Int8Weights : LinearWeights {
+    const int padded;  // inputs rounded up to whole groups
     std::vector<float> scales;
     uint8_t* values;
 
     Int8Weights(int outputs, int inputs, bool gated)
-        : outputs(outputs),
-          inputs(inputs),
+        : LinearWeights(outputs, inputs, gated),
           padded((inputs + GROUP - 1) / GROUP * GROUP),
-          gated(gated),
           scales(panels() * PANEL),
           values((uint8_t*)Arena::allocate((size_t)panels() * padded * PANEL)),
           chunk_(Arena::current_chunk()) {}
-    ~Int8Weights() { Arena::release(chunk_); }
-    Int8Weights(const Int8Weights&) = delete;
+    ~Int8Weights() override { Arena::release(chunk_); }
+
+    void multiply(const float* x, int rows, float* y, size_t stride, const float* bias, bool add) const override;
 
     int width() const { return gated ? PANEL / 2 : PANEL; }  // outputs of a panel
     int panels() const { return (outputs + width() - 1) / width(); }
@@ -90,54 +79,23 @@ struct Int8Rows {
 inline void quantize_row(const float* x, int inputs, int padded, activation_t* activations, float* scales,
                          int32_t* offset) {
     for (int g = 0; g < padded / GROUP; g++) {
-        const int begin = g * GROUP, length = std::min(GROUP, inputs - begin);
-        float padded_values[GROUP];
-        const float* values = x + begin;
-        if (length < GROUP) {
-            std::fill(padded_values, padded_values + GROUP, 0.f);
-            std::memcpy(padded_values, values, sizeof(float) * std::max(length, 0));
-            values = padded_values;
-        }
-        floats peaks{};
-        for (int i = 0; i < GROUP; i += LANES) {
-            floats v = load(values + i);
-            peaks = vmax(peaks, vmax(v, -v));
-        }
-        const float peak = max_lane(peaks), inverse = peak > 0.f ? 127.f / peak : 0.f;
+        float copy[GROUP];
+        const float* values = group_of(x, inputs, g, copy);
+        const float peak = group_peak(values), inverse = peak > 0.f ? 127.f / peak : 0.f;
         ints total{};
         for (int i = 0; i < GROUP; i += LANES) {
-            const floats magic = splat(12582912.f);  // adding it rounds to the nearest integer, ties to even
-            ints q = __builtin_convertvector(fma(load(values + i), splat(inverse), magic) - magic, ints);
+            const ints q = round_scaled(load(values + i), inverse);
             total += q;
-            const bytes narrow = __builtin_convertvector(q, bytes);
-            store_activations(activations + begin + i, narrow);
+            store_activations(activations + g * GROUP + i, __builtin_convertvector(q, bytes));
         }
         scales[g] = peak / 127.f;
         offset[g] = -128 * sum(total);
     }
 }
 
-static_assert(VECTORS == 2, "a gated panel has one vector of gates and one of ups");
-
-// A vector of outputs may extend past the last one.
-inline floats with_bias(floats value, const float* bias, int n, int outputs) {
-    if (!bias) return value;
-    if (n + LANES <= outputs) return value + load(bias + n);
-    for (int i = 0; n + i < outputs; i++) value[i] += bias[n + i];
-    return value;
-}
-inline void store_outputs(float* row, int n, int outputs, floats value, bool add) {
-    if (n + LANES <= outputs) {
-        store(row + n, add ? value + load(row + n) : value);
-    } else {
-        for (int i = 0; n + i < outputs; i++) row[n + i] = add ? value[i] + row[n + i] : value[i];
-    }
-}
-
 // Multiply M rows with one panel. The order of sums does not depend on M. AHEAD: prefetch the next panel meanwhile.
 template <int M, bool AHEAD = false>
-void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, float* y, size_t stride,
-                   const float* bias, bool add) {
+void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, const PanelOutput& out) {
     const int groups = w.padded / GROUP;
     const uint8_t* weights = w.panel(p);
     const activation_t* activations = x.values.data() + row * w.padded;
@@ -166,40 +124,18 @@ void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, f
     }
     const float* scale = w.scales.data() + (size_t)p * PANEL;
     for (int m = 0; m < M; m++) {
-        float* out = y + (row + m) * stride;
         for (int v = 0; v < VECTORS; v++) result[m][v] = result[m][v] * load(scale + v * LANES);
-        if (w.gated) {
-            const int n = p * LANES;
-            const floats gate = with_bias(result[m][0], bias, n, w.outputs);
-            const floats up = with_bias(result[m][1], bias ? bias + w.outputs : nullptr, n, w.outputs);
-            store_outputs(out, n, w.outputs, silu(gate) * up, add);
-        } else {
-            for (int v = 0; v < VECTORS; v++) {
-                const int n = p * PANEL + v * LANES;
-                store_outputs(out, n, w.outputs, with_bias(result[m][v], bias, n, w.outputs), add);
-            }
-        }
+        store_panel(out, p, row + m, result[m]);
     }
 }
 
-template <int M>
-void panel_tail(int left, const Int8Weights& w, int p, const Int8Rows& x, size_t row, float* y, size_t stride,
-                const float* bias, bool add) {
-    if constexpr (M > 0) {
-        if (left == M)
-            panel_product<M>(w, p, x, row, y, stride, bias, add);
-        else
-            panel_tail<M - 1>(left, w, p, x, row, y, stride, bias, add);
-    }
-}
-
-inline void int8_linear(const Int8Weights& w, const float* x, int rows, float* y, size_t stride, const float* bias,
-                        bool add) {
+inline void Int8Weights::multiply(const float* x, int rows, float* y, size_t stride, const float* bias,
+                                  bool add) const {
     static Int8Rows quantized;  // not reentrant: the engine has one step loop
-    quantized.resize(rows, w.padded);
-    const int groups = w.padded / GROUP;
+    quantized.resize(rows, padded);
+    const int groups = padded / GROUP;
     const auto quantize = [&](int r) {
-        quantize_row(x + (size_t)r * w.inputs, w.inputs, w.padded, quantized.values.data() + (size_t)r * w.padded,
+        quantize_row(x + (size_t)r * inputs, inputs, padded, quantized.values.data() + (size_t)r * padded,
                      quantized.scales.data() + (size_t)r * groups, quantized.offset.data() + (size_t)r * groups);
     };
     if (rows < 8)
@@ -209,10 +145,11 @@ inline void int8_linear(const Int8Weights& w, const float* x, int rows, float* y
             for (int r = c * 8; r < std::min(rows, c * 8 + 8); r++) quantize(r);
         });
     // A block of rows stays in the L2 cache while a run of panels is streamed.
-    const int block = std::max(ROWS, std::min(rows, (1 << 18) / w.padded) / ROWS * ROWS);
+    const int block = std::max(ROWS, std::min(rows, (1 << 18) / padded) / ROWS * ROWS);
     const int blocks = (rows + block - 1) / block;
-    const int panels = w.panels(), run = std::max(1, std::min(8, panels / (4 * pool().threads())));
+    const int panels = this->panels(), run = std::max(1, std::min(8, panels / (4 * pool().threads())));
     const int runs = (panels + run - 1) / run;
+    const PanelOutput out{y, stride, outputs, bias, gated, add};
     pool().run(blocks * runs, [&](int task) {
         const int first = task / runs * block, last = std::min(rows, first + block);
         for (int p = task % runs * run; p < std::min(panels, (task % runs + 1) * run); p++) {
@@ -221,10 +158,12 @@ inline void int8_linear(const Int8Weights& w, const float* x, int rows, float* y
             int row = first;
             for (; row + ROWS <= last; row += ROWS)
                 if (row == first + ROWS)
-                    panel_product<ROWS, true>(w, p, quantized, row, y, stride, bias, add);
+                    panel_product<ROWS, true>(*this, p, quantized, row, out);
                 else
-                    panel_product<ROWS>(w, p, quantized, row, y, stride, bias, add);
-            panel_tail<ROWS - 1>(last - row, w, p, quantized, row, y, stride, bias, add);
+                    panel_product<ROWS>(*this, p, quantized, row, out);
+            dispatch_rows<ROWS - 1>(last - row, [&](auto count) {
+                panel_product<decltype(count)::value>(*this, p, quantized, row, out);
+            });
         }
     });
 }

@@ -3,9 +3,10 @@
 #include "attention.h"
 #include "decoder.h"
 #include "dense_linear.h"
-#include "sampling.h"
 #include "int8_linear.h"
+#include "quantized_linear.h"
 #include "rowwise.h"
+#include "sampling.h"
 
 using namespace syringa;
 
@@ -24,16 +25,29 @@ EXPORT void syringa_start(int threads) {
     if (!shared_pool) shared_pool = new ThreadPool(std::max(1, threads));
 }
 
-EXPORT Int8Weights* syringa_quantize_weights(const float* weights, int rows, int inputs, int gated) {
+EXPORT LinearWeights* syringa_quantize_weights(const float* weights, int rows, int inputs, int gated) {
     return quantize_weights(weights, rows, inputs, gated != 0);
 }
 
-EXPORT void syringa_free_weights(Int8Weights* weights) { delete weights; }
-
-EXPORT void syringa_int8_linear(const Int8Weights* weights, const float* x, int rows, float* y, const float* bias,
-                                int add) {
-    int8_linear(*weights, x, rows, y, weights->outputs, bias, add != 0);
+// Null if a scale is not a finite number.
+EXPORT LinearWeights* syringa_pack_weights(const TensorBlocks* tensors, int count, int inputs, int gated) {
+    return pack_weights(tensors, count, inputs, gated != 0);
 }
+
+EXPORT void syringa_free_weights(LinearWeights* weights) { delete weights; }
+
+EXPORT void syringa_linear(const LinearWeights* weights, const float* x, int rows, float* y, const float* bias, int add) {
+    weights->multiply(x, rows, y, weights->outputs, bias, add != 0);
+}
+
+// Rows of a tensor by index, as fp32.
+EXPORT void syringa_dequantize_rows(const TensorBlocks* tensor, int inputs, const int64_t* indices, int count,
+                                    float* out) {
+    dequantize_rows(*tensor, inputs, indices, count, out);
+}
+
+// Whether all scales of a tensor are finite.
+EXPORT int syringa_check_scales(const TensorBlocks* tensor, int inputs) { return scales_are_finite(*tensor, inputs); }
 
 EXPORT void syringa_dense_linear(const DenseWeights* weights, const float* x, int rows, float* y, const float* bias,
                                  int add) {

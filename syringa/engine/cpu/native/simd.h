@@ -1,7 +1,7 @@
 // Vectors of the native register width, by the compiler's vector extension, so that kernels are written once.
 //
-// Only two operations need intrinsics: the fused multiply-add (rounding must be the same in every instantiation of a
-// kernel, or a row's bits would depend on its batch) and the byte dot product.
+// Few operations need intrinsics: the fused multiply-add (rounding must be the same in every instantiation of a kernel,
+// or a row's bits would depend on its batch), the byte dot products, and conversions of halves.
 #pragma once
 
 #include <cmath>
@@ -27,6 +27,8 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 typedef int8_t bytes __attribute__((vector_size(LANES)));
+typedef uint8_t quads __attribute__((vector_size(4 * LANES)));    // four bytes for each lane
+typedef uint16_t shorts __attribute__((vector_size(4 * LANES)));  // the same, to be shifted
 
 static inline floats splat(float x) { return floats{} + x; }
 static inline ints splat(int32_t x) { return ints{} + x; }
@@ -37,6 +39,15 @@ static inline floats load(const float* p) {
     return v;
 }
 static inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }
+static inline floats broadcast(const float* p) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_set1_ps(*p);
+#elif defined(__AVX2__)
+    return (floats)_mm256_set1_ps(*p);
+#else
+    return splat(*p);
+#endif
+}
 
 // bfloat16 is stored as uint16_t.
 static inline floats load(const uint16_t* p) {
@@ -44,6 +55,40 @@ static inline floats load(const uint16_t* p) {
     std::memcpy(&half, p, sizeof half);
     words wide = __builtin_convertvector(half, words) << 16;
     return (floats)wide;
+}
+
+static inline quads load_quads(const uint8_t* p) {
+    quads v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+// LANES unsigned bytes.
+static inline ints load_wide(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+    return (ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+    ints v;
+    for (int i = 0; i < LANES; i++) v[i] = p[i];
+    return v;
+#endif
+}
+
+// LANES finite IEEE halves.
+static inline floats load_halves(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    halves half;
+    std::memcpy(&half, p, sizeof half);
+    const words wide = __builtin_convertvector(half, words);
+    const floats magnitude = (floats)((wide & 0x7fffu) << 13) * splat(5.192296858534828e33f);  // 2^112
+    return (floats)((words)magnitude | (wide & 0x8000u) << 16);
+#endif
 }
 
 static inline float to_float(float x) { return x; }
@@ -262,5 +307,85 @@ static inline ints dot4(ints acc, const uint8_t* w, const activation_t* a) {
     return acc;
 #endif
 }
+
+// table[index], for each byte of an index below 16.
+static inline quads lookup(const uint8_t* table, quads index) {
+#if defined(__AVX512BW__)
+    const __m512i entries = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+    return (quads)_mm512_shuffle_epi8(entries, (__m512i)index);
+#elif defined(__AVX2__)
+    const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+    return (quads)_mm256_shuffle_epi8(entries, (__m256i)index);
+#else
+    for (int i = 0; i < 4 * LANES; i++) index[i] = table[index[i]];
+    return index;
+#endif
+}
+
+// A sum of dot products of four unsigned bytes per lane, at most MOST, with four activations. Where the processor cannot
+// multiply unsigned bytes above 127 without saturation, those bytes count from 128, and `zero` of their zero is 0.
+#if defined(__AVX512VNNI__)
+typedef __m512i four_activations;
+static inline four_activations load_four(const int8_t* a) { return _mm512_set1_epi32(load_int32(a)); }
+
+template <int MOST>
+struct DotSum {
+    ints total;
+
+    static constexpr int zero(int value) { return value; }
+    inline __attribute__((always_inline)) void add(int, quads u, four_activations a) {
+        total = (ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)u, a);
+    }
+    ints end(int) const { return total; }
+};
+#elif defined(__AVX2__)
+typedef __m256i four_activations;
+static inline four_activations load_four(const int8_t* a) { return _mm256_set1_epi32(load_int32(a)); }
+
+template <int MOST>
+struct DotSum {
+    ints total;
+    __m256i narrow = _mm256_setzero_si256();
+
+    // So many sums of two products fit in 16 bits.
+    static constexpr int RUN = MOST > 127 ? 1 : 32767 / (2 * 127 * MOST);
+
+    static constexpr int zero(int value) { return MOST > 127 ? value - 128 : value; }
+    inline __attribute__((always_inline)) void add(int step, quads u, four_activations a) {
+        __m256i weights = (__m256i)u;
+        if (MOST > 127) {  // |w| · (a with the sign of w)
+            weights = _mm256_xor_si256(weights, _mm256_set1_epi8((char)0x80));
+            a = _mm256_sign_epi8(a, weights);
+            weights = _mm256_abs_epi8(weights);
+        }
+        const __m256i products = _mm256_maddubs_epi16(weights, a);
+        narrow = step % RUN == 0 ? products : _mm256_add_epi16(narrow, products);
+        if (step % RUN == RUN - 1) widen();
+    }
+    inline __attribute__((always_inline)) ints end(int steps) {
+        if (steps % RUN) widen();
+        return total;
+    }
+    inline __attribute__((always_inline)) void widen() {
+        total = (ints)_mm256_add_epi32((__m256i)total, _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)));
+    }
+};
+#else
+struct four_activations {
+    int32_t each[4];
+};
+static inline four_activations load_four(const int8_t* a) { return {{a[0], a[1], a[2], a[3]}}; }
+
+template <int MOST>
+struct DotSum {
+    ints total;
+
+    static constexpr int zero(int value) { return value; }
+    void add(int, quads u, const four_activations& a) {
+        for (int b = 0; b < 4; b++) total += (ints)((words)u >> (8 * b) & 0xffu) * splat(a.each[b]);
+    }
+    ints end(int) const { return total; }
+};
+#endif
 
 }  // namespace syringa

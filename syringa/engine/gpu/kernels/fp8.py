@@ -13,7 +13,7 @@ from syringa.engine.loading.quantized import FP8_DTYPE, FP8_MAX
 _FP8_MAX = tl.constexpr(FP8_MAX)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _quantize_kernel(
     x_ptr,
     norm_weight_ptr,

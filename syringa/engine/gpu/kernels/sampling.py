@@ -194,7 +194,8 @@ def sample(
     out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     filtered = top_k is not None
     span = triton.next_power_of_2(blocks)
-    num_cells, candidates = rows * blocks, rows * (_MAX_CANDIDATES + span) if filtered else 0
+    # Aligned to 16 bytes: for other alignments, Triton compiles the kernels again.
+    num_cells, candidates = triton.cdiv(rows * blocks, 4) * 4, rows * (_MAX_CANDIDATES + span) if filtered else 0
     workspace, _ = get_workspace(logits.device, 2 * num_cells + candidates, 0)
     maxima, masses, candidates_buffer = (
         workspace[:num_cells],

@@ -45,15 +45,15 @@ def quantized_linear(
     if not len(x):
         return out
     config = config or choose_quantized_config(len(x), outputs, weight, gated)
-    if isinstance(config, GemvConfig):
-        gemv(x, weight.data, bias, norm_weight, eps, gated, residual, out, config, pdl, weight.scales)
-        return out
-    if config.fp8_rows:
+    if isinstance(config, QuantizedConfig) and config.fp8_rows:
         x, scales = quantize_rows(x, weight.row_group, norm_weight=norm_weight, eps=eps, pdl=pdl)
         quantized_gemm(x, weight, bias, out, config, gated=gated, residual=residual, x_scales=scales, pdl=pdl)
         return out
-    if norm_weight is not None:
+    if norm_weight is not None:  # fused into a GEMV, its weights would be as many bytes to read as those of the layer
         x = rms_norm(x, norm_weight, eps, pdl=pdl)
+    if isinstance(config, GemvConfig):
+        gemv(x, weight.data, bias, None, eps, gated, residual, out, config, pdl, weight.scales)
+        return out
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     quantized_gemm(x, weight, bias, out, config, gated=gated, residual=residual, pdl=pdl)

@@ -1,0 +1,113 @@
+// What the products with quantized weights share: panels of channels, groups of activations, and outputs.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "simd.h"
+
+namespace syringa {
+
+constexpr int GROUP = 64;  // inputs with one activation scale
+#if defined(__AVX512F__)
+constexpr int VECTORS = 2, ROWS = 4;  // integer and float accumulators fill the registers
+#else
+constexpr int VECTORS = 2, ROWS = 2;
+#endif
+constexpr int PANEL = VECTORS * LANES;
+
+static_assert(VECTORS == 2, "a gated panel has one vector of gates and one of ups");
+
+// The weights of a linear layer. Gated ones are two matrices, gate and up, whose panels hold a vector of each, so that
+// both factors of silu(gate) · up are in registers; `outputs` is the number of products.
+struct LinearWeights {
+    const int outputs, inputs;
+    const bool gated;
+
+    LinearWeights(int outputs, int inputs, bool gated) : outputs(outputs), inputs(inputs), gated(gated) {}
+    virtual ~LinearWeights() = default;
+    LinearWeights(const LinearWeights&) = delete;
+
+    // y = x · wᵀ + bias, or with `add`, y += x · wᵀ + bias. `stride`: between the rows of y.
+    virtual void multiply(const float* x, int rows, float* y, size_t stride, const float* bias, bool add) const = 0;
+};
+
+// --- Activations
+
+// The inputs of a group; `copy` holds those of the last one, padded with zeros.
+inline const float* group_of(const float* x, int inputs, int group, float* copy) {
+    const int begin = group * GROUP, length = std::min(GROUP, inputs - begin);
+    if (length == GROUP) return x + begin;
+    std::fill(copy, copy + GROUP, 0.f);
+    std::memcpy(copy, x + begin, sizeof(float) * std::max(length, 0));
+    return copy;
+}
+
+inline float group_peak(const float* values) {
+    floats peaks{};
+    for (int i = 0; i < GROUP; i += LANES) {
+        floats v = load(values + i);
+        peaks = vmax(peaks, vmax(v, -v));
+    }
+    return max_lane(peaks);
+}
+
+inline ints round_scaled(floats values, float scale) {
+    const floats magic = splat(12582912.f);  // adding it rounds to the nearest integer, ties to even
+    return __builtin_convertvector(fma(values, splat(scale), magic) - magic, ints);
+}
+
+// --- Outputs
+
+// Where the products of a panel go: rows of `outputs` numbers.
+struct PanelOutput {
+    float* y;
+    size_t stride;
+    int outputs;
+    const float* bias;
+    bool gated, add;
+};
+
+// A vector of outputs may extend past the last one.
+inline floats with_bias(floats value, const float* bias, int n, int outputs) {
+    if (!bias) return value;
+    if (n + LANES <= outputs) return value + load(bias + n);
+    for (int i = 0; n + i < outputs; i++) value[i] += bias[n + i];
+    return value;
+}
+inline void store_outputs(float* row, int n, int outputs, floats value, bool add) {
+    if (n + LANES <= outputs) {
+        store(row + n, add ? value + load(row + n) : value);
+    } else {
+        for (int i = 0; n + i < outputs; i++) row[n + i] = add ? value[i] + row[n + i] : value[i];
+    }
+}
+
+// Store panel p of a row.
+inline void store_panel(const PanelOutput& to, int p, size_t row, const floats* result) {
+    float* out = to.y + row * to.stride;
+    if (to.gated) {
+        const int n = p * LANES;
+        const floats gate = with_bias(result[0], to.bias, n, to.outputs);
+        const floats up = with_bias(result[1], to.bias ? to.bias + to.outputs : nullptr, n, to.outputs);
+        store_outputs(out, n, to.outputs, silu(gate) * up, to.add);
+    } else {
+        for (int v = 0; v < VECTORS; v++) {
+            const int n = p * PANEL + v * LANES;
+            store_outputs(out, n, to.outputs, with_bias(result[v], to.bias, n, to.outputs), to.add);
+        }
+    }
+}
+
+// Call body with the number of rows, 1 to M, as a constant; do nothing for 0.
+template <int M, class Body>
+inline void dispatch_rows(int rows, Body&& body) {
+    if constexpr (M > 0) {
+        if (rows == M)
+            body(std::integral_constant<int, M>());
+        else
+            dispatch_rows<M - 1>(rows, body);
+    }
+}
+
+}  // namespace syringa

@@ -1,0 +1,169 @@
+"""GGUF models whose weights stay in the file's quantized blocks, compared with the same file in fp32."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from syringa.engine.cpu.layers.linear import BlockEmbedding, BlockLinear, Int8Linear
+from syringa.engine.cpu.native import load_kernels
+from syringa.engine.loading import precision
+from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
+from syringa.errors import ConfigError, ModelError
+from syringa.modelfiles import read_gguf
+from tests.engine.gguf_blocks import dequantize, random_blocks
+from tests.engine.models.tiny_models import PROMPTS, run, save_tokenizer
+
+pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="no kernels were built: there was no compiler")
+HIDDEN, HEADS, KV_HEADS, INTERMEDIATE, VOCAB = 256, 4, 2, 512, 160
+SHAPES = {
+    "attn_q": (HIDDEN, HIDDEN),
+    "attn_k": (HIDDEN // 2, HIDDEN),
+    "attn_v": (HIDDEN // 2, HIDDEN),
+    "attn_output": (HIDDEN, HIDDEN),
+    "ffn_gate": (INTERMEDIATE, HIDDEN),
+    "ffn_up": (INTERMEDIATE, HIDDEN),
+    "ffn_down": (HIDDEN, INTERMEDIATE),
+}
+Q4_K_M = dict.fromkeys(SHAPES, "Q4_K") | {"attn_v": "Q6_K", "ffn_down": "Q6_K"}
+# Each layer's types, in the order of SHAPES.
+MIXED = [
+    dict(zip(SHAPES, ("Q4_0", "Q5_0", "Q8_0", "Q5_1", "Q4_1", "Q4_1", "IQ4_XS"), strict=True)),
+    dict(zip(SHAPES, ("Q5_K", "IQ4_NL", "MXFP4", "Q6_K", "Q4_K", "Q5_K", "Q2_K"), strict=True)),
+]
+
+
+class GgufModel:
+    """A file with random weights of a usual size. Blocks are written as they are, tensors of type F32 are random."""
+
+    def __init__(self, path: Path, architecture: str, layers: list[dict[str, str]], *, head: str | None) -> None:
+        self.writer = GGUFWriter(path, architecture)
+        writer, self.random = self.writer, np.random.default_rng(0)
+        writer.add_block_count(len(layers))
+        writer.add_context_length(256)
+        writer.add_embedding_length(HIDDEN)
+        writer.add_feed_forward_length(INTERMEDIATE)
+        writer.add_head_count(HEADS)
+        writer.add_head_count_kv(KV_HEADS)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list([f"t{i}" for i in range(VOCAB)])
+        writer.add_token_types([1] * VOCAB)
+        writer.add_token_merges(["t 1"])
+        self.matrix("token_embd", (VOCAB, HIDDEN), "Q6_K")
+        self.vector("output_norm.weight", HIDDEN)
+        if head:
+            self.matrix("output", (VOCAB, HIDDEN), head)
+        for i, types in enumerate(layers):
+            self.vector(f"blk.{i}.attn_norm.weight", HIDDEN)
+            self.vector(f"blk.{i}.ffn_norm.weight", HIDDEN)
+            for name, shape in SHAPES.items():
+                self.matrix(f"blk.{i}.{name}", shape, types[name])
+                if architecture == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+                    self.vector(f"blk.{i}.{name}.bias", shape[0])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    def vector(self, name: str, size: int) -> None:
+        self.writer.add_tensor(name, (1 + self.random.normal(0, 0.1, size)).astype(np.float32))
+
+    def matrix(self, name: str, shape: tuple[int, int], type_name: str) -> None:
+        seed = int(self.random.integers(1 << 30))
+        if type_name == "F32":
+            self.writer.add_tensor(f"{name}.weight", self.random.normal(0, 0.06, shape).astype(np.float32))
+            return
+        spread = dequantize(random_blocks(type_name, *shape, seed, scale=1.0), type_name).std()
+        blocks = random_blocks(type_name, *shape, seed, scale=0.06 / float(spread))
+        self.writer.add_tensor(f"{name}.weight", blocks, raw_dtype=GGMLQuantizationType[type_name])
+
+
+@pytest.fixture(autouse=True)
+def _restore_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def load(path: Path, dtype: str) -> LoadedModel:
+    return load_model(LoadOptions(model=str(path), dtype=dtype, threads=2))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "head"),
+    [("llama", [Q4_K_M, Q4_K_M], "Q6_K"), ("qwen2", [Q4_K_M, Q4_K_M], None), ("llama", MIXED, "F32")],
+    ids=["llama", "qwen2 tied", "mixed types"],
+)
+def test_gguf_logits_match_fp32_and_are_batch_invariant(
+    tmp_path: Path, architecture: str, layers: list[dict[str, str]], head: str | None
+) -> None:
+    path = tmp_path / "m.gguf"
+    GgufModel(path, architecture, layers, head=head)
+    loaded = load(path, "gguf")
+    assert loaded.info.dtype == "gguf"
+    expected = run(load(path, "fp32"), PROMPTS)
+    batch = run(loaded, PROMPTS)
+    for got, wanted in zip(batch, expected, strict=True):
+        assert float((got - wanted).norm() / wanted.norm()) < 0.05
+    for i, prompt in enumerate(PROMPTS):
+        assert torch.equal(run(loaded, [prompt])[0], batch[i])
+    for chunk in (1, 13):
+        for got, whole in zip(run(loaded, PROMPTS, chunk=chunk), batch, strict=True):
+            assert torch.equal(got, whole)
+
+
+def test_gguf_layers_stay_in_blocks_where_types_allow(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    GgufModel(path, "llama", MIXED, head="F32")
+    model: Any = load(path, "gguf").model
+    first, second = model.layers
+    assert isinstance(model.embedding, BlockEmbedding)
+    assert isinstance(model.head, Int8Linear)  # from F32
+    assert all(isinstance(each, BlockLinear) for each in (first.qkv, first.out, first.gate_up, first.down))
+    assert isinstance(second.qkv, BlockLinear)
+    assert isinstance(second.gate_up, Int8Linear)  # gate and up are of different types
+    assert isinstance(second.down, Int8Linear)  # Q2_K
+    automatic: Any = load(path, "auto")
+    assert automatic.info.dtype == "int8"  # a small model
+
+
+def test_gguf_with_infinite_scale_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    GgufModel(path, "llama", [Q4_K_M], head=None)
+    whole = path.read_bytes()
+    tensors = read_gguf(path).tensors
+    for name, at in (("blk.0.attn_k.weight", 1), ("blk.0.attn_v.weight", 209), ("token_embd.weight", 209)):
+        position = tensors[name].offset + at
+        path.write_bytes(whole[:position] + b"\x7c" + whole[position + 1 :])
+        for dtype in ("gguf", "int8", "fp32"):
+            with pytest.raises(ModelError, match=rf"m\.gguf: {name} is corrupt"):
+                load(path, dtype)
+
+
+def test_gguf_dtype_needs_a_gguf_file_and_kernels(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    save_tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match="--dtype gguf is for GGUF files"):
+        load(tmp_path, "gguf")
+    with pytest.raises(ConfigError, match="--dtype gguf needs the compiled CPU kernels"):
+        precision.choose_dtype("gguf", None)
+
+
+def test_prefers_gguf_for_large_models_that_are_smaller_than_int8() -> None:
+    kernels: Any = load_kernels(1)
+    large = precision.MIN_GGUF_PARAMETERS
+    fast = kernels.variant != "base"
+    assert precision.prefers_gguf(large, large // 2, kernels) is fast
+    assert not precision.prefers_gguf(large, large + 1, kernels)  # Q8_0 has scales besides its bytes
+    assert not precision.prefers_gguf(large - 1, large // 2, kernels)

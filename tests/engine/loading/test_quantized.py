@@ -1,0 +1,219 @@
+"""Quantized folders, packed here by the documented layouts, against the matrices that they stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from syringa.engine.loading.quantized import FP8_DTYPE, QuantizedWeights, quantize_fp8
+from syringa.engine.loading.weights import SafetensorsWeights
+from syringa.engine.models.quantization import read_quantization, stored_dtype
+from syringa.errors import ModelError
+
+OUTPUTS, INPUTS = 48, 128
+NAME = "layer.weight"
+Tensors = dict[str, torch.Tensor]
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+FP8_BLOCKS = FP8 | {"weight_block_size": [32, 64]}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
+
+
+def compressed(layout: str, **weights: Any) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+CT_FP8 = compressed("float-quantized", num_bits=8, type="float", strategy="channel")
+CT_INT4 = compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=32)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def integers(high: int, *shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pack(fields: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """Return int32 words of eight 4-bit fields along the last dimension, field `order[i]` in bits 4i to 4i + 3."""
+    words = sum(fields.unflatten(-1, (-1, 8))[..., order[i]].long() << 4 * i for i in range(8))
+    return (words & 0xFFFFFFFF).to(torch.uint32).view(torch.int32) if isinstance(words, torch.Tensor) else fields
+
+
+def fp8_folder(kind: str) -> tuple[Tensors, torch.Tensor]:
+    data, scale = quantize_fp8(random(OUTPUTS, INPUTS))
+    if kind == "tensor":
+        scale = torch.tensor(0.02)
+    if kind == "block":
+        scale = random(2, 2, seed=1).abs()
+        expanded = scale.repeat_interleave(32, 0)[:OUTPUTS].repeat_interleave(64, 1)
+        return {NAME: data, "layer.weight_scale_inv": scale}, data.float() * expanded
+    return {NAME: data, "layer.weight_scale": scale.bfloat16()}, data.float() * scale.bfloat16().float()
+
+
+def int4_folder(kind: str) -> tuple[Tensors, torch.Tensor]:
+    """Return the tensors of a layer, and its matrix."""
+    group = 64 if kind == "awq" else 32
+    groups = INPUTS // group
+    codes, scales = integers(16, OUTPUTS, INPUTS), random(OUTPUTS, groups, seed=2).abs().half() + 0.01
+    zeros = integers(15, OUTPUTS, groups, seed=3) + 1
+    index = torch.arange(INPUTS) // group
+    if kind == "gptq act-order":
+        index = index[torch.randperm(INPUTS, generator=torch.Generator().manual_seed(4))]
+    if kind == "compressed symmetric":
+        zeros = torch.full_like(zeros, 8)
+    matrix = (codes - zeros[:, index]).float() * scales.float()[:, index]
+    if kind.startswith("compressed"):
+        tensors = {"layer.weight_packed": pack(codes), "layer.weight_scale": scales}
+        if kind == "compressed":
+            tensors["layer.weight_zero_point"] = pack(zeros.T).T
+        return tensors, matrix
+    if kind == "awq":
+        order = (0, 2, 4, 6, 1, 3, 5, 7)
+        tensors = {"qweight": pack(codes.T, order), "qzeros": pack(zeros.T, order), "scales": scales.T}
+    else:
+        tensors = {"qweight": pack(codes).T, "qzeros": pack(zeros.T - 1), "scales": scales.T, "g_idx": index.int()}
+        if kind == "gptq_v2":
+            tensors["qzeros"] = pack(zeros.T)
+    return {f"layer.{name}": tensor for name, tensor in tensors.items()}, matrix
+
+
+def open_folder(folder: Path, tensors: Tensors, quantization: dict[str, Any]) -> QuantizedWeights:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    found = read_quantization({"model_type": "llama", "quantization_config": quantization})
+    assert found is not None
+    return QuantizedWeights(SafetensorsWeights(folder), found)
+
+
+CASES: dict[str, tuple[Callable[[], tuple[Tensors, torch.Tensor]], dict[str, Any]]] = {
+    "fp8 per tensor": (lambda: fp8_folder("tensor"), FP8),
+    "fp8 per channel": (lambda: fp8_folder("channel"), CT_FP8),
+    "fp8 in blocks": (lambda: fp8_folder("block"), FP8_BLOCKS),
+    "gptq": (lambda: int4_folder("gptq"), GPTQ),
+    "gptq act-order": (lambda: int4_folder("gptq act-order"), GPTQ | {"desc_act": True}),
+    "gptq_v2": (lambda: int4_folder("gptq_v2"), GPTQ | {"checkpoint_format": "gptq_v2"}),
+    "awq": (lambda: int4_folder("awq"), AWQ),
+    "compressed": (lambda: int4_folder("compressed"), CT_INT4),
+    "compressed symmetric": (lambda: int4_folder("compressed symmetric"), CT_INT4),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_quantized_weight_is_read_as_its_matrix(tmp_path: Path, name: str) -> None:
+    make, quantization = CASES[name]
+    tensors, matrix = make()
+    weights = open_folder(tmp_path, tensors, quantization)
+    assert weights.has(NAME)
+    assert weights.shape(NAME) == (OUTPUTS, INPUTS)
+    assert torch.equal(weights(NAME), matrix)
+    found = weights.quantized(NAME)
+    assert found is not None
+    assert (found.order is not None) == ("act-order" in name)
+    assert found.format == stored_dtype({"quantization_config": quantization})
+
+
+def test_unquantized_weight_of_quantized_folder_stays(tmp_path: Path) -> None:
+    """Layers that were left out, and biases."""
+    tensors, _ = fp8_folder("channel")
+    extra = {"head.weight": random(8, 8).bfloat16(), "layer.bias": random(OUTPUTS)}
+    weights = open_folder(tmp_path, tensors | extra, CT_FP8)
+    assert weights.quantized("head.weight") is None
+    assert torch.equal(weights("head.weight"), extra["head.weight"])
+    assert torch.equal(weights("layer.bias"), extra["layer.bias"])
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        ("fp8 in blocks", lambda t: t.pop("layer.weight_scale_inv"), r"no tensor 'layer.weight_scale'"),
+        (
+            "fp8 in blocks",
+            lambda t: t.update({"layer.weight_scale_inv": torch.ones(3, 2)}),
+            r"layer.weight_scale_inv is torch.float32 \[3, 2\], and its config says scales of 48 × 128 weights in blocks",
+        ),
+        ("gptq", lambda t: t.pop("layer.scales"), r"no tensor 'layer.scales'"),
+        (
+            "gptq",
+            lambda t: t.update({"layer.scales": t["layer.scales"][:2]}),
+            r"layer.scales is torch.float16 \[2, 48\], and its config says scales of shape \[4, 48\]",
+        ),
+        (
+            "awq",
+            lambda t: t.update({"layer.qzeros": t["layer.qzeros"].float()}),
+            r"layer.qzeros is torch.float32 \[2, 6\], and its config says torch.int32 of shape \[2, 6\]",
+        ),
+        (
+            "gptq act-order",
+            lambda t: t.update({"layer.g_idx": torch.zeros(INPUTS, dtype=torch.int32)}),
+            r"layer.g_idx does not have groups of 32 inputs",
+        ),
+    ],
+)
+def test_incomplete_quantized_weight_is_refused(
+    tmp_path: Path, name: str, edit: Callable[[Tensors], object], message: str
+) -> None:
+    make, quantization = CASES[name]
+    tensors, _ = make()
+    edit(tensors)
+    weights = open_folder(tmp_path, tensors, quantization)
+    with pytest.raises(ModelError, match=message):
+        weights(NAME)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "weights quantized with 'bitsandbytes' cannot be read: FP8, GPTQ and AWQ"),
+        (GPTQ | {"bits": 3}, "GPTQ weights of 3 bits cannot be read"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "GPTQ weights in the layout 'marlin' cannot be read"),
+        (AWQ | {"version": "gemv"}, "AWQ weights in the layout 'gemv' cannot be read"),
+        (GPTQ | {"group_size": "128"}, "group_size is '128', and should be an integer"),
+        (FP8 | {"weight_block_size": [100, 128]}, r"FP8 weights in blocks of \[100, 128\] cannot be read"),
+        ({"quant_method": "compressed-tensors"}, "has no config_groups"),
+        (
+            compressed("int-quantized", num_bits=8, type="int"),
+            "compressed-tensors of 8-bit int weights in the format 'int-quantized' cannot be read",
+        ),
+        (CT_INT4 | {"transform_config": {"R1": {}}}, "compressed-tensors with a transform_config cannot be read"),
+        ("fp8", "quantization_config 'fp8' in config.json should be an object"),
+        ({"quant_method": "mxfp4"}, "weights quantized with 'mxfp4' cannot be read"),
+    ],
+)
+def test_unreadable_quantization_is_refused_by_name(quantization: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as refused:
+        read_quantization({"model_type": "llama", "quantization_config": quantization})
+    assert "\n" not in refused.value.message
+
+
+def test_group_that_the_kernels_do_not_have_is_refused(tmp_path: Path) -> None:
+    tensors, _ = int4_folder("gptq")
+    weights = open_folder(tmp_path, tensors, GPTQ | {"group_size": 16})
+    with pytest.raises(ModelError, match="groups of 16 cannot be read"):
+        weights(NAME)
+
+
+def quantize_folder(folder: Path, quantization: dict[str, Any]) -> None:
+    """Quantize the layers of a saved model to FP8 with a scale per output, in place."""
+    tensors: Tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            tensors[name], scale = quantize_fp8(tensor)
+            tensors[name.removesuffix("weight") + "weight_scale"] = scale
+            assert tensors[name].dtype == FP8_DTYPE
+        else:
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
