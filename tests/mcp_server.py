@@ -67,6 +67,7 @@ class DiceServer:
         self.headers: list[dict[str, str]] = []
         self.hanging, self.cancelled = threading.Event(), threading.Event()
         self.refuse_with: int | None = None  # an HTTP status
+        self.silent = False  # whether it does not answer any more
         self.legacy = False  # whether it knows versions of MCP with a handshake only
 
     @property
@@ -99,6 +100,10 @@ class DiceServer:
             await RedirectResponse(self.url.removeprefix(f"http://{self.host}"), 307)(scope, receive, send)
             return
         self.headers.append(dict(Request(scope).headers))
+        if self.silent:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return
         if self.refuse_with is not None:
             await send({"type": "http.response.start", "status": self.refuse_with, "headers": []})
             await send({"type": "http.response.body", "body": b""})

@@ -106,6 +106,7 @@ def test_tokenize_kinds(text: str, tokens: list[tuple[str, str]]) -> None:
         ("lexer precomputation failed; either increase limits.initial_lexer_fuel", "too complex"),
         ("parser error: Too many items (limit 50000; mask); try avoiding short lexemes", "too ambiguous"),
         ("<non-verbose/> unclosed group", "unclosed group"),
+        ("at 17(6): initial lexer configuration (grammar) too big (limit: 1000000)\n 1 | A: B B", "are too complex"),
         ("x" * 1000, "xxx …"),
     ],
 )

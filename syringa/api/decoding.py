@@ -7,6 +7,7 @@ from which the published schema is generated too.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from typing import Any, TypeVar
@@ -19,8 +20,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_IGNORED_FIELDS = 100  # reported in the response header
 MAX_VALUES = 1_000_000  # strings, objects and arrays in a body; each takes up to 250 bytes of memory, however short
+# Far below the interpreter's recursion limit, so that values that were decoded can be rendered, encoded and read again.
+MAX_DEPTH = 500
 
 _SCANNED_BYTES = 1 << 16
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_BRACKET_SIGNS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _decoder = msgspec.json.Decoder()
 _AT = re.compile(r"(?s)^(?P<reason>.*?)(?: - at `(?P<key>key in )?\$(?P<path>.*)`)?$")
 _MISSING = re.compile("missing required field `(?P<name>.*)`")
@@ -36,6 +42,8 @@ def decode_object(body: bytes) -> dict[str, Any]:
     """Decode a body that has to be a JSON object. Raises `InvalidRequest`, or `PayloadTooLarge` for too many values."""
     if _has_too_many_values(body):
         raise PayloadTooLarge(f"The body has more than {MAX_VALUES:,} strings, objects and arrays.")
+    if _is_too_deep(body):
+        raise InvalidRequest("The body is nested too deeply.")
     try:
         value = _decoder.decode(body)
     except RecursionError:
@@ -65,6 +73,14 @@ def _has_too_many_values(body: bytes) -> bool:
         if brackets + quotes // 2 > MAX_VALUES:
             return True
     return False
+
+
+def _is_too_deep(body: bytes) -> bool:
+    """Return whether a body has more than `MAX_DEPTH` objects and arrays inside of each other, without decoding it."""
+    if len(body) <= 2 * MAX_DEPTH or _count_brackets(body) <= MAX_DEPTH:
+        return False
+    signs = _STRING.sub(b"", body).translate(_BRACKET_SIGNS, _NOT_BRACKETS)
+    return max(itertools.accumulate(memoryview(signs).cast("b")), default=0) > MAX_DEPTH
 
 
 def _count_brackets(text: bytes) -> int:

@@ -14,7 +14,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 Price = Annotated[float, Meta(ge=0, le=1e12)]  # finite, so that sums are
 
 Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["auto", "int8", "gguf", "bf16", "fp32", "fp8"]
+Dtype = Literal["auto", "int8", "bf16", "fp32", "fp8", "gguf"]
 ToolFormatSetting = Literal["auto", ToolCallFormat]
 ReasoningFields = Literal["both", "reasoning", "reasoning_content"]
 RequestChatTemplates = Literal["auto", "allow", "refuse"]

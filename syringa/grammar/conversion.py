@@ -23,7 +23,7 @@ _PLAIN_MESSAGES: list[tuple[re.Pattern[str], str]] = [
             r"Unsatisfiable schema: Regex is empty",
             "Unsatisfiable schema: no text satisfies all constraints on a string",
         ),
-        (r"fuel exhausted|lexer precomputation failed", _TOO_COMPLEX),
+        (r"fuel exhausted|lexer precomputation failed|lexer configuration .* too big", _TOO_COMPLEX),
         (r"too many (expressions|states)", f"{_TOO_COMPLEX}: too many states"),
         (r"Too many items|Current row has \d+ items", "it is too ambiguous: too many ways to parse the same text"),
         (r"circular references with sibling keys", "a circular $ref cannot have other keywords beside it"),

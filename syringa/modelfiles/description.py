@@ -34,6 +34,7 @@ _END_OF_TURN_TOKENS = {
     "<｜end▁of▁sentence｜>",
 }
 _CONTROL = 3  # tokenizer.ggml.token_type
+_PACKED_NAMES = (".qweight", ".qzeros", ".weight_packed", ".weight_zero_point")  # eight 4-bit numbers per element
 # Context lengths that the configs of some vision-language models leave out.
 _DEFAULT_LENGTHS = {"gemma3_text": 131072, "qwen2_5_vl": 128000}
 _UNKNOWN_LENGTH = 10**9  # transformers writes 1e30 as model_max_length if it is unknown
@@ -254,6 +255,13 @@ def count_weights(files: ModelFiles) -> int:
     return sum(map(_count_safetensors, named or folder.glob("*.safetensors")))
 
 
+def _numbers_in(name: str, dtype: str) -> int:
+    """Return how many weights an element of a tensor holds: of MXFP4, and of GPTQ, AWQ and compressed-tensors."""
+    if dtype == "U8" and name.endswith("_blocks"):
+        return 2
+    return 8 if dtype == "I32" and name.endswith(_PACKED_NAMES) else 1
+
+
 def _count_safetensors(path: Path) -> int:
     try:
         with path.open("rb") as file:
@@ -264,8 +272,6 @@ def _count_safetensors(path: Path) -> int:
         tensors = {name: tensor for name, tensor in table.items() if name != "__metadata__"}
         if not all(type(size) is int and size >= 0 for tensor in tensors.values() for size in tensor["shape"]):
             raise ValueError
-        # A byte of an MXFP4 tensor holds two weights.
-        packed = {name for name, tensor in tensors.items() if name.endswith("_blocks") and tensor["dtype"] == "U8"}
-        return sum(math.prod(tensor["shape"]) * (1 + (name in packed)) for name, tensor in tensors.items())
+        return sum(math.prod(tensor["shape"]) * _numbers_in(name, tensor["dtype"]) for name, tensor in tensors.items())
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ModelError(f"{path} cannot be read as safetensors") from None

@@ -52,7 +52,7 @@ CHECKS = [
 # compile, a result without its call, an image for a text model, an id that is not stored.
 BEYOND_SCHEMA = (
     *("best_of", "min_tokens", "max_tokens", "stream_options", "grammar", "response_format", "tools", "tool_choice"),
-    *("json_schema", "structured_outputs", "guided_"),
+    *("json_schema", "structured_outputs", "guided_", "n_predict"),
     *("suffix", "prompt", "tokens", "stop_token_ids", "logit_bias", "messages", "max_completion_tokens"),
     *("top_logprobs", "continue_final_message", "chat_template_kwargs", "reasoning_effort"),
     *("allowed_token_ids", "logprob_token_ids", "truncate_prompt_tokens", "use_beam_search", "prompt_logprobs"),

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from syringa.errors import InvalidRequest
+from syringa.errors import EngineOverloaded, InvalidRequest
 from syringa.fair_thread_pool import FairThreadPool
 from syringa.prompt.chat.template import Message
 from syringa.prompt.chat.template_capabilities import TemplateCapabilities
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 CPU_SECONDS = 2  # of one call
 MEMORY_BYTES = 256 * 1024 * 1024  # beside what the interpreter takes
-WALL_SECONDS = 10.0  # for one call, however little CPU time the process gets
+WALL_SECONDS = 30.0  # for one call, however little CPU time the process gets
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 MAX_IDLE = 4  # processes that wait for the next request with the same template
 IDLE_SECONDS = 30.0  # for which they are reused, less than those after which they end by themselves
@@ -201,8 +201,11 @@ class _TemplateProcesses:
 
     @contextmanager
     def borrow(self, tenant: str, options: TemplateOptions) -> Iterator[_TemplateProcess]:
-        """Yield a process for a template: an idle one, or a new one."""
-        process = self._take(tenant, options) or _TemplateProcess(options)
+        """Yield a process for a template: an idle one, or a new one. Raises `EngineOverloaded` if none can start."""
+        try:
+            process = self._take(tenant, options) or _TemplateProcess(options)
+        except OSError:  # too many processes, or no memory
+            raise EngineOverloaded("Chat templates of requests cannot be run at the moment: try again.") from None
         try:
             yield process
         finally:

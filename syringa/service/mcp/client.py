@@ -14,6 +14,7 @@ from syringa.service.mcp.hosts import AllowedHosts
 if TYPE_CHECKING:
     from syringa.service.mcp.connection import McpConnection
 
+_CLOSE_SECONDS = 1.0
 _MAX_PORT = 65535
 _MAX_SHOWN_HOST = 200
 
@@ -83,7 +84,9 @@ class McpClient:
         return McpConnection(server, self._hosts, timeout=self._timeout, max_bytes=self._max_bytes, tasks=self._tasks)
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(2):  # the first cancellation lets a connection tell its server
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)

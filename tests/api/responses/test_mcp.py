@@ -9,10 +9,12 @@ import pytest
 
 from syringa.api.responses import ResponseContext
 from syringa.api.responses.mcp.tools import McpServerTool, mcp_tool_echo, read_mcp_server
-from syringa.errors import FailedDependency, InvalidRequest
-from syringa.remote_tools import RemoteConnection, RemoteResult, RemoteServer, RemoteTool
-from tests.api.responses.helpers import context, prepare, prompt, refused
+from syringa.errors import EngineUnavailable, FailedDependency, InvalidRequest
+from syringa.events import Event, Finished, ToolCallDelta, ToolCallStart
+from syringa.remote_tools import RemoteCallFinished, RemoteConnection, RemoteResult, RemoteServer, RemoteTool
+from tests.api.responses.helpers import context, event_types, prepare, prompt, refused, to_json, write_events
 from tests.chat_models import tool_model
+from tests.schemas import validate_openai
 
 TOOL = {"type": "mcp", "server_label": "dice", "server_url": "https://example.test/mcp", "require_approval": "never"}
 ROLL = RemoteTool(
@@ -243,6 +245,26 @@ async def test_invalid_item_is_refused_by_its_path(item: Any, param: str) -> Non
     question = {"role": "user", "content": "hi"}
     error = await refused({"input": [question, item]}, model=tool_model(), request_context=mcp_context(ROLL))
     assert (error.status, error.param) == (400, param)
+
+
+async def test_failed_response_has_the_calls_that_were_not_executed() -> None:
+    prepared = await prepare({"tools": [TOOL]}, model=tool_model(), request_context=mcp_context(ROLL))
+    generated: list[Event] = [
+        ToolCallStart(0, 0, "call_1", "dice.roll"),
+        ToolCallDelta(0, 0, '{"sides": 6}'),
+        ToolCallStart(0, 1, "call_2", "dice.roll"),
+        ToolCallDelta(0, 1, '{"sides": 7}'),
+        Finished(0, "tool_calls"),
+    ]
+    events = write_events(prepared, generated)
+    assert len(prepared.writer.waiting_calls) == 2
+    prepared.writer.write(RemoteCallFinished("call_1", RemoteResult(output="6")))
+    closing = [to_json(event) for event in prepared.writer.fail(EngineUnavailable("late"))]
+    assert event_types(closing) == ["output_item.done", "failed"]
+    for event in (*events, *closing):
+        validate_openai(event, "ResponseStreamEvent")
+    output = closing[-1]["response"]["output"]
+    assert [(item["status"], item["output"]) for item in output] == [("completed", "6"), ("incomplete", None)]
 
 
 async def test_server_that_fails_ends_the_others() -> None:

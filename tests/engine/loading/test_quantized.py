@@ -11,10 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from syringa.engine.gpu.packed_weight import PackedWeight
+from syringa.engine.loading.loader import LoadOptions, load_model, load_on_gpu
 from syringa.engine.loading.quantized import FP8_DTYPE, QuantizedWeights, quantize_fp8
-from syringa.engine.loading.weights import SafetensorsWeights
+from syringa.engine.loading.weights import SafetensorsWeights, open_weights
 from syringa.engine.models.quantization import read_quantization, stored_dtype
-from syringa.errors import ModelError
+from syringa.errors import ConfigError, ModelError
+from syringa.modelfiles import ModelFiles, describe, locate
+from syringa.modelfiles.description import count_weights
+from tests.engine.models.tiny_models import PROMPTS, SIZES, difference, reference, run, save
 
 OUTPUTS, INPUTS = 48, 128
 NAME = "layer.weight"
@@ -48,8 +53,9 @@ def integers(high: int, *shape: int, seed: int = 0) -> torch.Tensor:
 
 def pack(fields: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
     """Return int32 words of eight 4-bit fields along the last dimension, field `order[i]` in bits 4i to 4i + 3."""
-    words = sum(fields.unflatten(-1, (-1, 8))[..., order[i]].long() << 4 * i for i in range(8))
-    return (words & 0xFFFFFFFF).to(torch.uint32).view(torch.int32) if isinstance(words, torch.Tensor) else fields
+    grouped = fields.unflatten(-1, (-1, 8)).long()
+    words = torch.stack([grouped[..., order[i]] << 4 * i for i in range(8)]).sum(0)
+    return words.to(torch.uint32).view(torch.int32)
 
 
 def fp8_folder(kind: str) -> tuple[Tensors, torch.Tensor]:
@@ -141,7 +147,7 @@ def test_unquantized_weight_of_quantized_folder_stays(tmp_path: Path) -> None:
         (
             "fp8 in blocks",
             lambda t: t.update({"layer.weight_scale_inv": torch.ones(3, 2)}),
-            r"layer.weight_scale_inv is torch.float32 \[3, 2\], and its config says scales of 48 × 128 weights in blocks",
+            r"layer.weight_scale_inv is torch.float32 \[3, 2\], and its config says scales of 48 × 128 weights",
         ),
         ("gptq", lambda t: t.pop("layer.scales"), r"no tensor 'layer.scales'"),
         (
@@ -217,3 +223,76 @@ def quantize_folder(folder: Path, quantization: dict[str, Any]) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+
+
+@pytest.fixture(scope="module")
+def fp8_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A small model in FP8, and transformers' model with the same weights in fp32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("fp8")
+    save(folder, AutoConfig.for_model("qwen3", **(SIZES | {"head_dim": 32})))
+    quantize_folder(folder, CT_FP8)
+    weights = open_weights(locate(str(folder)), describe(locate(str(folder))).config)
+    config = AutoConfig.from_pretrained(folder)
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        parameter.data = weights(name).float()
+    return folder, model
+
+
+def test_fp8_folder_on_cpu_is_dequantized(fp8_model: tuple[Path, Any]) -> None:
+    folder, model = fp8_model
+    loaded = load_model(LoadOptions(str(folder), dtype="fp32", device="cpu", threads=1))
+    for logits, prompt in zip(run(loaded, PROMPTS), PROMPTS, strict=True):
+        assert difference(logits, reference(model, prompt)) < 1e-3
+
+
+@pytest.fixture
+def load_gpu_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Load a folder as on a GPU with FP8, with all checks and reference operations."""
+    from syringa.engine.gpu import device as gpu_device
+    from syringa.engine.gpu.ops import base as ops_module
+
+    monkeypatch.setattr(ops_module, "choose_ops", lambda *_, **__: ops_module.ReferenceOps())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "G")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(gpu_device, "free_memory", lambda device: 8 << 30)
+
+    def load(folder: Path, **options: Any) -> Any:
+        files = locate(str(folder))
+        return load_on_gpu(LoadOptions(str(folder), **options), files, describe(files), torch.device("cpu"), None)
+
+    return load
+
+
+@pytest.mark.parametrize(("requested", "packed"), [("auto", True), ("fp8", True), ("bf16", False)])
+def test_fp8_folder_on_gpu_stays_in_fp8(
+    fp8_model: tuple[Path, Any], load_gpu_folder: Callable[..., Any], requested: str, packed: bool
+) -> None:
+    folder, model = fp8_model
+    loaded = load_gpu_folder(folder, dtype=requested)
+    assert loaded.info.dtype == ("fp8" if packed else "bf16")
+    assert isinstance(loaded.gpu.decoder.layers[0].qkv.weight, PackedWeight) == packed
+    for logits, prompt in zip(run(loaded, PROMPTS[:2]), PROMPTS, strict=False):
+        assert difference(logits, reference(model, prompt)) < 0.05
+
+
+def test_fp8_folder_is_refused_where_it_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, fp8_model: tuple[Path, Any], load_gpu_folder: Callable[..., Any]
+) -> None:
+    folder, _ = fp8_model
+    with pytest.raises(ConfigError, match="--deterministic on a GPU is for bf16, not for fp8: use --dtype bf16"):
+        load_gpu_folder(folder, deterministic=True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(ConfigError, match=r"weights are in FP8, needs compute capability 8\.9.*use --dtype bf16"):
+        load_gpu_folder(folder)
+    assert load_gpu_folder(folder, dtype="bf16").info.dtype == "bf16"
+
+
+def test_count_weights_counts_packed_numbers(tmp_path: Path) -> None:
+    tensors, _ = int4_folder("awq")
+    open_folder(tmp_path, tensors, AWQ)
+    scales_and_zeros = 2 * OUTPUTS * 2
+    assert count_weights(ModelFiles("m", str(tmp_path), "folder")) == OUTPUTS * INPUTS + scales_and_zeros

@@ -156,7 +156,11 @@ async def test_call_waits_for_approval(file: str, dice: DiceServer) -> None:
 async def test_refused_call_is_not_executed(file: str, dice: DiceServer) -> None:
     tool = dice.tool(require_approval="always")
     async with client(file, dice, ROLL, "As you wish.") as http:
-        asked = await http.respond(tools=[tool])
+        events = await http.stream(tools=[tool])
+        for event in events:
+            validate_openai(event, "ResponseStreamEvent")
+        assert types(events)[-3:] == ["response.output_item.added", "response.output_item.done", "response.completed"]
+        asked = events[-1]["response"]
         answer = {
             "type": "mcp_approval_response",
             "approval_request_id": asked["output"][-1]["id"],

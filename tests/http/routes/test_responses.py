@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from syringa.api.decoding import MAX_DEPTH
 from syringa.config import Config
 from syringa.errors import EngineOverloaded, EngineUnavailable, StoreUnavailable
 from syringa.store import Store
@@ -296,6 +297,24 @@ async def test_tools_that_a_search_found_stay_in_the_chain(file: str) -> None:
         listed = await http.get(f"{PATH}/{second['id']}/input_items")
         for stored_item in listed.json()["data"]:
             validate_openai(stored_item, "ItemResource")
+
+
+async def test_deeply_nested_values_can_be_repeated_and_continued(file: str) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(MAX_DEPTH - 10):
+        deep = {"a": deep}
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "tool_search_call", "call_id": "c", "arguments": deep},
+        {"type": "tool_search_output", "call_id": "c", "tools": [{"type": "web_search", "filters": deep}]},
+    ]
+    tools = [{"type": "web_search", "filters": deep}, {"type": "tool_search", "parameters": deep}]
+    async with responses_client(file, model=tool_model()) as http:
+        first = await http.respond(items, tools=tools)
+        assert first["tools"][0] == tools[0]
+        await http.respond("y", previous_response_id=first["id"], tools=tools)
+        error = await http.expect_error(400, tools=[{"type": "web_search", "filters": {"a": [[[[[[[[deep]]]]]]]]}}])
+        assert "nested too deeply" in error["message"]
 
 
 @pytest.mark.parametrize(("mode", "status"), [("open-responses", 400), ("openai", 200)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from syringa.errors import InvalidRequest
+from syringa.errors import EngineOverloaded, InvalidRequest
 from syringa.prompt.chat import isolated_template
 from syringa.prompt.chat.isolated_template import IsolatedTemplate
 from syringa.prompt.chat.template import ChatTemplate, Message
@@ -25,7 +25,8 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 
 @pytest.fixture(autouse=True)
-def _no_idle_processes() -> Iterator[None]:
+def _processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(isolated_template, "WALL_SECONDS", 300.0)  # on a busy machine only CPU time counts
     yield
     isolated_template._processes.close()
 
@@ -123,6 +124,15 @@ async def test_isolated_template_reuses_the_process_of_a_template_and_tenant() -
     assert len(idle_processes()) == isolated_template.MAX_IDLE
     assert used not in idle_processes()
     assert (await render(first)).startswith("<s><system>")
+
+
+async def test_isolated_template_reports_that_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise BlockingIOError("too many processes")
+
+    monkeypatch.setattr("subprocess.Popen", fail)
+    with pytest.raises(EngineOverloaded):
+        await IsolatedTemplate.open(SOURCE, SPECIAL)
 
 
 async def test_template_process_does_not_inherit_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from syringa.errors import FailedDependency, InvalidRequest
 from syringa.remote_tools import RemoteServer
+from syringa.service.mcp import client as client_module
 from syringa.service.mcp import connection as module
 from syringa.service.mcp.client import McpClient
 from tests.client import eventually
@@ -137,6 +138,18 @@ async def test_closing_the_client_ends_all_tasks(dice: DiceServer, client: McpCl
     results = await asyncio.gather(*waiting)
     assert all(result.error is not None for result in results)
     assert len(asyncio.all_tasks()) < before
+
+
+async def test_closing_the_client_does_not_wait_for_a_server_that_hangs(
+    dice: DiceServer, client: McpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_CLOSE_SECONDS", 0.05)
+    dice.legacy = True
+    connection = client.connect(server(dice.url))
+    assert (await connection.call_tool("roll", {"sides": 6})).output == "rolled 6"
+    dice.silent = True  # does not answer to the end of the session
+    await client.close()
+    assert client._tasks == set()
 
 
 async def test_server_that_is_down_is_reported(client: McpClient) -> None:

@@ -13,14 +13,14 @@ from syringa.engine.loading.quantized import FP8_DTYPE, FP8_MAX
 _FP8_MAX = tl.constexpr(FP8_MAX)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["scale_stride"])
 def _quantize_kernel(
     x_ptr,
     norm_weight_ptr,
     out_ptr,
     scale_ptr,
     x_stride,
-    rows,
+    scale_stride,
     eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -44,7 +44,7 @@ def _quantize_kernel(
         scale = tl.maximum(tl.max(tl.abs(grouped), 1) / _FP8_MAX, 1e-12)
         y = tl.reshape(grouped / scale[:, None], [BLOCK])
         group = tl.arange(0, groups)
-        tl.store(scale_ptr + group * rows + row, scale, group * GROUP < WIDTH)
+        tl.store(scale_ptr + group * scale_stride + row, scale, group * GROUP < WIDTH)
     else:
         scale = tl.maximum(tl.max(tl.abs(x)) / _FP8_MAX, 1e-12)
         y = x / scale
@@ -59,15 +59,17 @@ def quantize_rows(
     *,
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
+    multiple: int = 1,
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows in e4m3 and their scales, `[groups, rows]`: of each `group` of inputs, or of all if it is 0.
 
-    `norm_weight` applies RMS norm first.
+    `norm_weight` applies RMS norm first. `multiple`: uninitialized rows are added up to a multiple of it.
     """
     rows, width = x.shape
-    out = torch.empty(rows, width, dtype=FP8_DTYPE, device=x.device)
-    scale = torch.empty(triton.cdiv(width, group) if group else 1, rows, dtype=torch.float32, device=x.device)
+    padded = triton.cdiv(rows, multiple) * multiple
+    out = torch.empty(padded, width, dtype=FP8_DTYPE, device=x.device)
+    scale = torch.empty(triton.cdiv(width, group) if group else 1, padded, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     _quantize_kernel[(rows,)](
         x,
@@ -75,7 +77,7 @@ def quantize_rows(
         out,
         scale,
         x.stride(0),
-        rows,
+        padded,
         eps,
         WIDTH=width,
         BLOCK=block,

@@ -22,6 +22,7 @@ GEMV_ROWS = 2
 FUSED_ROWS = 64
 DEQUANTIZED_ROWS = 384  # from here on, converting the weights first is faster
 PROCESSORS = 132  # of an H200
+CUBLAS_BLOCK_ROWS = 16  # with scales per block, cuBLAS needs a multiple of this
 
 QuantizedLinearConfig = GemvConfig | QuantizedConfig
 
@@ -63,7 +64,7 @@ def quantized_linear(
 def quantized_matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """A linear layer with quantized weights for any number of rows, without fusion."""
     if len(x) > FUSED_ROWS and weight.cublas_scales is not None:
-        rows, scales = quantize_rows(x, weight.row_group)
+        rows, scales = quantize_rows(x, weight.row_group, multiple=1 if weight.per_channel else CUBLAS_BLOCK_ROWS)
         y = torch._scaled_mm(
             rows,
             weight.data.t(),
@@ -71,7 +72,7 @@ def quantized_matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor |
             weight.cublas_scales,
             out_dtype=x.dtype,
             use_fast_accum=weight.per_channel,  # which block scales do not support
-        )
+        )[: len(x)]
         return y if bias is None else y.add_(bias)
     if len(x) < DEQUANTIZED_ROWS:
         return quantized_linear(x, weight, bias)
