@@ -6,6 +6,7 @@ error against the same weights in fp32, and the time of the best of several tile
 Kernels are compiled first, by several processes.
 """
 
+# ruff: noqa: B023, E501
 from __future__ import annotations
 
 import argparse

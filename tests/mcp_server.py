@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -132,10 +133,12 @@ class DiceServer:
 
 
 @contextlib.contextmanager
-def serving(app: ASGIApp) -> Iterator[int]:
-    """Serve an app on a free port, in a thread of its own, and yield the port."""
+def serving(app: ASGIApp, certificate: Path | None = None) -> Iterator[int]:
+    """Serve an app on a free port, in a thread of its own, and yield the port. With a `certificate`, over TLS."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ssl_certfile=certificate)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
@@ -147,9 +150,9 @@ def serving(app: ASGIApp) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def dice_server() -> Iterator[DiceServer]:
+def dice_server(certificate: Path | None = None) -> Iterator[DiceServer]:
     dice = DiceServer()
-    with serving(dice) as dice.port:
+    with serving(dice, certificate) as dice.port:
         yield dice
 
 

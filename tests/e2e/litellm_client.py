@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 URL, KEY, MODEL = sys.argv[1:]
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
 PROVIDERS = ("openai", "hosted_vllm")
+litellm.suppress_debug_info = True  # printed to the output of the checks
 WEATHER = {
     "type": "function",
     "function": {

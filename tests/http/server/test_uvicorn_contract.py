@@ -85,7 +85,6 @@ PARAMETERS: dict[Any, tuple[str, ...]] = {
     FlowControl.resume_reading: ("self",),
     uvicorn.Server.main_loop: ("self",),
     uvicorn.Server.shutdown: ("self", "sockets"),
-    uvicorn.Server.handle_exit: ("self", "sig", "frame"),
     uvicorn.Server.capture_signals: ("self",),
 }
 

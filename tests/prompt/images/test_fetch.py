@@ -2,13 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import shutil
-import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +12,7 @@ from syringa import addresses
 from syringa.errors import InvalidRequest
 from syringa.prompt.images import fetch as module
 from syringa.prompt.images.fetch import FetchLimits, fetch
+from tests.network import certificate, patch_resolver
 from tests.prompt.images.web_server import WebServer, redirect, rejected, response, serving
 
 HERE = FetchLimits(allow_private=True, max_bytes=1000, timeout=60.0)
@@ -26,20 +23,6 @@ PUBLIC = FetchLimits(allow_private=False, max_bytes=1000, timeout=60.0)
 async def web() -> AsyncIterator[WebServer]:
     async with serving() as web:
         yield web
-
-
-def patch_resolver(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> list[str]:
-    """Make names resolve to addresses, one list per lookup, and return the list of lookups."""
-    looked_up: list[str] = []
-
-    def getaddrinfo(host: str, port: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        looked_up.append(host)
-        if host not in names:
-            raise socket.gaierror(-2, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in names[host]]
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    return looked_up
 
 
 async def test_fetch_returns_the_body(web: WebServer) -> None:
@@ -88,20 +71,6 @@ async def test_fetch_tries_the_next_address(web: WebServer, monkeypatch: pytest.
     patch_resolver(monkeypatch, {"pictures.test": ["127.0.0.2", "127.0.0.1"]})  # no server on the first
     web.pages["/a"] = response(b"body")
     assert await fetch(web.url("/a", "pictures.test"), HERE) == b"body"
-
-
-def certificate(folder: Path, name: str) -> Path:
-    """Return a file with a key and a self-signed certificate."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -keyout a.pem -out b.pem"
-    )
-    options = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
-    subprocess.run([*command.split(), *options], cwd=folder, check=True, capture_output=True)
-    file = folder / "both.pem"
-    file.write_bytes((folder / "a.pem").read_bytes() + (folder / "b.pem").read_bytes())
-    return file
 
 
 async def test_fetch_verifies_the_certificate_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

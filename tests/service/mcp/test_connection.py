@@ -6,7 +6,9 @@ import asyncio
 import gzip
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from syringa.service.mcp import connection as module
 from syringa.service.mcp.client import McpClient
 from tests.client import eventually
 from tests.mcp_server import DiceServer, dice_server, serving
+from tests.network import certificate, patch_resolver
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +236,19 @@ async def test_host_is_resolved_and_checked_for_every_request(
     error = await failure(client, f"http://dice.test:{dice.port}/mcp?token={dice.token}")
     assert "no address that may be connected to" in error.message
     assert [headers["host"] for headers in dice.headers] == [f"dice.test:{dice.port}"]
+    await client.close()
+
+
+async def test_connection_verifies_the_certificate_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = certificate(tmp_path, "dice.test")
+    patch_resolver(monkeypatch, {"dice.test": ["127.0.0.1"], "other.test": ["127.0.0.1"], "127.0.0.1": ["127.0.0.1"]})
+    monkeypatch.setattr(module, "ssl_context", lambda: ssl.create_default_context(cafile=str(file)))
+    client = McpClient(["dice.test", "other.test"], timeout=60.0, max_bytes=100_000)
+    with dice_server(file) as dice:
+        tools = await client.list_tools(server(f"https://dice.test:{dice.port}/mcp"), "tools[0]")
+        assert len(tools) == 4
+        error = await failure(client, f"https://other.test:{dice.port}/mcp")
+        assert "no connection to it could be made" in error.message
     await client.close()
 
 

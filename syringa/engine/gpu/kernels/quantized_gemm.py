@@ -220,7 +220,7 @@ def _quantized_kernel(
     grouped: tl.constexpr = four_bits or GROUPS > 1  # otherwise the scale is applied at the end
     even_k: tl.constexpr = K % BLOCK_K == 0
     offsets = tl.arange(0, span)
-    output = expert.to(tl.int64) * height + tl.where(n_mask, n, 0) if ROUTED else tl.where(n_mask, n, 0).to(tl.int64)
+    output = tl.where(n_mask, n, 0).to(tl.int64) + (expert * height if ROUTED else 0)
     weights = w_ptr + output[:, None] * W_STRIDE + offsets[None, :]
     up_weights = weights + N.to(tl.int64) * W_STRIDE
     # Scales are stored by group: [experts, groups, outputs].

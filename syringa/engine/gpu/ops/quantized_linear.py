@@ -22,7 +22,7 @@ GEMV_ROWS = 2
 FUSED_ROWS = 64
 DEQUANTIZED_ROWS = 384  # from here on, converting the weights first is faster
 PROCESSORS = 132  # of an H200
-CUBLAS_BLOCK_ROWS = 16  # with scales per block, cuBLAS needs a multiple of this
+CUBLAS_BLOCK_ROWS = 4  # with scales per block, cuBLAS needs a multiple of this
 
 QuantizedLinearConfig = GemvConfig | QuantizedConfig
 
