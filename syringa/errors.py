@@ -54,6 +54,8 @@ class InvalidRequest(RequestError):
 
 
 class ContextLengthExceeded(InvalidRequest):
+    """Clients recognize it by the words of its message: "This model's maximum context length is N tokens"."""
+
     code = "context_length_exceeded"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer
+from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import ToolAnnotations
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -58,7 +59,8 @@ class DiceServer:
         def much(size: int) -> str:
             return "x" * size
 
-        self._app = server.streamable_http_app()
+        any_host = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+        self._app = server.streamable_http_app(transport_security=any_host)
 
     def begin_test(self) -> None:
         """Forget what was recorded, and do not record what earlier tests still send."""

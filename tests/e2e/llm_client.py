@@ -38,6 +38,7 @@ Path(FOLDER.name, "extra-openai-models.yaml").write_text(
 Path(FOLDER.name, "keys.json").write_text(json.dumps({"syringa": KEY}))
 
 BOTH = ("chat", "responses")
+LIMITS = {"temperature": 0, "max_tokens": 60}
 # Limited, because a small model may not end a text.
 LANGUAGE = {
     "type": "object",
@@ -47,13 +48,9 @@ LANGUAGE = {
 }
 
 
-def limits(name):
-    return {"temperature": 0, "max_output_tokens" if name == "responses" else "max_tokens": 60}
-
-
 def check_prompt() -> None:
     for name in BOTH:
-        response = llm.get_model(name).prompt(ASKED, system="You are brief.", stream=False, **limits(name))
+        response = llm.get_model(name).prompt(ASKED, system="You are brief.", stream=False, **LIMITS)
         assert "Paris" in response.text(), name
         assert response.usage().input > 0
         assert response.usage().output > 0
@@ -61,15 +58,15 @@ def check_prompt() -> None:
 
 def check_stream() -> None:
     for name in BOTH:
-        whole = llm.get_model(name).prompt(ASKED, stream=False, **limits(name)).text()
-        parts = list(llm.get_model(name).prompt(ASKED, **limits(name)))
+        whole = llm.get_model(name).prompt(ASKED, stream=False, **LIMITS).text()
+        parts = list(llm.get_model(name).prompt(ASKED, **LIMITS))
         assert len(parts) > 3
         assert "".join(parts) == whole
 
 
 def check_async() -> None:
     async def ask(name):
-        return await llm.get_async_model(name).prompt(ASKED, **limits(name)).text()
+        return await llm.get_async_model(name).prompt(ASKED, **LIMITS).text()
 
     for name in BOTH:
         assert "Paris" in asyncio.run(ask(name))
@@ -78,16 +75,16 @@ def check_async() -> None:
 def check_conversation() -> None:
     for name in BOTH:
         conversation = llm.get_model(name).conversation()
-        first = conversation.prompt("My name is Ann.", **limits(name))
+        first = conversation.prompt("My name is Ann.", **LIMITS)
         first.text()
-        second = conversation.prompt("What is my name?", **limits(name))
+        second = conversation.prompt("What is my name?", **LIMITS)
         assert second.text()
         assert second.usage().input > first.usage().input
 
 
 def check_schema() -> None:
     for name in BOTH:
-        response = llm.get_model(name).prompt("Name a programming language.", schema=LANGUAGE, **limits(name))
+        response = llm.get_model(name).prompt("Name a programming language.", schema=LANGUAGE, **LIMITS)
         assert json.loads(response.text()).keys() == {"name", "year"}
 
 
@@ -99,8 +96,8 @@ def check_tools() -> None:
         return "Sunny, 21 °C"
 
     for name in BOTH:
-        model = llm.get_model(name)
-        chain = model.chain("What is the weather in Paris?", tools=[get_weather], chain_limit=2, options=limits(name))
+        conversation = llm.get_model(name).conversation()
+        chain = conversation.chain("What is the weather in Paris?", tools=[get_weather], chain_limit=2, options=LIMITS)
         assert "".join(chain)
 
 

@@ -160,7 +160,8 @@ def output_of(called: Exchange, following: Exchange, transport: str, **expected:
     (call,) = called.response["output"]
     assert {name: call.get(name) for name in expected} == expected
     output: Body = following.body["input"][-1]
-    assert (output["type"], output["call_id"]) == (call["type"].removesuffix("_call") + "_call_output", call["call_id"])
+    kind = "tool_search_output" if call["type"] == "tool_search_call" else call["type"] + "_output"
+    assert (output["type"], output["call_id"]) == (kind, call["call_id"])
     if transport == "websocket":  # only new items are sent
         assert following.body["previous_response_id"] == called.response["id"]
         assert len(following.body["input"]) == 1

@@ -149,7 +149,8 @@ def check_message_count(count: int, model: ServedModel, param: str) -> None:
     """Raise `ContextLengthExceeded` for more messages than the context has tokens: each takes one at least."""
     if count > model.max_model_len:
         raise ContextLengthExceeded(
-            f"The model's context is {model.max_model_len} tokens; a conversation of {count} messages has more.",
+            f"This model's maximum context length is {model.max_model_len} tokens; a conversation of {count} messages "
+            "has more.",
             param=param,
         )
 
@@ -216,7 +217,8 @@ async def fit_prompt(
         needed = (
             f"{max_tokens_field} asks for {max_tokens} more" if max_tokens is not None else "leave no space for output"
         )
-        message = f"The model's context is {limit} tokens; the messages have {len(prompt.tokens)} and {needed}."
+        used = f"the messages have {len(prompt.tokens)} and {needed}"
+        message = f"This model's maximum context length is {limit} tokens; {used}."
         param = "messages" if available > 0 else max_tokens_field
     fitted = await _drop_oldest_turns(renderer, messages, available) if can_drop else None
     if fitted is None:

@@ -377,7 +377,7 @@ def _fit(prompt: Prompt, limit: int, max_tokens: int, *, truncate: bool, index: 
         prompt.text = None
         return
     raise ContextLengthExceeded(
-        f"The model's context is {limit} tokens; prompt {index} has {len(prompt.tokens)} and max_tokens asks for "
-        f"{max_tokens} more.",
+        f"This model's maximum context length is {limit} tokens; prompt {index} has {len(prompt.tokens)} and "
+        f"max_tokens asks for {max_tokens} more.",
         param="prompt" if available > 0 else "max_tokens",
     )

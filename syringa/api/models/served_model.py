@@ -98,7 +98,8 @@ class ServedModel:
         """Raise `ContextLengthExceeded` if a text of so many characters is too long whatever its tokens are."""
         if characters > self.max_model_len * self.tokenizer.longest_token:
             raise ContextLengthExceeded(
-                f"The model's context is {self.max_model_len} tokens; a prompt of {characters} characters has more.",
+                f"This model's maximum context length is {self.max_model_len} tokens; a prompt of {characters} "
+                "characters has more.",
                 param=param,
             )
 

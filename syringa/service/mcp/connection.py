@@ -28,6 +28,7 @@ MAX_PAGES = 16  # of a list of tools
 _CLOSE_SECONDS = 5.0  # for telling the server that its session ends
 _MAX_MESSAGE = 1000  # characters of a server's error message
 _BAD_GATEWAY, _GATEWAY_TIMEOUT = 502, 504
+_INTERNAL_ERROR = -32603  # of JSON-RPC
 
 # The library logs messages, session ids and tracebacks of what servers of clients do wrong.
 for _name in ("mcp", "client"):
@@ -72,7 +73,7 @@ class McpConnection:
         try:
             msgspec.json.encode(tools)
         except (UnicodeEncodeError, RecursionError):  # half of a surrogate pair
-            raise _protocol_failure("its list of tools cannot be written as JSON") from None
+            raise self._describe(ValueError("its list of tools cannot be written as JSON")) from None
         return tools
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> RemoteResult:
@@ -159,37 +160,30 @@ class McpConnection:
         if transport is not None and transport.too_large:
             message = f"its answer has more than {self._max_bytes} bytes (mcp_max_bytes)"
             return self._failure(message, _http_error(_BAD_GATEWAY, message))
-        if isinstance(error, MCPError):
-            if transport is not None and transport.status >= 400:
-                message = f"it answered with the HTTP status {transport.status}"
-                return self._failure(message, _http_error(transport.status, message))
-            message = error.message[:_MAX_MESSAGE]
-            return self._failure(message, {"type": "mcp_protocol_error", "code": error.code, "message": message})
-        if isinstance(error, ForbiddenServer):
-            message = str(error)
-        elif isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-            message = "no connection to it could be made"
-        elif isinstance(error, httpx2.HTTPError | None):
+        # A redirect that is not followed has a status above 300.
+        if isinstance(error, MCPError) and transport is not None and transport.status >= 300:
+            message = f"it answered with the HTTP status {transport.status}"
+            return self._failure(message, _http_error(transport.status, message))
+        if error is None or isinstance(error, httpx2.HTTPError):
             message = "it sent no complete and valid response"
-        elif isinstance(error, ValidationError):
-            return self._relabel(_protocol_failure("its answer is not a valid MCP message"))
-        else:  # the library has found the answer to contradict the tool's schema, or does not support it
-            return self._relabel(_protocol_failure(str(error)[:_MAX_MESSAGE] or type(error).__name__))
-        return self._failure(message, _http_error(_BAD_GATEWAY, message))
+            if isinstance(error, ForbiddenServer):
+                message = str(error)
+            elif isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+                message = "no connection to it could be made"
+            return self._failure(message, _http_error(_BAD_GATEWAY, message))
+        # What remains are errors that the server reports, and answers that the library rejects.
+        code = error.code if isinstance(error, MCPError) else _INTERNAL_ERROR
+        message = str(error)[:_MAX_MESSAGE] or type(error).__name__
+        if isinstance(error, ValidationError):
+            message = "its answer is not a valid MCP message"
+        return self._failure(message, {"type": "mcp_protocol_error", "code": code, "message": message})
 
     def _failure(self, message: str, error: dict[str, Any]) -> McpFailure:
         return McpFailure(f"The MCP server {self._server.label!r} failed: {message}.", error)
 
-    def _relabel(self, failure: McpFailure) -> McpFailure:
-        return self._failure(failure.message, failure.error)
-
 
 def _http_error(code: int, message: str) -> dict[str, Any]:
     return {"type": "http_error", "code": code, "message": message}
-
-
-def _protocol_failure(message: str) -> McpFailure:
-    return McpFailure(message, {"type": "mcp_protocol_error", "code": -32603, "message": message})
 
 
 async def _list_tools(client: Client) -> list[RemoteTool]:
@@ -209,7 +203,7 @@ async def _list_tools(client: Client) -> list[RemoteTool]:
         cursor = page.next_cursor
         if cursor is None:
             return tools
-    raise _protocol_failure(f"its list of tools has more than {MAX_PAGES} pages")
+    raise ValueError(f"its list of tools has more than {MAX_PAGES} pages")
 
 
 def _to_result(result: CallToolResult) -> RemoteResult:

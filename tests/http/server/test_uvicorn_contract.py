@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from typing import Any
 
@@ -42,6 +43,11 @@ ATTRIBUTES: dict[type, tuple[str, ...]] = {
     uvicorn.Server: ("server_state", "should_exit"),
     ServerState: ("connections", "tasks"),
 }
+
+# The package sse-starlette, which the MCP client brings, replaces it when it is imported.
+SERVER_HANDLE_EXIT = getattr(
+    getattr(sys.modules.get("sse_starlette.sse"), "AppStatus", None), "original_handler", uvicorn.Server.handle_exit
+)
 
 PARAMETERS: dict[Any, tuple[str, ...]] = {
     HttpToolsProtocol.__init__: ("self", "config", "server_state", "app_state", "_loop"),
@@ -85,6 +91,7 @@ PARAMETERS: dict[Any, tuple[str, ...]] = {
     FlowControl.resume_reading: ("self",),
     uvicorn.Server.main_loop: ("self",),
     uvicorn.Server.shutdown: ("self", "sockets"),
+    SERVER_HANDLE_EXIT: ("self", "sig", "frame"),
     uvicorn.Server.capture_signals: ("self",),
 }
 

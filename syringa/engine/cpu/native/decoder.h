@@ -1,5 +1,5 @@
-// All layers of a quantized decoder in one call. A step of a small batch takes a few milliseconds; three hundred calls from
-// Python would add a fifth. Same order of operations as models/decoder.py, which runs the other precisions.
+// All layers of a quantized decoder in one call. A step of a small batch takes a few milliseconds; three hundred calls
+// from Python would add a fifth. Same order of operations as models/decoder.py, which runs the other precisions.
 #pragma once
 
 #include <vector>

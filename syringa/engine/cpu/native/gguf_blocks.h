@@ -1,8 +1,8 @@
 // The quantized block formats of GGUF files.
 //
 // All have one form: a block holds small unsigned numbers u, and each sub-block of SUB inputs a scale and, in some
-// formats, a minimum. A weight is scale · (u − ZERO) − minimum, or scale · TABLE[u] for formats with a table. `Packed…`
-// are the scales as quantized_linear.h stores them: those of LANES channels side by side.
+// formats, a minimum. A weight is scale · (u − ZERO) − minimum, or scale · TABLE[u] for formats with a table. Packed
+// scales are those that quantized_linear.h stores: of LANES channels side by side.
 #pragma once
 
 #include "simd.h"
@@ -23,7 +23,8 @@ static inline bool half_is_finite(const uint8_t* p) { return (p[1] & 0x7c) != 0x
 
 // Numbers of the tensor types in GGUF files.
 enum class BlockType : int32_t {
-    Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39,
+    Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14,
+    IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39,
 };
 
 constexpr int MAX_BLOCK = 256, MAX_SUBS = 16;  // inputs and sub-blocks of a block
@@ -101,8 +102,8 @@ struct SuperScales {
     }
 };
 
-// Q6_K (16 scales for 16 inputs each) and IQ4_XS (8 for 32 each): signed bytes with a half as common factor. Packed with
-// 128 added.
+// Q6_K (16 scales for 16 inputs each) and IQ4_XS (8 for 32 each): signed bytes with a half as common factor. Packed
+// with 128 added.
 template <int SUB_>
 struct ByteScales {
     static constexpr int CHUNK = 256, SUB = SUB_, COUNT = CHUNK / SUB, BYTES = 2 + COUNT;

@@ -36,7 +36,8 @@ EXPORT LinearWeights* syringa_pack_weights(const TensorBlocks* tensors, int coun
 
 EXPORT void syringa_free_weights(LinearWeights* weights) { delete weights; }
 
-EXPORT void syringa_linear(const LinearWeights* weights, const float* x, int rows, float* y, const float* bias, int add) {
+EXPORT void syringa_linear(const LinearWeights* weights, const float* x, int rows, float* y, const float* bias,
+                           int add) {
     weights->multiply(x, rows, y, weights->outputs, bias, add != 0);
 }
 

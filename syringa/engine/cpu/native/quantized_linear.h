@@ -5,8 +5,8 @@
 // (`pack_numbers`), and is read sequentially.
 //
 // A row's bits depend on that row alone: the byte products of a sub-block are added as integers, sub-blocks and groups
-// as floats in the order of the inputs. Numbers are unpacked in registers, for ROWS rows at a time: unpacking a panel to
-// bytes in the cache first was not faster, even for hundreds of rows.
+// as floats in the order of the inputs. Numbers are unpacked in registers, for BLOCK_ROWS rows at a time. (Unpacking a
+// panel to bytes in the cache first was not faster, even for hundreds of rows.)
 #pragma once
 
 #include <atomic>
@@ -21,9 +21,14 @@
 
 namespace syringa {
 
-constexpr int QUADS = 4 * LANES;      // bytes of a vector
-constexpr int STRIP = 32;              // inputs that are unpacked at a time: STEPS vectors of four inputs
+constexpr int QUADS = 4 * LANES;  // bytes of a vector
+constexpr int STRIP = 32;         // inputs that are unpacked at a time: STEPS vectors of four inputs
 constexpr int STEPS = STRIP / 4;
+#if defined(__AVX512F__)
+constexpr int BLOCK_ROWS = 6;  // rows at a time: their integer and float accumulators of a group fill the registers
+#else
+constexpr int BLOCK_ROWS = 2;
+#endif
 
 // Rows of a tensor in a GGUF file. `order`: the file's row of each channel; null: as in the file.
 struct TensorBlocks {
@@ -44,8 +49,8 @@ struct ChunkLayout {  // in bytes
 };
 
 // Where a strip has its vectors, in the order in which they are read. Each holds four inputs (a step) of LANES channels
-// in the four bytes of a lane: the lower nibbles of steps 2i and 2i + 1 share a vector, before which are the upper bits of
-// all steps (5 bits) or of four steps (6 bits).
+// in the four bytes of a lane: the lower nibbles of steps 2i and 2i + 1 share a vector; the upper bits of all steps (5
+// bits) or of four steps (6 bits) come before them.
 template <int BITS>
 constexpr int low_vector(int i, int v) {
     return BITS == 5 ? (1 + i) * VECTORS + v : BITS == 6 ? (i / 2 * 3 + 1 + i % 2) * VECTORS + v : i * VECTORS + v;
@@ -109,10 +114,10 @@ inline __attribute__((always_inline)) void unpack_numbers(const uint8_t* strip, 
 
 // Signed bytes with one scale per row and group of GROUP inputs, as in int8_linear.h, and their sums.
 struct QuantizedRows {
-    std::vector<int8_t> values;                // [rows][padded]
-    std::vector<float> scales;                 // [rows][padded / GROUP]
-    std::vector<int32_t> minus16, minus32;     // [rows][padded / 16 or 32]: the negative sums, for ZERO
-    std::vector<float> minus_sums;             // [rows][padded / 32]: the same times the scale, for minimums
+    std::vector<int8_t> values;             // [rows][padded]
+    std::vector<float> scales;              // [rows][padded / GROUP]
+    std::vector<int32_t> minus16, minus32;  // [rows][padded / 16 or 32]: the negative sums, for ZERO
+    std::vector<float> minus_sums;          // [rows][padded / 32]: the same times the scale, for minimums
 
     void resize(size_t rows, int padded) {
         if (values.size() >= rows * padded) return;
@@ -160,13 +165,13 @@ struct ProductRows {
 // Add the products of a strip with M rows. `part` is the sum of a group, before the activations' scale.
 template <class Format, int M>
 inline __attribute__((always_inline)) void strip_product(const uint8_t* strip, const ProductRows& in, int k,
-                                                         const float* scales, const float* minimums,
-                                                         floats (*part)[VECTORS], floats (*sums)[VECTORS]) {
+                                                         const float* scales, floats (*part)[VECTORS]) {
     typedef DotSum<Format::MOST> Dot;
     constexpr int SUB = Format::Scales::SUB, SUBS = STRIP / SUB, PAIRS = STEPS / SUBS / 2;
     constexpr int ZERO = Dot::zero(Format::ZERO);
     const int8_t* values = in.x.values.data() + in.row * in.padded + k;
-    const int32_t* minus = (SUB == 16 ? in.x.minus16.data() : in.x.minus32.data()) + in.row * (in.padded / SUB) + k / SUB;
+    const int32_t* minus =
+        (SUB == 16 ? in.x.minus16.data() : in.x.minus32.data()) + in.row * (in.padded / SUB) + k / SUB;
 #pragma GCC unroll 2
     for (int s = 0; s < SUBS; s++) {
         Dot dot[M][VECTORS];
@@ -197,28 +202,30 @@ inline __attribute__((always_inline)) void strip_product(const uint8_t* strip, c
                 part[m][v] = fma(__builtin_convertvector(dot[m][v].end(2 * PAIRS), floats), scale, part[m][v]);
         }
     }
-    if constexpr (Format::MINS) {
-        static_assert(SUB == STRIP, "a format with minimums has one for each STRIP inputs");
-        const float* row_sums = in.x.minus_sums.data() + in.row * (in.padded / STRIP) + k / STRIP;
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-            const floats sum = broadcast(row_sums + (size_t)m * (in.padded / STRIP));
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++) sums[m][v] = fma(load(minimums + v * LANES), sum, sums[m][v]);
-        }
-    }
 }
 
-// Add a group's products to those of the row, with the activations' scale of group g.
-template <int M>
-inline __attribute__((always_inline)) void add_group(const ProductRows& in, int g, const floats (*part)[VECTORS],
-                                                     floats (*sums)[VECTORS]) {
-    const float* scales = in.x.scales.data() + in.row * (in.padded / GROUP) + g;
+// Add the products of the group that begins at input k to those of the row, with the activations' scale, and subtract
+// its minimums.
+template <class Format, int M>
+inline __attribute__((always_inline)) void add_group(const ProductRows& in, int k, const float* minimums,
+                                                     const floats (*part)[VECTORS], floats (*sums)[VECTORS]) {
+    const float* scales = in.x.scales.data() + in.row * (in.padded / GROUP) + k / GROUP;
+    const float* row_sums = in.x.minus_sums.data() + in.row * (in.padded / STRIP) + k / STRIP;
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
         const floats scale = broadcast(scales + (size_t)m * (in.padded / GROUP));
 #pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) sums[m][v] = fma(part[m][v], scale, sums[m][v]);
+        for (int v = 0; v < VECTORS; v++) {
+            floats sum = fma(part[m][v], scale, sums[m][v]);
+            if constexpr (Format::MINS) {
+                static_assert(Format::Scales::SUB == STRIP, "a format with minimums has one for each strip");
+#pragma GCC unroll 2
+                for (int s = 0; s < GROUP / STRIP; s++)
+                    sum = fma(load(minimums + s * PANEL + v * LANES),
+                              broadcast(row_sums + (size_t)m * (in.padded / STRIP) + s), sum);
+            }
+            sums[m][v] = sum;
+        }
     }
 }
 
@@ -238,9 +245,9 @@ void block_product(const uint8_t* panel, const ProductRows& in, floats (*result)
             for (int strip = 2 * g; strip < 2 * g + 2; strip++) {
                 const size_t sub = (size_t)strip * (STRIP / SUB) * PANEL;
                 strip_product<Format, M>(panel + Layout::NUMBERS + strip * Layout::STRIP_SIZE, in, k + strip * STRIP,
-                                         scales + sub, minimums + sub, part, sums);
+                                         scales + sub, part);
             }
-            add_group<M>(in, k / GROUP + g, part, sums);
+            add_group<Format, M>(in, k + g * GROUP, minimums + (size_t)g * (GROUP / SUB) * PANEL, part, sums);
         }
     }
     std::memcpy(result, sums, sizeof sums);
@@ -377,12 +384,14 @@ void multiply_rows(const PanelTask& task, int row) {
     for (int m = 0; m < M; m++) store_panel(task.out, task.p, row + m, result[m]);
 }
 
+// Rows are split evenly: 4 and 4 are faster than 6 and 2.
 template <class Format>
 void multiply_panel(const PanelTask& task) {
-    int row = task.first;
-    for (; row + ROWS <= task.last; row += ROWS) multiply_rows<Format, ROWS>(task, row);
-    dispatch_rows<ROWS - 1>(task.last - row,
-                            [&](auto rows) { multiply_rows<Format, decltype(rows)::value>(task, row); });
+    for (int row = task.first, count; row < task.last; row += count) {
+        const int left = task.last - row, steps = (left + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        count = (left + steps - 1) / steps;
+        dispatch_rows<BLOCK_ROWS>(count, [&](auto rows) { multiply_rows<Format, decltype(rows)::value>(task, row); });
+    }
 }
 
 inline void QuantizedWeights::multiply(const float* x, int rows, float* y, size_t stride, const float* bias,
@@ -397,7 +406,7 @@ inline void QuantizedWeights::multiply(const float* x, int rows, float* y, size_
             for (int r = c * 8; r < std::min(rows, c * 8 + 8); r++) quantize(r);
         });
     // A block of rows stays in the L2 cache while a run of panels is streamed.
-    const int block = std::max(ROWS, std::min(rows, (1 << 18) / padded) / ROWS * ROWS);
+    const int block = std::max(BLOCK_ROWS, std::min(rows, (1 << 18) / padded) / BLOCK_ROWS * BLOCK_ROWS);
     const int blocks = (rows + block - 1) / block;
     int panels = 0;
     for (const Segment& segment : segments) panels += segment.panels;

@@ -322,8 +322,9 @@ static inline quads lookup(const uint8_t* table, quads index) {
 #endif
 }
 
-// A sum of dot products of four unsigned bytes per lane, at most MOST, with four activations. Where the processor cannot
-// multiply unsigned bytes above 127 without saturation, those bytes count from 128, and `zero` of their zero is 0.
+// A sum of dot products of four unsigned bytes per lane, at most MOST, with four activations. Where the processor
+// cannot multiply unsigned bytes above 127 without saturation, those bytes count from 128, and `zero` of their zero is
+// 0.
 #if defined(__AVX512VNNI__)
 typedef __m512i four_activations;
 static inline four_activations load_four(const int8_t* a) { return _mm512_set1_epi32(load_int32(a)); }
