@@ -255,7 +255,7 @@ def count_weights(files: ModelFiles) -> int:
     return sum(map(_count_safetensors, named or folder.glob("*.safetensors")))
 
 
-def _numbers_in(name: str, dtype: str) -> int:
+def _numbers_in(name: str, dtype: str | None) -> int:
     """Return how many weights an element of a tensor holds: of MXFP4, and of GPTQ, AWQ and compressed-tensors."""
     if dtype == "U8" and name.endswith("_blocks"):
         return 2
@@ -272,6 +272,8 @@ def _count_safetensors(path: Path) -> int:
         tensors = {name: tensor for name, tensor in table.items() if name != "__metadata__"}
         if not all(type(size) is int and size >= 0 for tensor in tensors.values() for size in tensor["shape"]):
             raise ValueError
-        return sum(math.prod(tensor["shape"]) * _numbers_in(name, tensor["dtype"]) for name, tensor in tensors.items())
+        return sum(
+            math.prod(tensor["shape"]) * _numbers_in(name, tensor.get("dtype")) for name, tensor in tensors.items()
+        )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ModelError(f"{path} cannot be read as safetensors") from None

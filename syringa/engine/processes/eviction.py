@@ -9,7 +9,8 @@ from typing import Literal
 Device = Literal["cpu", "cuda"]
 """The memory that a model uses: the host's or the GPU's."""
 
-BYTES_PER_WEIGHT = {"int8": 1, "gguf": 1, "fp8": 1, "bf16": 2, "fp32": 4}  # gguf: at most
+# At most, for gguf, int4 and mxfp4.
+BYTES_PER_WEIGHT = {"int8": 1, "gguf": 1, "int4": 1, "mxfp4": 1, "fp8": 1, "bf16": 2, "fp32": 4}
 DEFAULT_DTYPE: dict[Device, str] = {"cpu": "int8", "cuda": "bf16"}
 # Some weights are held in higher precision, and the process itself needs memory.
 GROWTH, OVERHEAD = 1.3, 512 << 20

@@ -8,6 +8,7 @@ from pathlib import Path
 from syringa import modelfiles
 from syringa.config import Config, model_specs
 from syringa.engine.models.config import is_native
+from syringa.engine.models.quantization import stored_dtype
 from syringa.engine.processes import eviction
 from syringa.engine.processes.control import worker_key
 from syringa.engine.processes.nvml import GpuMemory
@@ -55,20 +56,23 @@ class MemoryPlanner:
 
 def memory_needs(options: WorkerOptions) -> Mapping[eviction.Device, int]:
     """Return the bytes that a model will need on each device, estimated from its files."""
-    count, native = _count_weights(options.model)
+    count, native, stored = _count_weights(options.model)
     # Models on transformers' definitions are read in bf16 before they are quantized.
     on_cpu = eviction.estimate_memory(count, options.dtype, "cpu", min_bytes=1 if native else 2)
-    return {"cpu": on_cpu, "cuda": eviction.estimate_memory(count, options.dtype, "cuda")}
+    on_gpu = stored if options.dtype == "auto" else options.dtype  # quantized folders stay so on a GPU
+    return {"cpu": on_cpu, "cuda": eviction.estimate_memory(count, on_gpu, "cuda")}
 
 
-def _count_weights(model: str) -> tuple[int, bool]:
-    """Return the number of weights and whether the native decoder runs the model.
+def _count_weights(model: str) -> tuple[int, bool, str]:
+    """Return the number of weights, whether the native decoder runs the model, and the dtype of its files on a GPU.
 
     0 if the files cannot be read: the worker reports why, and the supervisor must survive any file.
     """
     try:
         files = modelfiles.locate(model)
-        native = files.kind == "gguf" or is_native(modelfiles.read_json(Path(files.path) / "config.json"))
-        return modelfiles.count_weights(files), native
+        if files.kind == "gguf":
+            return modelfiles.count_weights(files), True, "bf16"
+        config = modelfiles.read_json(Path(files.path) / "config.json")
+        return modelfiles.count_weights(files), is_native(config), stored_dtype(config)
     except (SyringaError, OSError, ValueError):
-        return 0, True
+        return 0, True, "bf16"

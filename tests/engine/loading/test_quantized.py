@@ -16,6 +16,9 @@ from syringa.engine.loading.loader import LoadOptions, load_model, load_on_gpu
 from syringa.engine.loading.quantized import FP8_DTYPE, QuantizedWeights, quantize_fp8
 from syringa.engine.loading.weights import SafetensorsWeights, open_weights
 from syringa.engine.models.quantization import read_quantization, stored_dtype
+from syringa.engine.processes.eviction import GPU_OVERHEAD
+from syringa.engine.processes.memory import memory_needs
+from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import ModelFiles, describe, locate
 from syringa.modelfiles.description import count_weights
@@ -296,3 +299,10 @@ def test_count_weights_counts_packed_numbers(tmp_path: Path) -> None:
     open_folder(tmp_path, tensors, AWQ)
     scales_and_zeros = 2 * OUTPUTS * 2
     assert count_weights(ModelFiles("m", str(tmp_path), "folder")) == OUTPUTS * INPUTS + scales_and_zeros
+
+
+def test_memory_needs_of_quantized_folder_on_gpu_are_those_of_its_files(fp8_model: tuple[Path, Any]) -> None:
+    folder, _ = fp8_model
+    quantized = memory_needs(WorkerOptions(socket="", model=str(folder)))["cuda"]
+    converted = memory_needs(WorkerOptions(socket="", model=str(folder), dtype="bf16"))["cuda"]
+    assert converted - GPU_OVERHEAD == pytest.approx(2 * (quantized - GPU_OVERHEAD), abs=2)

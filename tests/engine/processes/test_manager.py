@@ -121,7 +121,7 @@ def test_manager_drains_busy_model_for_long_waiting_one(folder: str) -> None:
 
 
 def test_manager_evicts_when_memory_is_short(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("syringa.engine.processes.memory._count_weights", lambda model: (4 * GB, True))
+    monkeypatch.setattr("syringa.engine.processes.memory._count_weights", lambda model: (4 * GB, True, "bf16"))
     monkeypatch.setattr("syringa.engine.processes.handle.WorkerHandle._resident_bytes", lambda self: 5 * GB)
     harness = ManagerHarness(folder)
     harness.free = 10 * GB

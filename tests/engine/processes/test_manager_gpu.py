@@ -41,7 +41,7 @@ def test_single_model_gets_whole_gpu(folder: str) -> None:
 @pytest.mark.parametrize("setting", [0.0, 0.3])
 def test_configured_models_share_gpu_memory(folder: str, monkeypatch: pytest.MonkeyPatch, setting: float) -> None:
     sizes = {"a": 20 * GB, "b": 2 * GB, "c": 0}
-    monkeypatch.setattr("syringa.engine.processes.memory._count_weights", lambda model: (sizes[model], True))
+    monkeypatch.setattr("syringa.engine.processes.memory._count_weights", lambda model: (sizes[model], True, "bf16"))
     models = tuple(ModelSpec(id=name, path=name, dtype="int8" if name == "c" else "auto") for name in sizes)
     harness = ManagerHarness(folder, models=models, gpu_memory_fraction=setting)
     harness.gpu = gpu(99)
@@ -90,7 +90,7 @@ def test_memory_needs_of_hf_models_cover_bf16_weights(tmp_path: Path) -> None:
 
 def test_manager_evicts_gpu_model_when_gpu_memory_is_short(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used GPU model is evicted, whatever host memory is free; CPU models stay."""
-    monkeypatch.setattr("syringa.engine.processes.memory._count_weights", lambda model: (10 * GB, True))
+    monkeypatch.setattr("syringa.engine.processes.memory._count_weights", lambda model: (10 * GB, True, "bf16"))
     monkeypatch.setattr("syringa.engine.processes.handle.WorkerHandle._resident_bytes", lambda self: GB)
     harness = ManagerHarness(folder)
     harness.gpu = gpu(99)

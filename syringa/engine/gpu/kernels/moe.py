@@ -336,6 +336,8 @@ def choose_quantized_moe_configs(
         config = QuantizedConfig(rows, 64, 128, 4, 4, fp8_rows=True)
     elif fp8:
         config = QuantizedConfig(16, 32, 256, 2, 4)
+    elif tokens <= 2:
+        config = QuantizedConfig(16, 32, 512, 2, 3)
     else:
         config = QuantizedConfig(32, 32, 256, 2, 3) if per_expert > 16 else QuantizedConfig(16, 32, 128, 2, 6)
     return config, config
