@@ -54,7 +54,7 @@ BEYOND_SCHEMA = (
     *("best_of", "min_tokens", "max_tokens", "stream_options", "grammar", "response_format", "tools", "tool_choice"),
     *("json_schema", "structured_outputs", "guided_", "n_predict"),
     *("suffix", "prompt", "tokens", "stop_token_ids", "logit_bias", "messages", "max_completion_tokens"),
-    *("top_logprobs", "continue_final_message", "chat_template_kwargs", "reasoning_effort"),
+    *("top_logprobs", "continue_final_message", "chat_template", "reasoning_effort"),
     *("allowed_token_ids", "logprob_token_ids", "truncate_prompt_tokens", "use_beam_search", "prompt_logprobs"),
     *("input", "items", "previous_response_id", "conversation", "text", "background", "max_output_tokens"),
     *("starting_after", "stream", "after", "before"),
@@ -153,7 +153,7 @@ def reconcile(body: dict[str, Any], known: dict[str, Any]) -> None:
     # Generated grammars and token ids are rarely valid: they are left to the shorter bodies.
     if len(body) > 3:
         unfit |= {"tools", "tool_choice", "stop_token_ids", "logit_bias"}
-        unfit |= {"chat_template_kwargs", "continue_final_message", *ConstraintFields.__struct_fields__}
+        unfit |= {"chat_template", "chat_template_kwargs", "continue_final_message", *ConstraintFields.__struct_fields__}
         unfit |= set() if isinstance(body.get("prompt"), str) else {"prompt"}
         if "messages" in good and body["messages"]:
             body["messages"] = [each for each in body["messages"] if each["role"] == "system"][:2] + _ASKED

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import functools
 import json
 import re
@@ -29,6 +31,7 @@ from syringa.prompt.tokens.control_tokens import ClientTextEscape, strings_of
 _INLINE_CHARS = 4096
 _MESSAGE_CHARS = 16
 _INSTRUCTION_ROLES = ("system", "developer")
+_OUTPUT_SHARE = 8  # of the context that tools in full have to leave free: one in this many tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,7 @@ class PromptRenderer:
     documents: list[dict[str, Any]] | None = None
     add_special_tokens: bool = False  # those of the tokenizer, before what the template writes
     truncate: Callable[[list[int]], list[int]] | None = None  # cuts the tokens of the prompt
+    short_tools: bool = False  # describe tools in short, if the template does not describe them itself
 
     async def build(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
         """Render and tokenize the messages, in a thread if they are long. Raises `ContextLengthExceeded`."""
@@ -73,6 +77,21 @@ class PromptRenderer:
         return await asyncio.to_thread(self._build, messages)
 
     def _build(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
+        """Build the prompt. Tools are described in short if it would otherwise leave little space for the output.
+
+        The tools of a coding agent can take half of a context of 8,192 tokens. A template that describes tools itself
+        has them in full.
+        """
+        if self.tools is None or self.model.formats.supports_tools:
+            return self._build_once(messages)
+        limit = self.model.max_model_len
+        with contextlib.suppress(ContextLengthExceeded):
+            prompt = self._build_once(messages)
+            if len(prompt.tokens) <= limit - limit // _OUTPUT_SHARE:
+                return prompt
+        return dataclasses.replace(self, short_tools=True)._build_once(messages)
+
+    def _build_once(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
         tokenizer = self.model.tokenizer
         plain = [each.message for each in messages]
         definitions = [tool_definition(tool) for tool in self.tools.tools] if self.tools is not None else []
@@ -111,7 +130,9 @@ class PromptRenderer:
         else:
             messages = tool_calls_as_text(messages)
             if use is not None:
-                messages = add_tool_instructions(messages, use, supports_system=capabilities.supports_system)
+                messages = add_tool_instructions(
+                    messages, use, supports_system=capabilities.supports_system, short=self.short_tools
+                )
         text = self.template.render(
             [_adapt_to_template(each, capabilities) for each in messages],
             tools=tools,

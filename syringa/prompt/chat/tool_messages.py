@@ -71,14 +71,16 @@ def tool_calls_as_text(messages: Iterable[Message]) -> list[Message]:
     return rewritten
 
 
-def add_tool_instructions(messages: Sequence[Message], use: ToolUse, *, supports_system: bool) -> list[Message]:
+def add_tool_instructions(
+    messages: Sequence[Message], use: ToolUse, *, supports_system: bool, short: bool = False
+) -> list[Message]:
     """Return the messages with a description of the tools and examples of their use.
 
     The description goes into the first instructions, or into the first user message if the template supports none.
     The examples are messages before the conversation: models without training on tools follow examples better than
     instructions.
     """
-    description = tools_preamble(use)
+    description = tools_preamble(use, short=short)
     start = next((i for i, each in enumerate(messages) if each["role"] not in _INSTRUCTION_ROLES), len(messages))
     messages = [*messages[:start], *_examples(use), *messages[start:]]
     roles = _INSTRUCTION_ROLES if supports_system else ("user",)

@@ -79,3 +79,30 @@ def test_tool_example_contains_the_required_arguments(schema: dict[str, Any], ar
     use = ToolUse(tools=[tool], mode="auto", callable=frozenset({"f"}))
     call = add_tool_instructions([user("hi")], use, supports_system=True)[-2]["content"]
     assert json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"))["arguments"] == arguments
+
+
+def test_short_preamble_has_signatures_and_first_sentences() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "A city."},
+            "unit": {"enum": ["C", "F"]},
+            "days": {"type": "array", "items": {"type": "integer"}},
+            "at": {"type": "object", "properties": {"hour": {"type": ["integer", "null"]}}, "required": ["hour"]},
+            "other": {"anyOf": [{"type": "string"}, {"$ref": "#"}]},
+            "odd": True,
+        },
+        "required": ["city"],
+    }
+    tools = [
+        Tool(name="weather", description="Return the weather. It may rain.\nOr not.", parameters=parameters),
+        Tool(name="now"),
+    ]
+    preamble = tools_preamble(ToolUse(tools=tools, mode="auto", callable=frozenset({"weather", "now"})), short=True)
+    assert preamble.splitlines()[1:5] == [
+        "<tools>",
+        'weather(city: string, unit?: "C" | "F", days?: integer[], at?: {hour: integer | null}, '
+        "other?: string | any, odd?: any): Return the weather",
+        "now()",
+        "</tools>",
+    ]
