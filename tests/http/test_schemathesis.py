@@ -153,7 +153,12 @@ def reconcile(body: dict[str, Any], known: dict[str, Any]) -> None:
     # Generated grammars and token ids are rarely valid: they are left to the shorter bodies.
     if len(body) > 3:
         unfit |= {"tools", "tool_choice", "stop_token_ids", "logit_bias"}
-        unfit |= {"chat_template", "chat_template_kwargs", "continue_final_message", *ConstraintFields.__struct_fields__}
+        unfit |= {
+            "chat_template",
+            "chat_template_kwargs",
+            "continue_final_message",
+            *ConstraintFields.__struct_fields__,
+        }
         unfit |= set() if isinstance(body.get("prompt"), str) else {"prompt"}
         if "messages" in good and body["messages"]:
             body["messages"] = [each for each in body["messages"] if each["role"] == "system"][:2] + _ASKED
