@@ -27,7 +27,7 @@ class LoadInfo(msgspec.Struct):
     server_load: Annotated[int, doc("Sequences that are running or waiting, of all models.")]
 
 
-class AddedToken(msgspec.Struct):
+class SpecialTokenInfo(msgspec.Struct):
     content: str
     special: bool
 
@@ -39,7 +39,7 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
     vocab_size: int
     model_max_length: Annotated[int, doc("Maximum prompt plus output length, in tokens.")]
     add_bos_token: Annotated[bool, doc("Whether prompts without chat template begin with `bos_token`.")]
-    added_tokens_decoder: Annotated[dict[str, AddedToken], doc("The special tokens, by token id.")]
+    added_tokens_decoder: Annotated[dict[str, SpecialTokenInfo], doc("The special tokens, by token id.")]
     bos_token: str | None = None
     eos_token: str | None = None
     unk_token: str | None = None
@@ -103,7 +103,7 @@ def describe_tokenizer(model: ServedModel) -> TokenizerInfo:
         vocab_size=model.vocab_size,
         model_max_length=model.max_model_len,
         add_bos_token=bool(tokenizer.encode("")),
-        added_tokens_decoder={str(token): AddedToken(text, special=True) for token, text in texts},
+        added_tokens_decoder={str(token): SpecialTokenInfo(text, special=True) for token, text in texts},
         bos_token=_text(special.get("bos_token")),
         eos_token=_text(special.get("eos_token")),
         unk_token=_text(special.get("unk_token")),

@@ -28,7 +28,7 @@ class ServerInfoRoutes:
         return dependencies.json(server_info.VersionInfo(installed_version()))
 
     async def load(self, request: Request) -> Response:
-        """Respond with the load of all engines, to those who may see all metrics."""
+        """Respond with the load of all engines, if the key may see all metrics."""
         if not sees_all_organizations(request_context(request.scope).caller, self._app_state):
             raise Forbidden("An administrator's key is needed: the load is that of all organizations.")
         # Concurrent requests share one reading, so that their number does not matter.
