@@ -102,9 +102,9 @@ class FuzzRun:
         lost = [*results.lost, *results.refused]
         rows = [
             Row("requests", f"{self._count:,} in {seconds:.0f} s, seed {self._seed}"),
-            Row("by status", ", ".join(f"{name}: {count:,}" for name, count in sorted(self._statuses.items()))),
+            Row("by status", _listed(self._statuses)),
             Row("messages over WebSockets", f"{self._messages:,}"),
-            Row("deadline of the client passed, or load shed", f"{dict(expected)}"),
+            Row("deadline of the client passed, or load shed", _listed(expected)),
             zero("5xx that are ours", len(ours), _first([f"{each.where} {each.code}" for each in ours])),
             zero(f"no end within {HANG_SECONDS:.0f} s", len(self._slow), _first(self._slow)),
             zero("connections without a complete response", len(lost), _first([each.where for each in lost])),
@@ -124,3 +124,7 @@ class FuzzRun:
 
 def _first(found: list[str]) -> str:
     return f": {'; '.join(found[:3])}" if found else ""
+
+
+def _listed(counts: collections.Counter[str]) -> str:
+    return ", ".join(f"{name}: {count:,}" for name, count in sorted(counts.items())) or "0"
