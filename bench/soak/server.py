@@ -27,6 +27,7 @@ API, WORKER = "syringa.http.server.process", "syringa.engine.worker.server"
 API_PROCESSES = 2
 BLOCK_TOKENS = 16
 CACHE_TOKENS = 65_536
+_LISTEN = "0A"  # a state in /proc/net/tcp
 HEARTBEAT_SECONDS = 5  # after twice as long, a stopped worker is restarted
 START_SECONDS = 180.0
 _UNEXPECTED = re.compile(r" ERROR (syringa\.http|asyncio|uvicorn\.error)\b|^Traceback \(most recent call last\)")
@@ -94,13 +95,20 @@ class SoakServer:
     def kill(self) -> None:
         """Kill all processes at once."""
         assert self.process is not None
-        pids = process_tree(self.process.pid)
-        for pid in pids:
+        for pid in process_tree(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
-        while any(_state(pid) not in "ZX" for pid in pids):  # a dying process still holds the listening socket
+        # The threads of a dying process hold the listening socket a little longer than the process is seen.
+        while self._is_listening():
             time.sleep(0.001)
+
+    def _is_listening(self) -> bool:
+        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        return any(
+            fields[3] == _LISTEN and int(fields[1].partition(":")[2], 16) == self.address.port
+            for fields in map(str.split, lines)
+        )
 
     async def ask(
         self, method: str, path: str, body: object = None, *, key: str | None = None, limit: float = 30.0
@@ -177,15 +185,7 @@ class SoakServer:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal: it is some time after the signal was sent."""
-    return _state(pid) == "T"
-
-
-def _state(pid: int) -> str:
-    """Return the state of a process as `ps` shows it, X if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def _copy(source: IO[bytes], target: Path) -> None:
