@@ -70,7 +70,7 @@ def download(name: HubName, progress: Progress, sleep: Callable[[float], None] =
         _check_space(name, sum(file.size - cache.partial_size(file) for file in missing))
         progress(done, total)
         for file in missing:
-            client.fetch(file, listing.commit, cache, _offset(progress, done, total))
+            client.fetch(file, listing.commit, cache, progress_from(progress, done, total))
             done += file.size
         cache.finish(needed)
         progress(total, total)
@@ -82,8 +82,9 @@ def list_files(name: HubName) -> tuple[RemoteFile, ...]:
         return client.list().files
 
 
-def _offset(progress: Progress, done: int, total: int) -> Callable[[int], None]:
-    return lambda size: progress(done + size, total)
+def progress_from(progress: Progress, done: int, total: int) -> Callable[[int], None]:
+    """Return a function that reports the bytes of one file, of which `done` others have come before."""
+    return lambda size: progress(min(done + size, total), total)
 
 
 def _offline() -> bool:

