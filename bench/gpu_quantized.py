@@ -15,7 +15,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from syringa.engine.models.config import ClampedSwiglu
 
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24_576, 4096), "down": (4096, 12_288)}
 KINDS = ("fp8 channel", "fp8 128", "int4 128")
-ROWS = (1, 16, 64, 128, 256)
+ROWS = (1, 2, 16, 64, 128, 256)
 PROCESSORS = 132
 
 
@@ -65,9 +65,14 @@ def tiles_of(case: Case) -> list[Any]:
     gated = case.layer == "gate_up"
     outputs = outputs // 2 if gated else outputs
     found: list[Any] = []
-    if case.rows == 1 and case.kind == "fp8 channel":
+    if case.rows <= 2 and case.kind == "fp8 channel":
         shapes = [(2, 2048, 4), (4, 2048, 4), (2, 4096, 4), (2, 4096, 8), (4, 4096, 8), (1, 4096, 4), (8, 2048, 8)]
         return [GemvConfig(*shape) for shape in shapes]
+    if case.rows <= 2 and case.kind.startswith("int4"):
+        shapes = [(1, 4096, 2), (1, 4096, 4), (2, 4096, 2), (2, 4096, 4), (4, 4096, 2), (4, 4096, 4), (4, 4096, 8)]
+        shapes += [(8, 4096, 4), (8, 4096, 8), (2, 2048, 2), (4, 2048, 2), (4, 2048, 4), (8, 2048, 4), (8, 1024, 2)]
+        shapes += [(2, 1024, 1), (4, 1024, 1), (4, 1024, 2)]
+        found = [GemvConfig(*shape) for shape in shapes]
     waves: tuple[int, ...] = (2, 4, 8)
     if case.rows <= 16:
         base = [(16, 16, 256, 2, 4), (16, 16, 512, 2, 3), (16, 32, 256, 2, 4), (16, 32, 256, 1, 4), (16, 32, 512, 2, 3)]
@@ -96,10 +101,9 @@ def tiles_of(case: Case) -> list[Any]:
     return found
 
 
-def dense_cases(rows: tuple[int, ...] = ROWS) -> Iterator[Case]:
-    for kind, layer, count in itertools.product(KINDS, LAYERS, rows):
-        if count <= 64 or kind == "int4 128":
-            yield Case(kind, layer, count)
+def dense_cases(kinds: Sequence[str] = KINDS, rows: Sequence[int] = ROWS) -> list[Case]:
+    cases = itertools.starmap(Case, itertools.product(kinds, LAYERS, rows))
+    return [case for case in cases if case.rows <= 64 or case.kind == "int4 128"]
 
 
 def dense_launches(case: Case, weights: list[PackedWeight], config: Any) -> list[Launch]:
@@ -147,11 +151,11 @@ def moe_weights(kind: str) -> tuple[PackedWeight, PackedWeight]:
     return gate_up, stack_packed([pack_weight(random_weight(kind, hidden, intermediate)) for _ in range(experts)])
 
 
-def compile_part(part: int, parts: int, only: list[str]) -> None:
+def compile_part(part: int, parts: int, only: list[str], cases: list[Case]) -> None:
     """Launch every `parts`-th kernel once, which leaves it in Triton's cache."""
     number = 0
     dense: dict[tuple[str, str], PackedWeight] = {}
-    for case in dense_cases() if "dense" in only else ():
+    for case in cases if "dense" in only else ():
         for config in tiles_of(case):
             number += 1
             if number % parts != part:
@@ -211,8 +215,8 @@ def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm()) if bool(a.isfinite().all()) else float("inf")
 
 
-def bench_dense(results: list[dict[str, Any]]) -> None:
-    for kind, layer in itertools.product(KINDS, LAYERS):
+def bench_dense(results: list[dict[str, Any]], cases: list[Case]) -> None:
+    for kind, layer in dict.fromkeys((case.kind, case.layer) for case in cases):
         outputs, inputs = LAYERS[layer]
         first = pack_weight(random_weight(kind, outputs, inputs))
         weights = [
@@ -220,7 +224,7 @@ def bench_dense(results: list[dict[str, Any]]) -> None:
             *(pack_weight(random_weight(kind, outputs, inputs)) for _ in range(copies_beyond_l2(first.nbytes) - 1)),
         ]
         matrix = unpack_weight(first)
-        for case in [each for each in dense_cases() if (each.kind, each.layer) == (kind, layer)]:
+        for case in [each for each in cases if (each.kind, each.layer) == (kind, layer)]:
             times: dict[str, float] = {}
             worst = 0.0
             for config in tiles_of(case):
@@ -298,12 +302,15 @@ def bench_moe(results: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="dense,moe", help="dense, moe or both")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of dense weights")
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="numbers of rows of dense weights")
     options = parser.parse_args()
+    cases = dense_cases(options.kinds.split(","), [int(rows) for rows in options.rows.split(",")])
     only = options.only.split(",")
     started = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     parts = min(14, os.cpu_count() or 1)
-    processes = [context.Process(target=compile_part, args=(part, parts, only)) for part in range(parts)]
+    processes = [context.Process(target=compile_part, args=(part, parts, only, cases)) for part in range(parts)]
     for process in processes:
         process.start()
     for process in processes:
@@ -315,7 +322,7 @@ def main() -> None:
     folder = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
     steps: list[Any] = []
     steps += [lambda: bench_moe(results)] if "moe" in only else []
-    steps += [lambda: bench_dense(results)] if "dense" in only else []
+    steps += [lambda: bench_dense(results, cases)] if "dense" in only else []
     for step in steps:
         step()
         (folder / "gpu_quantized.json").write_text(json.dumps({"rates": rates, "results": results}, indent=1) + "\n")

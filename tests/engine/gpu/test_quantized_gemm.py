@@ -10,6 +10,7 @@ import torch
 from syringa.engine.gpu.kernels import launch, moe, reference
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig
+from syringa.engine.gpu.kernels.int4_gemv import supports_int4_gemv
 from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize
 from syringa.engine.gpu.ops.quantized_linear import quantized_linear, quantized_matmul
 from syringa.engine.gpu.packed_weight import PackedWeight, pack_fp8, pack_weight, stack_packed, unpack_weight
@@ -111,6 +112,38 @@ def test_fp8_gemv_matches_reference(rows: int, gated: bool) -> None:
     expected = reference.linear(x.double(), unpack_weight(weight), bias, dtype=torch.float64, **options)
     out = quantized_linear(x, weight, bias, config=GemvConfig(4, 32, 1), **options)
     assert relative_error(out, expected) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["int4 32", "int4 64 zeros", "int4 128", "int4 128 zeros", "int4 256", "int4 whole"])
+@pytest.mark.parametrize(("rows", "everything"), [(1, True), (2, True), (2, False)])
+def test_int4_gemv_matches_reference(kind: str, rows: int, everything: bool) -> None:
+    inputs, outputs = 768, 30  # the last program and the last iteration are partial
+    weight = pack_weight(random_weight(kind, outputs * (2 if everything else 1), inputs))
+    x = random(rows, inputs, seed=2).bfloat16()
+    bias = random(len(weight), seed=7) if everything else None
+    options: dict[str, Any] = {
+        "gated": everything,
+        "residual": random(rows, outputs, seed=8) if everything else None,
+    }
+    expected = reference.linear(x.double(), unpack_weight(weight), bias, dtype=torch.float64, **options)
+    config = GemvConfig(4, 512, 1)
+    out = quantized_linear(x, weight, bias, out=nan_filled(rows, outputs), config=config, **options)
+    assert relative_error(out, expected) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "rows", "dtype", "supported"),
+    [
+        ("int4 128", 512, 2, torch.bfloat16, True),
+        ("int4 128", 512, 3, torch.bfloat16, False),
+        ("int4 128", 512, 1, torch.float32, False),
+        ("int4 128", 576, 1, torch.bfloat16, False),
+        ("int4 96", 576, 1, torch.bfloat16, False),
+        ("mxfp4 32", 512, 1, torch.bfloat16, False),
+    ],
+)
+def test_supports_int4_gemv(kind: str, inputs: int, rows: int, dtype: torch.dtype, supported: bool) -> None:
+    assert supports_int4_gemv(pack_weight(random_weight(kind, 8, inputs)), rows, dtype) is supported
 
 
 @pytest.mark.parametrize("kind", ["fp8 32", "int4 64 zeros"])

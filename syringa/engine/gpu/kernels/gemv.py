@@ -71,7 +71,7 @@ def _load_weights(w_ptr, k, mask, K: tl.constexpr, EVEN_K: tl.constexpr):
 
 
 @triton.jit
-def _epilogue_and_store(
+def epilogue_and_store(
     out_ptr,
     scale_ptr,
     bias_ptr,
@@ -183,7 +183,7 @@ def _gemv_kernel(
         inv_rms = tl.rsqrt(tl.sum(aa) / K + eps)
         out_value *= inv_rms
         up_value *= inv_rms
-    _epilogue_and_store(
+    epilogue_and_store(
         out_ptr, scale_ptr, bias_ptr, residual_ptr, out_value, up_value, n, N, SCALED, BIAS, GATED, RESIDUAL
     )
     if M == 2:
@@ -194,7 +194,7 @@ def _gemv_kernel(
             out_value *= inv_rms
             up_value *= inv_rms
         out, residual = out_ptr + out_stride, residual_ptr + residual_stride
-        _epilogue_and_store(
+        epilogue_and_store(
             out, scale_ptr, bias_ptr, residual, out_value, up_value, n, N, SCALED, BIAS, GATED, RESIDUAL
         )
 

@@ -1,9 +1,9 @@
 """Linear layers with quantized weights, by the kernel that is fastest for the number of rows.
 
-Up to 16 rows are multiplied in bf16 with weights that are converted in registers. More rows are quantized to FP8 if the
-weights are, with a scale for each that the weights have along the inputs, and more than 64 multiplied by cuBLAS. With
-4-bit weights, rows stay in bf16; of very many rows, the weights are converted once, for cuBLAS. The configurations are
-what bench/gpu_quantized.py found best on an H200.
+One or two rows are multiplied on CUDA cores (INT4, and FP8 with a scale per output), up to 16 in bf16 with weights that
+are converted in registers. More rows are quantized to FP8 if the weights are, with a scale for each that the weights
+have along the inputs, and more than 64 multiplied by cuBLAS. With 4-bit weights, rows stay in bf16; of very many rows,
+the weights are converted once, for cuBLAS. The configurations are what bench/gpu_quantized.py found best on an H200.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import triton
 from syringa.engine.gpu.kernels.elementwise import rms_norm
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig, gemv
+from syringa.engine.gpu.kernels.int4_gemv import int4_gemv, supports_int4_gemv
 from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize, quantized_gemm
 from syringa.engine.gpu.packed_weight import PackedWeight
 
@@ -45,18 +46,21 @@ def quantized_linear(
     out = x.new_empty(len(x), outputs) if out is None else out
     if not len(x):
         return out
-    config = config or choose_quantized_config(len(x), outputs, weight, gated)
+    config = config or choose_quantized_config(len(x), outputs, weight, gated, x.dtype)
     if isinstance(config, QuantizedConfig) and config.fp8_rows:
         x, scales = quantize_rows(x, weight.row_group, norm_weight=norm_weight, eps=eps, pdl=pdl)
         quantized_gemm(x, weight, bias, out, config, gated=gated, residual=residual, x_scales=scales, pdl=pdl)
         return out
     if norm_weight is not None:  # fused into a GEMV, its weights would be as many bytes to read as those of the layer
         x = rms_norm(x, norm_weight, eps, pdl=pdl)
-    if isinstance(config, GemvConfig):
-        gemv(x, weight.data, bias, None, eps, gated, residual, out, config, pdl, weight.scales)
-        return out
     if weight.order is not None:
         x = x.index_select(1, weight.order)
+    if isinstance(config, GemvConfig):
+        if weight.format == "int4":
+            int4_gemv(x, weight, bias, out, config, gated=gated, residual=residual, pdl=pdl)
+        else:
+            gemv(x, weight.data, bias, None, eps, gated, residual, out, config, pdl, weight.scales)
+        return out
     quantized_gemm(x, weight, bias, out, config, gated=gated, residual=residual, pdl=pdl)
     return out
 
@@ -81,11 +85,15 @@ def quantized_matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor |
     return F.linear(x, dequantize(weight, x.dtype), bias)
 
 
-def choose_quantized_config(rows: int, outputs: int, weight: PackedWeight, gated: bool) -> QuantizedLinearConfig:
-    """Return the kernel configuration for a shape."""
+def choose_quantized_config(
+    rows: int, outputs: int, weight: PackedWeight, gated: bool, dtype: torch.dtype = torch.bfloat16
+) -> QuantizedLinearConfig:
+    """Return the kernel configuration for a shape. `dtype`: of the rows."""
     fp8 = weight.format == "fp8"
     if rows <= GEMV_ROWS and weight.per_channel:
         return _gemv_config(outputs, weight.inputs, gated)
+    if supports_int4_gemv(weight, rows, dtype):
+        return _int4_gemv_config(outputs, weight.inputs, gated)
     if rows <= 16:
         config = QuantizedConfig(16, 32, 256, 2, 4) if fp8 else QuantizedConfig(16, 32, 512, 2, 3)
         return _split(config, rows, outputs, weight, 4 * PROCESSORS)
@@ -108,6 +116,12 @@ def _split(config: QuantizedConfig, rows: int, outputs: int, weight: PackedWeigh
     """Return the configuration with as many splits as make about so many programs."""
     tiles = triton.cdiv(outputs, config.outputs) * triton.cdiv(rows, config.rows)
     return config._replace(splits=max(1, min(round(programs / tiles), weight.inputs // 512)))
+
+
+def _int4_gemv_config(outputs: int, inputs: int, gated: bool) -> GemvConfig:
+    if inputs > 8192:
+        return GemvConfig(4, 4096, 4)
+    return GemvConfig(2, 2048, 1) if gated else GemvConfig(4, 4096, 4 if outputs > 8192 else 2)
 
 
 def _gemv_config(outputs: int, inputs: int, gated: bool) -> GemvConfig:
