@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from syringa.engine.gpu.cache import GpuCache
+from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.ops.base import GpuOps, QKNormRope
 from syringa.engine.gpu.packed_weight import PackedWeight
 from syringa.engine.models.config import ClampedSwiglu, DecoderConfig
@@ -40,6 +41,8 @@ class GpuExperts:
     normalize: bool
     biases: tuple[torch.Tensor, torch.Tensor] | None = None  # of `gate_up` and `down`, [experts, outputs]
     swiglu: ClampedSwiglu | None = None
+    sigmoid: SigmoidScores | None = None  # how experts are scored; None: by a softmax
+    shared: int = 0  # the last experts, which the router does not know and every token uses
 
 
 @dataclass
@@ -192,18 +195,27 @@ class GpuDecoder:
         return normed
 
     def _experts(self, x: torch.Tensor, experts: GpuExperts, residual: torch.Tensor | None = None) -> torch.Tensor:
-        multiply = self.ops.linear if len(x) <= self.ops.max_fused_rows else self.ops.matmul
         return self.ops.moe_mlp(
             x,
-            multiply(x, experts.router.weight, experts.router.bias),
+            self._router_logits(x, experts),
             experts.gate_up,
             experts.down,
             experts.per_token,
             normalize=experts.normalize,
+            sigmoid=experts.sigmoid,
+            shared=experts.shared,
             biases=experts.biases,
             swiglu=experts.swiglu,
             residual=residual,
         )
+
+    def _router_logits(self, x: torch.Tensor, experts: GpuExperts) -> torch.Tensor:
+        weight, bias = experts.router.weight, experts.router.bias
+        if experts.sigmoid is not None:  # scores near 1 would be equal in bf16
+            assert isinstance(weight, torch.Tensor)
+            return self.ops.compute_logits(x, weight, x.new_empty(len(x), len(weight), dtype=torch.float32))
+        multiply = self.ops.linear if len(x) <= self.ops.max_fused_rows else self.ops.matmul
+        return multiply(x, weight, bias)
 
     def _matmul(self, x: torch.Tensor, layer: GpuLinear) -> torch.Tensor:
         return self.ops.matmul(x, layer.weight, layer.bias)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from syringa.engine.gpu import missing_triton
+from syringa.engine.loading.memory_plan import GPU_MARGIN
+from syringa.engine.loading.model_size import GPU_BYTES_PER_WEIGHT
 from syringa.engine.scheduling.oom import NO_GPU_MEMORY as NO_GPU_MEMORY
 from syringa.errors import ConfigError, ModelError
 
 GIB = 2**30
 MIN_BF16_CAPABILITY = (8, 0)  # compute capability
 MIN_FP8_CAPABILITY = (8, 9)
-MEMORY_MARGIN = 0.06  # fraction of GPU memory left free for other processes, fragmentation and libraries
 CONTEXT_BYTES = 600 << 20  # memory of an idle CUDA context
-BYTES_PER_WEIGHT = {"bf16": 2.0, "fp8": 1.0, "int4": 0.6, "mxfp4": 0.6}  # scales included
 
 
 def gpu_unavailable_reason() -> str | None:
@@ -65,13 +65,13 @@ def free_memory(device: torch.device) -> int:
     """Return the bytes that may still be allocated, margin deducted."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return int(free - MEMORY_MARGIN * total)
+    return int(free - GPU_MARGIN * total)
 
 
 def remaining_memory_share(device: torch.device, fraction: float) -> int:
     """Return the bytes that this process may still allocate if it may use this fraction of the GPU."""
     _, total = torch.cuda.mem_get_info(device)
-    return int(fraction * (1 - MEMORY_MARGIN) * total) - torch.cuda.memory_allocated(device) - CONTEXT_BYTES
+    return int(fraction * (1 - GPU_MARGIN) * total) - torch.cuda.memory_allocated(device) - CONTEXT_BYTES
 
 
 def used_gpu_memory(device: torch.device) -> int:
@@ -83,7 +83,7 @@ def check_weights_fit(
     parameters: int, dtype: str, name: str, free: int, gpu: str, *, supports_fp8: bool = True
 ) -> None:
     """Raise `ModelError` if the weights cannot fit, before they are read. `supports_fp8`: fp8 may be suggested."""
-    need = {kind: int(parameters * size) + GIB for kind, size in BYTES_PER_WEIGHT.items()}
+    need = {kind: int(parameters * size) + GIB for kind, size in GPU_BYTES_PER_WEIGHT.items()}
     if need[dtype] <= free:
         return
     hint = "choose a smaller model, or --device cpu"

@@ -1,7 +1,7 @@
 """Read the experts of a layer from the layouts of checkpoints into that of the kernels: outputs × inputs, gates first.
 
-Qwen3-MoE and Mixtral have three matrices per expert. gpt-oss has two tensors for all experts of a layer, with gates and
-ups interleaved: in bf16 as inputs × outputs, or in MXFP4 as outputs × inputs.
+Qwen3-MoE, GLM-4.5 and Mixtral have three matrices per expert. gpt-oss has two tensors for all experts of a layer, with
+gates and ups interleaved: in bf16 as inputs × outputs, or in MXFP4 as outputs × inputs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from syringa.engine.gpu.decoder import GpuExperts, GpuLinear
+from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pack_weight, stack_packed
 from syringa.engine.loading.quantized import QuantizedWeight, ReadQuantized
 from syringa.engine.models.config import DecoderConfig
@@ -38,7 +39,18 @@ def load_experts(
         stored = _load_stored(config, prefix, device, quantized) if quantized else None
         gate_up, down = stored or _load_separate(config, weights, prefix, device, dtype)
         router = GpuLinear(on_device(f"{names.router}.weight"))
-        return GpuExperts(router, gate_up, down, config.experts_per_token, config.normalize_experts)
+        sigmoid = None
+        if config.sigmoid_scale is not None:
+            sigmoid = SigmoidScores(weights(prefix + names.correction).to(device).float(), config.sigmoid_scale)
+        return GpuExperts(
+            router,
+            gate_up,
+            down,
+            config.experts_per_token,
+            config.normalize_experts,
+            sigmoid=sigmoid,
+            shared=config.shared_experts,
+        )
     gate_up, down = (
         _load_packed(config, weights, f"{prefix}{names.experts}.{name}", device, dtype, keep=quantized is not None)
         for name in ("gate_up_proj", "down_proj")
@@ -61,13 +73,16 @@ def load_experts(
 def _load_stored(
     config: DecoderConfig, prefix: str, device: torch.device, quantized: ReadQuantized
 ) -> tuple[PackedWeight, PackedWeight] | None:
-    """Return the experts as they are stored, or None if they are not quantized alike, or with reordered inputs."""
-    gate_ups, downs = [], []
-    for e in range(config.experts):
-        gate, up, out = (
-            quantized(f"{prefix}{config.expert_names.experts}.{e}.{each}.weight", device)
-            for each in config.expert_names.projections
-        )
+    """Return the experts as they are stored, the shared one last.
+
+    None if they are not quantized alike, with reordered inputs, or if several shared experts are stored as one.
+    """
+    if config.shared_experts > 1:
+        return None
+    names, gate_ups, downs = config.expert_names, [], []
+    modules = [f"{names.experts}.{e}" for e in range(config.experts)] + [names.shared] * config.shared_experts
+    for module in modules:
+        gate, up, out = (quantized(f"{prefix}{module}.{each}.weight", device) for each in names.projections)
         gate_up = concat_quantized([gate, up])
         if gate_up is None or out is None or gate_up.order is not None or out.order is not None:
             return None
@@ -79,15 +94,21 @@ def _load_stored(
 def _load_separate(
     config: DecoderConfig, weights: ReadWeight, prefix: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return experts that have three matrices each."""
+    """Return experts that have three matrices each, the shared ones last."""
     names, size = config.expert_names, config.expert_intermediate
-    gate_up = torch.empty(config.experts, 2 * size, config.hidden, dtype=dtype, device=device)
-    down = torch.empty(config.experts, config.hidden, size, dtype=dtype, device=device)
+    count = config.experts + config.shared_experts
+    gate_up = torch.empty(count, 2 * size, config.hidden, dtype=dtype, device=device)
+    down = torch.empty(count, config.hidden, size, dtype=dtype, device=device)
     for e in range(config.experts):
         gate, up, out = (f"{prefix}{names.experts}.{e}.{each}.weight" for each in names.projections)
         gate_up[e, :size] = weights(gate).to(device)
         gate_up[e, size:] = weights(up).to(device)
         down[e] = weights(out).to(device)
+    if config.shared_experts:  # each is a part of the intermediate size
+        gate, up, out = (weights(f"{prefix}{names.shared}.{each}.weight").to(device) for each in names.projections)
+        gate_up[config.experts :, :size] = gate.view(-1, size, config.hidden)
+        gate_up[config.experts :, size:] = up.view(-1, size, config.hidden)
+        down[config.experts :] = out.view(config.hidden, -1, size).transpose(0, 1)
     return gate_up, down
 
 

@@ -8,8 +8,20 @@ from typing import Any, NamedTuple
 from syringa.errors import ModelError
 
 NATIVE_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
-MOE_TYPES = ("qwen3_moe", "mixtral", "gpt_oss")
+MOE_TYPES = ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe")
 GPU_NATIVE_TYPES = (*NATIVE_TYPES, *MOE_TYPES)  # mixture-of-experts models run natively on a GPU only
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_MAX_SIZE = 2**31 - 1
+_MAX_LAYERS = 4096  # more would allocate memory for each before a missing tensor is found
 
 
 class ExpertNames(NamedTuple):
@@ -17,6 +29,8 @@ class ExpertNames(NamedTuple):
 
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
+    shared: str = "mlp.shared_experts"  # one MLP of the intermediate size of all shared experts
+    correction: str = "mlp.gate.e_score_correction_bias"  # of the scores by which experts are chosen
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of one expert: gate, up, down
 
 
@@ -53,6 +67,8 @@ class DecoderConfig:
     experts_per_token: int = 0
     expert_intermediate: int = 0
     normalize_experts: bool = True  # the weights of a token's experts add up to 1
+    sigmoid_scale: float | None = None  # experts are scored by a sigmoid, and their weights scaled; None: a softmax
+    shared_experts: int = 0  # that every token uses, beside those of the router
     sparse: tuple[bool, ...] = field(default=())  # whether a layer has experts instead of an MLP
     expert_names: ExpertNames = field(default_factory=ExpertNames)
     packed_experts: bool = False  # one tensor for all experts, gates and ups interleaved, with biases (gpt-oss)
@@ -64,12 +80,18 @@ class DecoderConfig:
 def is_native(config: dict[str, Any], device: str = "cpu") -> bool:
     """Return whether the native decoder supports this model on a device (cpu or cuda)."""
     types = GPU_NATIVE_TYPES if device == "cuda" else NATIVE_TYPES
+    if config.get("n_group") not in (None, 1):  # experts are chosen group by group
+        return False
     return config.get("model_type") in types and config.get("hidden_act", "silu") == "silu"
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Read a Hugging Face config. Raise `ModelError` naming what is missing or impossible."""
     kind = config["model_type"]
+    for key in _SIZES:
+        size, largest = config.get(key), _MAX_LAYERS if key == "num_hidden_layers" else _MAX_SIZE
+        if size is not None and (type(size) is not int or not 0 < size <= largest):
+            raise ModelError(f"config.json: {key} is {size!r}, which is not a size that can be loaded")
     try:
         heads, hidden, layers = config["num_attention_heads"], config["hidden_size"], config["num_hidden_layers"]
         head_size = config.get("head_dim") or hidden // heads
@@ -88,9 +110,9 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
             rotary=int(head_size * rope.get("partial_rotary_factor", 1.0)),
             tied=bool(config.get("tie_word_embeddings", kind == "smollm3")),
             qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", kind == "gpt_oss")),
-            out_bias=kind != "qwen2" and bool(config.get("attention_bias", kind == "gpt_oss")),
+            out_bias=kind not in ("qwen2", "glm4_moe") and bool(config.get("attention_bias", kind == "gpt_oss")),
             mlp_bias=bool(config.get("mlp_bias", False)),
-            qk_norm=kind in ("qwen3", "qwen3_moe"),
+            qk_norm=kind in ("qwen3", "qwen3_moe") or (kind == "glm4_moe" and bool(config.get("use_qk_norm"))),
             windows=_windows(config, kind, layers),
             rotated=_rotated(config, kind, layers),
             sinks=kind == "gpt_oss",
@@ -98,6 +120,13 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         )
     except KeyError as missing:
         raise ModelError(f"config.json has no {missing.args[0]!r}: the model is incomplete") from None
+    except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
+        # Malformed values surface as these errors; checking each one would obscure the code.
+        raise ModelError(f"config.json does not describe its model in a way that can be read: {error}") from None
+    if type(decoder.eps) not in (int, float) or not 0 <= decoder.eps < 1:
+        raise ModelError(f"config.json: rms_norm_eps is {decoder.eps!r}")
+    if decoder.rotary % 2 or not 0 <= decoder.rotary <= decoder.head_size:
+        raise ModelError(f"{decoder.rotary} components of heads of {decoder.head_size} cannot be rotated")
     if decoder.heads % decoder.kv_heads:
         raise ModelError(f"{decoder.heads} attention heads cannot share {decoder.kv_heads} key-value heads")
     for name, flags in (("layer_types", decoder.windows), ("no_rope_layers", decoder.rotated)):
@@ -106,6 +135,16 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     if decoder.experts_per_token > decoder.experts:
         raise ModelError(f"a token cannot use {decoder.experts_per_token} of {decoder.experts} experts")
     return decoder
+
+
+def count_parameters(c: DecoderConfig) -> int:
+    """Return the number of weights by the config, without norms and biases."""
+    attention = c.hidden * c.head_size * (2 * c.heads + 2 * c.kv_heads)
+    sparse = sum(c.sparse)
+    mlps = (c.layers - sparse) * 3 * c.hidden * c.intermediate
+    expert = 3 * c.hidden * c.expert_intermediate
+    experts = sparse * (c.experts * (expert + c.hidden) + c.shared_experts * expert)
+    return c.layers * attention + mlps + experts + c.vocab * c.hidden * (1 if c.tied else 2)
 
 
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +175,8 @@ def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
 
 def _experts(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
     flags: dict[str, Any] = {
-        "experts": config.get("num_local_experts") or config["num_experts"],  # the former since transformers 5
+        # The first since transformers 5, the second of GLM-4.5.
+        "experts": config.get("num_local_experts") or config.get("n_routed_experts") or config["num_experts"],
         "experts_per_token": config["num_experts_per_tok"],
         "expert_intermediate": config["intermediate_size"],
         "sparse": (True,) * layers,
@@ -147,6 +187,15 @@ def _experts(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
             "expert_intermediate": config["moe_intermediate_size"],
             "normalize_experts": bool(config.get("norm_topk_prob", False)),
             "sparse": tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
+        }
+    if kind == "glm4_moe":
+        dense_layers = config.get("first_k_dense_replace", 1)
+        flags |= {
+            "expert_intermediate": config["moe_intermediate_size"],
+            "normalize_experts": bool(config.get("norm_topk_prob", True)),
+            "sigmoid_scale": float(config.get("routed_scaling_factor", 1.0)),
+            "shared_experts": config.get("n_shared_experts", 1),
+            "sparse": tuple(i >= dense_layers for i in range(layers)),
         }
     if kind == "mixtral":
         flags["expert_names"] = ExpertNames(

@@ -28,12 +28,25 @@ GPT_OSS_YARN = {
     "truncate": False,
 }
 GPT_OSS = LOCAL_EXPERTS | {"sliding_window": 12, "rope_parameters": GPT_OSS_YARN, "swiglu_limit": 0.5}
+GLM4_MOE = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "head_dim": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "n_group": 1,
+    "topk_group": 1,
+    "partial_rotary_factor": 0.5,
+}
 MODELS = DENSE | {
     "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
     "qwen3_moe mixed": ("qwen3_moe", EXPERTS | {"norm_topk_prob": False, "mlp_only_layers": [1]}),
     "mixtral": ("mixtral", LOCAL_EXPERTS),
     "mixtral sliding": ("mixtral", LOCAL_EXPERTS | {"sliding_window": 12}),
     "gpt_oss": ("gpt_oss", GPT_OSS),
+    "glm4_moe": ("glm4_moe", GLM4_MOE | {"use_qk_norm": True}),
+    "glm4_moe shared": ("glm4_moe", GLM4_MOE | {"n_shared_experts": 2, "norm_topk_prob": False, "attention_bias": True}),
 }
 
 
@@ -63,7 +76,7 @@ def test_gpu_decoder_logits_match_transformers(tiny_model: Any, name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["llama biased", "mistral sliding", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "smollm3"]
+    "name", ["llama biased", "mistral sliding", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "glm4_moe", "smollm3"]
 )
 def test_gpu_greedy_generation_matches_transformers(tiny_model: Any, name: str) -> None:
     folder, hf_model = tiny_model(name)
@@ -93,7 +106,7 @@ def test_reduced_precision_stays_close(tiny_model: Any, dtype: str, max_error: f
         assert 0 < error < max_error
 
 
-@pytest.mark.parametrize("name", ["mixtral sliding", "gpt_oss"])
+@pytest.mark.parametrize("name", ["mixtral sliding", "gpt_oss", "glm4_moe shared"])
 def test_gpu_engine_of_moe_model_matches_cpu_engine(tiny_model: Any, name: str) -> None:
     """Natively, and on transformers' definition on the CPU: with choices, sampling rules and a preemption."""
     folder, _ = tiny_model(name)

@@ -157,9 +157,14 @@ def test_mxfp4_folder_is_refused_on_cpu(tmp_path: Path) -> None:
 
 
 def test_moe_families_are_native_on_gpu_only() -> None:
-    for kind in ("qwen3_moe", "mixtral", "gpt_oss"):
+    for kind in ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe"):
         assert is_native({"model_type": kind, "hidden_act": "silu"}, "cuda")
         assert not is_native({"model_type": kind, "hidden_act": "silu"}, "cpu")
+
+
+def test_experts_in_groups_are_not_native() -> None:
+    assert is_native({"model_type": "glm4_moe", "n_group": 1}, "cuda")
+    assert not is_native({"model_type": "glm4_moe", "n_group": 4}, "cuda")
 
 
 def test_read_config_of_gpt_oss(tmp_path: Path) -> None:

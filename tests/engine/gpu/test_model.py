@@ -32,7 +32,7 @@ def num_blocks(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_num_blocks_respects_memory_fraction(num_blocks: Any) -> None:
-    reserve = gpu_device.MEMORY_MARGIN * 100 * 1024 + 1024  # MiB: margin and CUDA graphs
+    reserve = gpu_device.GPU_MARGIN * 100 * 1024 + 1024  # MiB: margin and CUDA graphs
     for fraction in (0.0, 1.0):
         assert num_blocks(80, fraction) == pytest.approx(80 * 1024 - reserve, abs=2)
     # Half of the GPU, of which weights take 20 GiB, and the CUDA context some.

@@ -16,9 +16,10 @@ from syringa.engine.loading.loader import LoadOptions, load_model
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.types import EngineRequest
-from tests.engine.conftest import Driver, request
+from tests.engine.conftest import Driver, drive, request
 from tests.engine.gpu.tiny_models import load_tiny_gpu_model
 from tests.engine.models.tiny_models import SIZES, save
+from tests.engine.worker.resuming import cut_answer, join_answers, resume
 
 SAMPLING_VARIANTS: list[dict[str, Any]] = [
     {},
@@ -86,6 +87,30 @@ def test_gpu_engine_generates_tokens_of_cpu_engine(folder: Path, seed: int) -> N
         assert (answer.tokens, answer.finish) == (gpu[key].tokens, gpu[key].finish), key
         for expected, actual in zip(answer.logprobs, gpu[key].logprobs, strict=True):
             assert actual.logprob == pytest.approx(expected.logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_gpu_engine_resumes_requests(folder: Path, warm: bool) -> None:
+    """With a warm cache some choices need one token only, and go on in a decode step."""
+    requests = [
+        request(
+            str(i), [7 + i] * (15 + i), seed=i, max_tokens=40, choices=1 + i % 2, stopping={"ignore_eos": True}, **each
+        )
+        for i, each in enumerate(SAMPLING_VARIANTS)
+    ]
+    loaded = load_tiny_gpu_model(folder)
+    first, second = (EngineCore(loaded, SchedulerLimits(max_running=24), kv_cache_tokens=2048) for _ in range(2))
+    expected = drive(first, requests)
+    rng = random.Random(1)
+    parts = {key: cut_answer(answer, rng.choice([1, 2, rng.randint(3, 39)])) for key, answer in expected.items()}
+    resumed = [resume(each, {choice: parts[each.id, choice] for choice in range(each.choices)}) for each in requests]
+    answers = drive(first if warm else second, resumed)
+    assert answers.keys() == expected.keys()
+    for key, answer in answers.items():
+        whole = join_answers(parts[key], answer)
+        assert (whole.tokens, whole.finish) == (expected[key].tokens, expected[key].finish), key
+    for core in (first, second):
+        core.close()
 
 
 def test_padding_rows_of_a_graph_have_no_effect(folder: Path) -> None:

@@ -49,6 +49,26 @@ def test_route_sorts_pairs_by_expert(
     assert used_experts == sorted(used_experts)
 
 
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_route_with_sigmoid_scores_adds_shared_experts(tokens: int, normalize: bool) -> None:
+    sigmoid = reference.SigmoidScores(random(7, seed=5), 2.5)
+    logits = random(tokens, 7)
+    routing = moe.route(logits, 3, normalize=normalize, sigmoid=sigmoid, shared=2, block=16)
+    weights, ids = reference.route(logits, 3, normalize=normalize, sigmoid=sigmoid, shared=2)
+    assert relative_error(routing.weights, weights) < FP32_TOLERANCE
+    assert ids[:, 3:].tolist() == [[7, 8]] * tokens
+    assert weights[:, 3:].tolist() == [[1.0, 1.0]] * tokens
+    assert not torch.equal(ids, reference.route(logits, 3, normalize=normalize, shared=2)[1])  # the correction counts
+    found = {
+        pair: expert
+        for expert, row in zip(routing.experts.tolist(), routing.pairs.view(-1, 16).tolist(), strict=True)
+        for pair in row
+        if expert >= 0 and pair >= 0
+    }
+    assert [found[pair] for pair in range(5 * tokens)] == ids.flatten().tolist()
+
+
 def test_route_breaks_ties_by_the_lower_expert() -> None:
     routing = moe.route(torch.zeros(3, 8), 2, normalize=True, block=16)
     assert routing.experts.tolist()[:2] == [0, 1]

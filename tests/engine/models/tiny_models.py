@@ -38,6 +38,9 @@ def save(folder: Path, config: Any) -> Any:
     for parameter in model.parameters():  # large enough that positions, windows and softcap change the logits
         wide = parameter.dim() > 1
         parameter.data = torch.randn_like(parameter) * 0.08 if wide else parameter + torch.randn_like(parameter) * 0.1
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * 0.1)
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return model

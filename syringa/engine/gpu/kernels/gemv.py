@@ -194,9 +194,7 @@ def _gemv_kernel(
             out_value *= inv_rms
             up_value *= inv_rms
         out, residual = out_ptr + out_stride, residual_ptr + residual_stride
-        epilogue_and_store(
-            out, scale_ptr, bias_ptr, residual, out_value, up_value, n, N, SCALED, BIAS, GATED, RESIDUAL
-        )
+        epilogue_and_store(out, scale_ptr, bias_ptr, residual, out_value, up_value, n, N, SCALED, BIAS, GATED, RESIDUAL)
 
 
 def gemv(

@@ -22,6 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
 from syringa.engine.gpu.kernels.quantized_gemm import PairBlocks, QuantizedConfig, dequantize, quantized_gemm
+from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.packed_weight import PackedWeight
 from syringa.engine.models.config import ClampedSwiglu
 
@@ -51,14 +52,18 @@ class Routing(NamedTuple):
 @triton.jit
 def _select_kernel(
     logits_ptr,
+    correction_ptr,
     ids_ptr,
     weights_ptr,
     pairs_ptr,
+    scale,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     TOP_K: tl.constexpr,
+    CHOICES: tl.constexpr,  # TOP_K and the shared experts
     BLOCK_T: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    SIGMOID: tl.constexpr,
     BLOCK_M: tl.constexpr,
     SINGLE: tl.constexpr,
     PDL: tl.constexpr,
@@ -73,24 +78,30 @@ def _select_kernel(
     e = tl.arange(0, BLOCK_E)
     choices = tl.arange(0, BLOCK_T)
     logits = tl.load(logits_ptr + token * E + e, e < E, -float("inf")).to(tl.float32)
-    total = tl.sum(tl.exp(logits - tl.max(logits, 0)), 0)
     top = tl.max(logits, 0)
-    ids = tl.zeros([BLOCK_T], tl.int32)
+    if SIGMOID:
+        scores = tl.sigmoid(logits)
+        logits = tl.where(e < E, scores + tl.load(correction_ptr + e, e < E, 0.0), -float("inf"))
+        total = 1.0
+    else:
+        scores = tl.exp(logits - top)
+        total = tl.sum(scores, 0)
+    ids = E + choices - TOP_K  # of shared experts
     weights = tl.zeros([BLOCK_T], tl.float32)
     for choice in tl.static_range(TOP_K):
-        best = tl.max(logits, 0)
         index = tl.argmax(logits, 0, tie_break_left=True)
         ids = tl.where(choices == choice, index, ids)
-        weights = tl.where(choices == choice, tl.exp(best - top), weights)
+        weights = tl.where(choices == choice, tl.sum(tl.where(e == index, scores, 0.0), 0), weights)
         logits = tl.where(e == index, -float("inf"), logits)
     if NORMALIZE:
         total = tl.sum(weights, 0)
-    tl.store(ids_ptr + token * TOP_K + choices, ids, choices < TOP_K)
-    tl.store(weights_ptr + token * TOP_K + choices, weights / total, choices < TOP_K)
+    weights = tl.where(choices < TOP_K, weights * (scale / total), 1.0)
+    tl.store(ids_ptr + token * CHOICES + choices, ids, choices < CHOICES)
+    tl.store(weights_ptr + token * CHOICES + choices, weights, choices < CHOICES)
     if SINGLE:
         m = tl.arange(0, BLOCK_M)
         pairs = tl.where(m[None, :] == 0, choices[:, None], -1)
-        tl.store(pairs_ptr + choices[:, None] * BLOCK_M + m[None, :], pairs, (choices < TOP_K)[:, None])
+        tl.store(pairs_ptr + choices[:, None] * BLOCK_M + m[None, :], pairs, (choices < CHOICES)[:, None])
 
 
 @triton.jit(do_not_specialize=["pair_count"])
@@ -156,25 +167,37 @@ def _sort_kernel(
                 tl.store(experts_ptr + unused, -1, unused < blocks)
 
 
-def route(logits: torch.Tensor, top_k: int, *, normalize: bool, block: int, pdl: bool = False) -> Routing:
-    """Choose `top_k` experts per row of router logits and sort the pairs by expert.
+def route(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    normalize: bool,
+    sigmoid: SigmoidScores | None = None,
+    shared: int = 0,
+    block: int,
+    pdl: bool = False,
+) -> Routing:
+    """Choose `top_k` experts per row of router logits, and the shared ones, and sort the pairs by expert.
 
-    `normalize`: the weights of a token's experts add up to 1. `block`: pairs per block of the grouped product.
+    `normalize`: the weights of a token's chosen experts add up to 1. `block`: pairs per block of the grouped product.
     """
-    tokens, experts = logits.shape
+    tokens, routed = logits.shape
+    experts, choices = routed + shared, top_k + shared
     device = logits.device
-    pairs = tokens * top_k
+    pairs = tokens * choices
     # Every expert that is used may leave one block partly empty.
     blocks = min(triton.cdiv(pairs, block) + experts - 1, pairs)
     single = tokens == 1
     block_experts = torch.empty(blocks, dtype=torch.int32, device=device)
     ids = block_experts if single else torch.empty(pairs, dtype=torch.int32, device=device)
-    weights = torch.empty(tokens, top_k, dtype=torch.float32, device=device)
+    weights = torch.empty(tokens, choices, dtype=torch.float32, device=device)
     sorted_pairs = torch.empty(blocks * block, dtype=torch.int32, device=device)
     padded = triton.next_power_of_2(experts)
     _select_kernel[(tokens,)](
-        logits, ids, weights, sorted_pairs,
-        E=experts, BLOCK_E=padded, TOP_K=top_k, BLOCK_T=triton.next_power_of_2(top_k), NORMALIZE=normalize,
+        logits, logits if sigmoid is None else sigmoid.correction, ids, weights, sorted_pairs,
+        1.0 if sigmoid is None else sigmoid.scale,
+        E=routed, BLOCK_E=triton.next_power_of_2(routed), TOP_K=top_k, CHOICES=choices,
+        BLOCK_T=triton.next_power_of_2(choices), NORMALIZE=normalize, SIGMOID=sigmoid is not None,
         BLOCK_M=block, SINGLE=single, num_warps=1, **pdl_options(pdl),
     )  # fmt: skip
     if single:
@@ -351,6 +374,8 @@ def moe_mlp(
     top_k: int,
     *,
     normalize: bool = True,
+    sigmoid: SigmoidScores | None = None,
+    shared: int = 0,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     swiglu: ClampedSwiglu | None = None,
     residual: torch.Tensor | None = None,
@@ -360,29 +385,33 @@ def moe_mlp(
     """Return the output of the experts for rows `x`, plus `residual`.
 
     `gate_up`: [experts, 2 × intermediate, hidden], gates first. `down`: [experts, hidden, intermediate]. `biases`: of
-    both, [experts, outputs]. `swiglu`: the gate; None: silu(gate) · up.
+    both, [experts, outputs]. `swiglu`: the gate; None: silu(gate) · up. The last `shared` experts are not among those
+    of the router: every row uses them, with the weight 1.
     """
     tokens, hidden = x.shape
+    choices = top_k + shared
     experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     if isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight) and configs is None:
         if tokens >= DEQUANTIZED_TOKENS[gate_up.format]:
             gate_up, down = dequantize(gate_up, x.dtype), dequantize(down, x.dtype)
         else:
-            configs = choose_quantized_moe_configs(tokens, top_k, experts, gate_up.format == "fp8")
-    first, second = configs or choose_moe_configs(tokens, top_k, experts)
+            configs = choose_quantized_moe_configs(tokens, choices, experts, gate_up.format == "fp8")
+    first, second = configs or choose_moe_configs(tokens, choices, experts)
     block = first.rows if isinstance(first, QuantizedConfig) else first.pairs
-    routing = route(router_logits, top_k, normalize=normalize, block=block, pdl=pdl)
+    routing = route(
+        router_logits, top_k, normalize=normalize, sigmoid=sigmoid, shared=shared, block=block, pdl=pdl
+    )  # fmt: skip
     gate_up_bias, down_bias = biases or (None, None)
-    activated = torch.empty(tokens * top_k, intermediate, dtype=x.dtype, device=x.device)
+    activated = torch.empty(tokens * choices, intermediate, dtype=x.dtype, device=x.device)
     _grouped(
         x, gate_up, routing, activated, gated=True, config=first, bias=gate_up_bias, swiglu=swiglu, pdl=pdl
     )  # fmt: skip
-    outputs = torch.empty(tokens * top_k, hidden, dtype=x.dtype, device=x.device)
+    outputs = torch.empty(tokens * choices, hidden, dtype=x.dtype, device=x.device)
     _grouped(activated, down, routing, outputs, gated=False, config=second, bias=down_bias, pdl=pdl)
     combined = torch.empty_like(x)
     part = min(triton.next_power_of_2(hidden), 1024)
     _combine_kernel[(tokens, triton.cdiv(hidden, part))](
         outputs, x if residual is None else residual, combined, hidden,
-        TOP_K=top_k, RESIDUAL=residual is not None, BLOCK=part, **pdl_options(pdl),
+        TOP_K=choices, RESIDUAL=residual is not None, BLOCK=part, **pdl_options(pdl),
     )  # fmt: skip
     return combined

@@ -5,6 +5,8 @@ Computes in `dtype` (float32; tests also use float64) and rounds once, to the dt
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
@@ -250,12 +252,33 @@ def _gather_blocks(cache: torch.Tensor, table: torch.Tensor, count: int) -> torc
     return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :count]
 
 
-def route(logits: torch.Tensor, top_k: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weights and the ids of the `top_k` experts of each row of router logits, best first."""
-    weights, ids = logits.float().softmax(-1).topk(top_k, dim=-1)
+class SigmoidScores(NamedTuple):
+    """Routing of GLM-4.5: experts are chosen by sigmoid(logit) + correction, and weighted by sigmoid(logit)."""
+
+    correction: torch.Tensor  # [experts], fp32
+    scale: float = 1.0  # of the weights
+
+
+def route(
+    logits: torch.Tensor, top_k: int, *, normalize: bool, sigmoid: SigmoidScores | None = None, shared: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights and the ids of the experts of each row of router logits: the `top_k` best, best first.
+
+    They are followed by `shared` experts, which come after the others and have the weight 1.
+    """
+    if sigmoid is None:
+        weights, ids = logits.float().softmax(-1).topk(top_k, dim=-1)
+    else:
+        scores = logits.float().sigmoid()
+        ids = (scores + sigmoid.correction).topk(top_k, dim=-1).indices
+        weights = scores.gather(-1, ids)
     if normalize:
         weights = weights / weights.sum(-1, keepdim=True)
-    return weights, ids
+    if sigmoid is not None:
+        weights = weights * sigmoid.scale
+    always = torch.arange(logits.shape[1], logits.shape[1] + shared, device=ids.device)
+    always = always.expand(len(logits), shared)
+    return torch.cat([weights, torch.ones_like(always, dtype=weights.dtype)], -1), torch.cat([ids, always], -1)
 
 
 def moe_mlp(
@@ -266,11 +289,13 @@ def moe_mlp(
     top_k: int,
     *,
     normalize: bool = True,
+    sigmoid: SigmoidScores | None = None,
+    shared: int = 0,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     swiglu: ClampedSwiglu | None = None,
 ) -> torch.Tensor:
     """Return the weighted sum of each row's experts. The arguments are those of `kernels.moe.moe_mlp`."""
-    weights, ids = route(router_logits, top_k, normalize=normalize)
+    weights, ids = route(router_logits, top_k, normalize=normalize, sigmoid=sigmoid, shared=shared)
     out = torch.zeros_like(x)
     for expert in ids.unique().tolist():
         token, choice = (ids == expert).nonzero(as_tuple=True)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from syringa.engine.gpu.kernels import reference
+from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.packed_weight import PackedWeight, unpack_weight
 from syringa.engine.models.config import ClampedSwiglu
 from syringa.errors import ConfigError
@@ -79,13 +80,16 @@ class GpuOps(Protocol):
         top_k: int,
         *,
         normalize: bool,
+        sigmoid: SigmoidScores | None = None,
+        shared: int = 0,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
         swiglu: ClampedSwiglu | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the weighted sum of each row's experts, plus `residual`.
 
-        `biases`: of `gate_up` and `down`. `swiglu`: the gate; None: silu(gate) · up.
+        `biases`: of `gate_up` and `down`. `swiglu`: the gate; None: silu(gate) · up. The last `shared` experts are
+        those that every row uses, with the weight 1.
         """
         ...
 
@@ -214,12 +218,24 @@ class ReferenceOps:
         top_k: int,
         *,
         normalize: bool,
+        sigmoid: SigmoidScores | None = None,
+        shared: int = 0,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
         swiglu: ClampedSwiglu | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         matrices = _dense(gate_up, x.dtype), _dense(down, x.dtype)
-        y = reference.moe_mlp(x, router_logits, *matrices, top_k, normalize=normalize, biases=biases, swiglu=swiglu)
+        y = reference.moe_mlp(
+            x,
+            router_logits,
+            *matrices,
+            top_k,
+            normalize=normalize,
+            sigmoid=sigmoid,
+            shared=shared,
+            biases=biases,
+            swiglu=swiglu,
+        )
         return y if residual is None else y + residual
 
     def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

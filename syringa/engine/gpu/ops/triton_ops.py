@@ -13,6 +13,7 @@ from syringa.engine.gpu.kernels.decode_attention import DecodeConfig, NewTokens,
 from syringa.engine.gpu.kernels.embedding import embed
 from syringa.engine.gpu.kernels.moe import moe_mlp
 from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, query_tiles
+from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.kernels.sampling import sample
 from syringa.engine.gpu.ops.base import QKNormRope
 from syringa.engine.gpu.ops.linear import SKINNY_ROWS, linear
@@ -82,6 +83,8 @@ class TritonOps:
         top_k: int,
         *,
         normalize: bool,
+        sigmoid: SigmoidScores | None = None,
+        shared: int = 0,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
         swiglu: ClampedSwiglu | None = None,
         residual: torch.Tensor | None = None,
@@ -93,6 +96,8 @@ class TritonOps:
             down,
             top_k,
             normalize=normalize,
+            sigmoid=sigmoid,
+            shared=shared,
             biases=biases,
             swiglu=swiglu,
             residual=residual,
@@ -102,6 +107,8 @@ class TritonOps:
     def compute_logits(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if len(x) <= self.max_fused_rows:
             return linear(x, weight, out=out, pdl=self.pdl)
+        if x.dtype == torch.float32:
+            return torch.mm(x, weight.t(), out=out)
         return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
 
     def rotate_and_store(
