@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 SLOW ?=
+MODELS ?=
+BENCH_MODEL ?= qwen2.5-coder-1.5b
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard build_tools/*.py syringa/engine/cpu/native/*.cpp syringa/engine/cpu/native/*.h)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
@@ -15,7 +17,7 @@ help:
 	@echo "make test     set up, check style and types, run the tests (SLOW=1: all of them; JOBS=N processes)"
 	@echo "make check    ruff and mypy only"
 	@echo "make format   let ruff rewrite what it can"
-	@echo "make bench    measure beside llama.cpp and vLLM (installs both; half an hour)"
+	@echo "make bench    measure beside llama.cpp and vLLM (installs both; half an hour; MODELS=1: with a 1.5B model too)"
 	@echo "make wheel    build dist/syringa-*.whl with compiled kernels, for machines without a compiler"
 	@echo "make clean    remove the virtual environments and what was built"
 
@@ -36,8 +38,13 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The larger model first: it refuses options of bench.cpu that it does not know at once.
 bench: $(VENV)/.installed-dev
 	@$(BIN)/syringa pull
+ifneq ($(filter-out 0,$(MODELS)),)
+	@$(BIN)/syringa pull $(BENCH_MODEL)
+	$(BIN)/python -m bench.larger_model --model $(BENCH_MODEL) $(ARGS)
+endif
 	$(BIN)/python -m bench.cpu $(ARGS)
 
 # build/ is removed first: setuptools would add modules of an earlier build that no longer exist.

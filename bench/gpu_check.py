@@ -63,6 +63,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sliding_window": 40,
         "swiglu_limit": 2.0,
     },
+    "glm-4.5": {
+        "model_type": "glm4_moe",
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 384,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.5,
+        "use_qk_norm": True,
+        "partial_rotary_factor": 0.5,
+    },
 }
 MAX_ERROR = 0.03  # relative, by norm: bf16 rounds at other places
 SMALL_CACHE_TOKENS = 640  # two dozen requests of up to 150 tokens do not fit
@@ -190,6 +201,7 @@ def check_quantized(log: Log) -> bool:
         ("qwen3-0.6b", "fp8-block", SMALL | VARIANTS["mixtral"]),
         ("qwen3-0.6b", "int4", SMALL | VARIANTS["mixtral"]),
         ("qwen3-0.6b", "mxfp4", SMALL | VARIANTS["gpt-oss"]),
+        ("qwen3-0.6b", "fp8-block", SMALL | VARIANTS["glm-4.5"]),
     ):
         loaded = build_model(name, torch.device("cuda"), dtype, length=512, **changes)
         expected = with_reference_ops(loaded, lambda m=loaded: logits_of(m, prompts, 1000))

@@ -92,6 +92,28 @@ MODELS["mixtral-8x7b"] = {
     "max_position_embeddings": 32_768,
     "rope_theta": 1_000_000.0,
 }
+MODELS["glm-4.5-air"] = {  # 107 GB in FP8; bf16 does not fit one GPU
+    "model_type": "glm4_moe",
+    "hidden_size": 4096,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 10_944,
+    "vocab_size": 151_552,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1408,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1_000_000.0,
+}
 
 
 class RandomWeights:
@@ -135,7 +157,7 @@ class RandomWeights:
     def quantized(self, name: str, device: torch.device, dtype: str) -> QuantizedWeight | None:
         """Return random weights as a quantized checkpoint has them: fp8 (one scale per output), fp8-block or int4."""
         kind = name.split(".")[-2]
-        shapes = self.expert_shapes if ".experts." in name else self.shapes
+        shapes = self._expert_or_dense(name)
         if kind not in shapes or kind in ("embed_tokens", "lm_head") or dtype == "mxfp4":
             return None
         outputs, inputs = shapes[kind]
@@ -163,18 +185,25 @@ class RandomWeights:
             return 0.1 * torch.randn(self.vectors[last], device=self.device, generator=self.generator)
         if last in self.packed_shapes:
             return self._matrix(self.packed_shapes[last], self.packed_shapes[last][1])
+        if last == "e_score_correction_bias":
+            return 0.01 * torch.randn(self.router_shape[0], device=self.device, generator=self.generator)
         if name.endswith(f"{self.router}.weight"):
             return self._matrix(self.router_shape, self.router_shape[1])
         if name.endswith(f"{self.router}.bias"):
             return 0.1 * torch.randn(self.router_shape[0], device=self.device, generator=self.generator)
-        if ".experts." in name:
-            return self._matrix(self.expert_shapes[kind], self.expert_shapes[kind][1])
+        if "experts." in name:
+            shape = self._expert_or_dense(name)[kind]
+            return self._matrix(shape, shape[1])
         if name.endswith("bias") or kind not in self.shapes:
             size = self.shapes[kind][0] if kind in self.shapes else self.sizes.get(kind, self.hidden)
             middle = 0.0 if name.endswith("bias") else 1.0
             noise = torch.randn(size, device=self.device, generator=self.generator)
             return middle + 0.1 * noise
         return self._matrix(self.shapes[kind], self.shapes[kind][1])
+
+    def _expert_or_dense(self, name: str) -> dict[str, tuple[int, int]]:
+        """Return the shapes of the module that a tensor belongs to. Models with shared experts have one of them."""
+        return self.expert_shapes if ".experts." in name or ".shared_experts." in name else self.shapes
 
     def _matrix(self, shape: tuple[int, ...], inputs: int) -> torch.Tensor:
         weight = torch.empty(shape, dtype=torch.bfloat16, device=self.device)

@@ -45,18 +45,19 @@ def model_file() -> Path:
 # llama.cpp ----------------------------------------------------------------------------------------------------------
 
 
-def setup_llamacpp() -> ServerSpec:
+def setup_llamacpp(model: Path | None = None, weights: str = "Q4_1") -> ServerSpec:
+    """Return the spec of llama.cpp's server, by default with the default model. `weights` describes them in reports."""
     python = make_venv("llama.cpp")
     run_step("llama.cpp", f"xllamacpp {XLLAMACPP}", lambda: run_pip(python, "install", f"xllamacpp=={XLLAMACPP}"))
 
     def command(port: int, streams: int) -> list[str]:
         script = str(Path(__file__).with_name("llamacpp_server.py"))
-        return [str(python), script, str(model_file()), str(port), str(streams), str(CONTEXT), str(cores())]
+        return [str(python), script, str(model or model_file()), str(port), str(streams), str(CONTEXT), str(cores())]
 
     return ServerSpec(
         name="llama.cpp",
         version=f"xllamacpp {XLLAMACPP}",
-        precision="Q4_1 weights, f16 cache",
+        precision=f"{weights} weights, f16 cache",
         command=command,
         # Its cache is divided among its slots, so it gets exactly as many as there are streams.
         slots_per_stream_count=True,

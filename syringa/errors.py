@@ -118,11 +118,7 @@ class EngineUnavailable(EngineError):
 
 
 class WorkerLost(EngineUnavailable):
-    """The connection to a worker was lost. `begun` says whether the request had received a delta."""
-
-    def __init__(self, message: str, *, begun: bool) -> None:
-        super().__init__(message)
-        self.begun = begun
+    """The connection to a worker was lost."""
 
 
 class EngineOverloaded(EngineError):

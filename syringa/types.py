@@ -67,6 +67,13 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     detail: Literal["low", "high", "auto"] = "auto"
 
 
+class ResumedChoice(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a choice that another worker began."""
+
+    tokens: list[int] = []  # generated so far, in order
+    finished: bool = False  # whether it has ended or was aborted, and is not run again
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt, to be completed `choices` times."""
 
@@ -87,6 +94,21 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     use_cache: bool = True  # whether the prefix cache may be used for it
     fingerprint: bytes = b""  # identifies the tenant and content of the request, whenever it comes
     isolation: Isolation = "none"
+    # One for each choice of a request that another worker began: deltas have only the tokens that follow, and neither
+    # `cached_tokens`, `prompt_tokens` nor `queued_ms`. Empty: a new request.
+    resumed: tuple[ResumedChoice, ...] = ()
+
+    @property
+    def open_choices(self) -> list[int]:
+        """The choices to run: all of a new request, the unfinished ones of a resumed one."""
+        if not self.resumed:
+            return list(range(self.choices))
+        return [index for index, choice in enumerate(self.resumed) if not choice.finished]
+
+    @property
+    def longest_resumed(self) -> int:
+        """The largest number of tokens that an open choice already has."""
+        return max((len(choice.tokens) for choice in self.resumed if not choice.finished), default=0)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -14,7 +14,8 @@ from syringa.api.models.served_model import FixedModels, ServedModel
 from syringa.config import Config
 from syringa.engine.interface import SingleEngineProvider
 from syringa.http.app import create_app
-from syringa.http.server.server import listen, serve_api
+from syringa.http.server.listener import listen
+from syringa.http.server.server import serve_api
 from syringa.service.app_state import AppState
 from syringa.service.usage.accounting import Observer
 from tests.fake_engine import FakeEngine, fake_model

@@ -55,7 +55,10 @@ def fake_model(**kwargs: object) -> ServedModel:
 
 
 class FakeEngine:
-    """Continue every prompt with `script`, or with random bytes by the seed, and record requests and aborts."""
+    """Continue every prompt with `script`, or with random bytes by the seed, and record requests and aborts.
+
+    The tokens that a resumed request has already must be the beginning of what this engine would generate.
+    """
 
     def __init__(self, script: str | bytes | None = None, *, delay: float = 0.0, at_once: int = 1) -> None:
         self.ready = True
@@ -87,7 +90,7 @@ class FakeEngine:
         )  # fmt: skip
 
     async def submit(self, request: EngineRequest, on_delta: DeltaHandler) -> None:
-        running = set(range(request.choices))
+        running = set(request.open_choices)
         try:
             async with contextlib.aclosing(self.deltas(request)) as deltas:
                 async for delta in deltas:
@@ -106,7 +109,7 @@ class FakeEngine:
         self.requests.append(request)
         if self.fail is not None and self.fail_first:
             raise self.fail
-        remaining = {each: self.output_tokens(request, each) for each in range(request.choices)}
+        remaining = {each: self.remaining_tokens(request, each) for each in request.open_choices}
         self.running |= {(request.id, each) for each in remaining}
         first = True
         try:
@@ -147,17 +150,25 @@ class FakeEngine:
             tokens = (tokens * (request.stopping.max_tokens // len(tokens) + 1))[: request.stopping.max_tokens]
         return tokens[: request.stopping.max_tokens]
 
+    def remaining_tokens(self, request: EngineRequest, choice: int) -> list[int]:
+        """Return the tokens of a choice that a resumed request does not have already."""
+        tokens = self.output_tokens(request, choice)
+        before = request.resumed[choice].tokens if request.resumed else []
+        assert tokens[: len(before)] == before, f"choice {choice} is resumed with {before}, and not {tokens}"
+        return tokens[len(before) :]
+
     def _delta(self, request: EngineRequest, choice: int, taken: list[int], *, left: bool, first: bool) -> EngineDelta:
         ended = bool(taken) and taken[-1] == END
         finish = None if left else ("stop" if ended else "length")
         prompt = None
-        if first and choice == 0 and request.prompt_logprobs is not None:
+        if first and choice == request.open_choices[0] and request.prompt_logprobs is not None:
             prompt = [None, *(score(each, request.prompt_logprobs) for each in request.prompt[1:])]
         scores = [] if request.logprobs is None else [score(each, request.logprobs) for each in taken]
+        begins = first and not request.resumed
         return EngineDelta(
             request.id, choice, taken, scores, finish, END if ended else None,
-            len(request.prompt) // 2 if first else 0, prompt,
-            queued_ms=self.queued_ms if first and choice == 0 else 0,
+            len(request.prompt) // 2 if begins else 0, prompt,
+            queued_ms=self.queued_ms if begins and choice == 0 else 0,
         )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine("hello")
 
     @contextlib.asynccontextmanager
-    async def start_local(config: Config):
+    async def start_local(config: Config, free_memory: int = 0):
         yield fake
 
     template = ChatTemplate("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")

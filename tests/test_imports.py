@@ -28,6 +28,7 @@ LAYERS: dict[str, set[str]] = {
     "fair_thread_pool": set(),
     "addresses": set(),
     "remote_tools": set(),
+    "cluster": {"errors"},
     "grammar": {"types", "errors"},
     "modelfiles": {"types", "errors"},
     "prompt": {
@@ -41,7 +42,20 @@ LAYERS: dict[str, set[str]] = {
         "addresses",
     },
     "output": VALUES | {"schema_types", "modelfiles", "grammar"},
-    "engine": {"types", "errors", "config", "logs", "modelfiles", "grammar", "flush_queue", "fair_thread_pool"},
+    "engine": {
+        "types",
+        "errors",
+        "config",
+        "logs",
+        "modelfiles",
+        "grammar",
+        "flush_queue",
+        "fair_thread_pool",
+        "cluster",
+        "fleet",
+        "version",
+    },
+    "fleet": set(),
     "beam_search": {"types"},
     "generation": VALUES | {"engine", "output", "beam_search"},
     "api": BASE | {"prompt", "output"},
@@ -49,7 +63,7 @@ LAYERS: dict[str, set[str]] = {
     "service": VALUES | {"config", "store", "addresses"},
     "http": BASE | {"logs", "flush_queue", "api", "prompt", "output", "generation", "engine", "service", "store"},
     "bench": {"errors"},
-    "cli": BASE | {"http", "api", "prompt", "output", "generation", "engine", "bench", "service", "store"},
+    "cli": BASE | {"http", "api", "prompt", "output", "generation", "engine", "bench", "service", "store", "cluster"},
     "__main__": {"cli"},
 }
 # The modules of the engine that other layers may import: its interface, and how to start one.
@@ -61,7 +75,12 @@ ENGINE_ENTRY_POINTS = {
         "syringa.engine.client.engines",
         "syringa.engine.processes.supervisor",
     },
-    "cli": {"syringa.engine.interface", "syringa.engine.client.local", "syringa.engine.processes.supervisor"},
+    "cli": {
+        "syringa.engine.interface",
+        "syringa.engine.client.local",
+        "syringa.engine.processes.supervisor",
+        "syringa.engine.processes.startup_plan",
+    },
 }
 HEAVY = {"torch", "transformers", "torchvision"}
 EXTRAS = {"mcp", "psycopg"}
@@ -142,3 +161,22 @@ def test_layers_have_no_cycle() -> None:
 def test_torch_and_extras_are_imported_where_they_are_used_only(module: str) -> None:
     code = f"import {module}, sys; sys.exit(bool({HEAVY | EXTRAS!r} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=PACKAGE.parent).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("modules", "slow"),
+    [
+        # What `syringa serve` imports before it starts the processes of the server.
+        (
+            "syringa.cli.serve, syringa.api.models.specs, syringa.http.server.listener, "
+            "syringa.engine.processes.supervisor, syringa.engine.processes.startup_plan",
+            {"uvicorn", "sqlalchemy", "jinja2", "llguidance", "numpy"},
+        ),
+        ("syringa.http.server.process", {"sqlalchemy"}),
+    ],
+    ids=["serve", "API server"],
+)
+def test_start_is_not_delayed_by_slow_imports(modules: str, slow: set[str]) -> None:
+    code = f"import {modules}, sys; sys.exit(str(found) if (found := {slow!r} & sys.modules.keys()) else 0)"
+    result = subprocess.run([sys.executable, "-c", code], check=False, cwd=PACKAGE.parent, capture_output=True)
+    assert result.returncode == 0, result.stderr.decode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bench.pages import replace_section
 from bench.soak.results import Fault, Results
 from bench.soak.usage_check import UsageCheck
 
@@ -167,10 +167,4 @@ def write_page(report: Report, page: Path = PAGE) -> None:
     """Replace the report's table in the page, between its markers. Raises `ValueError` if they are missing."""
     lines = [report.about, "", "| | |", "| --- | --- |"]
     lines += [f"| {row.name.removeprefix('- ')} | {row.value.replace('|', ' ')} |" for row in report.rows]
-    begin, end = f"<!-- {report.name} -->", f"<!-- end of {report.name} -->"
-    text = page.read_text(encoding="utf-8")
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"{page} has no markers {begin} and {end}")
-    table = "\n".join([begin, *lines, end])
-    page.write_text(pattern.sub(lambda _: table, text), encoding="utf-8")
+    replace_section(page, report.name, lines)

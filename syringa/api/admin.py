@@ -109,6 +109,9 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     threads: Annotated[Limit | None, doc("Number of CPU threads.")] = None
     kv_cache_tokens: Annotated[Limit | None, doc("Size of the KV cache, in tokens.")] = None
     kv_cache_gb: Annotated[float | None, doc("Size of the KV cache, in GiB.")] = None
+    replicas: Annotated[
+        dict[str, int] | int | str | None, doc('Number of replicas: `{"min": 1, "max": 3}`, `3` or `"1:3"`.')
+    ] = None
     chat_template: Annotated[str | None, doc("Path of a file with a chat template on the server.")] = None
     tool_format: Annotated[str | None, doc("Format in which the model writes tool calls.")] = None
     reasoning_format: Annotated[str | None, doc("Format in which the model marks its reasoning.")] = None
@@ -119,6 +122,32 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     preload: Annotated[bool | None, doc("Load the model when the server starts.")] = None
     idle_seconds: Annotated[
         float | None, doc("Seconds without requests after which the model is unloaded; 0: never.")
+    ] = None
+
+
+class ReplicaEntry(msgspec.Struct, kw_only=True):
+    """A replica of a model: a worker process."""
+
+    object: Annotated[str, doc("`replica`.", const="replica")] = "replica"
+    id: Annotated[str, doc("Unique in the life of the server.")]
+    model: Annotated[str, doc("Id of the model; of the first one if several share the replica.")]
+    status: Annotated[str, doc("`queued`, `fetching`, `loading`, `ready`, `hanging` or `draining`.")]
+    node: Annotated[str, doc("Where it runs; `local`: on this machine.")]
+    fingerprint: Annotated[str, doc("Replicas with the same one give the same outputs, bit by bit. Known when ready.")]
+    reason: Annotated[str | None, doc("Why it waits or hangs.")]
+
+
+class ReplicaList(msgspec.Struct, kw_only=True):
+    object: Annotated[str, doc("`list`.", const="list")] = "list"
+    data: list[ReplicaEntry]
+
+
+class DrainRequest(msgspec.Struct, kw_only=True):
+    """The body of `POST /admin/replicas/{id}/drain`."""
+
+    grace: Annotated[
+        Annotated[float, Meta(ge=0, le=86_400)] | None,
+        doc("Seconds in which requests may finish. Default: the setting `drain_timeout`."),
     ] = None
 
 

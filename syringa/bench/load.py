@@ -30,6 +30,7 @@ class CompletionResult(msgspec.Struct, kw_only=True):
     sent: float
     token_times: list[float] = []  # of chunks with text: one token each, unless the server merges chunks
     finished: float
+    done: float | None = None  # when [DONE] arrived
     output_tokens: int = 0
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -39,6 +40,11 @@ class CompletionResult(msgspec.Struct, kw_only=True):
     @property
     def time_to_first_token(self) -> float:
         return self.token_times[0] - self.sent
+
+    @property
+    def last_token_time(self) -> float:
+        """The end of the answer: its last tokens may have no text, such as end tokens under `ignore_eos`."""
+        return self.token_times[-1] if self.done is None else self.done
 
 
 class LoadResult(msgspec.Struct, kw_only=True):
@@ -63,7 +69,7 @@ class LoadResult(msgspec.Struct, kw_only=True):
     @property
     def seconds(self) -> float:
         """Seconds from the first send to the last token."""
-        return max((completion.token_times[-1] for completion in self.succeeded), default=0.0)
+        return max((completion.last_token_time for completion in self.succeeded), default=0.0)
 
     @property
     def tokens_per_second(self) -> float:
@@ -230,13 +236,12 @@ def _parse_completion(connection: _StreamConnection, origin: float) -> Completio
     )
     if result.error is None and response.status != 200:
         result.error = f"status {response.status}: {response.body[:300].decode('utf-8', 'replace')}"
-    complete = False
     for arrived, data in response.events:
         if data == b"[DONE]":
-            complete = True
+            result.done = arrived - origin
         else:
             _apply_event(result, arrived - origin, data)
-    if result.error is None and not complete:
+    if result.error is None and result.done is None:
         result.error = "the stream ended without [DONE]"
     if result.error is None and not result.token_times:
         result.error = "the answer has no text"

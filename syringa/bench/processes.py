@@ -143,11 +143,20 @@ def process_tree(root: int) -> set[int]:
 
 def memory_pss(root: int) -> int:
     """Return the proportional set size of a process tree in bytes: shared pages are divided among processes."""
+    return _memory(root, "Pss:")
+
+
+def memory_rss(root: int) -> int:
+    """Return the resident set size of a process tree in bytes: shared pages count once for each process."""
+    return _memory(root, "Rss:")
+
+
+def _memory(root: int, field: str) -> int:
     total = 0
     for pid in process_tree(root):
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
+                if line.startswith(field):
                     total += int(line.split()[1]) * 1024
     return total
 

@@ -36,11 +36,13 @@ class ServerRun(msgspec.Struct, kw_only=True):
     precision: str
     round: int
     samples: list[LoadSample] = []
-    start_seconds: float | None = None  # from starting the process to its first token
+    start_seconds: float | None = None  # from starting the process to its first token, of the first start
+    starts: list[float] = []  # the same of every start
     long_first_token: list[float] = []
     cached_first_token: list[float] = []
     cached_tokens: int | None = None  # of the last prompt with a cached prefix
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # PSS
+    resident_bytes: int | None = None  # RSS
     error: str | None = None
 
 
@@ -156,7 +158,7 @@ def _cells(summary: Summary) -> list[list[str]]:
     first, peers = (summary.servers or [""])[0], summary.servers[1:]
     rows = [["", *summary.servers, *(f"{first} ÷ {peer}" for peer in peers)]]
     for figure in summary.figures:
-        measured = [_spread_text(figure.values.get(server)) for server in summary.servers]
+        measured = [spread_text(figure.values.get(server)) for server in summary.servers]
         # Client CPU only validates the measurement; a ratio would be meaningless.
         compared = [] if figure.key.startswith("client_cpu") else [figure.ratio(first, peer) for peer in peers]
         ratios = [f"{ratio:.2f} ×" if ratio is not None else "" for ratio in compared] or [""] * len(peers)
@@ -173,7 +175,8 @@ def _caption(summary: Summary) -> str:
     return "\n\n".join(lines + [f"FAILED: {failure}" for failure in summary.failures])
 
 
-def _spread_text(value: Spread | None) -> str:
+def spread_text(value: Spread | None) -> str:
+    """Format a median with the range of its measurements."""
     if value is None:
         return "—"
     if value.count == 1:

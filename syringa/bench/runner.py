@@ -81,9 +81,10 @@ class BenchRunner:
         self._model = first_model(running.url, api_key=self._api_key)
         self._load(running.url, [prompts.text(10)], streams=1, output_tokens=1)
         started = time.perf_counter() - running.started_at
+        run.starts.append(started)
         if first_tokens:
             run.start_seconds = started
-            self._log(f"{run.server}: started, first token after {started:.1f} s")
+        self._log(f"{run.server}: started, first token after {started:.1f} s")
         self._measure_streams(run, running.url, running.pid, group)
         if first_tokens:
             self._measure_first_tokens(run, running.url)
@@ -92,8 +93,8 @@ class BenchRunner:
         for streams in group:
             prompts = self._prompts(run.round, "streams", streams)
             size = self._workload.prompt_tokens, self._workload.prompt_spread
-            # Warms up kernels, thread pools and allocators; more than 16 requests would take slow servers minutes.
-            warm_up = [prompts.around(*size) for _ in range(min(streams, 16))]
+            # Warms up kernels, thread pools and allocators; too many requests would take slow servers minutes.
+            warm_up = [prompts.around(*size) for _ in range(min(streams, self._workload.warm_up_requests))]
             self._load(url, warm_up, streams=streams, output_tokens=8)
             texts = [prompts.around(*size) for _ in range(self._workload.requests_for(streams))]
             before = processes.cpu_seconds(pid) if pid else 0.0
@@ -102,7 +103,7 @@ class BenchRunner:
             sample = summarize_load(load, used, self._workload.output_tokens)
             run.samples.append(sample)
             if streams == 16 and pid:
-                run.memory_bytes = processes.memory_pss(pid)
+                run.memory_bytes, run.resident_bytes = processes.memory_pss(pid), processes.memory_rss(pid)
             self._log(
                 f"{run.server}: {streams} at once, {sample.tokens_per_second:.1f} tok/s, first token "
                 f"{sample.first_token_median * 1000:.0f} ms, client {sample.client_cpu_share:.1%} of a core"
@@ -112,16 +113,18 @@ class BenchRunner:
         prompts = self._prompts(run.round, "first tokens", 0)
         for _ in range(self._workload.first_token_repeats):
             cold = self._single(url, prompts.text(self._workload.long_tokens))
+            run.long_first_token.append(cold.time_to_first_token)
+            self._log(
+                f"{run.server}: first token of {cold.prompt_tokens} tokens {cold.time_to_first_token * 1000:.0f} ms"
+            )
+            if not self._workload.tail_tokens:
+                continue
             prefix = prompts.text(self._workload.long_tokens)
             self._single(url, prefix)
             cached = self._single(url, prefix + prompts.tail(self._workload.tail_tokens))
-            run.long_first_token.append(cold.time_to_first_token)
             run.cached_first_token.append(cached.time_to_first_token)
             run.cached_tokens = cached.cached_tokens
-            self._log(
-                f"{run.server}: first token of {cold.prompt_tokens} tokens {cold.time_to_first_token * 1000:.0f} ms, "
-                f"with the prefix cached {cached.time_to_first_token * 1000:.0f} ms"
-            )
+            self._log(f"{run.server}: first token with the prefix cached {cached.time_to_first_token * 1000:.0f} ms")
 
     def _single(self, url: str, prompt: Prompt) -> CompletionResult:
         return self._load(url, [prompt], streams=1, output_tokens=4).completions[0]
@@ -161,7 +164,7 @@ def summarize_load(load: LoadResult, server_cpu_seconds: float | None, expected_
         )
     counts = [each.prompt_tokens for each in done if each.prompt_tokens is not None]
     gaps = [
-        (each.token_times[-1] - each.token_times[0]) / (each.output_tokens - 1)
+        (each.last_token_time - each.token_times[0]) / (each.output_tokens - 1)
         for each in done
         if each.output_tokens > 1
     ]

@@ -65,8 +65,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     prompt_spread: int = 8  # documented as ± 10, with a margin for other tokenizers
     output_tokens: int = 64
     long_tokens: int = 1000
-    tail_tokens: int = 20
+    tail_tokens: int = 20  # after a cached prefix; 0: first tokens with a cached prefix are not measured
     first_token_repeats: int = 2
+    warm_up_requests: int = 16  # at most; before the load of each number of streams
 
     def requests_for(self, streams: int) -> int:
         return max(streams, self.requests.get(streams, streams))

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from syringa.cli import admin
+from syringa.cli.cluster import cluster
 from syringa.cli.options import (
     ENGINE_SETTINGS,
     ConfigFile,
@@ -16,6 +17,7 @@ from syringa.cli.options import (
     split_options,
     with_options,
 )
+from syringa.cli.replicas import replicas
 
 app = typer.Typer(
     name="syringa",
@@ -186,6 +188,8 @@ def bench(
     )
 
 
+app.add_typer(replicas, name="replicas")
 app.add_typer(admin.keys, name="keys")
 app.add_typer(admin.organizations, name="organizations")
 app.command()(admin.usage)
+app.add_typer(cluster, name="cluster")

@@ -39,8 +39,11 @@ def list_models() -> None:
 
 
 def list_available() -> None:
-    """Print the models of the catalog, with what they need."""
-    table = _table("name", "parameters", "download", "memory", "context", "license", "source")
+    """Print the models of the catalog, with what they need, and which of them fit in this machine's memory."""
+    from syringa.engine.processes.startup_plan import fitting_models
+
+    free, fitting = fitting_models()
+    table = _table("name", "parameters", "download", "memory", "fits", "context", "license", "source")
     for model in catalog.CATALOG:
         source = "package index" if isinstance(model.source, catalog.Wheels) else str(model.source)
         table.add_row(
@@ -48,6 +51,7 @@ def list_available() -> None:
             model.parameters,
             decimal(model.bytes),
             decimal(model.memory),
+            "yes" if model.name in fitting else "no",
             f"{model.context:,}",
             model.license,
             source,
@@ -55,7 +59,7 @@ def list_available() -> None:
     console = Console(width=400, highlight=False)
     console.print(table, soft_wrap=True)
     console.print(
-        f"\nMemory: weights, and a cache of {catalog.CONTEXT_SHOWN:,} tokens. "
+        f"\nMemory: weights, and a cache of {catalog.CONTEXT_SHOWN:,} tokens; {decimal(free)} are free here. "
         "`syringa pull NAME` downloads a model, `syringa serve --model NAME` serves it.",
         soft_wrap=True,
     )

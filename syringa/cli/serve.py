@@ -29,8 +29,10 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
     """Run the server until it ends. Return the exit status."""
     config = load_config(flags, file)
 
-    from syringa.api.models.loading import serving_specs
-    from syringa.http.server.server import check, listen
+    from syringa.api.models.specs import serving_specs
+    from syringa.cli.startup import print_plan
+    from syringa.engine.processes.startup_plan import plan_model
+    from syringa.http.server.listener import check, listen
 
     # Report configuration errors before anything slow starts.
     check(config)
@@ -38,6 +40,7 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
     download_default_model(settings.model_specs(config)[0])
     specs = serving_specs(config)
     check_files(specs)
+    plan = plan_model(specs[0], config, specs[0].replicas.max) if specs[0].preload else None
     with listen(config) as listener:
         from syringa.engine.processes import supervisor
 
@@ -46,11 +49,15 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
         started = time.monotonic()
         if specs[0].preload:
             console.print(f"Loading [bold]{escape(specs[0].id)}[/] …")
+        if plan is not None:
+            print_plan(console, plan)
 
         def print_banner(info: ModelInfo | None) -> None:
             console.print(banner(config, port, specs, info, time.monotonic() - started))
 
-        return supervisor.run(config, specs[0], listener, print_banner, functools.partial(create_shared_files, config))
+        planned_free = plan.free if plan is not None and plan.device == "cpu" else 0
+        prepare = functools.partial(create_shared_files, config)
+        return supervisor.run(config, specs[0], listener, print_banner, prepare, planned_free)
 
 
 def download_default_model(spec: ModelSpec) -> None:

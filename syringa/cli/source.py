@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from syringa.cli.options import load_config
+from syringa.config import single_model_spec
 from syringa.errors import (
     ContextLengthExceeded,
     EngineError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from syringa.api.models.served_model import ServedModel
     from syringa.api.output_writer import PreparedRequest
     from syringa.engine.interface import Engine
+    from syringa.engine.processes.startup_plan import MemoryPlan
 
 Fields = dict[str, Any]
 Messages = Sequence[dict[str, Any]]
@@ -51,9 +53,16 @@ class TextSource(Protocol):
 
 @contextlib.asynccontextmanager
 async def open_source(
-    flags: Mapping[str, Any], file: Path | None, url: str | None, key: str | None
+    flags: Mapping[str, Any],
+    file: Path | None,
+    url: str | None,
+    key: str | None,
+    on_plan: Callable[[MemoryPlan], None] = lambda plan: None,
 ) -> AsyncIterator[TextSource]:
-    """Open the server at `url`, or load the model if `url` is None."""
+    """Open the server at `url`, or load the model if `url` is None.
+
+    `on_plan` is called with what will be loaded, before it is.
+    """
     if url is not None:
         import httpx
 
@@ -72,8 +81,13 @@ async def open_source(
     local_model = load_model(config)
 
     from syringa.engine.client.local import start_local
+    from syringa.engine.processes.startup_plan import plan_model
 
-    async with start_local(config) as engine:
+    plan = plan_model(single_model_spec(config), config)
+    if plan is not None:
+        on_plan(plan)
+    free = plan.free if plan is not None and plan.device == "cpu" else 0
+    async with start_local(config, free) as engine:
         await engine.wait_ready()
         yield LocalSource(engine, local_model)
 

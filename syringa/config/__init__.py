@@ -8,7 +8,7 @@ are described by tables `[[models]]` of the file.
 from syringa.config.models import ReadDefaults, complete_spec, model_specs, read_model, single_model_spec
 from syringa.config.settings import FIELDS, PREFIX, Config, describe, setting_type, variable
 from syringa.config.sources import FILE_NAME, is_address, is_loopback, load
-from syringa.config.specs import ModelSpec, Prices, ReasoningFields, RequestChatTemplates
+from syringa.config.specs import ModelSpec, Prices, ReasoningFields, Replicas, RequestChatTemplates
 
 __all__ = [
     "FIELDS",
@@ -19,6 +19,7 @@ __all__ = [
     "Prices",
     "ReadDefaults",
     "ReasoningFields",
+    "Replicas",
     "RequestChatTemplates",
     "complete_spec",
     "describe",

@@ -15,6 +15,7 @@ from syringa.config.specs import (
     ModelSpec,
     ReasoningFields,
     ReasoningFormatSetting,
+    Replicas,
     RequestChatTemplates,
     Seconds,
     ToolFormatSetting,
@@ -125,7 +126,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         doc("Format of the model's reasoning; auto: detected from its chat template and tokens."),
     ] = "auto"
 
-    max_model_len: Annotated[Count, doc("Maximum tokens of prompt plus output; 0: the model's maximum.")] = 0
+    max_model_len: Annotated[
+        Count, doc("Maximum tokens of prompt plus output; 0: the model's maximum, or less where memory is short.")
+    ] = 0
     dtype: Annotated[
         Dtype, doc("Data type of the weights; gguf: as in the file. fp8 is for GPUs, int8, gguf and fp32 for CPUs.")
     ] = "auto"
@@ -145,6 +148,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     threads: Annotated[Count, doc("CPU threads of the model; 0: chosen for the machine.")] = 0
+    replicas: Annotated[
+        Replicas,
+        doc(
+            "Replicas of a model while it is loaded: a number, or MIN:MAX to add more when requests wait. They share "
+            "the CPU threads; on several GPUs, each has its own."
+        ),
+    ] = Replicas()
     kv_cache_tokens: Annotated[Count, doc("Capacity of the KV cache in tokens; 0: sized from memory.")] = 0
     kv_cache_gb: Annotated[
         Annotated[float, Meta(ge=0)], doc("Memory of the KV cache in GiB; 0: chosen automatically.")

@@ -15,7 +15,8 @@ import msgspec
 
 from syringa.config.models import ReadDefaults, read_tables
 from syringa.config.settings import FIELDS, HINTS, PREFIX, Config, setting_type, variable
-from syringa.config.validation import InvalidValue, check_value, expected, is_finite, unknown_key
+from syringa.config.specs import Replicas
+from syringa.config.validation import InvalidValue, check_value, expected, is_finite, parse_replicas, unknown_key
 from syringa.errors import ConfigError
 
 FILE_NAME = "syringa.toml"
@@ -117,6 +118,12 @@ def _check_variable(name: str) -> None:
 
 def _from_text(name: str, value: Any, source: str) -> Any:
     """Convert the text of a variable or flag."""
+    if setting_type(name) is Replicas:
+        try:
+            return parse_replicas(value)
+        except ValueError:
+            wanted = "a number from 1 to 256, or MIN:MAX"
+            raise ConfigError(f"{source} {value!r}: expected {wanted}", param=name) from None
     try:
         return msgspec.convert(_split_list(name, value), HINTS[name], strict=False)
     except msgspec.ValidationError as error:

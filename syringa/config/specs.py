@@ -11,6 +11,7 @@ from syringa.output_formats import ReasoningFormat, ToolCallFormat
 
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
+ReplicaCount = Annotated[int, Meta(ge=1, le=256)]
 Price = Annotated[float, Meta(ge=0, le=1e12)]  # finite, so that sums are
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -35,13 +36,25 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     output: Annotated[Price, doc("Of output tokens.")] = 0.0
 
 
+class Replicas(msgspec.Struct, frozen=True, kw_only=True):
+    """How many replicas of a model there are while it is loaded."""
+
+    min: Annotated[ReplicaCount, doc("At least.")] = 1
+    max: Annotated[ReplicaCount, doc("At most, when requests wait.")] = 1
+
+    def __str__(self) -> str:
+        return str(self.min) if self.min == self.max else f"{self.min}:{self.max}"
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one model. Those in `INHERITED` default to the server's setting of the same name."""
 
     id: Annotated[str, doc("Name of the model in requests.")]
     path: Annotated[str, doc("A known model's name, a GGUF file, or a Hugging Face folder.")]
     aliases: Annotated[tuple[str, ...], doc("Other names of the model in requests.")] = ()
-    max_model_len: Annotated[Count, doc("Maximum tokens of prompt plus output; 0: the model's maximum.")] = 0
+    max_model_len: Annotated[
+        Count, doc("Maximum tokens of prompt plus output; 0: the model's maximum, or less where memory is short.")
+    ] = 0
     dtype: Annotated[Dtype, doc("Data type of the weights.")] = "auto"
     device: Annotated[Device, doc("Device of the model.")] = "auto"
     deterministic: Annotated[bool, doc("Batch-invariant results, on a GPU too.")] = False
@@ -50,6 +63,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_gb: Annotated[
         Annotated[float, Meta(ge=0)], doc("Memory of the KV cache in GiB; 0: chosen automatically.")
     ] = 0.0
+    replicas: Annotated[
+        Replicas, doc("Replicas of the model while it is loaded: `{min = 1, max = 3}`, a number, or `MIN:MAX` as text.")
+    ] = Replicas()
     chat_template: Annotated[str, doc("File with a chat template; empty: the model's own.")] = ""
     tool_format: Annotated[ToolFormatSetting, doc("Format of the model's tool calls.")] = "auto"
     reasoning_format: Annotated[ReasoningFormatSetting, doc("Format of the model's reasoning.")] = "auto"
@@ -66,6 +82,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 # Settings that default to the server's setting of the same name.
 INHERITED = (
-    "max_model_len", "dtype", "device", "deterministic", "threads", "kv_cache_tokens", "kv_cache_gb", "chat_template",
-    "tool_format", "reasoning_format",
+    "max_model_len", "dtype", "device", "deterministic", "threads", "kv_cache_tokens", "kv_cache_gb", "replicas",
+    "chat_template", "tool_format", "reasoning_format",
 )  # fmt: skip

@@ -11,7 +11,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from syringa.config.specs import ReplicaCount, Replicas
+
 Path = tuple[str | int, ...]
+
+EXPECTED_REPLICAS = "a number from 1 to 256, MIN:MAX as text, or a table with min and max, which is not less than min"
 
 
 class InvalidValue(Exception):
@@ -45,12 +49,36 @@ def check_value(path: Path, value: Any, hint: Any) -> Any:
     """Convert a value of a TOML file to a type, strictly: "8000" is not a number. Raises `InvalidValue`."""
     if not is_finite(value):
         raise InvalidValue(path, f"{format_path(path)} {format_value(value)}: expected a finite number")
+    if base_type(hint) is Replicas:
+        return _check_replicas(path, value)
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
         raise InvalidValue(
             path, f"{format_path(path)} {format_value(value)}: expected {expected(hint, str(error))}"
         ) from None
+
+
+def parse_replicas(value: Any) -> Replicas:
+    """Return the replicas given as a number, as the text `3` or `1:3`, or as a table. Raises `ValueError`."""
+    if isinstance(value, dict):
+        if unknown := set(value) - {"min", "max"}:
+            raise ValueError(f"unknown key {min(unknown)!r}")
+        found = msgspec.convert({"max": value.get("min", 1), **value}, Replicas)
+    else:
+        first, separator, last = value.partition(":") if isinstance(value, str) else (value, "", "")
+        low = msgspec.convert(first, ReplicaCount, strict=not isinstance(value, str))
+        found = Replicas(min=low, max=msgspec.convert(last, ReplicaCount, strict=False) if separator else low)
+    if found.max < found.min:
+        raise ValueError("max is less than min")
+    return found
+
+
+def _check_replicas(path: Path, value: Any) -> Replicas:
+    try:
+        return parse_replicas(value)
+    except ValueError as error:
+        raise InvalidValue(path, f"{format_path(path)} {format_value(value)}: expected {EXPECTED_REPLICAS}") from error
 
 
 def expected(hint: Any, message: str) -> str:

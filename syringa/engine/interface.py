@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
+
+import msgspec
 
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
@@ -21,11 +23,29 @@ NOT_READY: frozenset[LoadStatus] = frozenset(("hanging", "loading", "failed"))
 """The states of a model that should answer requests and does not. A cold model is loaded on demand."""
 
 
-class WorkerCounts(NamedTuple):
-    """What the supervisor has counted of a model's worker since the server was started."""
+ReplicaStatus = Literal["queued", "fetching", "loading", "ready", "hanging", "draining", "ended"]
 
-    hangs: int = 0  # times that it did not respond
-    crashes: int = 0  # times that it died or was killed because it hung
+MoveReason = Literal["drain", "crash", "silence"]
+"""Why a request goes on at another replica: its replica was drained, died, or did not respond."""
+
+
+class WorkerCounts(NamedTuple):
+    """What the supervisor has counted of a model's workers since the server was started."""
+
+    hangs: int = 0  # times that one did not respond
+    crashes: int = 0  # times that one died or was killed because it hung
+
+
+class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
+    """The state of one replica of a model."""
+
+    id: str  # unique in the life of the server
+    status: ReplicaStatus
+    address: str = ""  # "unix:PATH" or "tcp:HOST:PORT"; of ready, hanging and draining replicas
+    node: str = "local"
+    fingerprint: str = ""  # replicas with the same one give the same outputs, bit by bit
+    reason: str = ""
+    grace: float = 0.0  # of a draining replica: the seconds that were granted when draining began
 
 
 class Engine(Protocol):
@@ -77,7 +97,15 @@ class EngineProvider(Protocol):
         ...
 
     def worker_counts(self, model: str) -> WorkerCounts:
-        """Return what was counted of a model's worker, without waiting."""
+        """Return what was counted of a model's workers, without waiting."""
+        ...
+
+    def replicas(self, model: str) -> Sequence[ReplicaState]:
+        """Return the replicas of a model, without waiting."""
+        ...
+
+    def drain(self, replica: str, grace: float) -> None:
+        """End a replica: its requests finish within `grace` seconds or move to another one."""
         ...
 
 
@@ -95,3 +123,9 @@ class SingleEngineProvider:
 
     def worker_counts(self, model: str) -> WorkerCounts:
         return WorkerCounts()
+
+    def replicas(self, model: str) -> Sequence[ReplicaState]:
+        return ()
+
+    def drain(self, replica: str, grace: float) -> None:
+        """Do nothing: there are no replicas."""

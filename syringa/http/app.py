@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 
 from starlette.middleware import Middleware
@@ -22,6 +23,7 @@ from syringa.http.routes.admin import AdminRoutes
 from syringa.http.routes.conversations import ConversationRoutes
 from syringa.http.routes.model_admin import ModelAdminRoutes
 from syringa.http.routes.openai import OpenAIRoutes
+from syringa.http.routes.replicas import ReplicaRoutes
 from syringa.http.routes.response_run import ResponseRuns
 from syringa.http.routes.responses import ResponseRoutes
 from syringa.http.routes.server_info import ServerInfoRoutes
@@ -71,6 +73,7 @@ def create_handlers(config: Config, dispatcher: GenerationDispatcher, models: Mo
         read_usage,
         lambda: [(id, id) for id in models.ids],
         is_ready=lambda model: dispatcher.engines.status(model) not in NOT_READY,
+        replicas=lambda model: Counter[str](each.status for each in dispatcher.engines.replicas(model)),
     )
     document = functools.partial(openapi_document, secured=bool(config.api_key), root_path=config.root_path)
     return Handlers(
@@ -82,6 +85,7 @@ def create_handlers(config: Config, dispatcher: GenerationDispatcher, models: Mo
         conversations=ConversationRoutes(config, app_state),
         admin=AdminRoutes(config, app_state),
         model_admin=ModelAdminRoutes(models, app_state),
+        replicas=ReplicaRoutes(config, dispatcher.engines, models),
     )
 
 

@@ -15,13 +15,12 @@ import msgspec
 
 from syringa.api.output_writer import PreparedRequest, ToolRounds
 from syringa.engine.interface import Engine, EngineProvider
-from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected, WorkerLost
-from syringa.events import GenerationRequest, GenerationStats, Usage
+from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected
+from syringa.events import GenerationRequest, Usage
 from syringa.generation import Emit, run_generation
 from syringa.http.middleware.access_log import log_output
 from syringa.http.middleware.errors import shutdown_error
 from syringa.http.streaming.cancellation import CancelScope
-from syringa.http.streaming.sse import Discard
 from syringa.http.streaming.writer import ClientDisconnected
 from syringa.service.auth.key_watch import KeyWatch
 from syringa.service.usage.accounting import RequestAccounting
@@ -33,19 +32,15 @@ _MAX_PROMPTS_LOGGED = 16
 
 
 class Generation(Protocol):
-    """Runs a request: passes its events to `emit`, and returns its usage.
+    """Runs a request: passes its events to `emit`, and returns its usage."""
 
-    With `discard`, which forgets the events, a request whose worker dies is run once more: its client has received
-    nothing yet.
-    """
-
-    async def __call__(self, emit: Emit, discard: Discard | None = None) -> Usage: ...
+    async def __call__(self, emit: Emit) -> Usage: ...
 
 
 class GenerationWithUsageEvent(Protocol):
     """Like `Generation`, but emits `Usage` as the last event instead of returning it."""
 
-    async def __call__(self, emit: Emit, discard: Discard | None = None) -> None: ...
+    async def __call__(self, emit: Emit) -> None: ...
 
 
 class GenerationDispatcher:
@@ -80,8 +75,8 @@ class GenerationDispatcher:
         """Like `generation`, but emit `Usage` as the last event instead of returning it."""
         generate = self.generation(prepared, accounting)
 
-        async def generate_with_usage_event(emit: Emit, discard: Discard | None = None) -> None:
-            emit([await generate(emit, discard)])
+        async def generate_with_usage_event(emit: Emit) -> None:
+            emit([await generate(emit)])
 
         return generate_with_usage_event
 
@@ -101,9 +96,7 @@ class GenerationDispatcher:
                 scope.cancel_after(max(0.0, timeout - accounting.elapsed()), late)
             yield scope
 
-    async def _run(
-        self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit, discard: Discard | None = None
-    ) -> Usage:
+    async def _run(self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
         try:
             if self._stopped:
                 raise shutdown_error()
@@ -113,7 +106,7 @@ class GenerationDispatcher:
                     with self._key_watch.watching(accounting.caller, scope.cancel):
                         if prepared.rounds is not None:
                             return await self._generate_rounds(prepared, prepared.rounds, accounting, emit)
-                        return await self._generate(prepared, prepared.request, accounting, emit, discard)
+                        return await self._generate(prepared, prepared.request, accounting, emit)
                 finally:
                     self._running.discard(scope)
         except (asyncio.CancelledError, ClientDisconnected):
@@ -130,46 +123,27 @@ class GenerationDispatcher:
     async def _generate_rounds(
         self, prepared: PreparedRequest, rounds: ToolRounds, accounting: RequestAccounting, emit: Emit
     ) -> Usage:
-        """Run the generations of a request one after the other. Their usage adds up.
-
-        They are not run again if a worker dies: tools have been called.
-        """
+        """Run the generations of a request one after the other. Their usage adds up."""
         try:
             request = await rounds.begin(emit)
             while request is not None:
-                await self._generate(prepared, request, accounting, emit, None)
+                await self._generate(prepared, request, accounting, emit)
                 request = await rounds.next(emit, accounting.stats.completion_tokens)
         finally:
             rounds.close()
         return accounting.stats.usage
 
     async def _generate(
-        self,
-        prepared: PreparedRequest,
-        request: GenerationRequest,
-        accounting: RequestAccounting,
-        emit: Emit,
-        discard: Discard | None,
+        self, prepared: PreparedRequest, request: GenerationRequest, accounting: RequestAccounting, emit: Emit
     ) -> Usage:
         engine = self.engines.engine(prepared.model.id)
         if not engine.ready:
             await _load(engine, accounting)
-        generate = functools.partial(
-            run_generation,
-            engine,
-            prepared.model.tokenizer,
-            request,
-            share_cache=self._share_prefix_cache,
-        )
+        share_cache = self._share_prefix_cache
         with log_output(emit) as emit:
-            try:
-                return await generate(emit, accounting.stats)
-            except WorkerLost as lost:
-                if discard is None or not lost.begun:  # the engine has tried again what had not begun
-                    raise
-            discard()
-            accounting.stats = GenerationStats()
-            return await generate(emit, accounting.stats)
+            return await run_generation(
+                engine, prepared.model.tokenizer, request, emit, accounting.stats, share_cache=share_cache
+            )
 
 
 def _log_suspected(request: GenerationRequest, accounting: RequestAccounting) -> None:

@@ -17,6 +17,7 @@ from syringa.http.routes.admin import AdminRoutes
 from syringa.http.routes.conversations import ConversationRoutes
 from syringa.http.routes.model_admin import ModelAdminRoutes
 from syringa.http.routes.openai import OpenAIRoutes
+from syringa.http.routes.replicas import ReplicaRoutes
 from syringa.http.routes.responses import ResponseRoutes
 from syringa.http.routes.server_info import ServerInfoRoutes
 from syringa.http.routes.system import SystemRoutes
@@ -36,6 +37,7 @@ class Handlers:
     conversations: ConversationRoutes
     admin: AdminRoutes
     model_admin: ModelAdminRoutes
+    replicas: ReplicaRoutes
 
 
 _CONVERSATION = "/v1/conversations/{conversation_id}"
@@ -104,6 +106,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", _MODEL_CONFIGURATION, lambda h: h.model_admin.show, admin.SHOW_MODEL_CONFIGURATION, Access.ADMIN),
     Endpoint("PUT", _MODEL_CONFIGURATION, lambda h: h.model_admin.put, admin.CONFIGURE_MODEL, Access.ADMIN),
     Endpoint("DELETE", _MODEL_CONFIGURATION, lambda h: h.model_admin.delete, admin.REMOVE_MODEL, Access.ADMIN),
+    Endpoint("GET", "/admin/replicas", lambda h: h.replicas.list, admin.LIST_REPLICAS, Access.ADMIN),
+    Endpoint("POST", "/admin/replicas/{replica_id}/drain", lambda h: h.replicas.drain, admin.DRAIN_REPLICA,
+             Access.ADMIN),
     # Usage
     Endpoint("GET", "/admin/usage", lambda h: h.admin.usage, admin.USAGE, Access.ADMIN),
     Endpoint("GET", "/v1/usage", lambda h: h.admin.own_usage, admin.OWN_USAGE),

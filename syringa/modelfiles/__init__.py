@@ -1,7 +1,7 @@
 """Model files on disk: locating them, reading their description and tokenizer, and downloading. Torch-free."""
 
 from syringa.modelfiles.description import ModelDescription, count_weights, describe
-from syringa.modelfiles.gguf import GgufFile, TensorInfo, read_gguf, read_metadata
+from syringa.modelfiles.gguf import GgufFile, TensorInfo, forget_gguf, read_gguf, read_metadata
 from syringa.modelfiles.gguf_config import config_from_gguf
 from syringa.modelfiles.locate import (
     DEFAULT_MODEL,
@@ -27,6 +27,7 @@ __all__ = [
     "config_from_gguf",
     "count_weights",
     "describe",
+    "forget_gguf",
     "known_models",
     "load_tokenizer",
     "locate",

@@ -224,6 +224,8 @@ def _max_length(config: dict[str, Any], tokenizer_config: dict[str, Any]) -> int
     if not isinstance(length, int):
         stated = tokenizer_config.get("model_max_length")
         length = int(stated) if isinstance(stated, (int, float)) and stated < _UNKNOWN_LENGTH else 2048
+    if length <= 0:
+        raise ModelError(f"the context of the model has {length} tokens by its config: fetch it again")
     return length
 
 

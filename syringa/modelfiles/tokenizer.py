@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from syringa.errors import ModelError
-from syringa.modelfiles.gguf import read_metadata
+from syringa.modelfiles.gguf import quoted, read_metadata
 from syringa.modelfiles.locate import ModelFiles, read_json
 from syringa.modelfiles.pretokenizers import PRETOKENIZERS
 
@@ -16,6 +17,7 @@ from syringa.modelfiles.pretokenizers import PRETOKENIZERS
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
 _SPACE = "▁"  # a space in SentencePiece
+_MAX_TOKEN = 4096  # characters; the time for `_merges_by_score` grows with their square
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
@@ -33,6 +35,8 @@ def tokenizer_from_gguf(metadata: dict[str, Any], path: str = "the GGUF file") -
     types = [_NORMAL] * len(tokens) if types is None else _list(metadata, "tokenizer.ggml.token_type", int, path)
     if len(types) != len(tokens):
         raise ModelError(f"{path}: {len(tokens)} tokens have {len(types)} types; convert the model again")
+    if max(map(len, tokens)) > _MAX_TOKEN:
+        raise ModelError(f"{path}: a token has {max(map(len, tokens))} characters; fetch the file again")
     vocab = {token: id_ for id_, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         raise ModelError(f"{path}: tokens occur twice in the vocabulary; convert the model again")
@@ -42,7 +46,7 @@ def tokenizer_from_gguf(metadata: dict[str, Any], path: str = "the GGUF file") -
         elif kind == "llama":
             tokenizer = _sentencepiece(metadata, tokens, types, vocab, path)
         else:
-            raise ModelError(f"{path}: a tokenizer of the kind {kind!r} is not supported; gpt2 and llama are")
+            raise ModelError(f"{path}: a tokenizer of the kind {quoted(kind)} is not supported; gpt2 and llama are")
         tokenizer.add_special_tokens(
             [_added(token) for token, type_ in zip(tokens, types, strict=True) if type_ == _CONTROL]
         )
@@ -52,7 +56,7 @@ def tokenizer_from_gguf(metadata: dict[str, Any], path: str = "the GGUF file") -
         raise
     except Exception as error:
         # tokenizers raises plain `Exception` for inconsistent vocabularies.
-        raise ModelError(f"{path}: its tokenizer cannot be built: {error}") from error
+        raise ModelError(f"{path}: its tokenizer cannot be built: {quoted(str(error))}") from error
     return tokenizer
 
 
@@ -65,14 +69,14 @@ def _byte_level(metadata: dict[str, Any], vocab: dict[str, int], path: str) -> T
     pre = PRETOKENIZERS.get(name)
     if pre is None:
         raise ModelError(
-            f"{path}: the pre-tokenizer {name!r} is not known, and another would give wrong tokens; "
+            f"{path}: the pre-tokenizer {quoted(name)} is not known, and another would give wrong tokens; "
             "use the model's Hugging Face folder"
         )
     merges = []
     for merge in _list(metadata, "tokenizer.ggml.merges", str, path):
         left, space, right = merge.partition(" ")
         if not space:
-            raise ModelError(f"{path}: {merge!r} is not a merge of two tokens; convert the model again")
+            raise ModelError(f"{path}: {quoted(merge)} is not a merge of two tokens; convert the model again")
         merges.append((left, right))
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre.ignore_merges))
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.splits]
@@ -88,6 +92,8 @@ def _sentencepiece(
     scores = _list(metadata, "tokenizer.ggml.scores", (int, float), path)
     if len(scores) != len(tokens):
         raise ModelError(f"{path}: {len(tokens)} tokens have {len(scores)} scores; convert the model again")
+    if not all(map(math.isfinite, scores)):
+        raise ModelError(f"{path}: a token's score is not a finite number; fetch the file again")
     unknown = next((token for token, type_ in zip(tokens, types, strict=True) if type_ == _UNKNOWN), None)
     byte_fallback = _BYTE in types
     merges = _merges_by_score(tokens, types, scores, vocab)

@@ -168,7 +168,20 @@ _BASELINE = Migration(
     ),
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_BASELINE,)
+_LEASES = Migration(
+    "leases",
+    (
+        """
+        CREATE TABLE leases (
+            name TEXT NOT NULL PRIMARY KEY,
+            owner TEXT NOT NULL,
+            expires_at DOUBLE PRECISION NOT NULL
+        )
+        """,
+    ),
+)
+
+MIGRATIONS: tuple[Migration, ...] = (_BASELINE, _LEASES)
 
 
 def version(connection: Connection) -> int:

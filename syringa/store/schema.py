@@ -171,3 +171,11 @@ revisions = Table(
     Column("name", Text, primary_key=True),
     Column("number", BigInteger, nullable=False),
 )
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+)

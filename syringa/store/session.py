@@ -8,6 +8,7 @@ from syringa.store.queries.chains import ChainQueries
 from syringa.store.queries.conversations import ConversationQueries
 from syringa.store.queries.events import EventQueries
 from syringa.store.queries.keys import KeyQueries, OrganizationQueries
+from syringa.store.queries.leases import LeaseQueries
 from syringa.store.queries.maintenance import MaintenanceQueries
 from syringa.store.queries.responses import ResponseQueries
 from syringa.store.queries.server import ModelQueries, RevisionQueries, SecretQueries
@@ -29,3 +30,4 @@ class Session:
         self.usage = UsageQueries(connection, now)
         self.models = ModelQueries(connection, now)
         self.revisions = RevisionQueries(connection, now)
+        self.leases = LeaseQueries(connection, now)

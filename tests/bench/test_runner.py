@@ -80,6 +80,10 @@ def test_summarize_load_rejects_completions_of_other_length() -> None:
     assert sample.first_token_median == sample.between_tokens_median == 0.5
     assert sample.client_cpu_share == pytest.approx(0.01)
     assert sample.prompt_tokens == (100, 100)
+    # Tokens without text, such as end tokens that are ignored, take time as well.
+    completion.done, completion.output_tokens = 2.0, 4
+    sample = summarize_load(load, None, expected_tokens=4)
+    assert (sample.tokens_per_second, sample.between_tokens_median) == (2.0, 0.5)
 
 
 def test_syringa_server_does_not_inherit_user_settings(monkeypatch: pytest.MonkeyPatch) -> None:

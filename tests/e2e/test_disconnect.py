@@ -15,7 +15,8 @@ from syringa.config import Config
 from syringa.engine.client.local import start_local
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.interface import SingleEngineProvider
-from syringa.http.server.server import listen, serve_api
+from syringa.http.server.listener import listen
+from syringa.http.server.server import serve_api
 from syringa.service.app_state import AppState
 
 pytestmark = pytest.mark.model

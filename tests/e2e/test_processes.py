@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -43,41 +42,32 @@ def test_two_api_processes_share_one_worker(server: Server) -> None:
     assert len(server.children(WORKER)) == 1
 
 
-def test_killed_worker_fails_its_requests_and_is_restarted(server: Server) -> None:
+def test_streams_of_killed_worker_go_on_in_the_restarted_one(server: Server) -> None:
     (worker,) = server.children(WORKER)
-    ends: list[tuple[float, str]] = []
+    body = {"prompt": "Once", "max_tokens": 150, "ignore_eos": True, "seed": 3, "stream": True}
+    texts: list[str] = []
     begun = threading.Semaphore(0)
 
     def read_stream() -> None:
-        body = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-        last = ""
+        pieces: list[str] = []
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=120) as answer:
             for line in answer.iter_lines():
-                if line.startswith("data:"):
-                    if not last:
+                if line.startswith("data: {"):
+                    if not pieces:
                         begun.release()
-                    last = line
-        ends.append((time.monotonic(), last))
+                    pieces.append(json.loads(line[6:])["choices"][0]["text"])
+        texts.append("".join(pieces))
 
     readers = [threading.Thread(target=read_stream) for _ in range(4)]
     for reader in readers:
         reader.start()
     for _ in readers:
         assert begun.acquire(timeout=120)
-    killed = time.monotonic()
     os.kill(worker, signal.SIGKILL)
     for reader in readers:
         reader.join(120)
-    assert len(ends) == 4
-    for ended, last in ends:
-        assert ended - killed < 60  # at once, except on a loaded machine
-        assert json.loads(last[5:])["error"]["code"] == "engine_unavailable"
-
-    refused = server.complete(prompt="x", max_tokens=1)
-    if refused.status_code != 200:  # it may have restarted already
-        assert refused.status_code == 503
-        assert float(refused.headers["retry-after"]) > 0
-    wait_for(lambda: server.complete(prompt="x", max_tokens=1).status_code == 200)
+    undisturbed = server.complete(**body | {"stream": False}).json()["choices"][0]["text"]
+    assert texts == [undisturbed] * 4
     assert server.children(WORKER) != [worker]
 
 

@@ -40,7 +40,7 @@ def test_truncated_gguf_is_reported(tmp_path: Path) -> None:
     whole = Path(locate("default").path).read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[: len(whole) // 2])
-    assert "truncated" in fails("--model", str(cut))
+    assert f"{cut} is cut off or corrupt" in fails("--model", str(cut))
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import struct
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 ALIGNMENT = 32
 
@@ -32,21 +34,33 @@ def value(item: Any) -> bytes:
     return struct.pack("<IIQ", 9, kind, len(item)) + body
 
 
-def gguf(metadata: dict[str, Any], tensors: dict[str, tuple[int, ...]] | None = None) -> bytes:
-    """Return a GGUF file with F32 tensors of ones."""
+class StoredTensor(NamedTuple):
+    shape: tuple[int, ...]
+    type: int
+    data: bytes
+
+
+Tensor = tuple[int, ...] | StoredTensor  # the shape of an F32 tensor of ones, or a tensor with its data
+
+
+def gguf(metadata: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> bytes:
+    """Return a GGUF file."""
     tensors = tensors or {}
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     head += b"".join(string(key) + value(item) for key, item in metadata.items())
     data = b""
-    for name, shape in tensors.items():
+    for name, tensor in tensors.items():
+        shape, kind, content = _stored(tensor)
         head += string(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape)
-        head += struct.pack("<IQ", 0, len(data))
-        count = 1
-        for size in shape:
-            count *= size
-        data += struct.pack("<f", 1.0) * count
-        data += b"\0" * (-len(data) % ALIGNMENT)
+        head += struct.pack("<IQ", kind, len(data))
+        data += content + b"\0" * (-len(content) % ALIGNMENT)
     return head + b"\0" * (-len(head) % ALIGNMENT) + data
+
+
+def _stored(tensor: Tensor) -> StoredTensor:
+    if isinstance(tensor, StoredTensor):
+        return tensor
+    return StoredTensor(tensor, 0, struct.pack("<f", 1.0) * math.prod(tensor))
 
 
 def llama(**changes: Any) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import struct
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from syringa.engine.loading.weights import GgufWeights
 from syringa.errors import ModelError
-from syringa.modelfiles import describe, locate, read_gguf, read_metadata
+from syringa.modelfiles import describe, forget_gguf, locate, read_gguf, read_metadata
 from syringa.modelfiles.gguf_config import config_from_gguf
 from syringa.modelfiles.locate import ModelFiles
 from syringa.modelfiles.tokenizer import load_tokenizer
@@ -41,6 +44,22 @@ def test_read_gguf_returns_metadata_and_tensors(tmp_path: Path) -> None:
     assert tensor.type == "F32"
     assert tensor.offset + tensor.size == len(WHOLE)
     assert file.floats("blk.0.attn_q.weight") == [1.0] * 64
+
+
+def test_read_gguf_remembers_a_file_until_it_changes(tmp_path: Path) -> None:
+    path = write(tmp_path, WHOLE)
+    assert read_gguf(path) is not read_gguf(path)  # just written: another write could have the same time
+    os.utime(path, (1000, 1000))
+    file = read_gguf(path)
+    assert read_gguf(path) is file
+    os.utime(path, (2000, 2000))
+    changed = read_gguf(path)
+    assert changed is not file
+    forget_gguf()
+    assert read_gguf(path) is not changed
+    path.unlink()
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_gguf(path)
 
 
 def test_read_gguf_of_default_model_is_fast_and_matches_gguf_package() -> None:
@@ -184,7 +203,7 @@ def test_config_from_gguf_of_default_model() -> None:
     assert {key: config[key] for key in expected} == expected
 
 
-def config_of(tmp_path: Path, tensors: dict[str, tuple[int, ...]] = TENSORS, **changes: object) -> dict[str, object]:
+def config_of(tmp_path: Path, tensors: Mapping[str, tuple[int, ...]] = TENSORS, **changes: Any) -> dict[str, Any]:
     return config_from_gguf(read_gguf(write(tmp_path, gguf(llama(**changes), tensors))))
 
 
@@ -226,10 +245,12 @@ def test_config_from_gguf_rope_scaling(tmp_path: Path) -> None:
         ({"llama__block_count": None}, "llama.block_count is missing"),
         ({"llama__attention__head_count": 0}, "head_count is 0"),
         ({"llama__attention__head_count_kv": [1, 2]}, "head_count_kv is"),
-        ({"llama__expert_count": 8}, "mixture-of-experts"),
+        ({"llama__expert_count": 8}, "llama.expert_used_count is missing"),
+        ({"general__architecture": "qwen3", "qwen3__expert_count": 8}, "qwen3 models with experts are not supported"),
+        ({"general__architecture": "glm4", "glm4__attention__sliding_window": 8}, "glm4 with a sliding window"),
         ({"llama__rope__scaling__type": "longrope"}, "longrope"),
     ],
 )
-def test_config_from_gguf_refuses_unsupported_models(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_config_from_gguf_refuses_unsupported_models(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         config_of(tmp_path, **changes)

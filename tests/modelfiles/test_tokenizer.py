@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import time
 import unicodedata
 from pathlib import Path
@@ -79,6 +81,47 @@ def test_sentencepiece_tokenizer_matches_llama_cpp() -> None:
 def test_tokenizer_from_gguf_refuses_invalid_metadata(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         tokenizer_from_gguf(llama(**changes))
+
+
+def sentencepiece_reference(text: str, tokens: list[str], scores: list[float]) -> list[int]:
+    """Join the pair whose token has the best score, the leftmost of equals, until no pair is a token."""
+    ids = {token: id_ for id_, token in enumerate(tokens)}
+    symbols = list(text.replace(" ", "▁"))
+    while True:
+        pairs = [(-scores[ids[a + b]], n) for n, (a, b) in enumerate(itertools.pairwise(symbols)) if a + b in ids]
+        if not pairs:
+            break
+        n = min(pairs)[1]
+        symbols[n : n + 2] = [symbols[n] + symbols[n + 1]]
+    found: list[int] = []
+    for symbol in symbols:
+        found += [ids[symbol]] if symbol in ids else [ids[f"<0x{byte:02X}>"] for byte in symbol.encode()]
+    return found
+
+
+def test_sentencepiece_tokenizer_of_gemma_matches_definition() -> None:
+    """Gemma adds no space in front, and its files have runs of spaces and newlines as user-defined tokens."""
+    metadata, known = SPM["metadata"], SPM["metadata"]["tokenizer.ggml.tokens"]
+    added = {"<start_of_turn>": 3, "<end_of_turn>": 3, "\n\n": 4, "\n\n\n": 4, "  ": 4, "   ": 4}
+    tokens = [*known, *(token for token in added if token not in known)]
+    scores = [*metadata["tokenizer.ggml.scores"], *[-1000.0] * (len(tokens) - len(known))]
+    types = [*metadata["tokenizer.ggml.token_type"], *[1] * (len(tokens) - len(known))]
+    added |= {token: kind for token, kind in zip(tokens, types, strict=True) if kind in (3, 4)}
+    gemma = metadata | {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [added.get(token, kind) for token, kind in zip(tokens, types, strict=True)],
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    tokenizer = tokenizer_from_gguf(gemma)
+    split = re.compile(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})")
+    turn = "<start_of_turn>user\nWhat is  the   capital?<end_of_turn>\n<start_of_turn>model\n"
+    for text in [turn, "a\n\n\n\nb", *TEXTS]:
+        expected: list[int] = []
+        for part in split.split(text):
+            expected += [tokens.index(part)] if part in added else sentencepiece_reference(part, tokens, scores)
+        assert tokenizer.encode(text).ids == expected, text
+        assert tokenizer.decode(expected, skip_special_tokens=False) == text
 
 
 def test_user_defined_tokens_are_not_special() -> None:

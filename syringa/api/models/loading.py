@@ -10,7 +10,8 @@ import msgspec
 
 from syringa import modelfiles
 from syringa.api.models.served_model import ModelCard, ServedModel, capabilities
-from syringa.config import Config, ModelSpec, model_specs, single_model_spec
+from syringa.api.models.specs import named
+from syringa.config import Config, ModelSpec, single_model_spec
 from syringa.errors import ConfigError, ModelError
 from syringa.prompt.chat.format_detection import resolve_formats
 from syringa.prompt.chat.template import ChatTemplate
@@ -27,8 +28,9 @@ def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
     given = single_model_spec(config) if spec is None else spec
     files = modelfiles.locate(given.path)
     description = modelfiles.describe(files)
-    spec = _named(given, description) if spec is None and given not in config.models else given
+    spec = named(given, description) if spec is None and given not in config.models else given
     tokenizer = Tokenizer.load(files, description)
+    modelfiles.forget_gguf()
     sources = _sources(spec, description)
     template = _template(
         spec, sources, description.special_tokens
@@ -56,20 +58,6 @@ def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
         prices=spec.prices,
         defaults=spec.defaults,
     )
-
-
-def serving_specs(config: Config) -> tuple[ModelSpec, ...]:
-    """Return the specs of all models of a server, each with an id; the first is the default. Raises `StartupError`."""
-    specs = model_specs(config)
-    if config.models:
-        return specs
-    return tuple(_named(spec, modelfiles.describe(modelfiles.locate(spec.path))) for spec in specs)
-
-
-def _named(spec: ModelSpec, description: modelfiles.ModelDescription) -> ModelSpec:
-    """Return the spec with the model's own name and the configured path as aliases."""
-    id, *aliases = dict.fromkeys((spec.id or description.name, *spec.aliases, description.name, spec.path))
-    return msgspec.structs.replace(spec, id=id, aliases=tuple(aliases))
 
 
 def _fingerprint(spec: ModelSpec, files: modelfiles.ModelFiles) -> str:

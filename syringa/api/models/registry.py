@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from syringa.api.models.loading import describe_model, load_model, serving_specs
+from syringa.api.models.loading import describe_model, load_model
 from syringa.api.models.served_model import (
     GrammarCheck,
     ModelCard,
@@ -22,6 +22,7 @@ from syringa.api.models.served_model import (
     forbidden_model,
     unknown_model,
 )
+from syringa.api.models.specs import serving_specs
 from syringa.config import Config, ModelSpec, Prices, complete_spec
 from syringa.errors import ConfigError, EngineUnavailable, StartupError, SyringaError
 

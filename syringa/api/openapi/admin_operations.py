@@ -144,6 +144,27 @@ REMOVE_MODEL = Operation(
     errors=(400, 404, *_STORE_ERRORS),
 )
 
+LIST_REPLICAS = Operation(
+    id="listReplicas",
+    tag="Administration",
+    summary="List the replicas of all models",
+    response=admin.ReplicaList,
+    errors=(403, 500),
+)
+
+DRAIN_REPLICA = Operation(
+    id="drainReplica",
+    tag="Administration",
+    summary="Drain a replica",
+    description="The replica gets no new requests. Those that will finish within `grace` seconds finish, the others go"
+    " on at another replica, and the process ends. It is replaced if the model needs it.",
+    request=admin.DrainRequest,
+    example={"grace": 10},
+    response=admin.ReplicaEntry,
+    parameters={"replica_id": "The id of a replica."},
+    errors=(*POST_ERRORS, 403, 404),
+)
+
 USAGE = Operation(
     id="usage",
     tag="Administration",

@@ -167,6 +167,11 @@ STATUS = Operation(
                     "type": "boolean",
                     "description": "False while the model is loading, does not respond or has failed.",
                 },
+                replicas={
+                    "type": "object",
+                    "additionalProperties": {"type": "integer"},
+                    "description": "Number of replicas by status: `queued`, `loading`, `ready`, `hanging`, `draining`.",
+                },
             ),
         },
     ),

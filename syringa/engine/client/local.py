@@ -8,22 +8,28 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
+
 from syringa.config import Config, single_model_spec
 from syringa.engine.client.worker_client import WorkerClient
+from syringa.engine.cpu.features import available_memory
 from syringa.engine.processes import managed_process
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import StartupError
 
 
 @contextlib.asynccontextmanager
-async def start_local(config: Config) -> AsyncIterator[WorkerClient]:
-    """Run a worker process for the configured model, and stop it at the end. Raises `StartupError`."""
+async def start_local(config: Config, free_memory: int = 0) -> AsyncIterator[WorkerClient]:
+    """Run a worker process for the configured model, and stop it at the end. Raises `StartupError`.
+
+    `free_memory`: the bytes that the model's memory was planned for; 0: those that are free now.
+    """
     with tempfile.TemporaryDirectory(prefix="syringa-") as folder:
         path = str(Path(folder) / "worker.sock")
-        process = managed_process.spawn(
-            "syringa.engine.worker.server", WorkerOptions.from_config(single_model_spec(config), config, path)
-        )
-        client = WorkerClient(path)
+        options = WorkerOptions.from_config(single_model_spec(config), config, path)
+        options = msgspec.structs.replace(options, free_memory=free_memory or available_memory())
+        process = managed_process.spawn("syringa.engine.worker.server", options)
+        client = WorkerClient(f"unix:{path}")
         client.start()
         try:
             waiting = asyncio.create_task(client.wait_ready())

@@ -1,4 +1,4 @@
-"""The wire protocol between API processes and model workers: length-prefixed msgpack messages on a Unix socket."""
+"""The wire protocol between API processes and model workers: length-prefixed msgpack messages on a byte stream."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 HEADER_BYTES = 4
 MAX_MESSAGE_BYTES = (1 << 32) - 1
+HEARTBEAT_SECONDS = 0.5  # interval of a worker's heartbeats
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -45,11 +46,17 @@ class Retire(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first message of a worker: the model is loaded. `memory` is what it takes on its GPU, in bytes."""
+    """The first message of a worker: the model is loaded. `memory` is what it takes on its GPU, in bytes.
+
+    Workers with the same `fingerprint` give the same outputs, bit by bit. `address` is where clients of other machines
+    connect, if the worker listens for them.
+    """
 
     info: ModelInfo
     device: Literal["cpu", "cuda"] = "cpu"
     memory: int = 0
+    fingerprint: str = ""
+    address: str = ""
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -78,8 +85,12 @@ class RetireDeclined(msgspec.Struct, frozen=True, tag=True, array_like=True):
     stats: EngineStats
 
 
+class Heartbeat(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Sent every `HEARTBEAT_SECONDS`, also during a step however long it takes: the process is alive."""
+
+
 ToWorker = Submit | Abort | GetStats | Retire
-FromWorker = Ready | Deltas | RequestRejected | StatsReply | RetireDeclined
+FromWorker = Ready | Deltas | RequestRejected | StatsReply | RetireDeclined | Heartbeat
 
 M = TypeVar("M")
 

@@ -1,18 +1,21 @@
-"""The client of a model worker: an `Engine` over a Unix socket."""
+"""The client of a model worker: an `Engine` over a Unix socket, or over TCP with TLS."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import cast
 
 import msgspec
 
-from syringa.engine.client import protocol
+from syringa.cluster.tls import TlsFiles, describe_tls_error
+from syringa.engine.client import protocol, transport
+from syringa.engine.client.silence import SilenceMonitor
 from syringa.engine.interface import DeltaHandler
 from syringa.errors import (
+    ConfigError,
     ContextLengthExceeded,
     EngineOverloaded,
     EngineUnavailable,
@@ -23,25 +26,26 @@ from syringa.errors import (
 from syringa.flush_queue import flush_queue
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
+logger = logging.getLogger("syringa.engine")
+
 RETRY_SECONDS = 0.05
 
 
 class _ActiveRequest:
     """A request that was sent to the worker, and the handler of its deltas."""
 
-    __slots__ = ("begun", "done", "future", "on_delta", "open_choices", "wire_id")
+    __slots__ = ("done", "future", "on_delta", "open_choices", "wire_id")
 
     def __init__(self, wire_id: str, request: EngineRequest, on_delta: DeltaHandler) -> None:
         self.wire_id = wire_id
         self.on_delta = on_delta
-        self.begun = self.done = False
-        self.open_choices = set(range(request.choices))
+        self.done = False
+        self.open_choices = set(request.open_choices)
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def handle_delta(self, delta: EngineDelta) -> None:
         if self.done:
             return
-        self.begun = True
         if delta.finish is not None:
             self.open_choices.discard(delta.choice)
         try:
@@ -68,9 +72,12 @@ class _ActiveRequest:
 class _WorkerProtocol(asyncio.Protocol):
     """Pass each message to a handler as it arrives: no task wakes between the socket and a stream."""
 
-    def __init__(self, on_message: Callable[[object, asyncio.WriteTransport], None]) -> None:
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._on_message = on_message
+    def __init__(
+        self, on_message: Callable[[object, asyncio.WriteTransport], None], on_data: Callable[[], None]
+    ) -> None:
+        """`on_data` is called with every piece of data, before the messages that it completes."""
+        self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._on_message, self._on_data = on_message, on_data
         self._decoder = protocol.client_decoder()
         self._flushes = flush_queue()
 
@@ -78,24 +85,37 @@ class _WorkerProtocol(asyncio.Protocol):
         self._transport = cast("asyncio.WriteTransport", transport)  # uvloop does not declare its transports as such
 
     def data_received(self, data: bytes) -> None:
+        self._on_data()
         with self._flushes:
             for message in self._decoder.feed(data):
                 self._on_message(message, self._transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.closed.done():
-            self.closed.set_result(None)
+            self.closed.set_result(error)
 
 
 class WorkerClient:
-    """The client of the worker at `path`. Call `start` inside the event loop, and `close` at the end."""
+    """The client of the worker at an address. Call `start` inside the event loop, and `close` at the end."""
 
-    def __init__(self, path: str, *, on_change: Callable[[], None] | None = None) -> None:
-        """`on_change` is called when the worker becomes ready and when it is lost; the client then does not reconnect.
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: TlsFiles | None = None,
+        on_change: Callable[[], None] | None = None,
+        monitor: Callable[[Callable[[bool], None]], SilenceMonitor] = SilenceMonitor,
+    ) -> None:
+        """`address` is one of `transport.parse_address`; TCP needs `tls`.
 
-        Without `on_change`, the client reconnects until it is closed.
+        `on_change` is called when the worker becomes ready, silent and heard again, and when it is lost; the client
+        then does not reconnect. Without `on_change`, the client reconnects until it is closed.
         """
-        self.path = path
+        self.address = transport.parse_address(address)
+        self.error = ""  # why the last attempt to connect failed, or the connection broke
+        self._tls = tls
+        self._silence = monitor(lambda silent: self._notify())
+        self._lost = False
         self._on_change = on_change
         self._info: ModelInfo | None = None
         self._was_ready = False
@@ -118,7 +138,12 @@ class WorkerClient:
     @property
     def lost(self) -> bool:
         """Whether the connection has ended and will not be made again."""
-        return self._task is not None and self._task.done()
+        return self._lost
+
+    @property
+    def silent(self) -> bool:
+        """Whether the worker was ready and has sent nothing for `SILENT_SECONDS`, not even a heartbeat."""
+        return self._silence.silent
 
     @property
     def info(self) -> ModelInfo | None:
@@ -128,7 +153,8 @@ class WorkerClient:
     async def wait_ready(self) -> ModelInfo:
         await self._ready.wait()
         if self._info is None:
-            raise EngineUnavailable("The model went away while it was being waited for.")
+            reason = f": {self.error}" if self.error else ""
+            raise EngineUnavailable(f"The model went away while it was being waited for{reason}.")
         return self._info
 
     async def submit(self, request: EngineRequest, on_delta: DeltaHandler) -> None:
@@ -156,6 +182,12 @@ class WorkerClient:
         if self.ready:
             self._send(protocol.Abort(active.wire_id, choice))
 
+    def interrupt(self, request_id: str, error: Exception) -> None:
+        """End the `submit` of a request with an error, and abort what still runs of it."""
+        active = self._requests.get(request_id)
+        if active is not None and not active.done:
+            active.end(error)
+
     async def stats(self) -> EngineStats:
         if not self.ready:
             raise EngineUnavailable(self._unavailable_reason())
@@ -168,6 +200,7 @@ class WorkerClient:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._lost = True
         self._fail_all("The engine was closed.")
 
     def _unavailable_reason(self) -> str:
@@ -189,22 +222,37 @@ class WorkerClient:
 
     async def _connect(self) -> None:
         """Connect and wait for the end of the connection; reconnect unless `on_change` is set."""
-        loop = asyncio.get_running_loop()
         while True:
-            with contextlib.suppress(OSError):
-                transport, connection = await loop.create_unix_connection(
-                    lambda: _WorkerProtocol(self._handle_message), self.path
-                )
-                try:
-                    await connection.closed
-                finally:
-                    self._fail_all("The model worker ended while it was answering. It is being started again.")
-                    transport.abort()
-            if self._on_change is not None:
+            try:
+                error = await self._run_connection()
+            except (OSError, ConfigError) as failed:
+                error = failed
+            self._report(error)
+            self._lost = self._on_change is not None
+            self._fail_all("The model worker ended while it was answering. It is being started again.")
+            if self._lost:
+                self._ready.set()  # there is nothing to wait for
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
-    def _handle_message(self, message: object, transport: asyncio.WriteTransport) -> None:
+    async def _run_connection(self) -> Exception | None:
+        """Connect, and return at the end of the connection what broke it, if anything did."""
+        connected, connection = await transport.connect(
+            self.address, self._tls, lambda: _WorkerProtocol(self._handle_message, self._silence.heard)
+        )
+        try:
+            return await connection.closed
+        finally:
+            connected.abort()
+
+    def _report(self, error: Exception | None) -> None:
+        """Log why there is no connection, once. Local workers are watched by the supervisor."""
+        reason = describe_tls_error(error) if error is not None else ""
+        if reason and reason != self.error and self.address.kind == "tcp":
+            logger.error("no connection to a model worker: address=%s reason=%r", self.address, reason)
+        self.error = reason
+
+    def _handle_message(self, message: object, connected: asyncio.WriteTransport) -> None:
         match message:
             case protocol.Deltas(deltas):
                 for delta in deltas:
@@ -213,7 +261,9 @@ class WorkerClient:
             case protocol.Ready(info):
                 self._info = info
                 self._was_ready = True
-                self._transport = transport
+                self._transport = connected
+                self.error = ""
+                self._silence.start()
                 self._ready.set()
                 self._notify()
             case protocol.RequestRejected(wire_id, text, param, overloaded, code):
@@ -229,9 +279,10 @@ class WorkerClient:
         """Fail everything in flight: the worker is gone."""
         self._info = None
         self._transport = None
+        self._silence.stop()
         self._ready.clear()
         for active in list(self._requests.values()):
-            active.fail(WorkerLost(reason, begun=active.begun))
+            active.fail(WorkerLost(reason))
         while self._stats:
             future = self._stats.popleft()
             if not future.done():

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from syringa.engine.cpu import cgroups
+
 NO_MEMORY = "no_memory"  # code of errors that may go away once other models are unloaded
 
 SAFE_ISA = "AVX512_CORE_BF16"  # oneDNN's name of the best instruction set without AMX
@@ -56,47 +58,42 @@ def disable_broken_amx(dtype: str) -> None:
         os.environ["ONEDNN_MAX_CPU_ISA"] = SAFE_ISA
 
 
-def available_cores() -> int:
-    """Return the physical cores that this process may use, by its affinity and the container's quota."""
+def available_cores(root: Path = Path("/")) -> int:
+    """Return the physical cores that this process may use, by its affinity and the container's quota.
+
+    `root`: of the file system that describes the container.
+    """
     try:
         cpus = os.sched_getaffinity(0)
     except AttributeError:  # not on macOS
         return os.cpu_count() or 1
-    cores = len({_core_of(cpu) for cpu in cpus})
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return cores
+    cores = len({_core_of(cpu, root) for cpu in cpus})
+    quota = cgroups.cpu_quota(root)
+    return cores if quota is None else min(cores, max(1, int(quota)))
 
 
-def _core_of(cpu: int) -> str:
+def _core_of(cpu: int, root: Path) -> str:
     """Return a name that hyper-threads of the same core share: they also share its arithmetic units."""
     try:
-        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+        return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
         return str(cpu)
 
 
-def available_memory() -> int:
-    """Return the bytes that can be allocated without swapping, within the container's limit."""
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that can be allocated without swapping, within the container's limit.
+
+    `root`: of the file system that describes the machine.
+    """
     available = 4 << 30
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable"):
                 available = int(line.split()[1]) * 1024
     except OSError:
         pass
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            available = min(available, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass
-    return available
+    limited = cgroups.free_memory(root)
+    return available if limited is None else min(available, limited)
 
 
 def release_memory() -> None:

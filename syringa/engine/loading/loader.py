@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from syringa.engine.cpu.features import NO_MEMORY, available_cores, available_memory
+from syringa.engine.cpu.features import available_cores, available_memory
 from syringa.engine.cpu.layers.cache import CacheTensors
 from syringa.engine.cpu.layers.linear import (
     BlockEmbedding,
@@ -26,22 +26,17 @@ from syringa.engine.cpu.layers.ops import TorchOps
 from syringa.engine.cpu.layers.rotary import rotary_tables
 from syringa.engine.cpu.native import Kernels, load_kernels
 from syringa.engine.gpu.device import choose_device
-from syringa.engine.loading.precision import (
-    check_deterministic_cpu,
-    check_deterministic_gpu,
-    check_memory,
-    choose_dtype,
-    prefers_gguf,
-)
+from syringa.engine.loading.memory_plan import MemoryPlan, MemorySettings, context_limit, plan_memory
+from syringa.engine.loading.model_size import read_model_size
+from syringa.engine.loading.precision import check_deterministic_cpu, check_deterministic_gpu
 from syringa.engine.loading.weights import GgufWeights, WeightSource, open_weights
-from syringa.engine.models.config import DecoderConfig, is_native, read_config
+from syringa.engine.models.config import DecoderConfig, count_parameters, is_native, read_config
 from syringa.engine.models.decoder import (
     Decoder,
     Embedding,
     Model,
     ReadWeight,
     check_shapes,
-    count_parameters,
     load_layers,
     load_qk_norms,
 )
@@ -92,6 +87,7 @@ class LoadedModel:
     info: ModelInfo
     vision: VisionComponents | None = None  # of a vision-language model
     gpu: GpuModel | None = None  # `model`, if it is on a GPU
+    plan: MemoryPlan | None = None  # of a model on a CPU
 
     @property
     def device(self) -> torch.device:
@@ -108,6 +104,10 @@ class LoadOptions:
     device: str = "auto"
     attention: str = "auto"  # prefill attention kernel on a GPU
     deterministic: bool = False  # batch-invariant kernels only
+    kv_cache_tokens: int = 0
+    kv_cache_gb: float = 0.0
+    max_running: int = 256
+    free_memory: int = 0  # bytes that were free before this process was started; 0: those that are free now
 
 
 def load_model(options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
@@ -123,26 +123,31 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     )
     if device.type == "cuda":
         return load_on_gpu(options, files, description, device, progress)
-    threads = options.threads or available_cores()
+    cores = available_cores()
+    threads = options.threads or cores
     kernels = load_kernels(threads) if options.native_kernels else None
-    dtype = choose_dtype(options.dtype, kernels)
-    if dtype == "gguf" and files.kind != "gguf":
-        raise ConfigError(f"--dtype gguf is for GGUF files, and {files.path} is not one: use --dtype int8")
+    plan = plan_memory(
+        read_model_size(files, description),
+        MemorySettings.of(options),
+        free=options.free_memory or available_memory(),
+        kernels=kernels.variant if kernels else None,
+        cores=cores,
+    )
+    dtype = plan.dtype
     if options.deterministic:
         native = is_native(description.config)
         size = read_config(description.config).head_size if native else 0
         check_deterministic_cpu(dtype, native=native, compiled=kernels is not None, head_size=size)
     # The kernels have their own threads; torch's would compete with them for the cores.
-    kernels_multiply = kernels is not None and (dtype == "int8" or is_native(description.config))
+    kernels_multiply = kernels is not None and (dtype in ("int8", "gguf") or is_native(description.config))
     torch.set_num_threads(1 if kernels_multiply else threads)
-    length = _max_model_len(options.max_model_len, description)
+    # Rotary scaling must not depend on the memory that happens to be free, as the planned context does.
+    length = context_limit(options.max_model_len, description.max_model_len, description.name)
     cache: CacheShape | GpuCacheShape
     vision: VisionComponents | None = None
     if is_native(description.config):
-        weights = open_weights(files, description.config)
-        parameters = count_parameters(read_config(description.config))
-        if options.dtype == "auto" and kernels is not None and isinstance(weights, GgufWeights):
-            dtype = "gguf" if prefers_gguf(parameters, weights.block_bytes(), kernels) else dtype
+        weights = open_weights(files, description.config, kernels)
+        parameters = plan.model.parameters
         model, cache = _load_cpu_decoder(files, description, weights, dtype, kernels, length, progress)
         vocabulary = description.config["vocab_size"]
     else:
@@ -153,14 +158,14 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
     info = ModelInfo(
         architecture=description.architecture,
         dtype=dtype,
-        max_model_len=length,
+        max_model_len=plan.context,
         vocab_size=vocabulary,
         parameters=parameters,
         kernels=kernels.variant if kernels else "torch",
         threads=threads,
         load_seconds=time.perf_counter() - started,
     )
-    return LoadedModel(model, kernels, cache, description, info, vision)
+    return LoadedModel(model, kernels, cache, description, info, vision, plan=plan)
 
 
 def load_on_gpu(
@@ -174,7 +179,7 @@ def load_on_gpu(
     from syringa.engine.gpu.ops.base import choose_ops
 
     started = time.perf_counter()
-    length = _max_model_len(options.max_model_len, description)
+    length = context_limit(options.max_model_len, description.max_model_len, description.name)
     native = is_native(description.config, "cuda")
     experts = native and read_config(description.config).experts > 0
     stored = stored_dtype(description.config) if native else "bf16"
@@ -294,15 +299,6 @@ def wrap_gpu_model(
     return LoadedModel(gpu, None, gpu.shape, description, info, vision, gpu)
 
 
-def _max_model_len(requested: int, description: ModelDescription) -> int:
-    if requested > description.max_model_len:
-        raise ConfigError(
-            f"--max-model-len {requested} is more than the {description.max_model_len} tokens "
-            f"that {description.name} was made for"
-        )
-    return requested or description.max_model_len
-
-
 def _load_cpu_decoder(
     files: ModelFiles,
     description: ModelDescription,
@@ -314,19 +310,25 @@ def _load_cpu_decoder(
 ) -> tuple[Model, CacheShape]:
     config = read_config(description.config)
     gguf = weights if dtype == "gguf" and isinstance(weights, GgufWeights) else None
-    check_memory(count_parameters(config), dtype, description.name, gguf.block_bytes() if gguf else None)
     check_shapes(config, weights, files.path)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
     native_ops = kernels is not None and supports_head_size(config.head_size)
+
+    def read(name: str) -> torch.Tensor:
+        tensor = weights(name)
+        if not isinstance(weights, GgufWeights):  # which checks them itself
+            _check_finite(tensor, f"{files.path}: {name}", kernels)
+        return tensor
 
     def make_linear(names: Sequence[str], bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer:
         if gguf is not None and (blocks := _matching_blocks(gguf, names, gated)):
             assert kernels is not None  # checked by choose_dtype
             return BlockLinear(kernels, blocks, bias, gated=gated and native_ops)
-        weight = torch.cat([weights(name) for name in names])
         if dtype in ("int8", "gguf"):
             assert kernels is not None
-            return Int8Linear(kernels, weight, bias, gated=gated and native_ops)
+            stored = [_stored_tensor(weights, name, files.path) for name in names]
+            return Int8Linear(kernels, stored, bias, gated=gated and native_ops)
+        weight = torch.cat([read(name) for name in names])
         return DenseLinear(kernels, weight, bias, half) if kernels is not None else TorchLinear(weight, bias, half)
 
     done = 0
@@ -338,12 +340,12 @@ def _load_cpu_decoder(
             progress(done, config.layers + 1)
 
     head = make_linear(["model.embed_tokens.weight" if config.tied else "lm_head.weight"], None)
-    embedding = _load_embedding(weights, gguf, kernels, half)
+    embedding = _load_embedding(read, gguf, kernels, half)
     report_progress()
-    layers = load_layers(config, weights, make_linear, report_progress)
+    layers = load_layers(config, read, make_linear, report_progress)
     rotary = rotary_tables(config.rope, config.rotary, length, config.max_positions)
-    norms = load_qk_norms(config, weights)
-    parts = embedding, layers, weights("model.norm.weight").float(), head
+    norms = load_qk_norms(config, read)
+    parts = embedding, layers, read("model.norm.weight").float(), head
     decoder: Model
     if kernels is None or not native_ops:
         decoder = Decoder(config, TorchOps(config, rotary, norms), *parts)
@@ -352,6 +354,22 @@ def _load_cpu_decoder(
     else:
         decoder = Decoder(config, NativeOps(kernels, config, rotary, norms), *parts)
     return decoder, CacheShape(config.layers, config.kv_heads, config.head_size, half)
+
+
+def _stored_tensor(weights: WeightSource, name: str, path: str) -> BlockTensor:
+    """Return a matrix as it is in the file, or in floating point if the kernels cannot read its type."""
+    if isinstance(weights, GgufWeights) and (stored := weights.stored(name)) is not None:
+        return stored
+    return BlockTensor.of(weights(name), f"{path}: {name}")
+
+
+def _check_finite(tensor: torch.Tensor, name: str, kernels: Kernels | None) -> None:
+    """Raise `ModelError` if a number is not finite."""
+    stored = BlockTensor.of(tensor, name)
+    if kernels is not None:
+        stored.check(kernels)
+    elif not tensor.isfinite().all():
+        raise stored.corrupt()
 
 
 def _matching_blocks(weights: GgufWeights, names: Sequence[str], gated: bool) -> list[BlockTensor]:
@@ -363,28 +381,21 @@ def _matching_blocks(weights: GgufWeights, names: Sequence[str], gated: bool) ->
 
 
 def _load_embedding(
-    weights: WeightSource, gguf: GgufWeights | None, kernels: Kernels | None, dtype: torch.dtype
+    weight: ReadWeight, gguf: GgufWeights | None, kernels: Kernels | None, dtype: torch.dtype
 ) -> Embedding:
     """Return the embedding, with `gguf` in the blocks of the file if the kernels can read them."""
     name = "model.embed_tokens.weight"
     if gguf is not None and kernels is not None and (blocks := gguf.blocks(name)) is not None:
         return BlockEmbedding(kernels, blocks)
-    return weights(name).to(dtype)
+    return weight(name).to(dtype)
 
 
 def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float, limits: SchedulerLimits) -> int:
-    """Return the number of KV cache blocks: as configured, or a share of free memory that suits the model."""
+    """Return the number of KV cache blocks: as configured, or as planned for the memory that was free."""
     if loaded.gpu is not None:
         return loaded.gpu.num_blocks(tokens, gigabytes, limits)
-    size, have = loaded.cache.bytes_per_block, available_memory()
-    if tokens or gigabytes:
-        blocks = -(-tokens // BLOCK_SIZE) if tokens else int(gigabytes * 2**30) // size
-        if blocks * size > have:
-            raise ConfigError(
-                f"a cache of {blocks * BLOCK_SIZE:,} tokens needs {blocks * size / 2**30:,.1f} GiB of memory and "
-                f"{have / 2**30:.1f} GiB are free: choose a smaller --kv-cache-gb or --kv-cache-tokens",
-                code=NO_MEMORY,
-            )
-        return max(1, blocks)
-    two_full_contexts = 2 * -(-loaded.info.max_model_len // BLOCK_SIZE) * size
-    return max(1, int(min(have / 4, max(512 << 20, two_full_contexts))) // size)
+    if tokens:
+        return -(-tokens // BLOCK_SIZE)
+    assert loaded.plan is not None  # models on a CPU have one
+    size = int(gigabytes * 2**30) if gigabytes else loaded.plan.cache
+    return max(1, size // loaded.cache.bytes_per_block)

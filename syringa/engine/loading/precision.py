@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from syringa.engine.cpu.features import NO_MEMORY, available_memory, cpu_flags
-from syringa.engine.cpu.native import Kernels
+from syringa.engine.loading.model_size import ModelSize
 from syringa.errors import ConfigError, ModelError
 
 BYTES_PER_WEIGHT = {"int8": 1.0, "bf16": 2.0, "fp32": 4.0}
@@ -12,35 +12,34 @@ MIN_GGUF_PARAMETERS = 500_000_000
 HEAD_SIZE_MULTIPLE = 16  # head sizes that the compiled attention kernels support
 
 
-def choose_dtype(requested: str, kernels: Kernels | None) -> str:
-    """Resolve "auto": int8 with the compiled kernels, else bf16 if the CPU has bf16 arithmetic, else fp32.
+def choose_dtype(model: ModelSize, requested: str, kernels: str | None) -> str:
+    """Resolve "auto": int8 or gguf with the compiled kernels, else bf16 if the CPU has bf16 arithmetic, else fp32.
 
-    `prefers_gguf` decides between int8 and gguf.
+    `kernels`: their variant, None without them.
     """
     if requested in ("int8", "gguf") and kernels is None:
         raise ConfigError(
             f"--dtype {requested} needs the compiled CPU kernels: install a C++ compiler and reinstall, "
             "or use --dtype bf16 or fp32"
         )
+    if requested == "gguf" and "gguf" not in model.weights:
+        raise ConfigError(f"--dtype gguf is for GGUF files, and {model.name} is not one: use --dtype int8")
     if requested != "auto":
         return requested
     if kernels is not None:
-        return "int8"
+        return "gguf" if prefers_gguf(model, kernels) else "int8"
     return "bf16" if cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "fp32"
 
 
-def prefers_gguf(parameters: int, block_bytes: int, kernels: Kernels) -> bool:
-    """Return whether a GGUF file's own quantization, of `block_bytes`, is faster than int8."""
-    return parameters >= MIN_GGUF_PARAMETERS and block_bytes < parameters and kernels.variant != "base"
+def prefers_gguf(model: ModelSize, kernels: str) -> bool:
+    """Return whether a GGUF file's own quantization is faster than int8."""
+    smaller = "gguf" in model.weights and model.file_bytes < model.parameters
+    return smaller and model.parameters >= MIN_GGUF_PARAMETERS and kernels != "base"
 
 
-def check_memory(parameters: int, dtype: str, name: str, size: int | None = None) -> None:
-    """Raise `ModelError` if the weights do not fit in memory, with half a GiB for torch and the cache.
-
-    `size`: of the weights, where it is known.
-    """
-    weights = parameters * BYTES_PER_WEIGHT[dtype] if size is None else size
-    need, have = weights + (512 << 20), available_memory()
+def check_memory(parameters: int, dtype: str, name: str) -> None:
+    """Raise `ModelError` if the weights do not fit in memory, with half a GiB for torch and the cache."""
+    need, have = parameters * BYTES_PER_WEIGHT[dtype] + (512 << 20), available_memory()
     if need > have:
         raise ModelError(
             f"{name} needs about {need / 2**30:.1f} GiB in {dtype} and {have / 2**30:.1f} GiB are free: "

@@ -1,14 +1,15 @@
 """Read weights by their Hugging Face names from safetensors folders and GGUF files.
 
-GGUF tensors are dequantized to fp32 here (`GgufWeights`), except with dtype gguf, which takes their blocks as they
-are. With dtype int8, `Int8Linear` then quantizes them again.
+GGUF tensors are dequantized to fp32 here (`GgufWeights`), by the compiled kernels if they know the type. The dtypes
+gguf and int8 take matrices as they are stored: `BlockLinear` keeps their blocks, `Int8Linear` quantizes them again.
 """
 
 from __future__ import annotations
 
-import json
 import math
+import mmap
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,11 +17,13 @@ import numpy as np
 import torch
 
 from syringa.engine.cpu.layers.linear import BlockTensor
-from syringa.engine.cpu.native import BLOCK_TYPES
+from syringa.engine.cpu.native import BLOCK_TYPES, FLOAT_TYPES, Kernels
+from syringa.engine.models.config import is_native
 from syringa.engine.models.quantization import read_quantization
 from syringa.errors import ModelError
-from syringa.modelfiles import SAFETENSORS_INDEX, ModelFiles
+from syringa.modelfiles import SAFETENSORS_INDEX, ModelFiles, read_json
 from syringa.modelfiles.gguf import GgufFile, TensorInfo, read_gguf
+from syringa.modelfiles.gguf_architectures import find_architecture
 
 if TYPE_CHECKING:
     from syringa.engine.loading.quantized import QuantizedWeight
@@ -43,10 +46,9 @@ GGUF_LAYER_TENSORS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+STORED_TYPES = frozenset(BLOCK_TYPES | FLOAT_TYPES)  # GGUF types that the compiled kernels read
 MXFP4_SUFFIXES = ("_blocks", "_scales")  # returned as stored: `gpu.expert_loading` dequantizes them
 LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-# GGUF architectures whose q and k rows are ordered for interleaved rotary pairs; the rest use halves, as transformers.
-INTERLEAVED_ROPE = ("llama", "smollm3")
 
 
 class WeightSource(Protocol):
@@ -65,9 +67,13 @@ class WeightSource(Protocol):
         ...
 
 
-def open_weights(files: ModelFiles, config: dict[str, Any]) -> WeightSource:
+def open_weights(files: ModelFiles, config: dict[str, Any], kernels: Kernels | None = None) -> WeightSource:
     if files.kind == "gguf":
-        return GgufWeights(files, config)
+        if is_native(config):
+            return GgufWeights(files, config, kernels)
+        from syringa.engine.loading.gguf_parameters import GgufParameters  # slow to import
+
+        return GgufParameters(files, config, kernels)
     folder = SafetensorsWeights(Path(files.path))
     quantization = read_quantization(config)
     if quantization is None:
@@ -78,82 +84,118 @@ def open_weights(files: ModelFiles, config: dict[str, Any]) -> WeightSource:
 
 
 class GgufWeights:
-    """Tensors of a GGUF file, dequantized to fp32 when they are read, or as quantized blocks."""
+    """Tensors of a GGUF file, dequantized to fp32 when they are read, or as they are stored.
 
-    def __init__(self, files: ModelFiles, config: dict[str, Any]) -> None:
+    Without `kernels`, tensors are dequantized by the `gguf` package, on one core.
+    """
+
+    def __init__(self, files: ModelFiles, config: dict[str, Any], kernels: Kernels | None = None) -> None:
         self.file: GgufFile = read_gguf(files.path)
-        parts = {info.file for info in self.file.tensors.values()}
-        self.data = {part: np.memmap(part, mode="r", dtype=np.uint8) for part in parts}
-        self.interleaved = self.file.metadata.get("general.architecture") in INTERLEAVED_ROPE
+        self.kernels = kernels
+        self.data = {part: _map_file(part) for part in {info.file for info in self.file.tensors.values()}}
+        self.architecture = find_architecture(self.file.metadata)
         self.heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
 
     def has(self, name: str) -> bool:
-        return _gguf_name(name) in self.file.tensors
+        return self.gguf_name(name) in self.file.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(reversed(self.file.tensors[_gguf_name(name)].shape))
+        return tuple(reversed(self.file.tensors[self.gguf_name(name)].shape))
 
     def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:
         return None
 
     def __call__(self, name: str) -> torch.Tensor:
-        info = self.file.tensors.get(_gguf_name(name))
-        if info is None:
-            raise ModelError(f"{self.file.path} has no tensor {_gguf_name(name)!r}: the model is incomplete")
-        tensor = torch.from_numpy(self._dequantize(info).reshape(self.shape(name)))
+        tensor = self.read(self.find(self.gguf_name(name)))
         heads = self._interleaved_heads(name)
         return _deinterleave_rope(tensor, heads) if heads else tensor
 
     def blocks(self, name: str) -> BlockTensor | None:
         """Return a matrix as it is quantized in the file; None if the compiled kernels cannot multiply its type."""
-        info = self.file.tensors.get(_gguf_name(name))
-        if info is None or info.type not in BLOCK_TYPES or len(info.shape) != 2:
+        info = self.file.tensors.get(self.gguf_name(name))
+        return self.read_blocks(info, self._interleaved_heads(name)) if info is not None else None
+
+    def stored(self, name: str) -> BlockTensor | None:
+        """Return a matrix as it is in the file; None if the compiled kernels cannot read its type."""
+        info = self.find(self.gguf_name(name))
+        return self.read_blocks(info, self._interleaved_heads(name), STORED_TYPES)
+
+    def gguf_name(self, name: str) -> str:
+        """Return the name of a tensor in the file."""
+        if match := LAYER_TENSOR.fullmatch(name):
+            return f"blk.{match[1]}.{GGUF_LAYER_TENSORS.get(match[2], match[2])}.{match[3]}"
+        return GGUF_TENSORS.get(name, name)
+
+    def find(self, gguf_name: str) -> TensorInfo:
+        """Raise `ModelError` if the file does not have the tensor."""
+        info = self.file.tensors.get(gguf_name)
+        if info is None:
+            raise ModelError(f"{self.file.path} has no tensor {gguf_name!r}: the model is incomplete")
+        return info
+
+    def read(self, info: TensorInfo) -> torch.Tensor:
+        """Return a tensor as it is in the file, in fp32. Raise `ModelError` if a number is not finite."""
+        if self.kernels is not None and info.type in STORED_TYPES:
+            inputs, *others = info.shape
+            tensor = BlockTensor(self._label(info), info.type, math.prod(others), inputs, self._bytes(info))
+            return tensor.dequantize(self.kernels).view(tuple(reversed(info.shape)))
+        return torch.from_numpy(self._dequantize(info).reshape(tuple(reversed(info.shape))))
+
+    def read_blocks(
+        self, info: TensorInfo, interleaved_heads: int = 0, types: Container[str] = frozenset(BLOCK_TYPES)
+    ) -> BlockTensor | None:
+        """Return a matrix as it is in the file; None if its type is not one of `types`."""
+        if info.type not in types or len(info.shape) != 2:
             return None
         inputs, rows = info.shape
         order = None
-        if heads := self._interleaved_heads(name):
-            order = _deinterleave_rope(torch.arange(rows, dtype=torch.int32), heads).numpy()
-        data = self.data[info.file][info.offset : info.offset + info.size]
-        return BlockTensor(f"{self.file.path}: {info.name}", info.type, rows, inputs, data, order)
+        if interleaved_heads:
+            order = _deinterleave_rope(torch.arange(rows, dtype=torch.int32), interleaved_heads).numpy()
+        return BlockTensor(self._label(info), info.type, rows, inputs, self._bytes(info), order)
 
-    def block_bytes(self) -> int:
-        """Return the size of the model with the tensors that `blocks` returns as they are and the rest in int8."""
-        tensors = self.file.tensors.values()
-        return sum(info.size if info.type in BLOCK_TYPES else math.prod(info.shape) for info in tensors)
+    def _label(self, info: TensorInfo) -> str:
+        return f"{info.file}: {info.name}"
 
     def _interleaved_heads(self, name: str) -> int:
         """Return the number of heads if a tensor's rows are in pairs for the rotary embedding, else 0."""
+        if self.architecture is None or not self.architecture.interleaved_rope:
+            return 0
         match = re.search(r"self_attn\.([qk])_proj", name)
-        return int(self.heads[match[1]]) if match and self.interleaved else 0
+        return int(self.heads[match[1]]) if match else 0
+
+    def _bytes(self, info: TensorInfo) -> np.ndarray:
+        mapped = self.data[info.file]
+        if mapped.size() < len(mapped):  # reading it would end the process
+            raise ModelError(f"{info.file} was truncated while it was read; fetch it again")
+        return np.frombuffer(mapped, np.uint8, info.size, info.offset)
 
     def _dequantize(self, info: TensorInfo) -> np.ndarray:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        raw = self.data[info.file][info.offset : info.offset + info.size]
+        raw = self._bytes(info)
         try:
-            kind = GGMLQuantizationType[info.type]
             if info.type == "F32":
                 values = raw.view(np.float32)
             elif info.type == "F16":
                 values = raw.view(np.float16).astype(np.float32)
             else:
+                from gguf import GGMLQuantizationType  # slow to import
+                from gguf.quants import dequantize
+
                 rows = int(np.prod(info.shape[1:], dtype=np.int64))
                 with np.errstate(invalid="ignore", over="ignore"):  # corrupt scales are reported below
-                    values = dequantize(raw.reshape(rows, -1), kind)
+                    values = dequantize(raw.reshape(rows, -1), GGMLQuantizationType[info.type])
         except (KeyError, NotImplementedError):
             raise ModelError(f"{self.file.path}: tensors of type {info.type} cannot be read yet") from None
         if values.size and not (np.isfinite(values.max()) and np.isfinite(values.min())):
-            raise ModelError(
-                f"{self.file.path}: {info.name} is corrupt: a weight is not a finite number; fetch the file again"
-            )
+            raise ModelError(f"{self._label(info)} is corrupt: a weight is not a finite number; fetch the file again")
         return np.array(values, dtype=np.float32, copy=info.type == "F32")
 
 
-def _gguf_name(name: str) -> str:
-    if match := LAYER_TENSOR.fullmatch(name):
-        return f"blk.{match[1]}.{GGUF_LAYER_TENSORS.get(match[2], match[2])}.{match[3]}"
-    return GGUF_TENSORS.get(name, name)
+def _map_file(path: str) -> mmap.mmap:
+    try:
+        with open(path, "rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # ValueError: it is empty
+        raise ModelError(f"{path} cannot be read: {error}") from None
 
 
 def _deinterleave_rope(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -170,10 +212,14 @@ class SafetensorsWeights:
 
         index = folder / SAFETENSORS_INDEX
         if index.exists():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            files = read_json(index).get("weight_map")
+            if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+                raise ModelError(f"{index} does not name the files of its tensors: fetch it again")
+            names = sorted(set(files.values()))
         else:
             names = sorted(path.name for path in folder.glob("*.safetensors"))
         self.folder = folder
+        self._error = SafetensorError
         self.files = {}
         for file in names:
             try:
@@ -199,7 +245,10 @@ class SafetensorsWeights:
         """Return a tensor as it is stored. Raise `ModelError` if it is missing."""
         if name not in self.files:
             raise ModelError(f"{self.folder} has no tensor {name!r}: the model is incomplete")
-        tensor: torch.Tensor = self.files[name].get_tensor(name)
+        try:
+            tensor: torch.Tensor = self.files[name].get_tensor(name)
+        except (self._error, AttributeError, RuntimeError) as error:  # a dtype that torch does not have
+            raise ModelError(f"{self.folder}: {name} cannot be read: {error}") from None
         return tensor
 
     def __call__(self, name: str) -> torch.Tensor:

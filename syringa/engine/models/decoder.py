@@ -120,15 +120,6 @@ def load_qk_norms(config: DecoderConfig, weight: ReadWeight) -> list[tuple[torch
     ]
 
 
-def count_parameters(c: DecoderConfig) -> int:
-    """Return the number of weights by the config, without norms and biases."""
-    attention = c.hidden * c.head_size * (2 * c.heads + 2 * c.kv_heads)
-    sparse = sum(c.sparse)
-    mlps = (c.layers - sparse) * 3 * c.hidden * c.intermediate
-    experts = sparse * c.experts * (3 * c.hidden * c.expert_intermediate + c.hidden)
-    return c.layers * attention + mlps + experts + c.vocab * c.hidden * (1 if c.tied else 2)
-
-
 def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
     """Raise `ModelError` if the tensors do not have the shapes of the config."""
     expected = {
@@ -143,6 +134,7 @@ def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
             prefix + "self_attn.k_proj.weight": (c.kv_heads * c.head_size, c.hidden),
             prefix + "self_attn.v_proj.weight": (c.kv_heads * c.head_size, c.hidden),
             prefix + "self_attn.o_proj.weight": (c.hidden, c.heads * c.head_size),
+            **{f"{prefix}{name}": (size,) for name, size in _vector_shapes(c, c.sparse[i]).items()},
         }
         if c.sinks:
             expected[prefix + "self_attn.sinks"] = (c.heads,)
@@ -159,6 +151,22 @@ def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
             raise ModelError(f"{path} has no tensor for {name!r}: the model is incomplete")
         if weights.shape(name) != shape:
             raise ModelError(f"{path}: {name} is {list(weights.shape(name))}, and its config says {list(shape)}")
+
+
+def _vector_shapes(c: DecoderConfig, sparse: bool) -> dict[str, int]:
+    """Return the names and sizes of a layer's norms and biases."""
+    queries, keys = c.heads * c.head_size, c.kv_heads * c.head_size
+    sizes = {"input_layernorm.weight": c.hidden, "post_attention_layernorm.weight": c.hidden}
+    if c.qk_norm:
+        sizes |= {"self_attn.q_norm.weight": c.head_size, "self_attn.k_norm.weight": c.head_size}
+    if c.qkv_bias:
+        sizes |= {"self_attn.q_proj.bias": queries, "self_attn.k_proj.bias": keys, "self_attn.v_proj.bias": keys}
+    if c.out_bias:
+        sizes["self_attn.o_proj.bias"] = c.hidden
+    if c.mlp_bias and not sparse:
+        sizes |= {"mlp.gate_proj.bias": c.intermediate, "mlp.up_proj.bias": c.intermediate}
+        sizes["mlp.down_proj.bias"] = c.hidden
+    return sizes
 
 
 def _expert_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -1,6 +1,7 @@
-"""The control protocol between API servers and the supervisor: acquire and release models, report worker states.
+"""The control protocol between API servers and the supervisor: acquire and release models, report their replicas.
 
-A worker is identified by a key that is derived from its options: two models with the same options share a worker.
+A model is identified by a key that is derived from the options of its workers: two models with the same options share
+their replicas.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
-from syringa.engine.interface import LoadStatus
+from syringa.engine.interface import LoadStatus, ReplicaState
 from syringa.engine.structured_output.probe_protocol import ProbeOptions
 from syringa.engine.worker.options import WorkerOptions
 
@@ -25,19 +27,28 @@ MAX_UNSENT_BYTES = 1 << 20
 
 
 class AcquireModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Ask for a worker with these options. The supervisor answers with its `WorkerState`, and reports every change."""
+    """Ask for a replica with these options. The supervisor answers with a `WorkerState`, and reports every change."""
 
     options: WorkerOptions  # `socket` is chosen by the supervisor
     idle_timeout: float = 0.0  # seconds without use after which the worker is unloaded; 0: never
     restart: bool = False  # restart the worker whenever it exits
     opportunistic: bool = False  # no request waits: load only if nothing has to be evicted
     name: str = ""  # the model's id, for logs
+    min_replicas: int = 1  # while the model is loaded
+    max_replicas: int = 1
 
 
 class ReleaseModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The model of this worker is no longer configured: unload it once it is idle."""
 
     key: str
+
+
+class DrainReplica(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """End a replica. Its requests finish within `grace` seconds or move to another one."""
+
+    id: str
+    grace: float = 0.0
 
 
 class AcquireProbe(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -54,14 +65,14 @@ class ClearSuspect(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The state of a worker, sent to every API server on every change."""
+    """The state of a model and its replicas, sent to every API server on every change."""
 
     key: str
     status: LoadStatus
-    socket: str = ""  # of a loaded or hanging worker; in status "cold", of a worker that is being unloaded
     reason: str = ""  # why it waits, hangs or failed
     hangs: int = 0  # see `WorkerCounts`
     crashes: int = 0
+    replicas: list[ReplicaState] = []
 
 
 class Suspects(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -71,13 +82,25 @@ class Suspects(msgspec.Struct, frozen=True, tag=True, array_like=True):
     levels: dict[bytes, int]  # by fingerprint, see `SuspectTable.levels`
 
 
-SupervisorRequest = AcquireModel | ReleaseModel | AcquireProbe | ClearSuspect
+SupervisorRequest = AcquireModel | ReleaseModel | DrainReplica | AcquireProbe | ClearSuspect
 SupervisorReport = WorkerState | Suspects
 
 
+def acquire_request(spec: ModelSpec, config: Config) -> AcquireModel:
+    """Return the request for a replica of a model, which is kept loaded if it is to be preloaded."""
+    return AcquireModel(
+        WorkerOptions.from_config(spec, config),
+        spec.idle_seconds or 0.0,
+        restart=bool(spec.preload),
+        name=spec.id,
+        min_replicas=spec.replicas.min,
+        max_replicas=spec.replicas.max,
+    )
+
+
 def worker_key(options: WorkerOptions) -> str:
-    """Return the key of a worker: a hash of its options without what differs between processes."""
-    plain = msgspec.structs.replace(options, socket="", health_fd=-1)
+    """Return the key of a model: a hash of the options of its workers without what differs between processes."""
+    plain = msgspec.structs.replace(options, socket="", health_fd=-1, gpu="", listen="", tls=None, free_memory=0)
     return hashlib.blake2b(msgspec.json.encode(plain), digest_size=12).hexdigest()
 
 

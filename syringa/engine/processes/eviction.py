@@ -9,21 +9,19 @@ from typing import Literal
 Device = Literal["cpu", "cuda"]
 """The memory that a model uses: the host's or the GPU's."""
 
-# At most, for gguf, int4 and mxfp4.
-BYTES_PER_WEIGHT = {"int8": 1, "gguf": 1, "int4": 1, "mxfp4": 1, "fp8": 1, "bf16": 2, "fp32": 4}
-DEFAULT_DTYPE: dict[Device, str] = {"cpu": "int8", "cuda": "bf16"}
-# Some weights are held in higher precision, and the process itself needs memory.
-GROWTH, OVERHEAD = 1.3, 512 << 20
+GPU_BYTES_PER_WEIGHT = {"int4": 1, "mxfp4": 1, "fp8": 1, "bf16": 2, "fp32": 4}  # at most, for int4 and mxfp4
 GPU_GROWTH, GPU_OVERHEAD = 1.05, 3 << 30  # CUDA context, CUDA graphs, and activations of the largest step
 MARGIN = 256 << 20  # free memory fluctuates: less than this is no reason to try again
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResidentModel:
-    """A model in memory, or being loaded or unloaded."""
+    """A replica of a model in memory, or being loaded or unloaded; for `models_to_unload`, all of them together."""
 
-    key: str
+    key: str  # of the replica
+    model: str = ""  # key of the model
     device: Device = "cpu"
+    gpu: int = 0  # which one, on "cuda"
     used_at: float
     busy: bool = False
     state: Literal["loading", "loaded", "unloading"] = "loaded"
@@ -35,9 +33,11 @@ class ResidentModel:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingModel:
-    """A model to be loaded."""
+    """A replica of a model to be loaded."""
 
+    model: str = ""
     device: Device = "cpu"
+    gpu: int = 0
     estimate: int  # bytes, from its files
     insufficient_free: int = 0  # free bytes when loading failed for lack of memory
     insufficient_when_empty: int = 0  # the same, with no other model on the device
@@ -46,18 +46,13 @@ class PendingModel:
 @dataclass(frozen=True)
 class LoadDecision:
     action: Literal["start", "evict", "wait", "never"]
-    key: str = ""  # the model to evict
+    key: str = ""  # the replica to evict
     reason: str = ""
 
 
-def estimate_memory(weights: int, dtype: str, device: Device, *, min_bytes: int = 1) -> int:
-    """Return the bytes that a model with so many weights needs, without a GPU's KV cache.
-
-    `min_bytes`: per weight, whatever the dtype.
-    """
-    size = max(BYTES_PER_WEIGHT[DEFAULT_DTYPE[device] if dtype == "auto" else dtype], min_bytes)
-    growth, overhead = (GROWTH, OVERHEAD) if device == "cpu" else (GPU_GROWTH, GPU_OVERHEAD)
-    return int(weights * size * growth) + overhead
+def estimate_gpu_memory(weights: int, dtype: str) -> int:
+    """Return the bytes that a model with so many weights needs on a GPU, without its KV cache."""
+    return int(weights * GPU_BYTES_PER_WEIGHT.get(dtype, 1) * GPU_GROWTH) + GPU_OVERHEAD
 
 
 def gpu_memory_share(own: int, others: Sequence[int], *, total: int, max_loaded: int) -> float:
@@ -87,17 +82,18 @@ def decide_load(
 ) -> LoadDecision:
     """Decide what must happen before a model is loaded: nothing, an eviction, or waiting.
 
-    `free`: bytes on the model's device; `max_loaded`: 0 for any number. The least recently used idle model is evicted
-    first; for memory, only models on the same device count. If all are busy, the new model waits. With `evict_busy`, a
-    busy model is evicted, which finishes its requests first.
+    `free`: bytes on the model's device; `max_loaded`: 0 for any number. The least recently used idle replica is evicted
+    first; for memory, only those on the same device count. If all are busy, the new one waits. With `evict_busy`, a
+    busy one is evicted, which finishes its requests first.
     """
-    same_device = [each for each in resident if each.device == new.device]
+    same_device = [each for each in resident if (each.device, each.gpu) == (new.device, new.gpu)]
     spare = free - sum(max(0, each.memory - each.held) for each in same_device if each.state == "loading")
     reachable = spare + sum(max(each.memory, each.held) for each in same_device)
     memory = "memory" if new.device == "cpu" else "GPU memory"
     if new.insufficient_when_empty and reachable < new.insufficient_when_empty + MARGIN:
         return LoadDecision("never", reason=f"there is too little {memory} for it")
-    full = 0 < max_loaded <= len(resident)
+    models = {each.model or each.key for each in resident} - {new.model}
+    full = 0 < max_loaded <= len(models)
     if new.insufficient_free:
         short = spare < new.insufficient_free + MARGIN
     else:
@@ -105,7 +101,7 @@ def decide_load(
         short = spare < new.estimate <= reachable
     if not full and not (short and same_device):
         return LoadDecision("start")
-    reason = f"{len(resident)} models are loaded, the most allowed" if full else f"{memory} is short"
+    reason = f"{len(models)} models are loaded, the most allowed" if full else f"{memory} is short"
     candidates = resident if full else same_device
     if any(each.state == "unloading" for each in candidates):
         return LoadDecision("wait", reason=reason)

@@ -1,93 +1,85 @@
-"""What the supervisor knows of one model worker."""
+"""What the supervisor knows of one replica of a model: a worker process, or the wish for one."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import os
+import selectors
+import socket
 import subprocess
-import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
 from syringa.engine.client import protocol
-from syringa.engine.interface import LoadStatus
-from syringa.engine.processes import eviction, managed_process
-from syringa.engine.processes.control import MessageConnection, Suspects, WorkerState
+from syringa.engine.interface import ReplicaState, ReplicaStatus
+from syringa.engine.processes import eviction, watchdog
+from syringa.engine.processes.control import MessageConnection
 from syringa.engine.processes.health import HealthPage
-from syringa.engine.processes.suspects import SuspectTable
-from syringa.engine.worker.options import WorkerOptions
-from syringa.types import EngineStats, ModelInfo
+from syringa.engine.processes.model_workers import ModelWorkers
+from syringa.types import EngineStats
+
+logger = logging.getLogger("syringa.supervisor")
 
 Phase = Literal["cold", "queued", "loading", "ready", "unloading", "failed"]
+RECENT_SECONDS = 60.0  # a worker that dies is restarted if it was used within this time
 SETTLE_SECONDS = 2.0  # time for waiting requests to reach a model that was just loaded, before it may be evicted
 
-_STATUS: dict[Phase, LoadStatus] = {
-    "cold": "cold",
-    "queued": "loading",
+_STATUS: dict[Phase, ReplicaStatus] = {
+    "cold": "ended",
+    "queued": "queued",
     "loading": "loading",
-    "ready": "loaded",
-    "unloading": "cold",
-    "failed": "failed",
+    "ready": "ready",
+    "unloading": "draining",
+    "failed": "ended",
 }
 
 
 class WorkerHandle:
-    def __init__(
-        self,
-        key: str,
-        options: WorkerOptions,
-        memory_needs: Mapping[eviction.Device, int],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.key, self.options, self.memory_needs = key, options, memory_needs
-        self.name = options.model  # for logs
-        self.device: eviction.Device = "cpu"  # expected, until the worker reports it
-        self.memory_device: eviction.Device = "cpu"  # whose memory it waits for: a GPU model may lack host memory
+    def __init__(self, model: ModelWorkers, device: eviction.Device = "cpu") -> None:
+        """`device`: the expected one, until the worker reports it."""
+        self.model = model
+        self.id = ""  # of the current process or the next one
+        self.device, self.memory_device = device, device  # the latter is the one whose memory it waits for
+        self.gpu = 0  # number of its GPU among those that are visible
         self.expected_gpu_bytes = 0  # what the worker may allocate
         self.gpu_bytes = 0  # what the worker reported
         self.phase: Phase = "cold"
         self.reason = ""
-        self.idle_timeout, self.restart, self.released = 0.0, False, False
         self.opportunistic = False  # no request waits for it
+        self.drained = False  # whether it ends for good
         self.process: subprocess.Popen[bytes] | None = None
         self.connection: MessageConnection[protocol.FromWorker] | None = None
         self.socket = ""
-        self.info: ModelInfo | None = None
+        self.fingerprint = ""
+        self.stats = EngineStats()
         self.busy = self.served = False
-        self.requested_at = self.queued_at = self.used_at = self.ready_at = -math.inf
+        self.queued_at = self.used_at = self.ready_at = -math.inf
         self.unload_requested_at = self.stats_requested_at = -math.inf
         self.unload_deadline = math.inf
-        self.retry_at = 0.0
-        self.insufficient_free = self.insufficient_when_empty = self.free_at_start = 0  # see `eviction.PendingModel`
-        self.insufficient_reason = ""
-        self.failed_starts = 0  # in a row
-        self.retryable = True  # whether another start may succeed without intervention
-        self.failure_reported = False  # whether the worker printed why it failed
+        self.grace = 0.0  # seconds that its requests had when unloading began
+        self.free_at_start = 0
         self.health: HealthPage | None = None
         self.watched_from = -math.inf  # see `watchdog.assess`
         self.hanging = False  # whether it does not respond
         self.kill_reason = ""  # why the watchdog has killed it
-        self.hangs = self.crashes = 0  # see `WorkerCounts`
-        self.suspects = SuspectTable(clock)
-        self._backoff = managed_process.MIN_BACKOFF_SECONDS
 
     @property
     def reason_file(self) -> str:
         return self.socket + ".reason"
 
-    def state(self) -> WorkerState:
-        """Return the state for API servers. A worker that is requested again while it is unloaded is "loading"."""
-        status = _STATUS[self.phase]
-        if self.phase == "unloading" and self.requested_at > self.unload_requested_at:
-            status = "loading"
-        elif self.phase == "ready" and self.hanging:
-            status = "hanging"
-        socket = self.socket if self.phase in ("ready", "unloading") else ""
-        return WorkerState(self.key, status, socket, self.reason, self.hangs, self.crashes)
-
-    def suspects_message(self) -> Suspects:
-        return Suspects(self.key, self.suspects.levels())
+    def state(self) -> ReplicaState:
+        status: ReplicaStatus = "hanging" if self.phase == "ready" and self.hanging else _STATUS[self.phase]
+        serving = self.phase in ("ready", "unloading")
+        return ReplicaState(
+            self.id,
+            status,
+            address=f"unix:{self.socket}" if serving else "",
+            fingerprint=self.fingerprint if serving else "",
+            reason=self.reason,
+            grace=self.grace if self.phase == "unloading" else 0.0,
+        )
 
     def enter(self, phase: Phase, reason: str, now: float) -> bool:
         """Change the phase. Return whether phase or reason are new."""
@@ -100,24 +92,39 @@ class WorkerHandle:
         return changed
 
     def observe(self, stats: EngineStats, now: float) -> None:
+        self.stats = stats
         self.busy = bool(stats.running or stats.waiting)
         self.served = self.served or self.busy or stats.steps > 0
         self.used_at = max(self.used_at, now - stats.idle_seconds)
 
-    def back_off(self, now: float) -> None:
-        """Delay the next start after a failure. The delay doubles, unless the worker had been healthy for long."""
-        if self.phase == "ready" and now - self.ready_at > managed_process.HEALTHY_SECONDS:
-            self._backoff = managed_process.MIN_BACKOFF_SECONDS
-        self.retry_at = now + self._backoff
-        self._backoff = min(2 * self._backoff, managed_process.MAX_BACKOFF_SECONDS)
+    def is_needed(self, now: float) -> bool:
+        """Return whether it is replaced when it has ended: the model is kept loaded, or it was used lately."""
+        model = self.model
+        recent = now - max(model.requested_at, self.used_at) < RECENT_SECONDS
+        return not model.released and (model.restart or recent)
 
-    def pending_model(self) -> eviction.PendingModel:
-        return eviction.PendingModel(
-            device=self.memory_device,
-            estimate=self.memory_needs[self.memory_device],
-            insufficient_free=self.insufficient_free,
-            insufficient_when_empty=self.insufficient_when_empty,
-        )
+    def watch(self, limits: watchdog.WatchdogLimits, now: float) -> bool:
+        """Find out whether it hangs, and kill it if that lasts. Return whether `hanging` has changed."""
+        assert self.health is not None
+        assert self.process is not None
+        where = f"model={self.model.name} replica={self.id}"
+        verdict = watchdog.assess(self.health.read(), limits, watched_from=self.watched_from, now=now)
+        if verdict.action == "none":
+            if self.hanging and not self.kill_reason:
+                logger.warning("model worker responds again: %s", where)
+                self.hanging = False
+                return True
+            return False
+        begins = not self.hanging
+        if begins:
+            logger.error("model worker hangs: %s reason=%r", where, verdict.reason)
+            self.hanging = True
+            self.model.hangs += 1
+        if verdict.action == "kill" and not self.kill_reason:
+            logger.error("model worker is killed because it hangs: %s reason=%r", where, verdict.reason)
+            self.kill_reason = verdict.reason
+            self.process.kill()  # also ends a stopped process
+        return begins
 
     def resident_model(self, now: float, free: int = 0) -> eviction.ResidentModel:
         """`free`: bytes that its device has free now."""
@@ -128,18 +135,44 @@ class WorkerHandle:
             state = "loaded"
         held = self._held(free)
         loading = self.phase == "loading"
-        expected = max(self.expected_gpu_bytes, self.memory_needs[self.device]) if loading else held
+        expected = max(self.expected_gpu_bytes, self.model.memory_needs[self.device]) if loading else held
         return eviction.ResidentModel(
-            key=self.key,
+            key=self.id,
+            model=self.model.key,
             device=self.device,
+            gpu=self.gpu,
             used_at=self.used_at,
             busy=self.busy or self.hanging,  # it would not exit if it was asked to
             state=state,
             memory=max(held, expected),
             held=held,
-            idle_timeout=self.idle_timeout,
-            released=self.released,
         )
+
+    def connect(self, selector: selectors.BaseSelector) -> None:
+        """Connect to the worker, which listens before it loads. Nothing happens while its process is still starting."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.setblocking(False)
+            connection.connect(self.socket)
+        except OSError:
+            connection.close()
+            return
+        self.connection = MessageConnection(connection, protocol.client_decoder(), selector)
+
+    def clear_process(self) -> None:
+        """Forget a process that has ended, and remove its files."""
+        if self.connection is not None:
+            self.connection.close()
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+        if self.health is not None:
+            self.health.close()
+        self.process = self.connection = self.health = None
+        self.busy, self.hanging, self.kill_reason, self.gpu_bytes = False, False, "", 0
+        self.stats = EngineStats()
+        for path in (self.socket, self.reason_file):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     def read_reason(self) -> str:
         """Return the reason that a failed worker wrote, or an empty string."""
@@ -162,4 +195,4 @@ class WorkerHandle:
             pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
             return pages * os.sysconf("SC_PAGE_SIZE")
         except (OSError, ValueError, IndexError):
-            return self.memory_needs["cpu"]  # a system without /proc
+            return self.model.memory_needs["cpu"]  # a system without /proc

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
 import msgspec
@@ -68,9 +68,17 @@ class ManagedProcess:
             self.process = None
 
 
-def spawn(module: str, options: msgspec.Struct, *, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """Start `python -m module` with `options` and open file descriptors."""
-    child = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=pass_fds)
+def spawn(
+    module: str,
+    options: msgspec.Struct,
+    *,
+    pass_fds: tuple[int, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module` with `options` and open file descriptors. `environment`: variables in addition."""
+    variables = {**os.environ, **environment} if environment else None
+    command = [sys.executable, "-m", module]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=pass_fds, env=variables)
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has already exited: the caller's poll will see that
         child.stdin.write(msgspec.json.encode(options) + b"\n")
@@ -125,5 +133,6 @@ def describe_exit(status: int) -> str:
         return f"status {status}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-status).name
-        return f"signal {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")
+        causes = {"SIGKILL": ", perhaps out of memory", "SIGBUS": ", perhaps a model file was truncated while in use"}
+        return f"signal {name}" + causes.get(name, "")
     return f"signal {-status}"

@@ -1,18 +1,19 @@
 """The model workers of a server: started on demand, unloaded when idle or evicted for others.
 
-Runs in the supervisor's only thread, one `tick` at a time, and never blocks.
+A model has one replica, which a request brings up, and more if `add_replica` is called, as the controller does
+(`syringa.fleet`). Runs in the supervisor's only thread, one `tick` at a time, and never blocks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import os
 import selectors
-import socket
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,17 +22,14 @@ from syringa.config import Config
 from syringa.engine.client import protocol
 from syringa.engine.cpu.features import available_memory
 from syringa.engine.processes import eviction, managed_process, watchdog
-from syringa.engine.processes.control import (
-    AcquireModel,
-    MessageConnection,
-    SupervisorReport,
-    worker_key,
-)
+from syringa.engine.processes.control import AcquireModel, SupervisorReport, worker_key
 from syringa.engine.processes.handle import Phase, WorkerHandle
 from syringa.engine.processes.health import HealthPage, create_page
-from syringa.engine.processes.memory import MemoryPlanner, memory_needs
-from syringa.engine.processes.nvml import GpuMemory, gpu_memory
+from syringa.engine.processes.memory import MemoryPlanner, launch_options, memory_needs
+from syringa.engine.processes.model_workers import ModelWorkers
+from syringa.engine.processes.nvml import GpuMemory, gpu_memories
 from syringa.engine.worker.options import WorkerOptions
+from syringa.fleet.provider import EventKind, ReplicaEvent
 
 logger = logging.getLogger("syringa.supervisor")
 
@@ -40,13 +38,18 @@ STATS_SECONDS = 1.0  # interval of stats requests to a worker
 URGENT_STATS_SECONDS = 0.1  # the same, while a model waits to be loaded
 EVICT_BUSY_AFTER_SECONDS = 10.0  # a model that has waited for so long evicts a busy one
 UNLOAD_SECONDS = 10.0  # for an idle worker to exit
+DRAIN_MARGIN_SECONDS = 2.0  # after the grace period of a drain, for API servers to move the remaining requests
 MAX_FAILED_STARTS = 2  # in a row, before the failure is reported
-RECENT_SECONDS = 60.0  # a worker that dies is restarted if it was used within this time
 
 RESTARTING = "the model worker has ended and is being started again"
 HANGING = "the model worker does not respond"
 
 Spawn = Callable[[WorkerOptions], subprocess.Popen[bytes]]
+
+
+def spawn_worker(options: WorkerOptions) -> subprocess.Popen[bytes]:
+    environment = {"CUDA_VISIBLE_DEVICES": options.gpu} if options.gpu else None
+    return managed_process.spawn(WORKER_MODULE, options, pass_fds=(options.health_fd,), environment=environment)
 
 
 class WorkerManager:
@@ -57,109 +60,159 @@ class WorkerManager:
         selector: selectors.BaseSelector,
         publish: Callable[[SupervisorReport], None],
         *,
-        spawn: Spawn = lambda options: managed_process.spawn(WORKER_MODULE, options, pass_fds=(options.health_fd,)),
+        spawn: Spawn = spawn_worker,
         clock: Callable[[], float] = time.monotonic,
         free: Callable[[], int] = available_memory,
-        gpu: Callable[[], GpuMemory | None] = gpu_memory,
+        gpus: Callable[[], list[GpuMemory]] = gpu_memories,
     ) -> None:
-        """`publish` is called with every change of a worker's state and of its suspected requests."""
+        """`publish` is called with every change of a model's state and of its suspected requests."""
         self._folder, self._config, self._selector, self._publish = folder, config, selector, publish
-        self._spawn, self._clock, self._memory = spawn, clock, MemoryPlanner(config, free, gpu)
+        self._spawn, self._clock, self._memory = spawn, clock, MemoryPlanner(config, free, gpus)
         self._limits = watchdog.WatchdogLimits(config.heartbeat_timeout, config.step_timeout)
-        self._workers: dict[str, WorkerHandle] = {}
-        self._started = 0
+        self._models: dict[str, ModelWorkers] = {}
+        self._events: list[ReplicaEvent] = []
+        self._last_id = 0
         self._ticked_at = clock()
         self._stats_interval = STATS_SECONDS
 
-    def acquire(self, request: AcquireModel) -> WorkerHandle:
-        """Return the worker of a model, and start it as soon as there is memory."""
+    def acquire(self, request: AcquireModel) -> ModelWorkers:
+        """Return a model, and start a replica of it as soon as there is memory, unless it has one."""
         now = self._clock()
         key = worker_key(request.options)
-        worker = self._workers.get(key)
-        if worker is None:
-            worker = self._workers[key] = WorkerHandle(key, request.options, memory_needs(request.options), self._clock)
-            worker.device = worker.memory_device = self._memory.expected_device(request.options)
-        worker.name = request.name or worker.name
-        worker.idle_timeout, worker.released = request.idle_timeout, False
-        worker.restart = request.restart or worker.restart
-        starts = worker.phase == "cold" or (worker.phase == "failed" and now >= worker.retry_at)
+        model = self._models.get(key)
+        if model is None:
+            model = self._models[key] = ModelWorkers(key, request.options, memory_needs(request.options), self._clock)
+        model.configure(request)
+        staying = [each for each in model.replicas if not each.drained]
+        worker = staying[0] if staying else self._add(model)
+        starts = worker.phase == "cold" or (worker.phase == "failed" and now >= model.retry_at)
         if not request.opportunistic:
-            worker.requested_at, worker.opportunistic = now, False
+            model.requested_at, worker.opportunistic = now, False
         elif starts:
             worker.opportunistic = True
-        if starts:
+        if starts and not model.active_replicas:
             self._set_phase(worker, "queued")
-        return worker
+        return model
 
     def release(self, key: str) -> None:
-        """Unload the worker of a model that is no longer configured, once it is idle."""
-        if worker := self._workers.get(key):
-            worker.released, worker.restart = True, False
-            if worker.phase in ("queued", "failed"):
-                self._set_phase(worker, "cold")
+        """Unload the replicas of a model that is no longer configured, once they are idle."""
+        if model := self._models.get(key):
+            model.released, model.restart = True, False
+            for worker in model.replicas:
+                if worker.phase in ("queued", "failed"):
+                    self._set_phase(worker, "cold")
+
+    def add_replica(self, key: str) -> str:
+        """Start one more replica of a model, unless another one would have to be evicted for it. Return its id."""
+        worker = self._add(self._models[key])
+        worker.opportunistic = True
+        self._set_phase(worker, "queued")
+        return worker.id
+
+    def drain(self, id: str, grace: float) -> bool:
+        """End a replica: its requests finish within `grace` seconds or move. Return whether there is such a replica."""
+        worker = next((each for each in self._workers() if each.id == id and not each.drained), None)
+        if worker is None or worker.phase in ("cold", "failed"):
+            return False
+        worker.drained = True
+        logger.info("replica is drained: replica=%s grace=%g", id, grace)
+        if worker.phase in ("ready", "unloading"):
+            self._unload(worker, drain=True, grace=grace)
+        elif worker.process is not None:
+            worker.unload_requested_at, worker.unload_deadline = self._clock(), self._clock()
+            self._set_phase(worker, "unloading")
+        else:
+            self._set_phase(worker, "cold")
+        return True
 
     def clear_suspect(self, key: str, fingerprint: bytes) -> None:
         """Forget a suspected request that was answered."""
-        worker = self._workers.get(key)
-        if worker is not None and worker.suspects.clear(fingerprint):
-            self._publish(worker.suspects_message())
+        model = self._models.get(key)
+        if model is not None and model.suspects.clear(fingerprint):
+            self._publish(model.suspects_message())
 
     def reports(self) -> list[SupervisorReport]:
         """Return what a new API server has to know."""
-        workers = self._workers.values()
-        suspects = [worker.suspects_message() for worker in workers]
-        return [*(each for each in suspects if each.levels), *(worker.state() for worker in workers)]
+        suspects = [model.suspects_message() for model in self._models.values()]
+        return [*(each for each in suspects if each.levels), *(model.state() for model in self._models.values())]
 
     def processes(self) -> dict[str, int]:
-        """Return the process ids of running workers by model."""
-        return {each.options.model: each.process.pid for each in self._running() if each.process is not None}
+        """Return the process ids of running workers, by model; with several replicas, of the last one."""
+        return {each.model.options.model: each.process.pid for each in self._running() if each.process is not None}
+
+    @property
+    def models(self) -> list[ModelWorkers]:
+        return list(self._models.values())
+
+    def take_events(self) -> list[ReplicaEvent]:
+        """Return what has happened to replicas since the last call."""
+        events, self._events = self._events, []
+        return events
 
     def tick(self) -> None:
         """Read messages, notice exits, unload idle models and start queued ones."""
         self._notice_pause()
-        waiting = any(worker.phase == "queued" for worker in self._workers.values())
+        waiting = any(worker.phase == "queued" for worker in self._workers())
         self._stats_interval = URGENT_STATS_SECONDS if waiting else STATS_SECONDS
-        for worker in list(self._workers.values()):
-            if worker.suspects.expire():
-                self._publish(worker.suspects_message())
+        for model in self.models:
+            if model.suspects.expire():
+                self._publish(model.suspects_message())
+        for worker in self._workers():
             self._update(worker)
-        for key in eviction.models_to_unload(self._resident(), self._clock()):
-            worker = self._workers[key]
-            self._unload(worker, idle=0.0 if worker.released else worker.idle_timeout)
-        for worker in sorted(self._workers.values(), key=lambda each: (each.opportunistic, each.requested_at)):
+        self._unload_idle()
+        for worker in sorted(self._workers(), key=lambda each: (each.opportunistic, each.model.requested_at)):
             if worker.phase == "queued":
                 self._try_start(worker)
-        for key, worker in list(self._workers.items()):
-            if worker.released and worker.phase == "cold":
-                del self._workers[key]
+        for model in self.models:
+            self._forget_ended(model)
 
     def stop(self, grace: float) -> None:
         """Terminate all workers, and kill them after `grace` seconds."""
-        processes = [worker.process for worker in self._workers.values() if worker.process is not None]
-        for process in processes:
+        running = [(worker, worker.process) for worker in self._workers() if worker.process is not None]
+        for _, process in running:
             process.terminate()
-        for process in processes:
+        for worker, process in running:
             managed_process.terminate(process, grace)
-        for worker in self._running():
-            self._clear_process(worker)
+            worker.clear_process()
+
+    def _add(self, model: ModelWorkers) -> WorkerHandle:
+        worker = WorkerHandle(model, self._memory.expected_device(model.options))
+        model.replicas.append(worker)
+        return worker
+
+    def _forget_ended(self, model: ModelWorkers) -> None:
+        """Forget replicas that have ended, but the last one, which holds the state of the model."""
+        ended = [each for each in model.replicas if each.phase in ("cold", "failed") and each.process is None]
+        for worker in sorted(ended, key=lambda each: (not each.drained, each.phase == "failed")):
+            if len(model.replicas) > 1:
+                model.replicas.remove(worker)
+            else:
+                worker.drained = False
+        if model.released and model.status == "cold" and not any(each.process for each in model.replicas):
+            del self._models[model.key]
+
+    def _event(self, worker: WorkerHandle, kind: EventKind, reason: str = "") -> None:
+        self._events.append(ReplicaEvent(kind, worker.id, worker.model.key, reason=reason))
 
     # Events of one worker
 
     def _update(self, worker: WorkerHandle) -> None:
         now = self._clock()
         if worker.process is None:
-            if worker.phase == "failed" and worker.restart and worker.retryable and now >= worker.retry_at:
+            model = worker.model
+            if worker.phase == "failed" and model.restart and model.retryable and now >= model.retry_at:
                 worker.opportunistic = True
                 self._set_phase(worker, "queued")
             return
         if worker.connection is None and worker.phase == "loading":
-            worker.connection = self._connect(worker.socket)
+            worker.connect(self._selector)
         self._read_messages(worker, now)
         status = worker.process.poll()
         if status is not None:
             self._on_exit(worker, status, now)
             return
-        self._watch(worker, now)
+        if worker.watch(self._limits, now):
+            self._set_phase(worker, worker.phase, HANGING if worker.hanging else "")
         if worker.phase == "ready" and worker.connection:
             if now - worker.stats_requested_at >= self._stats_interval:
                 worker.stats_requested_at = now
@@ -175,96 +228,87 @@ class WorkerManager:
         worker.connection.flush()
         for message in worker.connection.receive():
             match message:
-                case protocol.Ready(info, device, memory):
-                    worker.device = worker.memory_device = device
-                    worker.gpu_bytes = memory
-                    worker.info, worker.ready_at, worker.used_at = info, now, now
-                    worker.insufficient_free = worker.insufficient_when_empty = worker.failed_starts = 0
-                    logger.info("model loaded: model=%s", worker.name)
-                    self._set_phase(worker, "ready")
+                case protocol.Ready() if worker.phase == "loading":
+                    self._on_ready(worker, message, now)
                 case protocol.StatsReply(stats):
                     worker.observe(stats, now)
                 case protocol.RetireDeclined(stats):
                     worker.observe(stats, now)
-                    if worker.phase == "unloading":
+                    if worker.phase == "unloading" and not worker.drained:
                         self._set_phase(worker, "ready")
         if not worker.connection.open and worker.phase == "unloading":
             worker.unload_deadline = min(worker.unload_deadline, now + UNLOAD_SECONDS)
+
+    def _on_ready(self, worker: WorkerHandle, ready: protocol.Ready, now: float) -> None:
+        model = worker.model
+        worker.device = worker.memory_device = ready.device
+        worker.gpu_bytes, worker.fingerprint = ready.memory, ready.fingerprint
+        worker.ready_at = worker.used_at = now
+        model.info = ready.info
+        model.insufficient_free = model.insufficient_when_empty = model.failed_starts = 0
+        logger.info("model loaded: model=%s replica=%s", model.name, worker.id)
+        self._event(worker, "ready")
+        self._set_phase(worker, "ready")
 
     def _notice_pause(self) -> None:
         """Give all workers a fresh interval if this process was itself stopped, for example with the machine."""
         now = self._clock()
         if now - self._ticked_at > watchdog.MAX_PAUSE_SECONDS:
-            for worker in self._workers.values():
+            for worker in self._workers():
                 worker.watched_from = now
         self._ticked_at = now
-
-    def _watch(self, worker: WorkerHandle, now: float) -> None:
-        """Notice a worker that hangs, and kill it if that lasts."""
-        assert worker.health is not None
-        verdict = watchdog.assess(worker.health.read(), self._limits, watched_from=worker.watched_from, now=now)
-        if verdict.action == "none":
-            if worker.hanging and not worker.kill_reason:
-                logger.warning("model worker responds again: model=%s", worker.name)
-                worker.hanging = False
-                self._set_phase(worker, worker.phase)
-            return
-        if not worker.hanging:
-            logger.error("model worker hangs: model=%s reason=%r", worker.name, verdict.reason)
-            worker.hanging = True
-            worker.hangs += 1
-            self._set_phase(worker, worker.phase, HANGING if worker.phase == "ready" else worker.reason)
-        if verdict.action == "kill" and not worker.kill_reason:
-            logger.error("model worker is killed because it hangs: model=%s reason=%r", worker.name, verdict.reason)
-            worker.kill_reason = verdict.reason
-            assert worker.process is not None
-            worker.process.kill()  # also ends a stopped process
 
     def _record_crash(self, worker: WorkerHandle) -> bool:
         """Remember the requests that were computed when a worker died. Return whether there were any."""
         running = worker.health.running() if worker.health is not None else []
-        worker.crashes += 1
+        worker.model.crashes += 1
         if running:
-            worker.suspects.record_crash(running)
-            self._publish(worker.suspects_message())
+            worker.model.suspects.record_crash(running)
+            self._publish(worker.model.suspects_message())
         return bool(running)
 
     def _on_exit(self, worker: WorkerHandle, status: int, now: float) -> None:
-        phase, reason, kill_reason = worker.phase, worker.read_reason(), worker.kill_reason
-        served = status != 0 and phase in ("ready", "unloading") and self._record_crash(worker)
-        self._clear_process(worker)
+        model, phase, reason, kill_reason = worker.model, worker.phase, worker.read_reason(), worker.kill_reason
+        crashed = status not in (0, -signal.SIGTERM) and phase in ("ready", "unloading")
+        served = crashed and self._record_crash(worker)
+        worker.clear_process()
         exit_ = "killed, because it hung" if kill_reason else managed_process.describe_exit(status)
         if phase == "unloading":
-            logger.info("model unloaded: model=%s", worker.name)
-            self._set_phase(worker, "queued" if worker.requested_at > worker.unload_requested_at else "cold")
+            logger.info("model unloaded: model=%s replica=%s", model.name, worker.id)
+            self._event(worker, "ended")
+            wanted = model.requested_at > worker.unload_requested_at or (worker.drained and worker.is_needed(now))
+            again = wanted and not model.active_replicas
+            worker.drained = worker.drained and not again
+            self._set_phase(worker, "queued" if again else "cold")
             return
-        worker.back_off(now)
+        model.back_off(now, worker.ready_at if phase == "ready" else None)
+        self._event(worker, "failed", exit_)
         if phase == "ready":
-            logger.error("model worker died: model=%s exit=%s", worker.name, exit_)
-            restart = worker.restart or served or now - max(worker.requested_at, worker.used_at) < RECENT_SECONDS
+            logger.error("model worker died: model=%s replica=%s exit=%s", model.name, worker.id, exit_)
+            restart = served or worker.is_needed(now)
             self._set_phase(worker, "queued" if restart else "cold", RESTARTING if restart else "")
             return
-        worker.retryable = status != managed_process.EXIT_CANNOT_START
+        model.retryable = status != managed_process.EXIT_CANNOT_START
         if status in (managed_process.EXIT_NO_MEMORY, managed_process.EXIT_NO_GPU_MEMORY):
             device: eviction.Device = "cpu" if status == managed_process.EXIT_NO_MEMORY else "cuda"
             if worker.memory_device != device:
-                worker.free_at_start = self._memory.free(device)
+                worker.free_at_start = self._memory.free(device, worker.gpu)
             if device == "cuda":
                 worker.device = device  # the expected device may have been wrong
             worker.memory_device = device
-            worker.insufficient_free, worker.insufficient_reason = worker.free_at_start, reason
+            model.insufficient_free, model.insufficient_reason = worker.free_at_start, reason
             if not any(each.device == device for each in self._running()):
-                worker.insufficient_when_empty = worker.free_at_start
+                model.insufficient_when_empty = worker.free_at_start
             else:
                 self._set_phase(worker, "queued", "memory is short")
                 return
-        worker.failed_starts += 1
-        at_startup = worker.restart and worker.info is None  # the server reports the first failure of its default model
+        model.failed_starts += 1
+        at_startup = model.restart and model.info is None  # the server reports the first failure of its default model
         reported = status in managed_process.REPORTED_STATUSES
-        if not reported and not at_startup and worker.failed_starts < MAX_FAILED_STARTS:
+        if not reported and not at_startup and model.failed_starts < MAX_FAILED_STARTS:
             self._set_phase(worker, "queued", RESTARTING)
             return
-        worker.failure_reported = reported
+        model.failure_reported = reported
         if kill_reason:
             reason = f"its worker hung while loading: {kill_reason}"
         self._set_phase(worker, "failed", reason or f"its worker ended with {managed_process.describe_exit(status)}")
@@ -273,16 +317,18 @@ class WorkerManager:
 
     def _try_start(self, worker: WorkerHandle) -> None:
         """Start a queued worker, or evict another one for it."""
-        now = self._clock()
+        now, model = self._clock(), worker.model
         timeout = self._config.load_timeout
-        if timeout and not worker.restart and now - worker.requested_at > timeout:
+        if timeout and not model.restart and not worker.opportunistic and now - model.requested_at > timeout:
             self._set_phase(worker, "cold")  # the waiting requests have timed out
             return
-        if now < worker.retry_at:
+        if now < model.retry_at:
             return
-        free = self._memory.free(worker.memory_device)
+        if worker.memory_device == "cuda":
+            worker.gpu = self._memory.choose_gpu([each.gpu for each in self._running() if each.device == "cuda"])
+        free = self._memory.free(worker.memory_device, worker.gpu)
         decision = eviction.decide_load(
-            worker.pending_model(),
+            model.pending_model(worker.memory_device, worker.gpu),
             self._resident(),
             free=free,
             max_loaded=self._config.max_loaded,
@@ -292,72 +338,64 @@ class WorkerManager:
             case "start":
                 self._start(worker, free)
             case "evict" | "wait" if worker.opportunistic:
+                self._event(worker, "failed", decision.reason)
                 self._set_phase(worker, "cold")
             case "evict":
-                victim = self._workers[decision.key]
+                victim = next(each for each in self._workers() if each.id == decision.key)
                 self._unload(victim, drain=victim.busy)
             case "never":
-                worker.back_off(now)
-                self._set_phase(worker, "failed", worker.insufficient_reason or decision.reason)
+                model.back_off(now)
+                self._event(worker, "failed", decision.reason)
+                self._set_phase(worker, "failed", model.insufficient_reason or decision.reason)
             case "wait" if worker.reason != decision.reason:
                 self._set_phase(worker, "queued", decision.reason)
 
     def _start(self, worker: WorkerHandle, free: int) -> None:
-        self._started += 1
-        worker.socket = str(Path(self._folder) / f"{self._started}.sock")
-        worker.free_at_start = free
+        worker.socket = str(Path(self._folder) / f"{worker.id.rpartition('-')[2]}.sock")
+        worker.free_at_start, worker.watched_from = free, self._clock()
         health_fd = create_page()
-        worker.health, worker.watched_from = HealthPage(health_fd), self._clock()
-        options = msgspec.structs.replace(worker.options, socket=worker.socket, health_fd=health_fd)
-        if worker.device == "cuda":
-            known = [(each.options, each.device) for each in self._workers.values() if not each.released]
-            fraction = self._memory.gpu_fraction(options, known)
-            options = msgspec.structs.replace(options, gpu_memory_fraction=fraction)
-            worker.expected_gpu_bytes = self._memory.gpu_bytes(fraction)
-        worker.process = self._spawn(options)
+        worker.health = HealthPage(health_fd)
+        known = [each for each in self._workers() if not each.model.released]
+        options = launch_options(worker, self._memory, known)
+        worker.process = self._spawn(msgspec.structs.replace(options, health_fd=health_fd))
         os.close(health_fd)
         self._set_phase(worker, "loading")
 
-    def _unload(self, worker: WorkerHandle, *, idle: float = 0.0, drain: bool = False) -> None:
-        """Ask a worker to exit. API servers are notified first, so that they know why a late request was lost."""
+    def _unload_idle(self) -> None:
         now = self._clock()
+        resident = [each for model in self.models if (each := model.resident_model(now)) is not None]
+        for key in eviction.models_to_unload(resident, now):
+            model = self._models[key]
+            for worker in model.replicas:
+                if worker.phase == "ready":
+                    self._unload(worker, idle=0.0 if model.released else model.idle_timeout)
+
+    def _unload(self, worker: WorkerHandle, *, idle: float = 0.0, drain: bool = False, grace: float = math.inf) -> None:
+        """Ask a worker to exit. API servers are notified first, so that they know why a late request was lost.
+
+        With `drain`, its requests have `grace` seconds to finish or move.
+        """
+        now = self._clock()
+        worker.grace = grace if drain else UNLOAD_SECONDS
         worker.unload_requested_at = now
-        worker.unload_deadline = float("inf") if drain else now + UNLOAD_SECONDS
+        worker.unload_deadline = now + worker.grace + (DRAIN_MARGIN_SECONDS if drain else 0.0)
         self._set_phase(worker, "unloading")
         if worker.connection is not None:
             worker.connection.send(protocol.Retire(idle, drain))
 
     def _resident(self) -> list[eviction.ResidentModel]:
         now = self._clock()
-        return [worker.resident_model(now, self._memory.free(worker.device)) for worker in self._running()]
+        return [each.resident_model(now, self._memory.free(each.device, each.gpu)) for each in self._running()]
 
-    def _running(self) -> Iterable[WorkerHandle]:
-        return [worker for worker in self._workers.values() if worker.process is not None]
+    def _workers(self) -> list[WorkerHandle]:
+        return [worker for model in self._models.values() for worker in model.replicas]
+
+    def _running(self) -> list[WorkerHandle]:
+        return [worker for worker in self._workers() if worker.process is not None]
 
     def _set_phase(self, worker: WorkerHandle, phase: Phase, reason: str = "") -> None:
+        if phase == "queued" and worker.phase != "queued":
+            self._last_id += 1
+            worker.id = f"{worker.model.short_name}-{self._last_id}"
         if worker.enter(phase, reason, self._clock()):
-            self._publish(worker.state())
-
-    def _connect(self, path: str) -> MessageConnection[protocol.FromWorker] | None:
-        """Connect to a worker, which listens before it loads. None while its process is still starting."""
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.setblocking(False)
-            connection.connect(path)
-        except OSError:
-            connection.close()
-            return None
-        return MessageConnection(connection, protocol.client_decoder(), self._selector)
-
-    def _clear_process(self, worker: WorkerHandle) -> None:
-        if worker.connection is not None:
-            worker.connection.close()
-        if worker.process is not None and worker.process.stdin is not None:
-            worker.process.stdin.close()
-        if worker.health is not None:
-            worker.health.close()
-        worker.process = worker.connection = worker.health = None
-        worker.busy, worker.hanging, worker.kill_reason, worker.gpu_bytes = False, False, "", 0
-        for path in (worker.socket, worker.reason_file):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            self._publish(worker.model.state())

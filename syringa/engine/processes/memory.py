@@ -1,78 +1,118 @@
-"""Free memory of the devices, and how much of it a model needs and may use."""
+"""Free memory of the devices, how much of it a model needs and may use, and which GPU and threads a worker gets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from syringa import modelfiles
+import msgspec
+
 from syringa.config import Config, model_specs
-from syringa.engine.models.config import is_native
-from syringa.engine.models.quantization import stored_dtype
+from syringa.engine.cpu.features import available_cores
+from syringa.engine.cpu.native import kernel_variant
+from syringa.engine.loading.memory_plan import PROGRAM_BYTES, MemorySettings, least_memory
+from syringa.engine.loading.model_size import read_size
+from syringa.engine.loading.precision import choose_dtype
 from syringa.engine.processes import eviction
 from syringa.engine.processes.control import worker_key
+from syringa.engine.processes.handle import WorkerHandle
 from syringa.engine.processes.nvml import GpuMemory
 from syringa.engine.worker.options import WorkerOptions
-from syringa.errors import SyringaError
+from syringa.errors import ConfigError
+from syringa.modelfiles import forget_gguf
 
 
 class MemoryPlanner:
-    def __init__(self, config: Config, host: Callable[[], int], gpu: Callable[[], GpuMemory | None]) -> None:
-        self._config, self._host, self._gpu = config, host, gpu
+    def __init__(self, config: Config, host: Callable[[], int], gpus: Callable[[], Sequence[GpuMemory]]) -> None:
+        self._config, self._host, self._gpus = config, host, gpus
 
-    def free(self, device: eviction.Device) -> int:
+    def free(self, device: eviction.Device, gpu: int = 0) -> int:
         """Return free bytes. Where those of the GPU are unknown, return the host's: the worker checks them itself."""
-        gpu = self._gpu() if device == "cuda" else None
-        return gpu.free if gpu else self._host()
+        found = self._gpu(gpu) if device == "cuda" else None
+        return found.free if found else self._host()
 
     def expected_device(self, options: WorkerOptions) -> eviction.Device:
         """Return the device that a worker will probably choose. A loaded worker reports it."""
         if options.device == "auto" and options.dtype not in ("int8", "gguf", "fp32"):
-            return "cuda" if self._gpu() else "cpu"
+            return "cuda" if self._gpus() else "cpu"
         return "cuda" if options.device == "cuda" else "cpu"
 
-    def gpu_fraction(self, options: WorkerOptions, known: Iterable[tuple[WorkerOptions, eviction.Device]]) -> float:
-        """Return the fraction of the GPU's memory that a worker may use.
+    def choose_gpu(self, used: Sequence[int]) -> int:
+        """Return the GPU with the fewest workers, and of those the one with the most free memory.
 
-        This is the configured fraction, or one that leaves room for the configured and `known` models that may be
-        loaded at the same time.
+        `used` has the GPU of each running worker.
         """
-        gpu = self._gpu()
-        if options.gpu_memory_fraction or gpu is None:
-            return options.gpu_memory_fraction or 1.0
-        configured = [WorkerOptions.from_config(spec, self._config) for spec in model_specs(self._config)]
-        others = {worker_key(each): (each, self.expected_device(each)) for each in configured}
-        others |= {worker_key(each): (each, device) for each, device in known}
-        others.pop(worker_key(options), None)
-        needs = [memory_needs(each)["cuda"] for each, device in others.values() if device == "cuda"]
-        own = memory_needs(options)["cuda"]
-        return eviction.gpu_memory_share(own, needs, total=gpu.total, max_loaded=self._config.max_loaded)
+        gpus = self._gpus()
+        return min(range(len(gpus)), key=lambda each: (used.count(each), -gpus[each].free), default=0)
 
-    def gpu_bytes(self, fraction: float) -> int:
-        """Return a fraction of the GPU's memory in bytes."""
-        gpu = self._gpu()
-        return int(fraction * gpu.total) if gpu else 0
+    def gpu_name(self, gpu: int) -> str:
+        """Return a GPU's name for CUDA_VISIBLE_DEVICES; empty if there is no choice."""
+        gpus = self._gpus()
+        return gpus[gpu].name if len(gpus) > 1 else ""
+
+    def gpu_fraction(
+        self, options: WorkerOptions, known: Iterable[tuple[WorkerOptions, eviction.Device, int]]
+    ) -> float:
+        """Return the fraction of a GPU's memory that a worker may use.
+
+        This is the configured fraction, or one that leaves room for the configured and `known` models, each with its
+        number of replicas, that may be loaded on the same GPU at the same time.
+        """
+        gpus = self._gpus()
+        if options.gpu_memory_fraction or not gpus:
+            return options.gpu_memory_fraction or 1.0
+        specs = model_specs(self._config)
+        configured = [(WorkerOptions.from_config(spec, self._config), spec.replicas.max) for spec in specs]
+        others = {worker_key(each): (each, self.expected_device(each), count) for each, count in configured}
+        others |= {worker_key(each): (each, device, count) for each, device, count in known}
+        _, _, own_replicas = others.pop(worker_key(options), (options, "cuda", 1))
+        own = memory_needs(options)["cuda"]
+        needs = [own] * (own_replicas - 1)
+        for each, device, count in others.values():
+            if device == "cuda":
+                needs += [memory_needs(each)["cuda"]] * count
+        neighbors = sorted(needs, reverse=True)[: math.ceil((len(needs) + 1) / len(gpus)) - 1]
+        return eviction.gpu_memory_share(own, neighbors, total=gpus[0].total, max_loaded=self._config.max_loaded)
+
+    def gpu_bytes(self, fraction: float, gpu: int = 0) -> int:
+        """Return a fraction of a GPU's memory in bytes."""
+        found = self._gpu(gpu)
+        return int(fraction * found.total) if found else 0
+
+    def _gpu(self, gpu: int) -> GpuMemory | None:
+        gpus = self._gpus()
+        return gpus[gpu] if gpu < len(gpus) else None
+
+
+def launch_options(worker: WorkerHandle, memory: MemoryPlanner, known: Sequence[WorkerHandle]) -> WorkerOptions:
+    """Return the options of a replica's process. `known`: the replicas that may share its GPU."""
+    model = worker.model
+    threads = replica_threads(model.options.threads, model.max_replicas)
+    options = msgspec.structs.replace(model.options, socket=worker.socket, threads=threads)
+    if worker.device != "cuda":
+        free, model.planned_free = model.planned_free or worker.free_at_start, 0
+        return msgspec.structs.replace(options, free_memory=free)
+    fraction = memory.gpu_fraction(
+        model.options, [(each.model.options, each.device, each.model.max_replicas) for each in known]
+    )
+    worker.expected_gpu_bytes = memory.gpu_bytes(fraction, worker.gpu)
+    return msgspec.structs.replace(options, gpu_memory_fraction=fraction, gpu=memory.gpu_name(worker.gpu))
+
+
+def replica_threads(threads: int, replicas: int) -> int:
+    """Return the threads of one of several replicas of a model; 0: chosen for the machine."""
+    return threads if replicas <= 1 else max(1, (threads or available_cores()) // replicas)
 
 
 def memory_needs(options: WorkerOptions) -> Mapping[eviction.Device, int]:
-    """Return the bytes that a model will need on each device, estimated from its files."""
-    count, native, stored = _count_weights(options.model)
-    # Models on transformers' definitions are read in bf16 before they are quantized.
-    on_cpu = eviction.estimate_memory(count, options.dtype, "cpu", min_bytes=1 if native else 2)
-    on_gpu = stored if options.dtype == "auto" else options.dtype  # quantized folders stay so on a GPU
-    return {"cpu": on_cpu, "cuda": eviction.estimate_memory(count, on_gpu, "cuda")}
-
-
-def _count_weights(model: str) -> tuple[int, bool, str]:
-    """Return the number of weights, whether the native decoder runs the model, and the dtype of its files on a GPU.
-
-    0 if the files cannot be read: the worker reports why, and the supervisor must survive any file.
-    """
-    try:
-        files = modelfiles.locate(model)
-        if files.kind == "gguf":
-            return modelfiles.count_weights(files), True, "bf16"
-        config = modelfiles.read_json(Path(files.path) / "config.json")
-        return modelfiles.count_weights(files), is_native(config), stored_dtype(config)
-    except (SyringaError, OSError, ValueError):
-        return 0, True, "bf16"
+    """Return the bytes that a model will need on each device, from its files; little if they cannot be read."""
+    size = read_size(options.model)
+    forget_gguf()  # the supervisor does not need it again
+    if size is None:
+        return {"cpu": PROGRAM_BYTES, "cuda": eviction.GPU_OVERHEAD}
+    settings, on_cpu = MemorySettings.of(options), PROGRAM_BYTES
+    with contextlib.suppress(ConfigError):  # a dtype that is not for CPUs, or not for this model
+        on_cpu = least_memory(size, settings, choose_dtype(size, options.dtype, kernel_variant()))
+    on_gpu = size.gpu_dtype if options.dtype == "auto" else options.dtype  # quantized folders stay so on a GPU
+    return {"cpu": on_cpu, "cuda": eviction.estimate_gpu_memory(size.parameters, on_gpu)}

@@ -8,31 +8,39 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+
+MAX_GPUS = 64
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """In bytes."""
+    """Memory of a GPU in bytes, and its name for CUDA_VISIBLE_DEVICES."""
 
     free: int
     total: int
+    name: str = "0"
 
 
 class _Info(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def gpu_memory() -> GpuMemory | None:
-    """Return the memory of the GPU that a worker would use, or None if there is none or it cannot be queried."""
+def gpu_memories() -> list[GpuMemory]:
+    """Return the memory of the GPUs that workers may use; empty if there are none or they cannot be queried."""
     library = _library()
-    if library is None or (device := _device(library)) is None:
-        return None
-    info = _Info()
-    if library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(info)):
-        return None
-    return GpuMemory(free=info.free, total=info.total)
+    if library is None:
+        return []
+    found = []
+    for name in _visible():
+        info = _Info()
+        device = _device(library, name)
+        if device is None or library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(info)):
+            break  # CUDA does not see those after it either
+        found.append(GpuMemory(free=info.free, total=info.total, name=name))
+    return found
 
 
 @cache
@@ -44,14 +52,18 @@ def _library() -> ctypes.CDLL | None:
         return None
 
 
-def _device(library: ctypes.CDLL) -> ctypes.c_void_p | None:
-    """Return the first device of CUDA_VISIBLE_DEVICES, or the first one if that is not set."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+def _visible() -> Iterable[str]:
+    """Yield the names of CUDA_VISIBLE_DEVICES, or all indices if that is not set."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return map(str, range(MAX_GPUS)) if listed is None else (name.strip() for name in listed.split(","))
+
+
+def _device(library: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
     device = ctypes.c_void_p()
-    if first.isdigit():
-        failed = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(first)), ctypes.byref(device))
-    elif first.startswith(("GPU-", "MIG-")):
-        failed = library.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(device))
+    if name.isdigit():
+        failed = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(device))
+    elif name.startswith(("GPU-", "MIG-")):
+        failed = library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device))
     else:  # no GPU: empty, or -1
         return None
     return None if failed else device

@@ -23,17 +23,20 @@ from syringa.engine.processes.control import (
     AcquireModel,
     AcquireProbe,
     ClearSuspect,
+    DrainReplica,
     MessageConnection,
     ReleaseModel,
     SupervisorReport,
     SupervisorRequest,
+    acquire_request,
     supervisor_decoder,
 )
+from syringa.engine.processes.local_provider import LocalProvider
 from syringa.engine.processes.managed_process import ManagedProcess
 from syringa.engine.processes.manager import WorkerManager
 from syringa.engine.processes.probes import GrammarProbes
 from syringa.engine.processes.runtime_dir import runtime_dir
-from syringa.engine.worker.options import WorkerOptions
+from syringa.fleet.controller import Controller
 from syringa.types import ModelInfo
 
 logger = logging.getLogger("syringa.supervisor")
@@ -80,6 +83,8 @@ class Supervisor:
         self._control = protocol.listen(str(Path(folder) / "control.sock"))
         self._selector.register(self._control, selectors.EVENT_READ)
         self.workers = WorkerManager(folder, config, self._selector, self._broadcast)
+        provider = LocalProvider(self.workers)
+        self.controller = Controller(provider, provider.targets, time.monotonic)
         self.probes = GrammarProbes(folder)
         self.api_servers = [
             self._api_server(ApiServerOptions(
@@ -97,16 +102,16 @@ class Supervisor:
         name = f"API server {options.index}"
         return ManagedProcess(name, lambda: managed_process.spawn(API_MODULE, options, pass_fds=(options.listener,)))
 
-    def run(self, on_ready: Callable[[ModelInfo | None], None]) -> int:
+    def run(self, on_ready: Callable[[ModelInfo | None], None], planned_free: int = 0) -> int:
         """Serve until a signal, or until an API server or the default model cannot start. Return an exit status.
 
         `on_ready` is called once: when the default model is loaded, or at once with None if it is loaded on demand.
+        `planned_free`: the bytes of memory that the default model was planned for; 0: what is free when it is loaded.
         """
         default = None
         if self.default.preload:
-            options = WorkerOptions.from_config(self.default, self.config)
-            timeout = self.default.idle_seconds or 0.0
-            default = self.workers.acquire(AcquireModel(options, timeout, restart=True, name=self.default.id))
+            default = self.workers.acquire(acquire_request(self.default, self.config))
+            default.planned_free = planned_free
         else:
             on_ready(None)
         try:
@@ -114,8 +119,9 @@ class Supervisor:
                 self._selector.select(POLL_SECONDS)
                 self._serve_control()
                 self.workers.tick()
+                self.controller.tick()
                 self.probes.tick()
-                if default is not None and default.phase == "failed":
+                if default is not None and default.failed:
                     if not default.failure_reported:
                         print(f"syringa: the model could not be loaded: {default.reason}", file=sys.stderr)
                     return 1
@@ -177,6 +183,8 @@ class Supervisor:
                         connection.send(self.workers.acquire(message).state())
                     case ReleaseModel(key):
                         self.workers.release(key)
+                    case DrainReplica(id, grace):
+                        self.workers.drain(id, grace)
                     case ClearSuspect(key, fingerprint):
                         self.workers.clear_suspect(key, fingerprint)
                     case AcquireProbe(options):
@@ -195,10 +203,12 @@ def run(
     listener: socket.socket,
     on_ready: Callable[[ModelInfo | None], None],
     prepare: Callable[[str], SharedPaths] = lambda folder: SharedPaths(),
+    planned_free: int = 0,
 ) -> int:
     """Serve until SIGTERM or SIGINT. Return an exit status.
 
-    `prepare` creates what the API servers share in the runtime directory, and returns its paths.
+    `prepare` creates what the API servers share in the runtime directory, and returns its paths. `planned_free`: see
+    `Supervisor.run`.
     """
     logs.configure(config.log_level, config.log_format, prompts=config.log_prompts)
     logger.info("listening host=%s port=%d", *listener.getsockname()[:2])
@@ -210,7 +220,7 @@ def run(
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
-        return supervisor.run(on_ready)
+        return supervisor.run(on_ready, planned_free)
 
 
 def _terminate(processes: list[subprocess.Popen[bytes]]) -> float:

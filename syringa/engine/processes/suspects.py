@@ -33,7 +33,7 @@ def fingerprint(request: EngineRequest) -> bytes:
     """
     sampling = msgspec.structs.replace(request.sampling, seed=0, logit_bias={})
     content = msgspec.structs.replace(
-        request, id="", sampling=sampling, images=(), priority=0, fingerprint=b"", isolation="none"
+        request, id="", sampling=sampling, images=(), priority=0, fingerprint=b"", isolation="none", resumed=()
     )
     bias = sorted(request.sampling.logit_bias.items())
     images = [(image.digest, image.detail) for image in request.images]

@@ -44,10 +44,10 @@ class FairQueue:
         return len(self._queues.get(tenant, ()))
 
     def add(self, sequence: Sequence, *, first: bool = False) -> None:
-        """Queue a sequence, at the head if `first`, which is for preempted ones."""
+        """Queue a sequence, at the head if `first`, which is for preempted ones; resumed ones come behind these."""
         queue = self._queues.setdefault(sequence.request.tenant, deque())
         position = 0 if first else len(queue)
-        while position and not queue[position - 1].begun and _comes_before(sequence, queue[position - 1]):
+        while position and _comes_before(sequence, queue[position - 1]):
             position -= 1
         queue.insert(position, sequence)
         self._length += 1
@@ -73,7 +73,7 @@ class FairQueue:
         found = []
         for queue in self._queues.values():
             last_priority = queue[-1].request.priority
-            for sequence in queue:  # preempted sequences are at the head, those of a priority in order of submission
+            for sequence in queue:  # those that have begun are at the head, those of a priority in order of submission
                 if sequence.begun:
                     continue
                 if sequence.submitted <= before:
@@ -84,7 +84,7 @@ class FairQueue:
 
 
 def _comes_before(sequence: Sequence, other: Sequence) -> bool:
-    return sequence.request.priority < other.request.priority
+    return not other.begun and (sequence.begun or sequence.request.priority < other.request.priority)
 
 
 class VirtualTokenCounters:

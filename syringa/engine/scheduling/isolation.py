@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from syringa.engine.scheduling.sequence import Sequence
+from syringa.types import EngineRequest
 
 MAX_SECONDS = 10.0  # that a request is computed alone: the others wait for it
 
@@ -21,6 +22,7 @@ class IsolationQueue:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.current: Sequence | None = None
         self._clock = clock
+        self._request: EngineRequest | None = None  # the last one that was computed alone
         self._ends_at = 0.0
         self._waiting: deque[Sequence] = deque()
 
@@ -47,16 +49,17 @@ class IsolationQueue:
         return False
 
     def overdue(self, before: float) -> list[Sequence]:
-        """Return the sequences that were submitted before that time."""
-        return [sequence for sequence in self._waiting if sequence.submitted <= before]
+        """Return the sequences that were submitted before that time and have not begun."""
+        return [sequence for sequence in self._waiting if sequence.submitted <= before and not sequence.begun]
 
     def head(self) -> Sequence:
         return self._waiting[0]
 
     def start(self) -> None:
-        """Make the first waiting sequence the current one."""
+        """Make the first waiting sequence the current one. The choices of a resumed request share the time."""
         self.current = self._waiting.popleft()
-        self._ends_at = self._clock() + MAX_SECONDS
+        if self.current.request is not self._request:
+            self._request, self._ends_at = self.current.request, self._clock() + MAX_SECONDS
 
     def release(self, running: dict[Sequence, None]) -> None:
         """Release the current request if it was alone for long enough."""

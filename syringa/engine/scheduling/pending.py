@@ -32,17 +32,12 @@ class PendingRequest:
     request: EngineRequest
     client_id: int
     submitted: float = 0.0
-    grammar: Future[GrammarState] | None = None
+    grammars: tuple[Future[GrammarState], ...] = ()  # one for each sequence that is to be queued
     images: PreprocessingTask | None = None
 
     @property
     def futures(self) -> list[Future]:
-        found: list[Future] = []
-        if self.grammar is not None:
-            found.append(self.grammar)
-        if self.images is not None:
-            found.append(self.images.future)
-        return found
+        return [*self.grammars, *([self.images.future] if self.images is not None else [])]
 
     @property
     def failure(self) -> BaseException | None:
@@ -66,12 +61,19 @@ class PendingRequest:
     def images_failed(self) -> bool:
         return self.images is not None and self.images.future.done() and self.images.future.exception() is not None
 
-    def result(self) -> tuple[EngineRequest, GrammarState | None, PromptImages | None]:
+    def cancel(self) -> None:
+        """Cancel the work that has not started."""
+        for grammar in self.grammars:
+            grammar.cancel()
+        if self.images is not None:
+            self.images.cancel()
+
+    def result(self) -> tuple[EngineRequest, list[GrammarState], PromptImages | None]:
         """Return the request as it is to be queued, with image placeholders expanded. Raises `failure`."""
         if (failure := self.failure) is not None:
             raise failure
         request, prompt_images = self.images.future.result() if self.images else (self.request, None)
-        return request, self.grammar.result() if self.grammar else None, prompt_images
+        return request, [grammar.result() for grammar in self.grammars], prompt_images
 
 
 class PendingRequests:
@@ -121,19 +123,19 @@ class PendingRequests:
 
         Returns the pending request that this one displaces, if there is one; the caller has to cancel it.
         """
-        displaced = self._displaced_by(request.tenant)
-        own = request.sampling.grammar
-        grammar = self._compiler().compile(own, request.tenant, request.cache_key) if own is not None else None
+        displaced = self._displaced_by(request.tenant) if not request.resumed else None
+        grammars = self._compile(request) if request.sampling.grammar is not None else ()
         images = self.image_preprocessor.prepare(request) if self.image_preprocessor and request.images else None
-        pending = PendingRequest(request, client_id, submitted, grammar, images)
+        pending = PendingRequest(request, client_id, submitted, grammars, images)
         self._pending.append(pending)
         for future in pending.futures:
             future.add_done_callback(lambda _: self.on_ready())
         return displaced
 
     def overdue(self, before: float) -> list[PendingRequest]:
-        """Return the requests that were submitted before that time and whose work has not started."""
-        return [pending for pending in self._pending if pending.submitted <= before and pending.not_started]
+        """Return the new requests that were submitted before that time and whose work has not started."""
+        late = (pending for pending in self._pending if pending.submitted <= before and pending.not_started)
+        return [pending for pending in late if not pending.request.resumed]
 
     def pop_done(self) -> list[PendingRequest]:
         """Remove and return the requests that are done, in order of submission."""
@@ -149,9 +151,7 @@ class PendingRequests:
         kept = []
         for pending in self._pending:
             if pending.client_id == client_id and request_id in (None, pending.request.id):
-                for work in (pending.grammar, pending.images):
-                    if work is not None:
-                        work.cancel()
+                pending.cancel()
             else:
                 kept.append(pending)
         self._pending = kept
@@ -174,10 +174,18 @@ class PendingRequests:
         for pending, weight in zip(self._pending, weights, strict=True):
             usage[pending.request.tenant] += weight
         displaced = tenant_to_displace(usage, tenant, capacity)
-        if displaced is None:
-            raise EngineOverloaded(PREPARING)
         newest_first = zip(reversed(self._pending), reversed(weights), strict=True)
-        return next(pending for pending, weight in newest_first if weight and pending.request.tenant == displaced)
+        for pending, weight in newest_first:
+            if weight and pending.request.tenant == displaced and not pending.request.resumed:
+                return pending
+        raise EngineOverloaded(PREPARING)
+
+    def _compile(self, request: EngineRequest) -> tuple[Future[GrammarState], ...]:
+        """Start compiling the grammar of a request, and advancing it to where each resumed choice is."""
+        grammar, compiler = request.sampling.grammar, self._compiler()
+        assert grammar is not None
+        outputs = [request.resumed[choice].tokens for choice in request.open_choices] if request.resumed else [[]]
+        return tuple(compiler.compile(grammar, request.tenant, request.cache_key, output) for output in outputs)
 
     def _compiler(self) -> GrammarCompiler:
         if self.compiler is None:

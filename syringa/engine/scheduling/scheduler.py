@@ -53,8 +53,8 @@ class Scheduler:
         self._running_counts: Counter[str] = Counter()  # running sequences by tenant; no zeros
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises `QueueFull`."""
-        if len(self.waiting) + len(self.isolation) >= self.limits.max_queue:
+        """Queue a sequence. Raises `QueueFull`, but not for one that has begun in another worker."""
+        if not sequence.begun and len(self.waiting) + len(self.isolation) >= self.limits.max_queue:
             raise QueueFull
         (self.waiting if sequence.request.isolation == "none" else self.isolation).add(sequence)
 

@@ -42,7 +42,7 @@ class Sequence:
     siblings: int = 0  # choices that fork from this one once the prompt is computed
     prompt_scores: list[TokenLogprobs | None] | None = None  # collected as the prompt is computed
     arrival: int = field(default_factory=lambda: next(_arrivals))
-    begun: bool = False  # whether a step has ever included it, even if it was preempted since
+    begun: bool = False  # whether a step has ever included it, here or, if it is resumed, in another worker
     submitted: float = 0.0  # when the request arrived
     queue_seconds: float = 0.0  # from then to its first step
     last_step: StepTime | None = None  # that of its last delta; None: it has sent none

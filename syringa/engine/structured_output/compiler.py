@@ -38,18 +38,18 @@ class _CompiledGrammar:
 class GrammarState:
     """The position of one sequence in its grammar."""
 
-    __slots__ = ("_failure", "first_mask", "grammar", "matcher")
+    __slots__ = ("_failure", "grammar", "matcher", "next_mask")
 
-    def __init__(self, grammar: _CompiledGrammar, matcher: LLMatcher, first_mask: np.ndarray | None) -> None:
+    def __init__(self, grammar: _CompiledGrammar, matcher: LLMatcher, next_mask: np.ndarray | None) -> None:
         self.grammar = grammar
         self.matcher = matcher
-        # A copied matcher loses the lexer states that computing the first mask has built, which can take long.
-        self.first_mask = first_mask
+        # A copied matcher loses the lexer states that computing the mask has built, which can take long.
+        self.next_mask = next_mask
         self._failure: str | None = None
 
     def accept(self, token: int) -> bool:
         """Advance by a sampled token. Return False, with `error` set, if the grammar does not allow it."""
-        self.first_mask = None
+        self.next_mask = None
         return self._failure is None and bool(self.finished or self.matcher.consume_token(token))
 
     def fail(self, reason: str) -> None:
@@ -74,7 +74,7 @@ class GrammarState:
         return f"The grammar cannot go on: {plain_message(self.matcher.get_error())}"
 
     def fork(self) -> GrammarState:
-        return GrammarState(self.grammar, self.matcher.deep_copy(), self.first_mask)
+        return GrammarState(self.grammar, self.matcher.deep_copy(), self.next_mask)
 
 
 class GrammarCompiler:
@@ -105,13 +105,16 @@ class GrammarCompiler:
             "", lambda: build_grammar_tokenizer(tokenizer_json, vocab_size, sorted(eos_tokens))
         )
 
-    def compile(self, grammar: Grammar, tenant: str = "", cache_key: bytes = b"") -> Future[GrammarState]:
-        """Return a future state at the grammar's start, with its first mask. The future may raise `InvalidRequest`.
+    def compile(
+        self, grammar: Grammar, tenant: str = "", cache_key: bytes = b"", output: Sequence[int] = ()
+    ) -> Future[GrammarState]:
+        """Return a future state after the tokens of `output`, with its next mask.
 
+        The future may raise `InvalidRequest`. An `output` that the grammar does not allow sets the state's error.
         Compilations are fair between tenants: one with a thousand grammars does not block the others. Only a request
         with the same cache key gets a grammar from the cache.
         """
-        return self._pool.submit(tenant, lambda: self._start(grammar, cache_key))
+        return self._pool.submit(tenant, lambda: self._start(grammar, cache_key, output))
 
     def fill_masks(self, states: Sequence[GrammarState | None]) -> torch.Tensor:
         """Return the token mask of each row as int32 bits on the host; all tokens for rows without a grammar.
@@ -123,8 +126,8 @@ class GrammarCompiler:
         for i, state in enumerate(states):
             if state is None:
                 continue
-            if state.first_mask is not None:
-                masks[i] = state.first_mask
+            if state.next_mask is not None:
+                masks[i] = state.next_mask
             else:
                 requests.append((state, i))
         self._filler.fill(requests, masks)
@@ -134,7 +137,7 @@ class GrammarCompiler:
         self._pool.close()
         self._filler.close()
 
-    def _start(self, grammar: Grammar, cache_key: bytes) -> GrammarState:
+    def _start(self, grammar: Grammar, cache_key: bytes, output: Sequence[int]) -> GrammarState:
         entry, is_new = self._cache_entry((cache_key, msgspec.structs.replace(grammar, memory=0)), grammar.memory)
         if is_new:
             try:
@@ -142,7 +145,18 @@ class GrammarCompiler:
             except BaseException as error:  # other requests wait for this entry
                 entry.set_exception(error)
         compiled = entry.result()
-        return GrammarState(compiled, compiled.matcher.deep_copy(), compiled.first_mask)
+        state = GrammarState(compiled, compiled.matcher.deep_copy(), compiled.first_mask)
+        if output:
+            self._replay(state, output)
+        return state
+
+    def _replay(self, state: GrammarState, output: Sequence[int]) -> None:
+        """Advance a state by tokens that were generated before, and compute its next mask, if it has no error."""
+        if all(state.accept(token) for token in output):
+            mask = allocate_token_bitmask(1, self._vocab_size)
+            fill_next_token_bitmask(state.matcher, mask)
+            if not state.matcher.is_error():
+                state.next_mask = mask[0]
 
     def _cache_entry(self, key: tuple[bytes, Grammar], memory: int) -> tuple[Future[_CompiledGrammar], bool]:
         """Return the entry of a grammar, and whether it is new. `memory` is what the compiled grammar will take."""

@@ -112,7 +112,7 @@ class ImagePreprocessor:
                 encoded.append(self._get_or_encode(image, hash_image(image, request.cache_key), canceled))
                 self._check_length(len(request.prompt) + sum(len(each.tokens) - 1 for each in encoded))
             tokens, prompt_images = self._expander.expand(request.prompt, encoded)
-            self._check_length(len(tokens))
+            self._check_length(len(tokens) + request.longest_resumed)
         except (SyringaError, PreprocessingCanceled):
             raise
         except Exception as error:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,16 +18,16 @@ from syringa.engine.execution.sync import SyncExecutor
 from syringa.engine.loading.loader import LoadedModel, cache_blocks
 from syringa.engine.sampling.logprobs import score_prompt
 from syringa.engine.sampling.sampler import Sampler
-from syringa.engine.sampling.sampler_input import SamplerState
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE, BlockPool
 from syringa.engine.scheduling.limits import QueueFull, SchedulerLimits
 from syringa.engine.scheduling.oom import OUT_OF_MEMORY, PAUSE_SECONDS, OOMGuard
 from syringa.engine.scheduling.pending import PREPARING, PendingRequest, PendingRequests
+from syringa.engine.scheduling.requests import make_sequences, validate_request
 from syringa.engine.scheduling.scheduler import Scheduler
 from syringa.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from syringa.engine.scheduling.sequence import Sequence, append_token
 from syringa.engine.worker.stats import EngineCounters
-from syringa.errors import EngineOverloaded, InvalidRequest, RequestError, SyringaError
+from syringa.errors import EngineOverloaded, RequestError, SyringaError
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ErrorKind, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -103,15 +104,10 @@ class EngineCore:
         """Queue a request, whose deltas will carry `client_id`. Raises `EngineOverloaded` or `InvalidRequest`.
 
         In a full queue, a tenant below its share displaces the newest request of the tenant with the most, which
-        `take_refused` then returns.
+        `take_refused` then returns. A resumed request is accepted in any case.
         """
         now = self.counters.last_active = time.perf_counter()
-        if not request.prompt:
-            raise InvalidRequest("The prompt has no tokens.", param="prompt")
-        if len(request.prompt) > self.max_length:
-            raise InvalidRequest(f"The prompt has {len(request.prompt)} tokens; {self.max_length} fit.", param="prompt")
-        if min(request.prompt) < 0 or max(request.prompt) >= self.loaded.info.vocab_size:
-            raise InvalidRequest("The prompt has a token id outside the vocabulary.", param="prompt")
+        validate_request(request, vocab_size=self.loaded.info.vocab_size, max_length=self.max_length)
         try:
             if not self.pending.needs_preparation(request):
                 self._enqueue(request, client_id, now)
@@ -214,7 +210,7 @@ class EngineCore:
             self._drop(each)
 
     def _fail(
-        self, client_id: int, request_id: str, choices: range, message: str, error_kind: ErrorKind = "overload"
+        self, client_id: int, request_id: str, choices: Iterable[int], message: str, error_kind: ErrorKind = "overload"
     ) -> None:
         for choice in choices:
             delta = EngineDelta(request_id, choice, finish="error", error=message, error_kind=error_kind)
@@ -233,7 +229,8 @@ class EngineCore:
         tokens, finish, error = append_token(sequence, token, self.max_length)
         self.counters.counts["output_tokens"] += len(tokens)
         stopped = finish == "stop" and tokens and token in (stopping.end_tokens | stopping.stop_tokens)
-        begins = sequence.last_step is None
+        first_here = sequence.last_step is None
+        begins = first_here and not sequence.request.resumed
         first = sequence.choice == 0 and begins
         delta = EngineDelta(
             sequence.request.id,
@@ -243,7 +240,7 @@ class EngineCore:
             finish,
             token if stopped else None,
             sequence.cached if begins else 0,
-            sequence.prompt_scores if first else None,
+            sequence.prompt_scores if first_here else None,
             error,
             _error_kind(sequence) if error is not None else "engine",
             sequence.prompt_length if first and sequence.prompt_images else 0,
@@ -261,39 +258,28 @@ class EngineCore:
         request: EngineRequest,
         client_id: int,
         submitted: float,
-        grammar: GrammarState | None = None,
+        grammars: Seq[GrammarState] = (),
         prompt_images: PromptImages | None = None,
-        text_prompt: list[int] | None = None,  # the prompt before placeholders were expanded: penalties apply to text
+        text_prompt: list[int] | None = None,
     ) -> None:
-        sequence = Sequence(
-            request,
-            0,
-            SamplerState(request.sampling, text_prompt or request.prompt),
-            grammar,
-            client_id,
-            list(request.prompt),
-            siblings=request.choices - 1,
-            prompt_scores=[None] if request.prompt_logprobs is not None else None,
-            submitted=submitted,
-            prompt_images=prompt_images,
-        )
-        try:
-            self.scheduler.add(sequence)
-        except QueueFull:
-            full = EngineOverloaded("The queue is full: try again shortly.")
-            if (displaced := self.scheduler.displaced_by(request.tenant)) is None:
-                raise full from None
-            self._refuse(displaced, full)
-            self.scheduler.add(sequence)
-        self._sequences[client_id, request.id].append(sequence)
+        for sequence in make_sequences(request, client_id, submitted, grammars, prompt_images, text_prompt):
+            try:
+                self.scheduler.add(sequence)
+            except QueueFull:
+                full = EngineOverloaded("The queue is full: try again shortly.")
+                if (displaced := self.scheduler.displaced_by(request.tenant)) is None:
+                    raise full from None
+                self._refuse(displaced, full)
+                self.scheduler.add(sequence)
+            self._sequences[client_id, request.id].append(sequence)
 
     def _enqueue_prepared(self) -> None:
         """Queue the pending requests that are done. A failed grammar or image fails its own request only."""
         for pending in self.pending.pop_done():
             request, client_id = pending.request, pending.client_id
             try:
-                expanded, grammar, prompt_images = pending.result()
-                self._enqueue(expanded, client_id, pending.submitted, grammar, prompt_images, request.prompt)
+                expanded, grammars, prompt_images = pending.result()
+                self._enqueue(expanded, client_id, pending.submitted, grammars, prompt_images, request.prompt)
             except Exception as error:
                 if pending.images_failed and isinstance(error, RequestError):
                     self._refused.append((client_id, request.id, error))
@@ -303,7 +289,7 @@ class EngineCore:
                 if isinstance(error, EngineOverloaded):
                     error_kind = "overload"
                     self.counters.counts["refused"] += 1
-                self._fail(client_id, request.id, range(request.choices), message, error_kind)
+                self._fail(client_id, request.id, request.open_choices, message, error_kind)
 
     def _refuse_overdue(self, now: float) -> None:
         """Refuse the requests that have waited longer than `queue_seconds` without having begun."""

@@ -6,7 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from syringa.cluster.tls import TlsFiles
 from syringa.config import Config, ModelSpec
+
+PER_PROCESS = ("socket", "model", "health_fd", "gpu", "listen", "tls", "free_memory")  # what no setting determines
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,11 +34,15 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
     health_fd: int = -1  # file descriptor of the health page; -1: without a supervisor
+    gpu: str = ""  # the GPU to use, a value of CUDA_VISIBLE_DEVICES; empty: the first that is visible
+    listen: str = ""  # address for clients of other machines, "tcp:HOST:PORT"; port 0: one that is free
+    tls: TlsFiles | None = None  # certificate and key of this node, which `listen` needs
+    free_memory: int = 0  # bytes that were free on the host before the worker was started; 0: not measured
 
     @classmethod
     def from_config(cls, spec: ModelSpec, config: Config, socket: str = "") -> WorkerOptions:
         """Return the options of a model: its own settings where it has them, and the server's for the rest."""
-        names = [name for name in cls.__struct_fields__ if name not in ("socket", "model", "health_fd")]
+        names = [name for name in cls.__struct_fields__ if name not in PER_PROCESS]
         settings = {name: getattr(spec if hasattr(spec, name) else config, name) for name in names}
         return cls(socket=socket, model=spec.path, **settings)
 

@@ -1,7 +1,7 @@
 """The process of a model worker: `python -m syringa.engine.worker.server`, started by the supervisor.
 
-One thread receives, steps and sends in turn, so nothing needs a lock. Only grammars are compiled and images are
-preprocessed in other threads.
+One thread receives, steps and sends in turn. Other threads compile grammars and preprocess images, and one accepts
+clients and writes heartbeats (`connections.py`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ import os
 import selectors
 import signal
 import socket
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from syringa import logs
 from syringa.engine.client import protocol
+from syringa.engine.client.transport import Listener, Stream, listen
 from syringa.engine.cpu.features import NO_MEMORY, disable_broken_amx
 from syringa.engine.processes import managed_process
 from syringa.engine.processes.health import HealthPage, start_heartbeat
 from syringa.engine.scheduling.oom import NO_GPU_MEMORY, is_oom
+from syringa.engine.worker.connections import ClientConnection, ConnectionThread
 from syringa.engine.worker.options import WorkerOptions
 from syringa.engine.worker.startup import load_engine
 from syringa.errors import EngineOverloaded, StartupError, SyringaError
@@ -34,53 +40,54 @@ READ_SIZE = 1 << 20
 MAX_UNSENT_BYTES = 64 << 20  # of a client that does not read
 
 
-class ClientConnection:
-    """The connection of an API process."""
-
-    def __init__(self, client_id: int, connection: socket.socket) -> None:
-        self.client_id = client_id
-        self.socket = connection
-        self.decoder = protocol.worker_decoder()
-        self.unsent = bytearray()
-
-
 class WorkerServer:
     """Serve one `EngineCore` to any number of API processes."""
 
     def __init__(
-        self, core: EngineCore, ready: protocol.Ready, listener: socket.socket, health: HealthPage | None = None
+        self,
+        core: EngineCore,
+        ready: protocol.Ready,
+        listeners: Sequence[Listener],
+        health: HealthPage | None = None,
+        *,
+        heartbeat_seconds: float = protocol.HEARTBEAT_SECONDS,
     ) -> None:
-        """`health`: what the supervisor sees of the step loop."""
+        """`ready` gets the address of the first TCP listener. `health`: what the supervisor sees of the step loop."""
         self.core = core
         self.health = health or HealthPage()
-        self.ready = ready
-        self.listener = listener
+        remote = [str(each.address) for each in listeners if each.address.kind == "tcp"]
+        self.ready = msgspec.structs.replace(ready, address=remote[0] if remote else "")
         self.clients: dict[int, ClientConnection] = {}
         self.stopping = False
         self._draining = False
         self._last_client_id = 0
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._accepted: deque[Stream] = deque()  # filled by the connection thread
+        self._connections = ConnectionThread(listeners, self._hand_over, self._beat, interval=heartbeat_seconds)
         core.pending.on_ready = self.wake
         core.record_running = self.health.set_running
 
     def wake(self) -> None:
         """Interrupt a wait for messages. Callable from any thread and from a signal handler."""
-        with contextlib.suppress(BlockingIOError):  # a wake-up is pending already
+        with contextlib.suppress(OSError):  # a wake-up is pending already, or the server has ended
             self._wake_writer.send(b"!")
 
     def run(self) -> None:
         self.health.set_phase("serving")
-        while not self.stopping:
-            self.receive()
-            self.send(self.core.step())
-            self.send_refusals()
-            if self._draining and self._idle_seconds() is not None:
-                self.stopping = True
+        self._connections.start()
+        try:
+            while not self.stopping:
+                self.receive()
+                self.send(self.core.step())
+                self.send_refusals()
+                if self._draining and self._idle_seconds() is not None:
+                    self.stopping = True
+        finally:
+            self._close()
 
     def receive(self) -> None:
         """Handle the messages that have arrived. Wait for one if there is nothing to compute."""
@@ -91,10 +98,10 @@ class WorkerServer:
         events = self._selector.select(delay)
         self.health.begin_step()
         for key, _ in events:
-            if key.fileobj is self.listener:
-                self._accept()
-            elif key.fileobj is self._wake_reader:
+            if key.fileobj is self._wake_reader:
                 self._wake_reader.recv(4096)
+                while self._accepted:
+                    self._admit(self._accepted.popleft())
             else:
                 self._read(key.data)
 
@@ -105,10 +112,9 @@ class WorkerServer:
             by_client.setdefault(client_id, []).append(delta)
         for client_id, own in by_client.items():
             if client := self.clients.get(client_id):
-                client.unsent += protocol.frame(protocol.Deltas(own))
-                self._flush(client)
+                self._send(client, protocol.frame(protocol.Deltas(own)))
         for client in [client for client in self.clients.values() if client.unsent]:
-            self._flush(client)
+            self._send(client)
 
     def send_refusals(self) -> None:
         """Report accepted requests that will not run, because their images are invalid or they waited too long."""
@@ -116,17 +122,28 @@ class WorkerServer:
             if client := self.clients.get(client_id):
                 self._write(client, _rejection(request_id, error))
 
-    def _accept(self) -> None:
-        connection, _ = self.listener.accept()
-        connection.setblocking(False)
+    def _hand_over(self, stream: Stream) -> None:
+        """Pass a connection to the step loop. Called by the connection thread."""
+        self._accepted.append(stream)
+        self.wake()
+
+    def _beat(self) -> None:
+        """Send a heartbeat to every client. Called by the connection thread."""
+        for client in list(self.clients.values()):
+            if client.beat():
+                self.wake()
+
+    def _admit(self, stream: Stream) -> None:
         self._last_client_id += 1
-        client = self.clients[self._last_client_id] = ClientConnection(self._last_client_id, connection)
-        self._selector.register(connection, selectors.EVENT_READ, client)
-        self._write(client, self.ready)
+        client = ClientConnection(self._last_client_id, stream)
+        client.unsent += protocol.frame(self.ready)  # before any heartbeat
+        self.clients[client.client_id] = client
+        self._selector.register(stream, selectors.EVENT_READ, client)
+        self._send(client)
 
     def _read(self, client: ClientConnection) -> None:
         try:
-            data = client.socket.recv(READ_SIZE)
+            data = client.receive(READ_SIZE)
         except BlockingIOError:
             return
         except OSError:
@@ -134,6 +151,14 @@ class WorkerServer:
         if not data:
             self._disconnect(client)
             return
+        try:
+            self._handle(client, data)
+        except msgspec.MsgspecError as error:
+            logger.error("worker: client disconnected, its message is malformed: reason=%r", str(error))
+            self._disconnect(client)
+
+    def _handle(self, client: ClientConnection, data: bytes) -> None:
+        """Handle the messages that `data` completes. Raises `msgspec.MsgspecError` for malformed ones."""
         for message in client.decoder.feed(data):
             match message:
                 case protocol.Submit(request):
@@ -163,15 +188,12 @@ class WorkerServer:
         return None if busy else stats.idle_seconds
 
     def _write(self, client: ClientConnection, message: protocol.FromWorker) -> None:
-        client.unsent += protocol.frame(message)
-        self._flush(client)
+        self._send(client, protocol.frame(message))
 
-    def _flush(self, client: ClientConnection) -> None:
+    def _send(self, client: ClientConnection, data: bytes = b"") -> None:
+        """Send what is unsent and `data`, as far as the client reads it."""
         try:
-            sent = client.socket.send(client.unsent)
-            del client.unsent[:sent]
-        except BlockingIOError:
-            pass
+            client.send(data)
         except OSError:
             self._disconnect(client)
             return
@@ -181,14 +203,24 @@ class WorkerServer:
         else:
             # The selector waits for a full pipe like for a message, or an idle engine would never send the rest.
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
-            if self._selector.get_key(client.socket).events != events:
-                self._selector.modify(client.socket, events, client)
+            if self._selector.get_key(client.stream).events != events:
+                self._selector.modify(client.stream, events, client)
 
     def _disconnect(self, client: ClientConnection) -> None:
         if self.clients.pop(client.client_id, None):
-            self._selector.unregister(client.socket)
-            client.socket.close()
+            self._selector.unregister(client.stream)
+            client.close()
             self.core.abort_all(client.client_id)
+
+    def _close(self) -> None:
+        self._connections.stop()
+        self._selector.close()
+        for client in self.clients.values():
+            client.close()
+        for stream in self._accepted:
+            stream.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
 
 def _rejection(request_id: str, error: SyringaError) -> protocol.RequestRejected:
@@ -200,6 +232,14 @@ def exit_status(error: StartupError) -> int:
     return {NO_MEMORY: managed_process.EXIT_NO_MEMORY, NO_GPU_MEMORY: managed_process.EXIT_NO_GPU_MEMORY}.get(
         error.code or "", managed_process.EXIT_CANNOT_START
     )
+
+
+def open_listeners(options: WorkerOptions) -> list[Listener]:
+    """Listen for the supervisor, and for clients of other machines where `options` say so. Raises `ConfigError`."""
+    listeners = [listen(f"unix:{options.socket}")]
+    if options.listen:
+        listeners.append(listen(options.listen, options.tls))
+    return listeners
 
 
 def report_health(options: WorkerOptions) -> HealthPage:
@@ -220,8 +260,8 @@ def main() -> None:
     # Number GPUs as the driver does, which reports their free memory to the supervisor.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     health = report_health(options)
-    listener = protocol.listen(options.socket)
     try:
+        listeners = open_listeners(options)
         core, ready = load_engine(options, on_progress=health.begin_step)
     except StartupError as error:
         managed_process.exit_with_reason(error.message, exit_status(error), options.reason_file)
@@ -230,7 +270,7 @@ def main() -> None:
             raise
         status = managed_process.EXIT_NO_GPU_MEMORY if "CUDA" in str(error) else managed_process.EXIT_NO_MEMORY
         managed_process.exit_with_reason(f"there is too little memory for {options.model}", status, options.reason_file)
-    server = WorkerServer(core, ready, listener, health)
+    server = WorkerServer(core, ready, listeners, health)
 
     def stop(*_: object) -> None:
         server.stopping = True

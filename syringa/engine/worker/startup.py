@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,11 +14,14 @@ import msgspec
 from syringa.engine.client import protocol
 from syringa.engine.cpu.features import release_memory
 from syringa.engine.worker.options import WorkerOptions
+from syringa.errors import SyringaError
+from syringa.modelfiles import forget_gguf, load_tokenizer, locate
 
 if TYPE_CHECKING:
     from syringa.engine.worker.core import EngineCore
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 8192
+READ_AHEAD_BYTES = 1 << 20  # of one request: systems limit its size
 
 
 def load_engine(
@@ -25,10 +31,15 @@ def load_engine(
 
     `on_progress` is called with each part that is done.
     """
+    # Importing torch takes a second.
+    threading.Thread(target=read_ahead, args=(options.model,), daemon=True, name="read-ahead").start()
+
+    import torch
+
     from syringa.engine.loading.loader import LoadOptions, load_model
     from syringa.engine.scheduling.limits import ATTENTION_SPAN, GPU_ATTENTION_SPAN, SchedulerLimits
     from syringa.engine.worker.core import EngineCore
-    from syringa.modelfiles import load_tokenizer, locate
+    from syringa.engine.worker.fingerprint import worker_fingerprint
 
     load_options = LoadOptions(
         model=options.model,
@@ -38,6 +49,10 @@ def load_engine(
         device=options.device,
         attention=options.attention,
         deterministic=options.deterministic,
+        kv_cache_tokens=options.kv_cache_tokens,
+        kv_cache_gb=options.kv_cache_gb,
+        max_running=options.max_running,
+        free_memory=options.free_memory,
     )
     with progress_bar("Reading weights", on_progress) as advance:
         loaded = load_model(load_options, advance)
@@ -60,13 +75,28 @@ def load_engine(
             tokenizer_json=lambda: load_tokenizer(locate(options.model)).to_str(),
             progress=advance,
         )
+    forget_gguf()
     release_memory()
     info = msgspec.structs.replace(loaded.info, max_model_len=core.max_length)
-    if loaded.device.type != "cuda":
-        return core, protocol.Ready(info)
+    on_gpu = loaded.device.type == "cuda"
+    name = torch.cuda.get_device_name(loaded.device) if on_gpu else "cpu"
+    fingerprint = worker_fingerprint(locate(options.model), info, device=name, torch_version=str(torch.__version__))
+    if not on_gpu:
+        return core, protocol.Ready(info, fingerprint=fingerprint)
     from syringa.engine.gpu.device import used_gpu_memory
 
-    return core, protocol.Ready(info, "cuda", used_gpu_memory(loaded.device))
+    return core, protocol.Ready(info, "cuda", used_gpu_memory(loaded.device), fingerprint)
+
+
+def read_ahead(model: str) -> None:
+    """Request that the system reads the weights of a model into its page cache, as far as they are not there."""
+    with contextlib.suppress(SyringaError, OSError, AttributeError):  # `load_model` reports errors; not on macOS
+        files = locate(model)
+        path = Path(files.path)
+        for each in [path] if files.kind == "gguf" else sorted(path.glob("*.safetensors")):
+            with each.open("rb") as file:
+                for offset in range(0, os.fstat(file.fileno()).st_size, READ_AHEAD_BYTES):
+                    os.posix_fadvise(file.fileno(), offset, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 @contextlib.contextmanager

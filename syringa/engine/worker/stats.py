@@ -68,11 +68,14 @@ class EngineCounters:
         self._step = StepTime()
 
     def record_delta(self, sequence: Sequence) -> None:
-        """Record the step of a token, and with the first delta of a sequence its prompt tokens."""
+        """Record the step of a token, and with the first delta of a sequence its prompt tokens.
+
+        The prompt of a resumed request was counted by the worker that began it.
+        """
         step, sequence.last_step = sequence.last_step, self._step
         if step is not None:
             self._preceding[step] += 1
-        elif sequence.choice == 0:
+        elif sequence.choice == 0 and not sequence.request.resumed:
             self.counts["prompt_tokens"] += sequence.prompt_length
             self.counts["cached_tokens"] += sequence.cached
 

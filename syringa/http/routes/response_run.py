@@ -28,7 +28,7 @@ from syringa.errors import InvalidRequest, StoreUnavailable
 from syringa.events import Event, Usage
 from syringa.generation import Emit
 from syringa.http.dispatch import Generation, GenerationDispatcher
-from syringa.http.streaming.sse import Discard, encode
+from syringa.http.streaming.sse import encode
 from syringa.http.streaming.writer import ClientDisconnected
 from syringa.output.collect import collect
 from syringa.service.app_state import AppState
@@ -73,13 +73,10 @@ class ResponseRun:
         size = self._kept_history.size + history.size_of(history.encode_items(new))
         return History([*self._kept_history.items, *new], {}, size)
 
-    async def generate(self, emit: Emit, discard: Discard | None = None) -> Usage:
-        """Generate the response, without storing it. Also after an error, the response has the usage so far.
-
-        `discard`: as for `Generation`.
-        """
+    async def generate(self, emit: Emit) -> Usage:
+        """Generate the response, without storing it. Also after an error, the response has the usage so far."""
         try:
-            return await self._generation(emit, discard)
+            return await self._generation(emit)
         except BaseException:
             if self.accounting.stats.first_token_at is not None:
                 self.writer.set_usage(self.accounting.stats.usage)
@@ -106,7 +103,7 @@ class ResponseRun:
             return encode(self.writer.response)
         events: list[Event] = []
         try:
-            usage = await self.generate(events.extend, events.clear)
+            usage = await self.generate(events.extend)
             body = encode(self.writer.render(collect([*events, usage])))
         except asyncio.CancelledError:
             for event in events:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ class SystemRoutes:
 
     def _worker_report(self, model: str) -> EngineReport:
         status, counts = self._engines.status(model), self._engines.worker_counts(model)
-        return EngineReport(None, status in ("loaded", "hanging"), status not in NOT_READY, *counts)
+        replicas: Counter[str] = Counter(each.status for each in self._engines.replicas(model))
+        return EngineReport(None, status in ("loaded", "hanging"), status not in NOT_READY, *counts, replicas)
 
 
 def sees_all_organizations(caller: Caller | None, app_state: AppState) -> bool:

@@ -69,6 +69,7 @@ async def run_api_server(options: ApiServerOptions) -> None:
             metrics_folder=options.shared.metrics,
             index=options.index,
         )
+        engines.on_move = app_state.metrics.count_move
         await serve_api(config, engines, models, listener, app_state)
     finally:
         await engines.close()

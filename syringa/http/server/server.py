@@ -1,10 +1,9 @@
-"""The API server: a listening socket, the app, and uvicorn between them."""
+"""The API server: the app, and uvicorn between it and a listening socket."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
 import math
@@ -21,7 +20,6 @@ import uvicorn
 from syringa.api.models.served_model import Models
 from syringa.config import Config
 from syringa.engine.interface import EngineProvider
-from syringa.errors import StartupError
 from syringa.http.app import create_app
 from syringa.http.dispatch import GenerationDispatcher
 from syringa.http.server.connection import HttpConnection
@@ -30,55 +28,10 @@ from syringa.http.server.limits import ConnectionLimits, max_connections
 from syringa.http.server.read_scheduler import ReadScheduler
 from syringa.http.server.websocket_connection import WebSocketConnection
 from syringa.service.app_state import AppState
-from syringa.store.url import locate
 
 # Longer than the minute for which proxies keep connections: they must not use one while it is being closed.
 _KEEP_ALIVE_SECONDS = 75
 _DUPLICATE_SIGNAL_SECONDS = 0.5
-
-
-def check(config: Config) -> None:
-    """Raise `StartupError` for settings that would otherwise fail at the first request."""
-    locate(config.database)
-
-
-def listen(config: Config) -> socket.socket:
-    """Return the listening socket, bound before anything slow starts. Raises `StartupError` if the port is taken."""
-    where = f"{config.host}:{config.port}"
-    try:
-        found = socket.getaddrinfo(config.host.strip("[]"), config.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise StartupError(f"cannot listen on {where}: {error.strerror or error}") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _enable_dead_peer_detection(listener)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise StartupError(
-                f"port {config.port} on {config.host} is in use: stop what listens there, or choose another with --port"
-            ) from None
-        if error.errno == errno.EACCES:
-            raise StartupError(f"no permission to listen on {where}: choose a port above 1023 with --port") from None
-        raise StartupError(f"cannot listen on {where}: {error.strerror}") from None
-    listener.set_inheritable(True)
-    return listener
-
-
-def _enable_dead_peer_detection(listener: socket.socket) -> None:
-    """Make the kernel close connections whose client has vanished or does not read, after a minute or two.
-
-    Connections inherit these options from the listener.
-    """
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 120_000}
-    for name, value in options.items():
-        with contextlib.suppress(AttributeError, OSError):  # not available on every system
-            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def serve_api(

@@ -43,10 +43,7 @@ _FINISH_SECONDS = 600.0  # for the client to read the rest of a finished stream
 
 encode = msgspec.json.Encoder().encode
 
-Discard = Callable[[], None]
-"""Forgets the events that were emitted, so that a generation can start over."""
-
-BufferedSource = Callable[[Emit, Discard], Awaitable[None]]
+BufferedSource = Callable[[Emit], Awaitable[None]]
 """Runs a generation whose client gets nothing before its end."""
 
 StreamSource = Callable[[Emit], Awaitable[Sequence[Any] | None]]
@@ -196,5 +193,5 @@ class BufferedResponse(Response):
 async def generate_body(source: BufferedSource, writer: OutputWriter) -> bytes:
     """Run a generation, and return the body that its events make."""
     events: list[Event] = []
-    await source(events.extend, events.clear)
+    await source(events.extend)
     return encode(writer.render(collect(events)))

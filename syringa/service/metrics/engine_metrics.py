@@ -33,6 +33,7 @@ class EngineReport(NamedTuple):
     ready: bool = True  # False while it is loading, hangs or has failed
     hangs: int = 0  # since the server was started
     crashes: int = 0
+    replicas: Mapping[str, int] = {}  # number of replicas by status
 
 
 def _cache_usage(stats: EngineStats) -> float:
@@ -52,8 +53,8 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[EngineReport], float]]] = {
     "model_ready": ("0 while a model is loading, does not respond or has failed, else 1.", lambda report: report.ready),
 }
 _WORKER_COUNTERS: dict[str, tuple[str, Callable[[EngineReport], float]]] = {
-    "worker_hangs": ("Times that the model's worker did not respond.", lambda report: report.hangs),
-    "worker_crashes": ("Times that the model's worker died, or was killed because it hung.", lambda r: r.crashes),
+    "worker_hangs": ("Times that a worker of the model did not respond.", lambda report: report.hangs),
+    "worker_crashes": ("Times that a worker of the model died, or was killed because it hung.", lambda r: r.crashes),
 }
 _COUNTERS: dict[str, tuple[str, Value]] = {
     "prompt_tokens": ("Prompt tokens processed, cached ones included.", lambda stats: stats.prompt_tokens),
@@ -88,6 +89,7 @@ def engine_families(prefix: str, reports: Mapping[str, EngineReport]) -> list[Me
             for model, report in reports.items():
                 family.add_metric((model,), figure(report))
             families.append(family)
+    families.append(_replicas(prefix, reports))
     known = {model: report.stats for model, report in reports.items() if report.stats is not None}
     steps = SummaryMetricFamily(f"{prefix}step_duration_seconds", "Duration of engine steps.", labels=(MODEL,))
     for model, each in known.items():
@@ -105,6 +107,14 @@ def engine_families(prefix: str, reports: Mapping[str, EngineReport]) -> list[Me
         _waiting_by_reason(prefix, known),
         _cache_config(prefix, known),
     ]
+
+
+def _replicas(prefix: str, reports: Mapping[str, EngineReport]) -> Metric:
+    family = GaugeMetricFamily(f"{prefix}replicas", "Replicas of a model by status.", labels=(MODEL, "status"))
+    for model, report in reports.items():
+        for status, count in report.replicas.items():
+            family.add_metric((model, status), count)
+    return family
 
 
 def _histograms(prefix: str, known: Mapping[str, EngineStats]) -> Iterator[Metric]:

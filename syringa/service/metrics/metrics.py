@@ -129,6 +129,9 @@ class Metrics:
         self._finished = self._counter("request_success", "Finished requests by reason.", MODEL, "finished_reason")
         self._rate_limited = self._counter("rate_limited", "Requests refused by a rate limit.", "endpoint")
         self._reasoning = self._counter("reasoning_tokens", "Generated reasoning tokens.", MODEL)
+        self._moves = self._counter(
+            "request_moves", "Requests that went on at another replica.", MODEL, "reason", "fingerprint"
+        )
         self._cached = self._counter("cached_tokens", "Prompt tokens found in the prefix cache.", MODEL)
         self._histograms = {name: self._histogram(name, *about) for name, about in _HISTOGRAMS.items()}
         self._before_render = before_render
@@ -156,6 +159,10 @@ class Metrics:
     def count_refused(self, endpoint: str, status: int) -> None:
         """Count a request that was rejected before its accounting began, because its API key is unknown."""
         self._requests.labels("", endpoint, "refused", status).inc()
+
+    def count_move(self, model: str, reason: str, same_fingerprint: bool) -> None:
+        """Count a request that went on at another replica; without `same_fingerprint`, its outputs may differ."""
+        self._moves.labels(model, reason, "same" if same_fingerprint else "other").inc()
 
     async def render(self, engines: Mapping[str, EngineReport]) -> bytes:
         """Return the exposition text. `engines`: by model."""

@@ -73,9 +73,10 @@ class ModelStatus:
         *,
         max_wait: float = MAX_WAIT_SECONDS,
         is_ready: Callable[[str], bool] = lambda model: True,
+        replicas: Callable[[str], Mapping[str, int]] = lambda model: {},
     ) -> None:
-        """`is_ready` tells of a model's id whether it can answer requests now."""
-        self._is_ready = is_ready
+        """`is_ready` tells of a model's id whether it can answer requests now, `replicas` their number by status."""
+        self._is_ready, self._replicas = is_ready, replicas
         self._read_usage, self._models, self._clock, self._max_wait = read_usage, models, clock, max_wait
         self._caches = {name: _WindowCache() for name in WINDOWS}
         self._queries = asyncio.Semaphore(MAX_QUERIES)
@@ -98,7 +99,11 @@ class ModelStatus:
             "window_secs": WINDOWS[name].seconds,
             "stale": cache.failed or cache.slow,
             "models": [
-                {**_statistics(id, name, cache.by_model.get(id)), "ready": self._is_ready(id)}
+                {
+                    **_statistics(id, name, cache.by_model.get(id)),
+                    "ready": self._is_ready(id),
+                    "replicas": dict(self._replicas(id)),
+                }
                 for id, name in self._models()
             ],
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -13,7 +13,9 @@ from syringa.errors import InvalidRequest, NotFound
 from syringa.service.limits.memory_budget import MemoryBudget
 from syringa.service.responses.manager import ResponseManager
 from syringa.store import ACTIVE, BrokenChain, Chain, ListSize, Store, StoredItem
-from syringa.store.session import Session
+
+if TYPE_CHECKING:
+    from syringa.store.session import Session
 
 MEMORY_BYTES = 64 << 20  # of all histories that are read and rendered at the same time
 

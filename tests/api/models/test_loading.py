@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from syringa.api.models.loading import describe_model, image_policy, load_model, serving_specs
+from syringa.api.models.loading import describe_model, image_policy, load_model
+from syringa.api.models.specs import serving_specs
 from syringa.config import Config, ModelSpec, Prices
 from syringa.errors import ConfigError, ModelError
 from syringa.output_formats import ModelFormats

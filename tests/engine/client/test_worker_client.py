@@ -6,12 +6,13 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from syringa.engine.client import protocol
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.flush_queue import flush_queue
-from syringa.types import EngineDelta, EngineRequest, SamplingParams, StopConditions
+from syringa.types import EngineDelta, EngineRequest, ResumedChoice, SamplingParams, StopConditions
 from tests.engine.processes.stub_worker import INFO
 
 
@@ -49,7 +50,7 @@ async def connected() -> AsyncIterator[tuple[WorkerClient, FakeWorker]]:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "worker")
         async with await asyncio.start_unix_server(worker.serve, path):
-            client = WorkerClient(path)
+            client = WorkerClient(f"unix:{path}")
             client.start()
             await client.wait_ready()
             yield client, worker
@@ -124,3 +125,20 @@ async def test_abort_uses_ids_of_submitted_requests() -> None:
         await asyncio.gather(submit, return_exceptions=True)
         await asyncio.sleep(0.05)
         assert len(worker.received) == 2  # its only choice was aborted before
+
+
+async def test_resumed_request_ends_when_its_open_choices_do() -> None:
+    async with connected() as (client, worker):
+        choices = (ResumedChoice([1], finished=True), ResumedChoice([2]), ResumedChoice([3], finished=True))
+        resumed = msgspec.structs.replace(request("a"), choices=3, resumed=choices)
+        received: list[EngineDelta] = []
+        submit = asyncio.create_task(client.submit(resumed, lambda delta: bool(received.append(delta))))
+        (submitted,) = await worker.receive(1)
+        assert isinstance(submitted, protocol.Submit)
+        assert submitted.request.resumed == choices
+        worker.send(EngineDelta(submitted.request.id, 1, [4], finish="stop"))
+        async with asyncio.timeout(60):
+            await submit
+        assert [delta.tokens for delta in received] == [[4]]
+        await asyncio.sleep(0.05)
+        assert len(worker.received) == 1  # nothing had to be aborted

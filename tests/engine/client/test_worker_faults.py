@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from syringa.config import Config, ModelSpec
-from syringa.errors import EngineUnavailable, RequestSuspected, WorkerLost
+from syringa.errors import RequestSuspected
 from tests.engine.processes.faulty_worker import CRASH_TOKEN, LATE_CRASH_TOKEN
 from tests.engine.processes.stub_worker import CRASH, HANG_ONCE
 from tests.engine.processes.supervisor_harness import answer, run_supervisor, specs, until
@@ -36,22 +36,21 @@ async def test_hung_step_is_ended_and_waiting_request_completes(monkeypatch: pyt
 
 
 @pytest.mark.slow
-async def test_stopped_worker_is_killed_and_waiting_request_completes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopped_worker_is_killed_and_its_requests_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(load_timeout=300.0, heartbeat_timeout=3.0)
     async with run_supervisor(monkeypatch, specs("fine", config=config), config) as server:
         engine = server.engines.engine("fine")
         await engine.wait_ready()
         begun = asyncio.Event()
-        streaming = asyncio.create_task(answer(engine, "a", tokens=900, begun=begun))
+        streaming = asyncio.create_task(answer(engine, "a", tokens=300, begun=begun))
         await begun.wait()
         os.kill(server.processes()["fine"], signal.SIGSTOP)
         waiting = asyncio.create_task(answer(engine, "b"))
         await until(lambda: server.engines.status("fine") == "hanging")
         assert not engine.ready
         late = asyncio.create_task(answer(engine, "c"))
-        with pytest.raises(WorkerLost):
-            await streaming
         async with asyncio.timeout(60):
+            assert await streaming == list(range(1, 301))
             assert [await waiting, await late] == [[1, 2, 3]] * 2
         assert min(server.engines.worker_counts("fine")) >= 1
 
@@ -90,7 +89,7 @@ async def test_stream_that_crashes_the_worker_twice_is_refused(monkeypatch: pyte
     async with run_supervisor(monkeypatch, specs("fine", config=config), config) as server:
         engine = server.engines.engine("fine")
         async with asyncio.timeout(60):
-            with pytest.raises(WorkerLost):
+            with pytest.raises(RequestSuspected):
                 await answer(engine, "a", prompt=[1, 2, CRASH])
             with pytest.raises(RequestSuspected):
                 await answer(engine, "b", prompt=[1, 2, CRASH])
@@ -107,10 +106,9 @@ async def test_request_killed_with_its_worker_once_is_answered_and_cleared(monke
             task = asyncio.create_task(answer(engine, "a", tokens=100, begun=begun))
             await begun.wait()
             os.kill(server.processes()["fine"], signal.SIGKILL)
-            with pytest.raises(EngineUnavailable):
-                await task
             async with asyncio.timeout(60):
-                assert len(await answer(engine, "b", tokens=100)) == 100
+                assert await task == list(range(1, 101))
+            await until(lambda: not server.engines._suspects[next(iter(server.engines._suspects))])
 
 
 @pytest.mark.slow
@@ -141,12 +139,11 @@ async def test_neighbors_of_a_crashing_request_complete(tmp_path: Path, monkeypa
             # The answers are those of requests that were never near a crash.
             assert answers == [await answer(engine, "again", 8, prompt=prompt) for prompt in prompts]
 
-            # One that crashes after it has begun takes its neighbors' streams with it, until it is refused.
+            # One that crashes after it has begun is refused when it has done so alone; its neighbors' streams go on.
             others = [asyncio.create_task(answer(engine, str(n), 200, prompt=[n, n])) for n in (20, 21)]
-            with pytest.raises((WorkerLost, RequestSuspected)):
-                await answer(engine, "late", 50, prompt=[6, LATE_CRASH_TOKEN])
-            assert all(isinstance(each, WorkerLost) for each in await asyncio.gather(*others, return_exceptions=True))
             with pytest.raises(RequestSuspected):
                 await answer(engine, "late", 50, prompt=[6, LATE_CRASH_TOKEN])
-            assert len(await answer(engine, "20", 200, prompt=[20, 20])) > 1
+            assert await asyncio.gather(*others) == [
+                await answer(engine, "again", 200, prompt=[n, n]) for n in (20, 21)
+            ]
         assert server.engines.worker_counts("tiny").crashes == 4

@@ -92,22 +92,24 @@ def test_available_cores_is_plausible() -> None:
     assert 1 <= features.available_cores() <= (os.cpu_count() or 1)
 
 
-def test_available_cores_and_memory_respect_container_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = {f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list": str(i % 8) for i in range(16)}
-    texts = {
-        **threads,
-        "/sys/fs/cgroup/cpu.max": "150000 100000",
-        "/sys/fs/cgroup/memory.max": str(3 << 30),
-        "/sys/fs/cgroup/memory.current": str(1 << 30),
-        "/proc/meminfo": "MemTotal: 99999999 kB\nMemAvailable: 16777216 kB\n",
-    }
-    monkeypatch.setattr(Path, "read_text", lambda self, *args: texts[str(self)])
+def test_available_cores_and_memory_respect_container_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    for i in range(16):
+        write(f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list", f"{i % 8}\n")
+    write("sys/fs/cgroup/cpu.max", "150000 100000\n")
+    write("sys/fs/cgroup/memory.max", f"{3 << 30}\n")
+    write("sys/fs/cgroup/memory.current", f"{1 << 30}\n")
+    write("proc/meminfo", "MemTotal: 99999999 kB\nMemAvailable: 16777216 kB\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    assert features.available_cores() == 1
-    assert features.available_memory() == 2 << 30
-    texts |= {"/sys/fs/cgroup/cpu.max": "max 100000", "/sys/fs/cgroup/memory.max": "max"}
-    assert features.available_cores() == 8  # two threads of a core count once
-    assert features.available_memory() == 16 << 30
+    assert features.available_cores(tmp_path) == 1
+    assert features.available_memory(tmp_path) == 2 << 30
+    write("sys/fs/cgroup/cpu.max", "max 100000\n")
+    write("sys/fs/cgroup/memory.max", "max\n")
+    assert features.available_cores(tmp_path) == 8  # two threads of a core count once
+    assert features.available_memory(tmp_path) == 16 << 30
 
 
 def test_available_memory_is_plausible() -> None:

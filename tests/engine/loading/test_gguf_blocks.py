@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from syringa.engine.cpu.layers.linear import BlockEmbedding, BlockLinear, Int8Li
 from syringa.engine.cpu.native import load_kernels
 from syringa.engine.loading import precision
 from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
-from syringa.errors import ConfigError, ModelError
+from syringa.engine.loading.model_size import ModelSize
+from syringa.errors import ModelError
 from syringa.modelfiles import read_gguf
 from tests.engine.gguf_blocks import dequantize, random_blocks
-from tests.engine.models.tiny_models import PROMPTS, run, save_tokenizer
+from tests.engine.models.tiny_models import PROMPTS, run
 
 pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="no kernels were built: there was no compiler")
 HIDDEN, HEADS, KV_HEADS, INTERMEDIATE, VOCAB = 256, 4, 2, 512, 160
@@ -149,21 +149,23 @@ def test_gguf_with_infinite_scale_is_refused(tmp_path: Path) -> None:
                 load(path, dtype)
 
 
-def test_gguf_dtype_needs_a_gguf_file_and_kernels(tmp_path: Path) -> None:
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model.safetensors").touch()
-    save_tokenizer(tmp_path)
-    with pytest.raises(ConfigError, match="--dtype gguf is for GGUF files"):
-        load(tmp_path, "gguf")
-    with pytest.raises(ConfigError, match="--dtype gguf needs the compiled CPU kernels"):
-        precision.choose_dtype("gguf", None)
-
-
 def test_prefers_gguf_for_large_models_that_are_smaller_than_int8() -> None:
-    kernels: Any = load_kernels(1)
+    def prefers(parameters: int, size: int, kernels: str = "avx512") -> bool:
+        weights = {"gguf": size, "int8": parameters}
+        model = ModelSize(
+            name="m",
+            architecture="M",
+            format="GGUF",
+            parameters=parameters,
+            native=True,
+            weights=weights,
+            file_bytes=size,
+            max_model_len=16,
+        )
+        return precision.prefers_gguf(model, kernels)
+
     large = precision.MIN_GGUF_PARAMETERS
-    fast = kernels.variant != "base"
-    assert precision.prefers_gguf(large, large // 2, kernels) is fast
-    assert not precision.prefers_gguf(large, large + 1, kernels)  # Q8_0 has scales besides its bytes
-    assert not precision.prefers_gguf(large - 1, large // 2, kernels)
+    assert prefers(large, large // 2)
+    assert not prefers(large, large // 2, "base")
+    assert not prefers(large, large + 1)  # Q8_0 has scales besides its bytes
+    assert not prefers(large - 1, large // 2)

@@ -9,6 +9,7 @@ from typing import Any
 
 from syringa.config import Config
 from syringa.engine.client import protocol
+from syringa.engine.loading.model_size import ModelSize
 from syringa.engine.processes.control import AcquireModel, SupervisorReport, WorkerState, worker_key
 from syringa.engine.processes.health import HealthPage
 from syringa.engine.processes.manager import WorkerManager
@@ -78,14 +79,15 @@ class ManagerHarness:
     def __init__(self, folder: str, **settings: Any) -> None:
         harnesses.append(self)
         self.now, self.free = 1000.0, 100 * GB
-        self.gpu: GpuMemory | None = None
+        self.gpu: GpuMemory | None = None  # the only one
+        self.gpus: list[GpuMemory] = []  # several
         self.reports: list[SupervisorReport] = []
         self.processes: list[FakeProcess] = []
         self.selector = selectors.DefaultSelector()
         self.workers = WorkerManager(
             folder, Config(**settings), self.selector, self.reports.append,
             spawn=self._spawn, clock=lambda: self.now, free=lambda: self.free,
-            gpu=lambda: self.gpu,
+            gpus=lambda: self.gpus or ([self.gpu] if self.gpu else []),
         )  # fmt: skip
 
     @property
@@ -118,10 +120,19 @@ class ManagerHarness:
             self.advance(0.5)
 
     def acquire(
-        self, name: str, idle_timeout: float = 0.0, *, restart: bool = False, opportunistic: bool = False
+        self,
+        name: str,
+        idle_timeout: float = 0.0,
+        *,
+        restart: bool = False,
+        opportunistic: bool = False,
+        replicas: tuple[int, int] = (1, 1),
     ) -> str:
         options = WorkerOptions(socket="", model=name)
-        self.workers.acquire(AcquireModel(options, idle_timeout, restart, opportunistic))
+        low, high = replicas
+        self.workers.acquire(
+            AcquireModel(options, idle_timeout, restart, opportunistic, min_replicas=low, max_replicas=high)
+        )
         self.workers.tick()
         self.workers.tick()  # connect
         return worker_key(options)
@@ -137,10 +148,27 @@ class ManagerHarness:
         process.send(protocol.StatsReply(EngineStats(**values)))
         self.workers.tick()
 
-    def status(self, name: str) -> str:
+    def state(self, name: str) -> WorkerState | None:
         key = worker_key(WorkerOptions(socket="", model=name))
         states = [each for each in self.workers.reports() if isinstance(each, WorkerState)]
-        return next((state.status for state in states if state.key == key), "unknown")
+        return next((state for state in states if state.key == key), None)
+
+    def status(self, name: str) -> str:
+        state = self.state(name)
+        return state.status if state else "unknown"
+
+    def replicas(self, name: str) -> dict[str, str]:
+        """Return the status of each replica of a model, by id."""
+        state = self.state(name)
+        return {each.id: each.status for each in state.replicas} if state else {}
+
+
+def model_size(weights: int) -> ModelSize:
+    """Return the sizes of a model with so many weights and no KV cache."""
+    sizes = {"int8": weights, "bf16": 2 * weights, "fp32": 4 * weights}
+    return ModelSize(
+        name="m", architecture="M", format="GGUF", parameters=weights, native=True, weights=sizes, max_model_len=16
+    )
 
 
 def retire_message(process: FakeProcess) -> protocol.Retire | None:

@@ -1,8 +1,9 @@
 """A worker process without a model, run as `python -m tests.engine.processes.stub_worker`.
 
 The name of the model selects its behavior: `fine`, `slow` (to load), `broken`, `crowded` (fits only alone), `huge`
-(never fits), `doomed` (dies while loading). It answers every request with the prompt's tokens, one per step. A step
-with the token `CRASH` kills the process, and the first step of all with `HANG_ONCE` does not end.
+(never fits), `doomed` (dies while loading). It answers every request with the prompt's tokens, one per step; a resumed
+one with those that are left. A step with the token `CRASH` kills the process, and the first step of all with
+`HANG_ONCE` does not end.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 from syringa.engine.client import protocol
 from syringa.engine.processes import managed_process
 from syringa.engine.worker.options import WorkerOptions
-from syringa.engine.worker.server import WorkerServer, report_health
+from syringa.engine.worker.server import WorkerServer, open_listeners, report_health
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 STEP_SECONDS = 0.005
@@ -49,7 +50,8 @@ class StubCore:
         return 0.0 if self.busy else None
 
     def submit(self, request: EngineRequest, client_id: int = 0) -> None:
-        self._running.append((client_id, request, list(request.prompt)))
+        before = len(request.resumed[0].tokens) if request.resumed else 0
+        self._running.append((client_id, request, request.prompt[before:]))
 
     def abort(self, request_id: str, choice: int | None = None, client_id: int = 0) -> None:
         self._running = deque(each for each in self._running if (each[0], each[1].id) != (client_id, request_id))
@@ -91,7 +93,7 @@ def main() -> None:
     options = managed_process.attach_to_parent(WorkerOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     health = report_health(options)
-    listener = protocol.listen(options.socket)
+    listeners = open_listeners(options)
     kind = Path(options.model).name.partition("-")[0]
     others = {path.name for path in Path(options.socket).parent.glob("*.sock")}
     others -= {Path(options.socket).name, "control.sock"}
@@ -106,7 +108,7 @@ def main() -> None:
     elif kind == "doomed":
         os.kill(os.getpid(), signal.SIGKILL)
     core = StubCore(Path(options.socket).parent)
-    worker = WorkerServer(core, protocol.Ready(INFO), listener, health)  # type: ignore[arg-type]
+    worker = WorkerServer(core, protocol.Ready(INFO), listeners, health)  # type: ignore[arg-type]
 
     def stop(*_: object) -> None:
         worker.stopping = True

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import selectors
 import socket
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import pytest
 
 from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
+from syringa.engine.interface import ReplicaState
 from syringa.engine.processes import control
 from syringa.engine.processes.control import (
     AcquireModel,
@@ -60,7 +62,8 @@ def test_connection_reassembles_messages(pair: tuple[MessageConnection[Superviso
     there.sendall(data[10:])
     assert connection.receive() == sent
     assert connection.open
-    state = WorkerState("k", "loaded", "path", "why")
+    replica = ReplicaState("m-1", "draining", "unix:path", fingerprint="f", grace=math.inf)
+    state = WorkerState("k", "loaded", "why", 1, 2, [replica])
     connection.send(state)
     assert list(control.api_decoder().feed(there.recv(1000))) == [state]
 

@@ -6,14 +6,12 @@ import pytest
 
 from syringa.engine.processes.eviction import (
     GPU_OVERHEAD,
-    GROWTH,
     MARGIN,
-    OVERHEAD,
     LoadDecision,
     PendingModel,
     ResidentModel,
     decide_load,
-    estimate_memory,
+    estimate_gpu_memory,
     gpu_memory_share,
     models_to_unload,
 )
@@ -33,20 +31,6 @@ def decide(
     }
     new = PendingModel(estimate=need, **known)
     return decide_load(new, models, free=free, max_loaded=max_loaded, **kwargs)
-
-
-def test_estimate_memory_on_cpu() -> None:
-    assert estimate_memory(0, "auto", "cpu") == OVERHEAD
-    assert (
-        estimate_memory(10 * GB, "auto", "cpu")
-        == estimate_memory(10 * GB, "int8", "cpu")
-        == 10 * GB * GROWTH + OVERHEAD
-    )
-    assert (
-        estimate_memory(10 * GB, "fp32", "cpu")
-        == estimate_memory(20 * GB, "bf16", "cpu")
-        == 40 * GB * GROWTH + OVERHEAD
-    )
 
 
 def test_decide_load_starts_when_there_is_room() -> None:
@@ -167,10 +151,10 @@ def test_gpu_memory_share_splits_rest_equally() -> None:
     assert parts(60, 30, max_loaded=1) == [1.0, 1.0]
 
 
-def test_estimate_memory_on_gpu() -> None:
-    assert estimate_memory(0, "auto", "cuda") == GPU_OVERHEAD
-    assert estimate_memory(5 * GB, "auto", "cuda") == estimate_memory(10 * GB, "fp8", "cuda")
-    assert 10 * GB < estimate_memory(5 * GB, "auto", "cuda") - GPU_OVERHEAD < 11 * GB
+def test_estimate_gpu_memory() -> None:
+    assert estimate_gpu_memory(0, "bf16") == GPU_OVERHEAD
+    assert estimate_gpu_memory(5 * GB, "bf16") == estimate_gpu_memory(10 * GB, "fp8")
+    assert 10 * GB < estimate_gpu_memory(5 * GB, "bf16") - GPU_OVERHEAD < 11 * GB
 
 
 def test_models_to_unload_returns_idle_and_released_models() -> None:

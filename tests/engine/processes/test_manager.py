@@ -5,12 +5,14 @@ import signal
 import pytest
 
 from syringa.engine.client import protocol
+from syringa.engine.interface import ReplicaState
 from syringa.engine.processes import managed_process
 from syringa.engine.processes.control import AcquireModel, WorkerState, worker_key
-from syringa.engine.processes.manager import RECENT_SECONDS, UNLOAD_SECONDS
+from syringa.engine.processes.handle import RECENT_SECONDS
+from syringa.engine.processes.manager import UNLOAD_SECONDS
 from syringa.engine.worker.options import WorkerOptions
 from syringa.types import EngineStats
-from tests.engine.processes.manager_harness import GB, ManagerHarness, retire_message
+from tests.engine.processes.manager_harness import GB, ManagerHarness, model_size, retire_message
 from tests.engine.processes.stub_worker import INFO
 
 
@@ -21,7 +23,8 @@ def test_manager_loads_and_unloads_idle_model(folder: str) -> None:
     assert [state.status for state in harness.published] == ["loading", "loading"]
     process.send(protocol.Ready(INFO))
     harness.advance(0)
-    assert harness.published[-1] == WorkerState(key, "loaded", process.options.socket)
+    address = f"unix:{process.options.socket}"
+    assert harness.published[-1] == WorkerState(key, "loaded", replicas=[ReplicaState("a-1", "ready", address)])
     harness.stats(process, running=1)
     harness.advance(1000)
     assert retire_message(process) is None  # in use
@@ -29,9 +32,8 @@ def test_manager_loads_and_unloads_idle_model(folder: str) -> None:
     harness.advance(0.9)
     assert retire_message(process) is None
     harness.advance(0.1)
-    assert harness.published[-1] == WorkerState(
-        key, "cold", process.options.socket
-    )  # published before the worker is asked
+    draining = ReplicaState("a-1", "draining", address, grace=UNLOAD_SECONDS)
+    assert harness.published[-1] == WorkerState(key, "cold", replicas=[draining])  # before the worker is asked
     assert retire_message(process) == protocol.Retire(60, False)
     process.end()
     harness.advance(0)
@@ -109,9 +111,9 @@ def test_manager_drains_busy_model_for_long_waiting_one(folder: str) -> None:
     process = harness.load("a")
     harness.stats(process, running=1)
     key = harness.acquire("b")
-    assert harness.published[-1] == WorkerState(
-        key, "loading", reason="1 models are loaded, the most allowed, and all of them are in use"
-    )
+    reason = "1 models are loaded, the most allowed, and all of them are in use"
+    queued = ReplicaState("b-2", "queued", reason=reason)
+    assert harness.published[-1] == WorkerState(key, "loading", reason, replicas=[queued])
     harness.advance(9)
     assert retire_message(process) is None
     harness.advance(2)
@@ -121,12 +123,12 @@ def test_manager_drains_busy_model_for_long_waiting_one(folder: str) -> None:
 
 
 def test_manager_evicts_when_memory_is_short(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("syringa.engine.processes.memory._count_weights", lambda model: (4 * GB, True, "bf16"))
+    monkeypatch.setattr("syringa.engine.processes.memory.read_size", lambda model: model_size(4 * GB))
     monkeypatch.setattr("syringa.engine.processes.handle.WorkerHandle._resident_bytes", lambda self: 5 * GB)
     harness = ManagerHarness(folder)
     harness.free = 10 * GB
     process = harness.load("a")
-    harness.free = 5 * GB  # 4 * 1.3 + 0.5 are needed
+    harness.free = 4 * GB  # 4 + 0.5 are needed
     harness.acquire("b")
     assert retire_message(process)
     process.end()
@@ -299,4 +301,5 @@ def test_manager_logs_model_name(folder: str, caplog: pytest.LogCaptureFixture) 
     assert retire_message(process)
     process.end()
     harness.advance(0)
-    assert caplog.messages == ["model loaded: model=chat", "model unloaded: model=chat"]
+    loaded, unloaded = "model loaded: model=chat replica=chat-1", "model unloaded: model=chat replica=chat-1"
+    assert caplog.messages == [loaded, unloaded]

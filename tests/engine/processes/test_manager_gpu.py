@@ -9,13 +9,13 @@ import pytest
 
 from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
+from syringa.engine.loading.memory_plan import PROGRAM_BYTES
 from syringa.engine.processes import managed_process
 from syringa.engine.processes.control import AcquireModel
-from syringa.engine.processes.eviction import OVERHEAD
 from syringa.engine.processes.memory import memory_needs
 from syringa.engine.processes.nvml import GpuMemory
 from syringa.engine.worker.options import WorkerOptions
-from tests.engine.processes.manager_harness import GB, FakeProcess, ManagerHarness, retire_message
+from tests.engine.processes.manager_harness import GB, FakeProcess, ManagerHarness, model_size, retire_message
 from tests.engine.processes.stub_worker import INFO
 
 
@@ -41,7 +41,7 @@ def test_single_model_gets_whole_gpu(folder: str) -> None:
 @pytest.mark.parametrize("setting", [0.0, 0.3])
 def test_configured_models_share_gpu_memory(folder: str, monkeypatch: pytest.MonkeyPatch, setting: float) -> None:
     sizes = {"a": 20 * GB, "b": 2 * GB, "c": 0}
-    monkeypatch.setattr("syringa.engine.processes.memory._count_weights", lambda model: (sizes[model], True, "bf16"))
+    monkeypatch.setattr("syringa.engine.processes.memory.read_size", lambda model: model_size(sizes[model]))
     models = tuple(ModelSpec(id=name, path=name, dtype="int8" if name == "c" else "auto") for name in sizes)
     harness = ManagerHarness(folder, models=models, gpu_memory_fraction=setting)
     harness.gpu = gpu(99)
@@ -68,7 +68,7 @@ def test_manager_survives_unreadable_model_folder(
     def locate(model: str) -> None:
         raise error
 
-    monkeypatch.setattr("syringa.modelfiles.locate", locate)
+    monkeypatch.setattr("syringa.engine.loading.model_size.locate", locate)
     harness = ManagerHarness(folder)
     harness.acquire("a")
     assert harness.processes[0].options.model == "a"  # the worker will report the error
@@ -76,21 +76,24 @@ def test_manager_survives_unreadable_model_folder(
 
 def test_memory_needs_of_hf_models_cover_bf16_weights(tmp_path: Path) -> None:
     needed = []
+    sizes = {"hidden_size": 1000, "num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1}
     for kind in ("llama", "gemma"):
         path = tmp_path / kind
         path.mkdir()
-        (path / "config.json").write_text(json.dumps({"model_type": kind}))
+        config = {"model_type": kind, "architectures": ["X"], "vocab_size": 1000, "intermediate_size": 333_000}
+        (path / "config.json").write_text(json.dumps(config | sizes | {"max_position_embeddings": 16}))
         (path / "tokenizer.json").write_text("{}")
         header = json.dumps({"a": {"shape": [1000, 1_000_000]}}).encode()
         (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-        needed.append(memory_needs(WorkerOptions(socket="", model=str(path))))
-    assert 1.9 < (needed[1]["cpu"] - OVERHEAD) / (needed[0]["cpu"] - OVERHEAD) < 2.1
-    assert needed[0]["cuda"] == needed[1]["cuda"] > 2 * 10**9
+        needed.append(memory_needs(WorkerOptions(socket="", model=str(path), max_running=1, dtype="int8")))
+    assert 1.9 < (needed[1]["cpu"] - PROGRAM_BYTES) / (needed[0]["cpu"] - PROGRAM_BYTES) < 2.1
+    assert needed[0]["cuda"] == pytest.approx(needed[1]["cuda"], rel=0.01)
+    assert needed[0]["cuda"] > 2 * 10**9
 
 
 def test_manager_evicts_gpu_model_when_gpu_memory_is_short(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used GPU model is evicted, whatever host memory is free; CPU models stay."""
-    monkeypatch.setattr("syringa.engine.processes.memory._count_weights", lambda model: (10 * GB, True, "bf16"))
+    monkeypatch.setattr("syringa.engine.processes.memory.read_size", lambda model: model_size(10 * GB))
     monkeypatch.setattr("syringa.engine.processes.handle.WorkerHandle._resident_bytes", lambda self: GB)
     harness = ManagerHarness(folder)
     harness.gpu = gpu(99)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from syringa.engine.processes import nvml
-from syringa.engine.processes.nvml import GpuMemory, gpu_memory
+from syringa.engine.processes.nvml import GpuMemory, gpu_memories
 
 GB = 1 << 30
 
@@ -37,38 +37,49 @@ def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("visible", "queried"),
-    [(None, 0), ("1", 1), ("1,0", 1), ("GPU-8f2c,0", b"GPU-8f2c"), ("MIG-11", b"MIG-11")],
+    ("visible", "names", "queried"),
+    [
+        (None, ["0", "1"], [0, 1, 2]),
+        ("1", ["1"], [1]),
+        ("1,0", ["1", "0"], [1, 0]),
+        ("GPU-8f2c, 0", ["GPU-8f2c", "0"], [b"GPU-8f2c", 0]),
+        ("MIG-11", ["MIG-11"], [b"MIG-11"]),
+        ("0,5,1", ["0"], [0, 5]),
+    ],
 )
-def test_gpu_memory_follows_cuda_visible_devices(
-    library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, visible: str | None, queried: object
+def test_gpu_memories_follow_cuda_visible_devices(
+    library: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    names: list[str],
+    queried: list[object],
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu_memory() == GpuMemory(free=7 * GB, total=80 * GB)
-    assert library.queried == [queried]
+    assert gpu_memories() == [GpuMemory(free=7 * GB, total=80 * GB, name=name) for name in names]
+    assert library.queried == queried
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "5"])
-def test_gpu_memory_is_none_without_visible_gpu(
+def test_gpu_memories_are_empty_without_visible_gpu(
     library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, visible: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu_memory() is None
+    assert gpu_memories() == []
 
 
-def test_gpu_memory_is_none_when_query_fails(library: SimpleNamespace) -> None:
+def test_gpu_memories_are_empty_when_query_fails(library: SimpleNamespace) -> None:
     library.status = 3
-    assert gpu_memory() is None
+    assert gpu_memories() == []
 
 
-def test_gpu_memory_is_none_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memories_are_empty_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 
     nvml._library.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", missing)
     try:
-        assert gpu_memory() is None
+        assert gpu_memories() == []
     finally:
         nvml._library.cache_clear()

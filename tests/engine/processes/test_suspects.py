@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from syringa.engine.processes.suspects import KEEP_SECONDS, MAX_SUSPECTS, REFUSED, SuspectTable, fingerprint
-from syringa.types import EngineRequest, Grammar, Image, SamplingParams, StopConditions
+from syringa.types import EngineRequest, Grammar, Image, ResumedChoice, SamplingParams, StopConditions
 
 POISON, ONE, TWO = b"poison", b"one", b"two"
 
@@ -87,6 +87,7 @@ def test_fingerprint_depends_on_tenant_and_content_only() -> None:
         {"isolation": "start"},
         {"fingerprint": b"known"},
         {"priority": 3},
+        {"resumed": (ResumedChoice([7]),)},
         {"sampling": msgspec.structs.replace(sampling, seed=2, logit_bias={2: 3.0, 1: 2.0})},
     ]
     other: list[dict[str, Any]] = [

@@ -103,7 +103,8 @@ def test_manager_kills_and_restarts_worker_without_heartbeat(harness: ManagerHar
     assert (harness.status("a"), last_state(harness).hangs) == ("loaded", 0)
     harness.run_for(10.5)
     assert harness.status("a") == "hanging"
-    assert last_state(harness).socket == process.options.socket  # it is used again if it responds
+    (replica,) = last_state(harness).replicas
+    assert (replica.status, replica.address) == ("hanging", f"unix:{process.options.socket}")  # used if it responds
     assert (last_state(harness).hangs, process.signals) == (1, [])
     harness.run_for(10)
     assert process.signals == ["KILL"]

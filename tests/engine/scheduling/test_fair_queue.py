@@ -176,3 +176,19 @@ def test_fair_queue_finds_overdue_sequences_of_every_priority() -> None:
         for submitted in each:
             queue.add(with_priority(priority, submitted=submitted))
     assert [one.submitted for one in queue.overdue(3.0)] == [3.0, 2.0, 1.0]
+
+
+def test_fair_queue_places_resumed_sequences_behind_preempted_ones_and_before_new_ones() -> None:
+    queue = FairQueue()
+    preempted, resumed, more = (with_priority(priority) for priority in (0, 9, 9))
+    for each in (preempted, resumed, more):
+        each.begun = True
+    queue.add(new := with_priority(-9))
+    queue.add(resumed)
+    queue.add(more)
+    queue.add(preempted, first=True)
+    served = []
+    while queue.count("a"):
+        served.append(queue.head("a"))
+        queue.remove(served[-1])
+    assert served == [preempted, resumed, more, new]

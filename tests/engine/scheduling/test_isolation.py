@@ -90,3 +90,28 @@ def test_waiting_suspects_count_for_the_queue_limit() -> None:
     with pytest.raises(QueueFull):
         engine.submit(sequence([3] * 10))
     engine.run()
+
+
+def test_choices_of_a_resumed_suspect_share_the_time() -> None:
+    now = 100.0
+    engine, others = started()
+    engine.scheduler.isolation = IsolationQueue(lambda: now)
+    choices = [sequence([3] * 10, tenant="t", max_tokens=20, isolation="full") for _ in range(3)]
+    for each in choices:
+        each.request, each.begun = choices[0].request, True
+        engine.submit(each)
+    assert scheduled(engine.step()) == {choices[0]}
+    now += MAX_SECONDS
+    assert scheduled(engine.step()) == {*choices[:2]}  # each begins without other requests
+    assert scheduled(engine.step()) == {*choices}
+    assert scheduled(engine.step()) == {*choices, *others}
+    engine.run()
+
+
+def test_begun_suspects_are_never_overdue() -> None:
+    queue = IsolationQueue()
+    new, resumed = (sequence([3], isolation="start") for _ in range(2))
+    resumed.begun = True
+    for each in (new, resumed):
+        queue.add(each)
+    assert queue.overdue(1.0) == [new]

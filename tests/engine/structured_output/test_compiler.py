@@ -178,7 +178,7 @@ def test_rejected_token_fails_only_its_state(compiler: GrammarCompiler, tokenize
 
 def test_grammar_that_grows_too_large_fails_while_generating(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state = compiled(compiler, "regex", "a{1000000}")
-    assert state.first_mask is not None, "computing it takes long and is part of compiling"
+    assert state.next_mask is not None, "computing it takes long and is part of compiling"
     assert allowed(compiler, state) - {END, TURN}
     for _ in range(3):
         if not state.accept(tokenizer.token_to_id("a")):
@@ -247,6 +247,29 @@ def test_compiler_cache_is_not_shared_between_cache_keys(tokenizer: Tokenizer) -
         assert [key for key, _ in compiler._cache] == [b"b", b"a", b""]
     finally:
         compiler.close()
+
+
+def test_compile_replays_an_output(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    grammar = Grammar("json_schema", json.dumps(PERSON))
+    state = compiler.compile(grammar).result(10)
+    tokens = tokenizer.encode('{"name":"Ann","age":12').ids
+    for cut in range(len(tokens) + 1):
+        resumed = compiler.compile(grammar, output=tokens[:cut]).result(10)
+        assert resumed.next_mask is not None, "the step loop should not wait for a mask that may take long"
+        assert allowed(compiler, resumed) == allowed(compiler, state)
+        assert resumed.accepting == state.accepting
+        if cut < len(tokens):
+            assert resumed.accept(tokens[cut])
+            assert state.accept(tokens[cut])
+            assert allowed(compiler, resumed) == allowed(compiler, state)
+
+
+def test_compile_reports_an_output_that_the_grammar_does_not_allow(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    state = compiler.compile(Grammar("regex", "yes|no"), output=tokenizer.encode("yexx").ids).result(10)
+    assert state.error is not None
+    assert allowed(compiler, state) == set()
 
 
 def test_compiler_cache_is_shared(tokenizer: Tokenizer) -> None:

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 from threading import Event
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from syringa.errors import ContextLengthExceeded, EngineOverloaded, InvalidRequest
-from syringa.types import Grammar, Image
+from syringa.types import Grammar, Image, ResumedChoice
 from tests.engine.conftest import Answers, Driver, drive, request
 from tests.engine.models.tiny_models import SIZES
 from tests.engine.models.tiny_models import save as save_text_model
 from tests.engine.vision.tiny_models import TinyVisionModel, make_image, preprocess, save, tokenizer
+from tests.engine.worker.resuming import cut_answer, join_answers, resume
 
 RED, BLUE = make_image(1, 64, 48), make_image(2, 64, 48)
 LONG = "A question of some length, to fill a block or two: @ What do you see there, and what is it that you do not?"
@@ -100,6 +102,43 @@ def test_bidirectional_image_is_reused_from_prefix_cache_with_same_output(gemma:
     assert again["b", 0].deltas[0].cached_tokens > LONG.index("@") + 16
     assert first["a", 0].tokens == again["b", 0].tokens
     core.close()
+
+
+@pytest.mark.parametrize("family", ["model", "gemma"], ids=["idefics3", "gemma3"])
+@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+def test_request_with_images_is_resumed(family: str, caching: bool, request: pytest.FixtureRequest) -> None:
+    """Placeholders are expanded as before, with tokens behind them; penalties go on applying to the text."""
+    model: TinyVisionModel = request.getfixturevalue(family)
+    options: dict[str, Any] = {
+        "choices": 2,
+        "max_tokens": 12,
+        "repetition_penalty": 1.3,
+        "stopping": {"ignore_eos": True},
+    }
+    whole = model.ask("a", LONG, RED, **options)
+    core = EngineCore(model.load(), kv_cache_tokens=2048, prefix_caching=caching)
+    expected = drive(core, [whole])
+    parts = {choice: cut_answer(expected["a", choice], cut) for choice, cut in enumerate((4, 9))}
+    answers = drive(core, [resume(whole, parts)])
+    for choice, part in parts.items():
+        joined = join_answers(part, answers["a", choice])
+        assert (joined.tokens, joined.finish) == (expected["a", choice].tokens, "length")
+        assert not any(delta.prompt_tokens or delta.cached_tokens for delta in answers["a", choice].deltas)
+    assert core.pending.image_preprocessor is not None
+    assert core.pending.image_preprocessor.encoded_images == 1
+    assert core.stats().prompt_tokens == expected["a", 0].deltas[0].prompt_tokens
+    core.close()
+
+
+def test_resumed_request_whose_images_leave_no_room_is_refused(engine: Any, model: TinyVisionModel) -> None:
+    core = engine()
+    length = drive(core, [model.ask("a", LONG, RED, max_tokens=1)])["a", 0].deltas[0].prompt_tokens
+    core = engine(kv_cache_tokens=-(-length // 16) * 16 + 16)
+    room = core.max_length - length
+    fits = msgspec.structs.replace(model.ask("a", LONG, RED, max_tokens=99), resumed=(ResumedChoice([5] * (room - 1)),))
+    assert len(drive(core, [fits])["a", 0].tokens) == 1
+    too_long = msgspec.structs.replace(fits, resumed=(ResumedChoice([5] * room),))
+    assert isinstance(refusal(core, too_long), ContextLengthExceeded)
 
 
 def test_preprocessor_encodes_each_image_once(engine: Any, model: TinyVisionModel) -> None:

@@ -10,7 +10,7 @@ import pytest
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from syringa.engine.interface import Engine, LoadStatus, WorkerCounts
+from syringa.engine.interface import Engine, LoadStatus, ReplicaState, WorkerCounts
 from syringa.errors import EngineUnavailable, InvalidRequest, NotFound
 from syringa.http.context import RequestContext, set_request_context
 from syringa.http.routes import system
@@ -56,6 +56,9 @@ class Engines:
     def worker_counts(self, model: str) -> WorkerCounts:
         return WorkerCounts(hangs=2, crashes=1)
 
+    def replicas(self, model: str) -> Sequence[ReplicaState]:
+        return [ReplicaState("m-1", "ready"), ReplicaState("m-2", "ready"), ReplicaState("m-3", "draining")]
+
 
 class Service:
     """`/metrics` and `/status` over engines by name. The engines of `removed` models do not exist."""
@@ -96,6 +99,19 @@ async def test_metrics_are_prometheus_text() -> None:
     assert value(found, "syringa_num_requests_running", model_name="warm") == 0
 
 
+async def test_metrics_show_replicas_by_status_and_moves_by_reason() -> None:
+    service = Service(warm=FakeEngine())
+    for same in (True, True, False):
+        service.metrics.count_move("warm", "drain", same)
+    async with service.client() as http:
+        found = parsed((await http.get("/metrics")).content)
+    assert value(found, "syringa_replicas", model_name="warm", status="ready") == 2
+    assert value(found, "syringa_replicas", model_name="warm", status="draining") == 1
+    moves = {"model_name": "warm", "reason": "drain"}
+    assert value(found, "syringa_request_moves_total", **moves, fingerprint="same") == 2
+    assert value(found, "syringa_request_moves_total", **moves, fingerprint="other") == 1
+
+
 async def test_metrics_show_an_ordinary_key_nothing_of_other_organizations() -> None:
     service = Service(warm=FakeEngine(), forbidden=FakeEngine())
     service.metrics.observe(accounting("warm"))
@@ -103,7 +119,7 @@ async def test_metrics_show_an_ordinary_key_nothing_of_other_organizations() -> 
     async with service.client() as http:
         found = parsed((await http.get("/metrics")).content)
         names = {name for name, _ in found}
-        states = {"model_loaded", "model_ready", "worker_hangs_total", "worker_crashes_total"}
+        states = {"model_loaded", "model_ready", "worker_hangs_total", "worker_crashes_total", "replicas"}
         assert names == {"syringa_" + name for name in (*states, "build_info")}
         assert {dict(labels).get("model_name", "warm") for _, labels in found} == {"warm"}
         service.keys.single_organization = True  # there are no other organizations
@@ -161,7 +177,15 @@ async def test_status_reports_the_requested_window() -> None:
         report = (await http.get("/status", params={"window": "1h"})).json()
         assert report["window_secs"] == 3600
         assert report["models"] == [
-            {"id": "warm", "name": "Warm", "tps": None, "ttfb_seconds": None, "uptime_pct": None, "ready": True}
+            {
+                "id": "warm",
+                "name": "Warm",
+                "tps": None,
+                "ttfb_seconds": None,
+                "uptime_pct": None,
+                "ready": True,
+                "replicas": {},
+            }
         ]
         assert (await http.get("/status")).json()["window"] == "5m"
         with pytest.raises(InvalidRequest):

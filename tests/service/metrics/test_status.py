@@ -67,7 +67,15 @@ async def test_report_format() -> None:
         "window_secs": 300,
         "stale": False,
         "models": [
-            {"id": "m", "name": "The model", "tps": 20.0, "ttfb_seconds": 0.25, "uptime_pct": 75.0, "ready": True}
+            {
+                "id": "m",
+                "name": "The model",
+                "tps": 20.0,
+                "ttfb_seconds": 0.25,
+                "uptime_pct": 75.0,
+                "ready": True,
+                "replicas": {},
+            }
         ],
     }
 
@@ -194,7 +202,15 @@ async def test_models_are_listed_without_statistics() -> None:
     report = await source.report()
     assert (report["stale"], report["updated_at"]) == (True, "2026-01-31T12:00:00Z")
     assert report["models"] == [
-        {"id": "m", "name": "The model", "tps": None, "ttfb_seconds": None, "uptime_pct": None, "ready": True}
+        {
+            "id": "m",
+            "name": "The model",
+            "tps": None,
+            "ttfb_seconds": None,
+            "uptime_pct": None,
+            "ready": True,
+            "replicas": {},
+        }
     ]
 
 
@@ -230,7 +246,16 @@ async def test_statistics_of_real_records(database: str) -> None:
         status = ModelStatus(read(store).usage.by_model, lambda: [("m", "M"), ("idle", "Idle")], lambda: NOON)
         short, long = await asyncio.gather(status.report("5m"), status.report("1h"))
     assert short["models"] == [
-        {"id": "m", "name": "M", "tps": 10.0, "ttfb_seconds": 0.2, "uptime_pct": 66.666, "ready": True},
-        {"id": "idle", "name": "Idle", "tps": None, "ttfb_seconds": None, "uptime_pct": None, "ready": True},
+        {"id": "m", "name": "M", "tps": 10.0, "ttfb_seconds": 0.2, "uptime_pct": 66.666, "ready": True}
+        | {"replicas": {}},
+        {
+            "id": "idle",
+            "name": "Idle",
+            "tps": None,
+            "ttfb_seconds": None,
+            "uptime_pct": None,
+            "ready": True,
+            "replicas": {},
+        },
     ]
     assert long["models"][0]["uptime_pct"] == 40.0

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import addressof, byref
+from ctypes import Array, addressof, byref
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from syringa.engine.cpu.native import BLOCK_TYPES, DenseWeights, Kernels, TensorBlocks
+from syringa.engine.cpu.native import BLOCK_TYPES, FLOAT_TYPES, DenseWeights, Kernels, TensorBlocks
 from syringa.errors import ModelError
 
 DENSE_PANEL = 32  # the same constant as in native/dense_linear.h
+_TYPE_NUMBERS = BLOCK_TYPES | FLOAT_TYPES
+_TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 class LinearLayer(Protocol):
@@ -101,39 +103,81 @@ class NativeLinear:
             self.address = None
 
 
-class Int8Linear(NativeLinear):
-    """Weights quantized to int8 with a scale per output channel. See native/int8_linear.h."""
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *,
-        gated: bool = False,
-    ) -> None:
-        weight = weight.float().contiguous()
-        rows, inputs = weight.shape
-        address = kernels.quantize_weights(weight.data_ptr(), rows, inputs, gated)
-        super().__init__(kernels, address, rows // 2 if gated else rows, inputs, bias)
-
-
 class BlockTensor(NamedTuple):
-    """A quantized tensor as it is in a GGUF file."""
+    """A matrix as it is stored in a file: in the quantized blocks of GGUF, or as plain numbers."""
 
     name: str  # for error messages
-    type: str  # one of native.BLOCK_TYPES
+    type: str  # one of native.BLOCK_TYPES or native.FLOAT_TYPES
     rows: int
     inputs: int
     data: np.ndarray  # bytes, contiguous
     order: np.ndarray | None = None  # int32: the file's row of each output channel
 
+    @classmethod
+    def of(cls, weight: torch.Tensor, name: str = "a weight") -> BlockTensor:
+        """Return a floating-point matrix or vector, which is copied only if it is not contiguous."""
+        weight = weight.detach()
+        if weight.dtype not in _TYPE_NAMES:
+            weight = weight.float()
+        rows, inputs = weight.shape if weight.dim() == 2 else (1, weight.numel())
+        data = weight.contiguous().view(-1).view(torch.uint8).numpy()
+        return cls(name, _TYPE_NAMES[weight.dtype], rows, inputs, data)
+
     def native(self) -> TensorBlocks:
         order = self.order.ctypes.data if self.order is not None else None
-        return TensorBlocks(self.data.ctypes.data, order, BLOCK_TYPES[self.type], self.rows)
+        return TensorBlocks(self.data.ctypes.data, order, _TYPE_NUMBERS[self.type], self.rows)
+
+    def check(self, kernels: Kernels) -> None:
+        """Raise `ModelError` if a number is not finite."""
+        if not kernels.check_tensor(byref(self.native()), self.inputs):
+            raise self.corrupt()
+
+    def dequantize(self, kernels: Kernels) -> torch.Tensor:
+        """Return the matrix in fp32. Raise `ModelError` if a number is not finite."""
+        values = torch.empty(self.rows, self.inputs)
+        if not kernels.dequantize_tensor(byref(self.native()), self.inputs, values.data_ptr()):
+            raise self.corrupt()
+        return values
 
     def corrupt(self) -> ModelError:
-        return ModelError(f"{self.name} is corrupt: a scale is not a finite number; fetch the file again")
+        what = "scale" if self.type in BLOCK_TYPES else "weight"
+        return ModelError(f"{self.name} is corrupt: a {what} is not a finite number; fetch the file again")
+
+
+class PackTensors(Protocol):
+    """A kernel that packs tensors of a layer, side by side, and returns the address of the weights or None."""
+
+    def __call__(self, tensors: Array[TensorBlocks], count: int, inputs: int, gated: bool, /) -> int | None: ...
+
+
+def _pack(kernels: Kernels, pack: PackTensors, tensors: Sequence[BlockTensor], gated: bool) -> int:
+    parts = (TensorBlocks * len(tensors))(*(tensor.native() for tensor in tensors))
+    address = pack(parts, len(tensors), tensors[0].inputs, gated)
+    if address is None:
+        for tensor in tensors:
+            tensor.check(kernels)
+        raise MemoryError
+    return address
+
+
+class Int8Linear(NativeLinear):
+    """Weights quantized to int8 with a scale per output channel. See native/int8_linear.h.
+
+    `weight`: a matrix, or matrices whose outputs are side by side.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        weight: torch.Tensor | Sequence[BlockTensor],
+        bias: torch.Tensor | None,
+        *,
+        gated: bool = False,
+    ) -> None:
+        tensors = [BlockTensor.of(weight)] if isinstance(weight, torch.Tensor) else weight
+        address = _pack(kernels, kernels.quantize_tensors, tensors, gated)
+        rows = sum(tensor.rows for tensor in tensors)
+        super().__init__(kernels, address, rows // 2 if gated else rows, tensors[0].inputs, bias)
 
 
 class BlockLinear(NativeLinear):
@@ -150,14 +194,9 @@ class BlockLinear(NativeLinear):
         *,
         gated: bool = False,
     ) -> None:
-        parts = (TensorBlocks * len(tensors))(*(tensor.native() for tensor in tensors))
-        inputs = tensors[0].inputs
-        address = kernels.pack_weights(parts, len(tensors), inputs, gated)
-        if not address:
-            broken = [each for each in tensors if not kernels.check_scales(byref(each.native()), inputs)]
-            raise broken[0].corrupt()
+        address = _pack(kernels, kernels.pack_weights, tensors, gated)
         outputs = tensors[0].rows if gated else sum(tensor.rows for tensor in tensors)
-        super().__init__(kernels, address, outputs, inputs, bias)
+        super().__init__(kernels, address, outputs, tensors[0].inputs, bias)
 
 
 class BlockEmbedding:
@@ -167,8 +206,7 @@ class BlockEmbedding:
         self.kernels = kernels
         self.tensor = tensor._replace(data=np.array(tensor.data))  # in memory: a mapped file could be truncated
         self._native = self.tensor.native()
-        if not kernels.check_scales(byref(self._native), tensor.inputs):
-            raise tensor.corrupt()
+        self.tensor.check(kernels)
 
     def __getitem__(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.to(torch.int64).contiguous()

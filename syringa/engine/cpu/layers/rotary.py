@@ -7,12 +7,31 @@ from typing import Any
 
 import torch
 
+from syringa.engine.cpu.features import NO_MEMORY, available_memory
 from syringa.errors import ModelError
+
+_BYTES_PER_ANGLE = 16  # of the tables and of what they are computed from, all in fp32
 
 
 def rotary_tables(rope: dict[str, Any], rotary: int, length: int, trained: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosine and sine tables, `[length, rotary / 2]` each, fp32. `trained`: max_position_embeddings."""
-    frequencies, attention = _frequencies(rope, rotary, length, trained)
+    """Return cosine and sine tables, `[length, rotary / 2]` each, fp32. `trained`: max_position_embeddings.
+
+    Raise `ModelError` for parameters that give no finite numbers, and for tables that do not fit in memory.
+    """
+    kind = rope.get("rope_type")
+    try:
+        frequencies, attention = _frequencies(rope, rotary, length, trained)
+    except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise ModelError(f"the rotary embedding of type {kind!r} cannot be computed: {error!r}") from None
+    if not (frequencies * length * attention).isfinite().all():
+        raise ModelError(f"the rotary embedding of type {kind!r} has no finite numbers: fetch the model again")
+    need, have = _BYTES_PER_ANGLE * length * rotary // 2, available_memory()
+    if need > have:
+        raise ModelError(
+            f"a context of {length:,} tokens needs {need / 2**30:,.1f} GiB for its positions alone and "
+            f"{have / 2**30:.1f} GiB are free: choose a smaller --max-model-len",
+            code=NO_MEMORY,
+        )
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies[None, :].float()
     return (angles.cos() * attention).contiguous(), (angles.sin() * attention).contiguous()
 

@@ -19,7 +19,8 @@ REQUIRED_FLAGS = {
 }
 
 
-# GGUF tensor types that the kernels multiply as they are, with their numbers. `BlockType` in gguf_blocks.h.
+# Numbers of GGUF tensor types, `BlockType` in gguf_blocks.h: those that the kernels multiply as they are, and those of
+# plain numbers.
 BLOCK_TYPES = {
     "Q4_0": 2,
     "Q4_1": 3,
@@ -33,10 +34,11 @@ BLOCK_TYPES = {
     "IQ4_XS": 23,
     "MXFP4": 39,
 }
+FLOAT_TYPES = {"F32": 0, "F16": 1, "BF16": 30}
 
 
 class TensorBlocks(ctypes.Structure):
-    """A quantized tensor of a GGUF file. `TensorBlocks` in quantized_linear.h."""
+    """A tensor as it is stored. `TensorBlocks` in dequantize.h."""
 
     _fields_ = [("data", c_void_p), ("order", c_void_p), ("type", c_int32), ("rows", c_int)]
 
@@ -97,12 +99,14 @@ class Kernels:
         self.threads = threads
         library.syringa_start(threads)
         pointer, number = c_void_p, c_int
-        self.quantize_weights = library.syringa_quantize_weights
-        self.quantize_weights.argtypes, self.quantize_weights.restype = [pointer, number, number, number], pointer
+        self.quantize_tensors = library.syringa_quantize_tensors
+        self.quantize_tensors.argtypes, self.quantize_tensors.restype = [pointer, number, number, number], pointer
         self.pack_weights = library.syringa_pack_weights
         self.pack_weights.argtypes, self.pack_weights.restype = [pointer, number, number, number], pointer
-        self.check_scales = library.syringa_check_scales
-        self.check_scales.argtypes, self.check_scales.restype = [pointer, number], number
+        self.check_tensor = library.syringa_check_tensor
+        self.check_tensor.argtypes, self.check_tensor.restype = [pointer, number], number
+        self.dequantize_tensor = library.syringa_dequantize_tensor
+        self.dequantize_tensor.argtypes, self.dequantize_tensor.restype = [pointer, number, pointer], number
         self.dequantize_rows = self._bind(library.syringa_dequantize_rows, pointer, number, pointer, number, pointer)
         self.free_weights = self._bind(library.syringa_free_weights, pointer)
         self.linear = self._bind(library.syringa_linear, pointer, pointer, number, pointer, pointer, number)
@@ -122,12 +126,19 @@ class Kernels:
         return function
 
 
-@functools.cache
-def load_kernels(threads: int) -> Kernels | None:
+def kernel_variant() -> str | None:
     """Return the best variant that was built and this processor supports, or None if none was built."""
     available = cpu_flags()
-    for variant, flags in REQUIRED_FLAGS.items():
-        path = FOLDER / f"kernels_{variant}.so"
-        if path.exists() and flags <= available:
-            return Kernels(variant, ctypes.CDLL(str(path)), threads)
-    return None
+    found = (name for name, flags in REQUIRED_FLAGS.items() if _path(name).exists() and flags <= available)
+    return next(found, None)
+
+
+@functools.cache
+def load_kernels(threads: int) -> Kernels | None:
+    """Return the kernels in their best variant, or None if none was built."""
+    variant = kernel_variant()
+    return Kernels(variant, ctypes.CDLL(str(_path(variant))), threads) if variant else None
+
+
+def _path(variant: str) -> Path:
+    return FOLDER / f"kernels_{variant}.so"

@@ -21,8 +21,9 @@ static inline float half_to_float(const uint8_t* p) {
 
 static inline bool half_is_finite(const uint8_t* p) { return (p[1] & 0x7c) != 0x7c; }
 
-// Numbers of the tensor types in GGUF files.
+// Numbers of the tensor types in GGUF files. The first three have no blocks; see dequantize.h.
 enum class BlockType : int32_t {
+    F32 = 0, F16 = 1, BF16 = 30,
     Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14,
     IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39,
 };
@@ -264,24 +265,7 @@ bool with_format(BlockType type, Body&& body) {
         case BlockType::IQ4_NL: body(Table32()); return true;
         case BlockType::IQ4_XS: body(Table256()); return true;
         case BlockType::MXFP4: body(Floats32()); return true;
-    }
-    return false;
-}
-
-// Write `inputs` weights of a row that begins at `blocks`.
-template <class Format>
-void dequantize_row(const uint8_t* blocks, int inputs, float* out) {
-    constexpr int SUB = Format::Scales::SUB < Format::INPUTS ? Format::Scales::SUB : Format::INPUTS;
-    uint8_t u[MAX_BLOCK];
-    float scales[MAX_SUBS], minimums[MAX_SUBS];
-    for (int k = 0; k < inputs; k += Format::INPUTS, blocks += Format::BYTES) {
-        Format::numbers(blocks, u);
-        Format::Scales::read(blocks, scales, minimums);
-        for (int i = 0; i < Format::INPUTS; i++) {
-            const int value = Format::HAS_TABLE ? Format::TABLE[u[i]] : u[i] - Format::ZERO;
-            const float product = scales[i / SUB] * (float)value;
-            out[k + i] = product - minimums[i / SUB];
-        }
+        default: return false;
     }
 }
 

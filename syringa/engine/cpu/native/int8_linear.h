@@ -7,9 +7,12 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "arena.h"
+#include "dequantize.h"
 #include "panels.h"
 #include "simd.h"
 #include "thread_pool.h"
@@ -33,35 +36,54 @@ struct Int8Weights : LinearWeights {
 
     int width() const { return gated ? PANEL / 2 : PANEL; }  // outputs of a panel
     int panels() const { return (outputs + width() - 1) / width(); }
-    const uint8_t* panel(int p) const { return values + (size_t)p * padded * PANEL; }
-    // Index of output n among the channels of all panels; `up` selects the matrix of gated weights.
-    int channel(int n, bool up) const { return gated ? n / LANES * PANEL + (up ? LANES : 0) + n % LANES : n; }
-    // Offset of input k of a channel in `values`.
-    size_t at(int channel, int k) const {
-        const size_t begin = ((size_t)(channel / PANEL) * padded + (size_t)(k / 4) * 4) * PANEL;
-        return begin + (size_t)(channel % PANEL) * 4 + k % 4;
-    }
+    uint8_t* panel(int p) const { return values + (size_t)p * padded * PANEL; }
 
   private:
     Arena::Chunk* chunk_;
 };
 
-// Quantize fp32 weights to int8 and pack them into panels. `w` has `rows` channels; the first half of gated ones are
-// gates. Padding is harmless: its activations are 0, and its outputs are not stored.
-inline Int8Weights* quantize_weights(const float* w, int rows, int inputs, bool gated) {
-    auto* weights = new Int8Weights(gated ? rows / 2 : rows, inputs, gated);
-    pool().run(rows, [&](int n) {
-        const float* row = w + (size_t)n * inputs;
-        const bool up = n >= weights->outputs;
-        const int channel = weights->channel(up ? n - weights->outputs : n, up);
-        float peak = 0.f;
-        for (int k = 0; k < inputs; k++) peak = std::max(peak, std::fabs(row[k]));
-        const float scale = peak / 127.f, inverse = peak > 0.f ? 127.f / peak : 0.f;
-        weights->scales[channel] = scale;
-        for (int k = 0; k < inputs; k++)
-            weights->values[weights->at(channel, k)] = (uint8_t)(128 + (int)std::nearbyint(row[k] * inverse));
+// Quantize a row of `padded` weights into channel c of a panel. Return its scale.
+inline float quantize_channel(const float* row, int padded, uint8_t* panel, int c) {
+    words peaks{};  // the bits of positive floats are in the order of the floats
+    for (int k = 0; k < padded; k += LANES) {
+        const words bits = (words)load(row + k) & 0x7fffffffu;
+        peaks = bits > peaks ? bits : peaks;
+    }
+    const float peak = max_lane((floats)peaks), inverse = peak > 0.f ? 127.f / peak : 0.f;
+    const floats magic = splat(12582912.f);  // adding it rounds to the nearest integer, ties to even
+    for (int k = 0; k < padded; k += LANES) {
+        const floats scaled = rounded(load(row + k) * splat(inverse));
+        const bytes q = __builtin_convertvector(__builtin_convertvector(scaled + magic - magic, ints) + 128, bytes);
+        for (int i = 0; i < LANES; i += 4) std::memcpy(panel + (size_t)(k + i) * PANEL + c * 4, (const char*)&q + i, 4);
+    }
+    return peak / 127.f;
+}
+
+// Quantize tensors of a layer to int8, side by side, and pack them into panels. The first half of the rows of gated
+// ones are gates. Padding is harmless: its activations are 0, and its outputs are not stored. Return null if a weight
+// is not a finite number.
+inline Int8Weights* quantize_tensors(const TensorBlocks* parts, int count, int inputs, bool gated) {
+    int rows = 0;
+    for (int i = 0; i < count; i++) rows += parts[i].rows;
+    auto weights = std::make_unique<Int8Weights>(gated ? rows / 2 : rows, inputs, gated);
+    std::atomic<bool> finite{true};
+    pool().run(weights->panels(), [&](int p) {
+        std::vector<float> row(weights->padded);
+        for (int c = 0; c < PANEL; c++) {
+            const int n = p * weights->width() + (gated ? c % LANES : c);
+            if (n >= weights->outputs) continue;
+            int at = gated && c >= LANES ? weights->outputs + n : n;
+            const TensorBlocks* part = parts;
+            for (; at >= part->rows; part++) at -= part->rows;
+            if (!row_is_finite(*part, inputs, at)) {
+                finite = false;
+                return;
+            }
+            read_row(*part, inputs, at, row.data());
+            weights->scales[p * PANEL + c] = quantize_channel(row.data(), weights->padded, weights->panel(p), c);
+        }
     });
-    return weights;
+    return finite ? weights.release() : nullptr;
 }
 
 struct Int8Rows {

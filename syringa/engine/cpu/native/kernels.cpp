@@ -25,13 +25,21 @@ EXPORT void syringa_start(int threads) {
     if (!shared_pool) shared_pool = new ThreadPool(std::max(1, threads));
 }
 
-EXPORT LinearWeights* syringa_quantize_weights(const float* weights, int rows, int inputs, int gated) {
-    return quantize_weights(weights, rows, inputs, gated != 0);
+// The weights of a layer from `count` tensors, side by side: in int8, or in the tensors' blocks. Null if one of them is
+// not a finite number, or for lack of memory.
+EXPORT LinearWeights* syringa_quantize_tensors(const TensorBlocks* tensors, int count, int inputs, int gated) {
+    try {
+        return quantize_tensors(tensors, count, inputs, gated != 0);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
 }
-
-// Null if a scale is not a finite number.
 EXPORT LinearWeights* syringa_pack_weights(const TensorBlocks* tensors, int count, int inputs, int gated) {
-    return pack_weights(tensors, count, inputs, gated != 0);
+    try {
+        return pack_weights(tensors, count, inputs, gated != 0);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
 }
 
 EXPORT void syringa_free_weights(LinearWeights* weights) { delete weights; }
@@ -47,8 +55,13 @@ EXPORT void syringa_dequantize_rows(const TensorBlocks* tensor, int inputs, cons
     dequantize_rows(*tensor, inputs, indices, count, out);
 }
 
-// Whether all scales of a tensor are finite.
-EXPORT int syringa_check_scales(const TensorBlocks* tensor, int inputs) { return scales_are_finite(*tensor, inputs); }
+// All rows of a tensor as fp32. Return whether all numbers are finite.
+EXPORT int syringa_dequantize_tensor(const TensorBlocks* tensor, int inputs, float* out) {
+    return dequantize_tensor(*tensor, inputs, out);
+}
+
+// Whether all numbers of a tensor are finite.
+EXPORT int syringa_check_tensor(const TensorBlocks* tensor, int inputs) { return tensor_is_finite(*tensor, inputs); }
 
 EXPORT void syringa_dense_linear(const DenseWeights* weights, const float* x, int rows, float* y, const float* bias,
                                  int add) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "dequantize.h"
 #include "gguf_blocks.h"
 #include "panels.h"
 #include "simd.h"
@@ -29,14 +30,6 @@ constexpr int BLOCK_ROWS = 6;  // rows at a time: their integer and float accumu
 #else
 constexpr int BLOCK_ROWS = 2;
 #endif
-
-// Rows of a tensor in a GGUF file. `order`: the file's row of each channel; null: as in the file.
-struct TensorBlocks {
-    const uint8_t* data;
-    const int32_t* order;
-    BlockType type;
-    int rows;
-};
 
 // --- Packing
 
@@ -351,20 +344,6 @@ inline void dequantize_rows(const TensorBlocks& tensor, int inputs, const int64_
         else
             pool().run(count, [&](int i) { row(i); });
     });
-}
-
-inline bool scales_are_finite(const TensorBlocks& tensor, int inputs) {
-    std::atomic<bool> finite{true};
-    with_format(tensor.type, [&](auto format) {
-        typedef decltype(format) Format;
-        const size_t blocks = (size_t)inputs / Format::INPUTS;
-        pool().run(tensor.rows, [&](int n) {
-            const uint8_t* block = tensor.data + n * blocks * Format::BYTES;
-            for (size_t b = 0; b < blocks; b++, block += Format::BYTES)
-                if (!Format::Scales::finite(block)) finite = false;
-        });
-    });
-    return finite;
 }
 
 // A panel of a segment, and the outputs of its rows.

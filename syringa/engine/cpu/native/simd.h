@@ -109,6 +109,16 @@ static inline void from_float(float x, uint16_t* out) {
     *out = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// A product that the compiler must not fuse with an addition: rounded before it is added.
+static inline floats rounded(floats product) {
+#if defined(__x86_64__)
+    asm("" : "+x"(product));
+#elif defined(__aarch64__)
+    asm("" : "+w"(product));
+#endif
+    return product;
+}
+
 static inline floats fma(floats a, floats b, floats c) {
 #if defined(__AVX512F__)
     return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);

@@ -35,7 +35,7 @@ def find_definition(files: ModelFiles, description: ModelDescription) -> HFDefin
 
     raw = description.config
     if "quantization_config" in raw:
-        raise UnsupportedModel("its folder is quantized; use the original, or a GGUF file of a Llama-like model")
+        raise UnsupportedModel("its folder is quantized; use the original, or a GGUF file")
     multimodal = any(raw.get(each) for each in MULTIMODAL_CONFIGS)
     if multimodal and raw.get("model_type") not in FAMILIES:
         raise UnsupportedModel(
@@ -43,7 +43,10 @@ def find_definition(files: ModelFiles, description: ModelDescription) -> HFDefin
             f"those that read images and have are {', '.join(sorted(FAMILIES))}"
         )
     try:
-        config = AutoConfig.from_pretrained(files.path, trust_remote_code=False, local_files_only=True)
+        if files.kind == "gguf":
+            config = AutoConfig.for_model(**raw)
+        else:
+            config = AutoConfig.from_pretrained(files.path, trust_remote_code=False, local_files_only=True)
     except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
         raise UnsupportedModel(
             f"transformers {__version__} does not know its type, {raw.get('model_type')!r}, or not with this config: "

@@ -1,14 +1,14 @@
-"""Int8 quantization of `transformers`' models: linear layers and experts are replaced, everything else becomes fp32."""
+"""Quantized layers in `transformers`' models: linear layers and experts are replaced, everything else becomes fp32."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from syringa.engine.cpu.layers.linear import Int8Linear
+from syringa.engine.cpu.layers.linear import Int8Linear, NativeLinear
 from syringa.engine.cpu.native import Kernels
 
 NAME = "syringa"
@@ -16,36 +16,39 @@ NAME = "syringa"
 ROUTERS = ("gate", "router", "wg", "classifier", "shared_expert_gate")
 
 
-class HFInt8Linear(nn.Module):
-    """`Int8Linear` as a drop-in for `nn.Linear`."""
+class HFNativeLinear(nn.Module):
+    """`Int8Linear` or `BlockLinear` as a drop-in for `nn.Linear`."""
 
-    def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, linear: NativeLinear) -> None:
         super().__init__()
-        self.linear = Int8Linear(kernels, weight, bias)
+        self.linear = linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, self.linear.inputs).float().contiguous()
         return self.linear(rows).view(*x.shape[:-1], self.linear.outputs)
 
 
-class HFInt8Experts:
-    """The int8 projections of every expert of a mixture-of-experts layer."""
+class HFNativeExperts(NamedTuple):
+    """The quantized projections of every expert of a mixture-of-experts layer."""
 
-    def __init__(self, kernels: Kernels, module: Any) -> None:
-        up = "gate_up_proj" if module.has_gate else "up_proj"
-        self.up = self._quantize(kernels, module, up)
-        self.down = self._quantize(kernels, module, "down_proj")
+    up: list[Callable[[torch.Tensor], torch.Tensor]]  # with the gates, if there are any
+    down: list[Callable[[torch.Tensor], torch.Tensor]]
 
-    @staticmethod
-    def _quantize(kernels: Kernels, module: Any, name: str) -> list[Int8Linear]:
-        weights = getattr(module, name)
-        biases = getattr(module, f"{name}_bias") if module.has_bias else [None] * len(weights)
-        quantized = [
-            Int8Linear(kernels, weight.t() if module.is_transposed else weight, bias)
-            for weight, bias in zip(weights, biases, strict=True)
-        ]
-        setattr(module, name, None)  # free the original
-        return quantized
+
+def _quantize_experts(kernels: Kernels, module: Any, name: str) -> list[Callable[[torch.Tensor], torch.Tensor]]:
+    weights = getattr(module, name)
+    biases = expert_biases(module, name, len(weights))
+    quantized: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        Int8Linear(kernels, weight.t() if module.is_transposed else weight, bias)
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    setattr(module, name, None)  # free the original
+    return quantized
+
+
+def expert_biases(module: Any, name: str, count: int) -> list[torch.Tensor | None]:
+    """Return the bias of each expert's projection."""
+    return list(getattr(module, f"{name}_bias")) if module.has_bias else [None] * count
 
 
 def register() -> None:
@@ -57,7 +60,7 @@ def register() -> None:
 
 def _experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Sum each token's experts in the order of its own choice, so that the result does not depend on the batch."""
-    experts: HFInt8Experts = module.int8_experts
+    experts: HFNativeExperts = module.native_experts
     out = torch.zeros(*chosen.shape, hidden.shape[-1])
     for expert in chosen.unique().tolist():
         rows, ranks = torch.where(chosen == expert)
@@ -73,6 +76,8 @@ def _experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: t
 def quantize_linears(model: Any, kernels: Kernels, keep: Collection[nn.Module] = ()) -> None:
     """Quantize linear layers and experts to int8 one by one, so that the model is never held twice.
 
+    Layers that are quantized already (`packed_layers.py`) stay as they are.
+
     Embeddings keep their weights and return fp32. The modules in `keep` stay as they are, including their children.
     """
     from transformers.pytorch_utils import Conv1D
@@ -84,11 +89,14 @@ def quantize_linears(model: Any, kernels: Kernels, keep: Collection[nn.Module] =
             continue
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and name not in ROUTERS:
-                setattr(parent, name, HFInt8Linear(kernels, child.weight, child.bias))
+                setattr(parent, name, HFNativeLinear(Int8Linear(kernels, child.weight, child.bias)))
             elif type(child) is Conv1D:
-                setattr(parent, name, HFInt8Linear(kernels, child.weight.t(), child.bias))
-            elif is_experts_module(child):
-                child.int8_experts = HFInt8Experts(kernels, child)
+                setattr(parent, name, HFNativeLinear(Int8Linear(kernels, child.weight.t(), child.bias)))
+            elif is_experts_module(child) and not hasattr(child, "native_experts"):
+                up, down = ("gate_up_proj" if child.has_gate else "up_proj"), "down_proj"
+                child.native_experts = HFNativeExperts(
+                    _quantize_experts(kernels, child, up), _quantize_experts(kernels, child, down)
+                )
             elif isinstance(child, nn.Embedding):
                 child.register_forward_hook(lambda module, inputs, output: output.float())
     if has_experts(model):

@@ -37,6 +37,7 @@ from syringa.engine.models.hf.attention import (
 )
 from syringa.engine.models.hf.batch_check import check_batching
 from syringa.engine.models.hf.definition import HFDefinition, find_definition, first_line, layer_types
+from syringa.engine.models.hf.gguf_source import GgufSource
 from syringa.engine.models.hf.vision import HFVisionLanguageModel
 from syringa.engine.vision.image_reader import ImageReader
 from syringa.engine.vision.preprocessor import VisionComponents
@@ -110,8 +111,6 @@ def load_hf_model(
         raise ModelError(
             f"{name} runs on transformers' definition of it, which is not installed: pip install 'syringa[models]'"
         ) from None
-    if files.kind != "folder":
-        raise ModelError(f"{name} cannot be read from a GGUF file: give its Hugging Face folder")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     hf_attention.register()
@@ -144,15 +143,19 @@ def _load_hf_model(
     if device is not None and device.type == "cuda":
         gpu, free = torch.cuda.get_device_name(device), gpu_device.free_memory(device)
         gpu_device.check_weights_fit(parameters, dtype, description.name, free, gpu, supports_fp8=False)
-    # int8 weights are quantized from bf16 ones, and GPU weights pass through host memory: both must fit there first.
-    check_memory(parameters, "bf16" if dtype == "int8" else dtype, description.name)
+    if dtype != "gguf":  # blocks are packed as they are read
+        # int8 weights are quantized from bf16 ones, and GPU weights pass through host memory: those must fit first.
+        check_memory(parameters, "bf16" if dtype == "int8" else dtype, description.name)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
-    model = _load_weights(definition, files, half, length)
+    gguf = GgufSource(files, description, unloaded, blocks=dtype == "gguf") if files.kind == "gguf" else None
+    model = _load_weights(definition, files, gguf, half, length)
     layers = layers or probe_layers(model)
     if device is not None:
         return _move_to_gpu((model, layers, vocabulary, length, device, ops), parameters, reader, threads)
-    if dtype == "int8":
+    if dtype in ("int8", "gguf"):
         assert kernels is not None  # checked by choose_dtype
+        if gguf is not None:
+            gguf.pack_layers(model, kernels)
         hf_int8.quantize_linears(model, kernels, hf_vision.towers_for_int8(model, family) if family else ())
     hf_model: Model = HFModel(model, layers, kernels)
     vision = None
@@ -232,12 +235,15 @@ def probe_layers(model: Any) -> list[LayerShape]:
     return probe.layers
 
 
-def _load_weights(definition: HFDefinition, files: ModelFiles, dtype: torch.dtype, length: int) -> Any:
+def _load_weights(
+    definition: HFDefinition, files: ModelFiles, gguf: GgufSource | None, dtype: torch.dtype, length: int
+) -> Any:
     from safetensors import SafetensorError
 
     try:
         model, report = definition.model_class.from_pretrained(
-            files.path,
+            files.path if gguf is None else None,
+            state_dict=None if gguf is None else gguf.state_dict(dtype),
             config=definition.config,
             dtype=dtype,
             attn_implementation=definition.attention,

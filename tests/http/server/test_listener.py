@@ -6,7 +6,7 @@ import pytest
 
 from syringa.config import Config
 from syringa.errors import StartupError
-from syringa.http.server.server import check, listen
+from syringa.http.server.listener import check, listen
 
 
 def test_listen_reports_a_port_in_use() -> None:

@@ -1,0 +1,43 @@
+"""What a command says before it loads a model: format, memory and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+
+from syringa.engine.processes.startup_plan import MemoryPlan, gigabytes
+
+
+def print_plan(console: Console, plan: MemoryPlan) -> None:
+    for label, text in plan_rows(plan):
+        console.print(f"  {label:<8}{text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def terminal_plan(console: Console) -> Callable[[MemoryPlan], None]:
+    """Return a function that prints a plan, if the console is a terminal."""
+    return lambda plan: print_plan(console, plan) if console.is_terminal else None
+
+
+def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
+    """Return the lines of a plan, each with its label."""
+    model = plan.model
+    architecture = model.architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
+    about, where = ("about ", " on the GPU") if plan.device == "cuda" else ("", "")
+    memory = (
+        f"{gigabytes(plan.weights)} {plan.dtype} weights + {about}{gigabytes(plan.cache)} cache "
+        f"({plan.cache_tokens:,} tokens) + {gigabytes(plan.program)} program, of {gigabytes(plan.free)} free{where}"
+    )
+    rows = [
+        ("Model", f"{model.name} ({architecture}, {_count(model.parameters)}, {model.format})"),
+        ("Memory", memory),
+        ("Threads", f"{plan.threads} of {plan.cores} cores"),
+    ]
+    if plan.reduced:
+        most = plan.requested_context or model.max_model_len
+        rows.append(("Context", f"{plan.context:,} of {most:,} tokens: the cache has room for no more"))
+    return rows
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f}B" if parameters >= 950_000_000 else f"{parameters / 1e6:.0f}M"

@@ -1,0 +1,92 @@
+"""The folder with the certificates of a cluster, as `syringa cluster init` makes it.
+
+The folder is accessible to its owner only, and so is each key. Everything but the key of the authority may be copied
+to other machines; that key is needed to issue certificates, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from syringa.cluster.authority import CertificateAuthority, KeyPair, Role, hosts_of
+from syringa.cluster.tls import TlsFiles
+from syringa.errors import ConfigError
+
+AUTHORITY = "ca"
+ROLES: tuple[Role, ...] = ("server", "client")
+
+
+class ClusterFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def files(self, role: Role) -> TlsFiles:
+        """Return the files with which a process of this machine takes a role."""
+        certificate, key = self._paths(role)
+        return TlsFiles(ca=str(self._paths(AUTHORITY)[0]), certificate=str(certificate), key=str(key))
+
+    def create(self, name: str, hosts: Sequence[str], *, now: datetime | None = None) -> CertificateAuthority:
+        """Make an authority and a certificate per role for the node `name`, all or nothing. Raises `ConfigError`.
+
+        A folder that exists has to be empty: certificates are never overwritten.
+        """
+        if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+            raise ConfigError(f"{self.path}: there is something already, which is not overwritten")
+        authority = CertificateAuthority.create(now=now)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            new = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))  # of mode 0700
+            try:
+                folder = ClusterFolder(new)
+                folder._write(AUTHORITY, authority.pem())
+                folder._issue(authority, name, hosts, now)
+                new.rename(self.path)  # fails if another process has just done the same
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be made: {error.strerror}") from None
+        return authority
+
+    def renew(self, name: str, *, now: datetime | None = None) -> CertificateAuthority:
+        """Replace the certificates of this node by new ones with the same hosts. Raises `ConfigError`."""
+        try:
+            authority = CertificateAuthority.load(*(path.read_bytes() for path in self._paths(AUTHORITY)))
+            hosts = hosts_of(self._paths("server")[0].read_bytes())
+            self._issue(authority, name, hosts, now)
+        except OSError as error:
+            reason = f"{error.filename}: {error.strerror}"
+            raise ConfigError(f"{reason}; `syringa cluster init` makes the certificates") from None
+        except ValueError:
+            raise ConfigError(f"{self._paths('server')[0]}: not a certificate") from None
+        return authority
+
+    def _issue(self, authority: CertificateAuthority, name: str, hosts: Sequence[str], now: datetime | None) -> None:
+        for role in ROLES:
+            pair = authority.issue(name, roles={role}, hosts=hosts if role == "server" else (), now=now)
+            self._write(role, pair)
+
+    def _paths(self, name: str) -> tuple[Path, Path]:
+        return self.path / f"{name}.pem", self.path / f"{name}.key"
+
+    def _write(self, name: str, pair: KeyPair) -> None:
+        certificate, key = self._paths(name)
+        _replace(key, pair.key, 0o600)
+        _replace(certificate, pair.certificate, 0o644)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Write a file that has its mode from the first byte on, and that readers see whole."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(fd, "wb") as out:
+        os.fchmod(fd, mode)  # whatever the umask
+        out.write(content)
+        out.flush()
+        os.fsync(fd)
+    temporary.replace(path)

@@ -1,0 +1,185 @@
+"""The memory that a model takes, from the headers of its files. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from syringa.engine.cpu.native import BLOCK_TYPES
+from syringa.engine.models.config import DecoderConfig, count_parameters, is_native, read_config
+from syringa.engine.models.quantization import stored_dtype
+from syringa.errors import ModelError, SyringaError
+from syringa.modelfiles import GgufFile, ModelDescription, ModelFiles, count_weights, describe, locate, read_gguf
+
+CACHE_ITEM_BYTES = {"fp32": 4}  # of a number in the KV cache; of other dtypes: CACHE_DEFAULT_BYTES
+CACHE_DEFAULT_BYTES = 2
+GPU_BYTES_PER_WEIGHT = {"bf16": 2.0, "fp8": 1.0, "int4": 0.6, "mxfp4": 0.6}  # scales included
+_CPU_BYTES_PER_WEIGHT = {"int8": 1, "bf16": 2, "fp32": 4}
+_SCALE_BYTES = 4  # of an output channel in int8
+_HALF_BYTES = 2
+
+# general.file_type of GGUF files.
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 25: "IQ4_NL", 30: "IQ4_XS",
+    32: "BF16", 38: "MXFP4",
+}  # fmt: skip
+_FOLDER_FORMATS = {"bf16": "safetensors", "fp8": "FP8", "int4": "4-bit safetensors", "mxfp4": "MXFP4"}
+
+
+class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a model in memory, in bytes unless it says otherwise."""
+
+    name: str
+    architecture: str  # the Hugging Face class
+    format: str  # of its files: "GGUF Q4_K_M", "safetensors"
+    parameters: int
+    native: bool  # whether the native decoder runs it on a CPU
+    weights: dict[str, int]  # on a CPU, by dtype
+    file_bytes: int = 0  # of a GGUF file's tensors, those that cannot stay quantized in int8; 0: a folder
+    loading: dict[str, int] = {}  # of the weights while they are read, by dtype, where that is more
+    gpu_dtype: str = "bf16"  # of the weights on a GPU with `--dtype auto`
+    cache_numbers: int = 0  # in the KV cache, per token; 0: unknown
+    max_model_len: int
+    vocab_size: int = 0
+
+    def cache_bytes(self, dtype: str) -> int:
+        """Return the bytes of a token in the KV cache."""
+        return self.cache_numbers * CACHE_ITEM_BYTES.get(dtype, CACHE_DEFAULT_BYTES)
+
+    def gpu_weights(self, dtype: str) -> int:
+        """Return the bytes of the weights on a GPU."""
+        return int(self.parameters * GPU_BYTES_PER_WEIGHT[self.gpu_dtype if dtype == "auto" else dtype])
+
+
+def read_model_size(files: ModelFiles, description: ModelDescription) -> ModelSize:
+    """Read the sizes of a model. Raise `ModelError` if its files are malformed."""
+    config = description.config
+    native, on_gpu = is_native(config), is_native(config, "cuda")
+    file = read_gguf(files.path) if files.kind == "gguf" else None
+    decoder = read_config(config) if native or on_gpu else None
+    parameters = count_parameters(decoder) if decoder is not None else _count(files)
+    gpu_dtype = stored_dtype(config) if on_gpu and file is None else "bf16"
+    inner = _text_config(config)
+    embedding = _integer(inner, "vocab_size") * _integer(inner, "hidden_size", "n_embd")
+    tied = decoder.tied if decoder is not None else bool(inner.get("tie_word_embeddings", True))
+    if native and decoder is not None:
+        weights, loading = _native_weights(decoder, parameters), {}
+    else:
+        # Quantized from bf16, except the embedding. Other dtypes share a tied embedding with the output head.
+        weights = {dtype: parameters * size for dtype, size in _CPU_BYTES_PER_WEIGHT.items()}
+        weights["int8"] += embedding * (_HALF_BYTES if tied else _HALF_BYTES - 1)
+        loading = {"int8": parameters * _HALF_BYTES}
+    if file is not None:
+        weights["gguf"] = _block_weights(file, native)
+    return ModelSize(
+        name=description.name,
+        architecture=description.architecture,
+        format=_format(file, gpu_dtype),
+        parameters=parameters,
+        native=native,
+        weights=weights,
+        file_bytes=_file_bytes(file) if file is not None else 0,
+        loading=loading,
+        gpu_dtype=gpu_dtype,
+        cache_numbers=_cache_numbers(inner, decoder),
+        max_model_len=description.max_model_len,
+        vocab_size=_integer(inner, "vocab_size"),
+    )
+
+
+def read_size(model: str) -> ModelSize | None:
+    """Return the sizes of a model by its name; None if its files cannot be read.
+
+    Its worker reports why, and the supervisor must survive any file.
+    """
+    try:
+        files = locate(model)
+        return read_model_size(files, describe(files))
+    except (SyringaError, OSError, ValueError):
+        return None
+
+
+def gigabytes(size: int) -> str:
+    """Return a number of bytes in GB, for people."""
+    return f"{max(0, size) / 1e9:.2f} GB" if size < 9_995_000_000 else f"{size / 1e9:,.1f} GB"
+
+
+def _count(files: ModelFiles) -> int:
+    """Return the number of weights; 0 if the files cannot be read, which their loader reports."""
+    try:
+        return count_weights(files)
+    except ModelError:
+        return 0
+
+
+def _native_weights(c: DecoderConfig, parameters: int) -> dict[str, int]:
+    """Return the bytes of the native decoder's weights by dtype: a tied embedding is held as output head too."""
+    embedding = c.vocab * c.hidden
+    linear = parameters if c.tied else parameters - embedding
+    channels = c.layers * ((c.heads + 2 * c.kv_heads) * c.head_size + 2 * c.hidden + 2 * c.intermediate) + c.vocab
+    return {
+        "int8": linear + channels * _SCALE_BYTES + embedding * _HALF_BYTES,
+        "bf16": (linear + embedding) * _HALF_BYTES,
+        "fp32": (linear + embedding) * 4,
+    }
+
+
+def _file_bytes(file: GgufFile) -> int:
+    """Return the bytes of a file's tensors, those that cannot stay quantized in int8."""
+    tensors = file.tensors.values()
+    return sum(info.size if info.type in BLOCK_TYPES else math.prod(info.shape) for info in tensors)
+
+
+def _block_weights(file: GgufFile, native: bool) -> int:
+    """Return the bytes of a file's tensors with dtype gguf: in blocks, and otherwise as int8 or fp32."""
+    tensors, total = file.tensors, 0
+    for name, info in tensors.items():
+        elements = math.prod(info.shape)
+        stays = info.type in BLOCK_TYPES
+        if native and ("ffn_gate." in name or "ffn_up." in name):  # run together, so they stay only if both do
+            pair = name.replace("ffn_gate.", "ffn_up.") if "ffn_gate." in name else name.replace("ffn_up.", "ffn_gate.")
+            stays = stays and pair in tensors and tensors[pair].type == info.type
+        if len(info.shape) < 2:
+            total += elements * 4
+        elif name == "token_embd.weight":
+            total += info.size if stays else elements * _HALF_BYTES
+            if "output.weight" not in tensors:
+                total += info.size if stays else elements
+        else:
+            total += info.size if stays else elements
+    return total
+
+
+def _cache_numbers(config: dict[str, Any], decoder: DecoderConfig | None) -> int:
+    if decoder is not None:
+        return 2 * decoder.layers * decoder.kv_heads * decoder.head_size
+    heads = _integer(config, "num_attention_heads", "n_head")
+    size = _integer(config, "head_dim") or (_integer(config, "hidden_size", "n_embd") // heads if heads else 0)
+    layers, kv_heads = _integer(config, "num_hidden_layers", "n_layer"), _integer(config, "num_key_value_heads")
+    return 2 * layers * (kv_heads or heads) * size
+
+
+def _format(file: GgufFile | None, gpu_dtype: str) -> str:
+    if file is None:
+        return _FOLDER_FORMATS[gpu_dtype]
+    bytes_by_type: Counter[str] = Counter()
+    for info in file.tensors.values():
+        bytes_by_type[info.type] += info.size
+    most = max(bytes_by_type, key=bytes_by_type.__getitem__, default="")
+    stated = file.metadata.get("general.file_type")
+    return f"GGUF {_FILE_TYPES.get(stated, most) if isinstance(stated, int) else most}".rstrip()
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def _integer(config: dict[str, Any], *names: str) -> int:
+    """Return the first of these values that is a positive integer, or 0."""
+    values = (config.get(name) for name in names)
+    return next((value for value in values if type(value) is int and value > 0), 0)

@@ -1,0 +1,127 @@
+"""Weights of `transformers`' models from GGUF files: dequantized, or in the file's own blocks (`--dtype gguf`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from syringa.engine.cpu.layers.linear import BlockEmbedding, BlockLinear
+from syringa.engine.cpu.native import Kernels
+from syringa.engine.loading.gguf_parameters import GgufParameters
+from syringa.engine.models.hf.int8 import ROUTERS, HFNativeExperts, HFNativeLinear, expert_biases, is_experts_module
+from syringa.modelfiles import ModelDescription, ModelFiles
+
+EXPERT_PARAMETERS = ("gate_up_proj", "down_proj")
+
+
+class LazyParameter:
+    """A parameter that is read when `transformers` loads it, as it does with slices of safetensors files."""
+
+    def __init__(self, weights: GgufParameters, name: str, shape: torch.Size) -> None:
+        self.weights, self.name, self.shape = weights, name, shape
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        tensor = self.weights(self.name)
+        # The converter drops dimensions of size 1.
+        return tensor.reshape(self.shape) if [n for n in self.shape if n > 1] == list(tensor.shape) else tensor
+
+
+class HFBlockEmbedding(nn.Module):
+    """`BlockEmbedding` as a drop-in for `nn.Embedding`, and for those of Gemma, which scale their rows."""
+
+    def __init__(self, embedding: BlockEmbedding, scale: torch.Tensor | None) -> None:
+        super().__init__()
+        self.embedding, self.scale = embedding, scale
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        rows = self.embedding[tokens.flatten()].view(*tokens.shape, -1)
+        return rows if self.scale is None else rows * self.scale
+
+
+class GgufSource:
+    """The weights of a model in a GGUF file.
+
+    `model` has no weights yet. With `blocks`, layers that the compiled kernels can run on the file's blocks are not
+    dequantized: `pack_layers` replaces them.
+    """
+
+    def __init__(self, files: ModelFiles, description: ModelDescription, model: Any, *, blocks: bool) -> None:
+        self.weights = GgufParameters(files, description.config)
+        self.parameters: dict[str, torch.Tensor] = model.state_dict()
+        self.weights.check_all_used(self.parameters)
+        # Names of modules.
+        self.linears: dict[str, str] = {}  # with the parameter whose blocks each takes
+        self.experts: list[str] = []
+        self.embedding: str | None = None
+        if blocks:
+            self._find_layers(model)
+
+    def _find_layers(self, model: Any) -> None:
+        head = model.get_output_embeddings() if model.config.tie_word_embeddings else None
+        embedding = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
+        plain = type(model.get_input_embeddings()) is nn.Embedding
+        if (plain or hasattr(model.get_input_embeddings(), "embed_scale")) and self.weights.blocks(
+            f"{embedding}.weight"
+        ):
+            self.embedding = embedding
+        for name, module in model.named_modules():
+            if is_experts_module(module):
+                if module.has_gate and self.weights.expert_blocks(name) is not None:
+                    self.experts.append(name)
+            elif type(module) is nn.Linear and name.rpartition(".")[2] not in ROUTERS:
+                parameter = f"{embedding if module is head else name}.weight"
+                if self.weights.blocks(parameter) is not None:
+                    self.linears[name] = parameter
+
+    def state_dict(self, dtype: torch.dtype) -> dict[str, Any]:
+        """Return the model's parameters for `from_pretrained`. Those of packed layers are zeros that take no memory."""
+        packed = {name for module, name in self.linears.items() if name == f"{module}.weight"}
+        packed |= {f"{module}.{name}" for module in self.experts for name in EXPERT_PARAMETERS}
+        packed.add(f"{self.embedding}.weight")
+        nothing = torch.zeros((), dtype=dtype)
+        return {
+            name: nothing.expand(tensor.shape) if name in packed else LazyParameter(self.weights, name, tensor.shape)
+            for name, tensor in self.parameters.items()
+            if self.weights.has(name)
+        }
+
+    def pack_layers(self, model: Any, kernels: Kernels) -> None:
+        """Replace layers of the loaded model by ones with the blocks of the file."""
+        for name, parameter in self.linears.items():
+            blocks = self.weights.blocks(parameter)
+            assert blocks is not None  # see _find_layers
+            bias = model.get_submodule(name).bias
+            model.set_submodule(name, HFNativeLinear(BlockLinear(kernels, [blocks], bias)))
+        if self.embedding is not None:
+            blocks = self.weights.blocks(f"{self.embedding}.weight")
+            assert blocks is not None
+            scale = getattr(model.get_submodule(self.embedding), "embed_scale", None)
+            model.set_submodule(self.embedding, HFBlockEmbedding(BlockEmbedding(kernels, blocks), scale))
+        for name in self.experts:
+            module = model.get_submodule(name)
+            module.native_experts = self._pack_experts(module, kernels, name)
+            for parameter in EXPERT_PARAMETERS:
+                setattr(module, parameter, None)
+
+    def _pack_experts(self, module: Any, kernels: Kernels, name: str) -> HFNativeExperts:
+        blocks = self.weights.expert_blocks(name)
+        assert blocks is not None  # see _find_layers
+        interleaved = self.weights.entry.experts == "interleaved"
+        experts = HFNativeExperts([], [])
+        up_biases, down_biases = (expert_biases(module, each, len(blocks["up"])) for each in EXPERT_PARAMETERS)
+        for gate, up, bias in zip(blocks["gate"], blocks["up"], up_biases, strict=True):
+            if interleaved and bias is not None:
+                bias = torch.cat([bias[::2], bias[1::2]])
+            linear = BlockLinear(kernels, [gate, up], bias)
+            experts.up.append(_interleave_outputs(linear) if interleaved else linear)
+        for down, bias in zip(blocks["down"], down_biases, strict=True):
+            experts.down.append(BlockLinear(kernels, [down], bias))
+        return experts
+
+
+def _interleave_outputs(linear: BlockLinear) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a layer whose outputs are each gate next to its up, instead of all gates before all ups."""
+    return lambda x: linear(x).unflatten(1, (2, -1)).transpose(1, 2).flatten(1)

@@ -1,0 +1,60 @@
+"""What will happen when a model is loaded now, for the command line, which prints it, or why the model cannot fit."""
+
+from __future__ import annotations
+
+import msgspec
+
+from syringa import modelfiles
+from syringa.config import Config, ModelSpec
+from syringa.engine.cpu.features import available_cores, available_memory
+from syringa.engine.cpu.native import kernel_variant
+from syringa.engine.loading import alternatives
+from syringa.engine.loading.memory_plan import (
+    PROGRAM_BYTES,
+    MemoryPlan,
+    MemorySettings,
+    plan_gpu_memory,
+    plan_memory,
+)
+from syringa.engine.loading.model_size import gigabytes as gigabytes
+from syringa.engine.loading.model_size import read_model_size
+from syringa.engine.processes import eviction
+from syringa.engine.processes.memory import MemoryPlanner, replica_threads
+from syringa.engine.processes.nvml import gpu_memories
+from syringa.engine.worker.options import WorkerOptions
+
+
+def plan_model(spec: ModelSpec, config: Config, replicas: int = 1) -> MemoryPlan | None:
+    """Plan the memory of a model that is loaded now. None where a GPU is used whose memory is not known.
+
+    Raise `StartupError` with one line if it does not fit on the CPU. Whether it fits on a GPU, only its worker can say.
+    """
+    options = WorkerOptions.from_config(spec, config)
+    options = msgspec.structs.replace(options, threads=replica_threads(options.threads, replicas))
+    files = modelfiles.locate(options.model)
+    size, settings = read_model_size(files, modelfiles.describe(files)), MemorySettings.of(options)
+    planner = MemoryPlanner(config, available_memory, gpu_memories)
+    if planner.expected_device(options) == "cpu":
+        if options.dtype == "fp8":
+            return None  # the worker says why it has no GPU
+        free, kernels = available_memory(), kernel_variant()
+        return plan_memory(size, settings, free=free, kernels=kernels, cores=available_cores())
+    gpus = gpu_memories()
+    if not gpus:
+        return None
+    gpu = gpus[planner.choose_gpu([])]
+    return plan_gpu_memory(
+        size,
+        settings,
+        gpu.free,
+        gpu.total,
+        overhead=eviction.GPU_OVERHEAD,
+        fraction=planner.gpu_fraction(options, []),
+        cores=available_cores(),
+    )
+
+
+def fitting_models() -> tuple[int, set[str]]:
+    """Return the free bytes of this machine, and the names of the models of the catalog that fit in them."""
+    free = available_memory()
+    return free, {entry.name for entry in alternatives.fitting_models(free, PROGRAM_BYTES)}

@@ -1,0 +1,66 @@
+"""The interface of what runs replicas: this machine's supervisor, or a cluster. Nothing above it knows which it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+EventKind = Literal["ready", "ended", "failed"]
+ReplicaCondition = Literal["starting", "ready", "hanging", "draining"]
+
+LOCAL_NODE = "local"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A place where replicas run: a machine, or in a cluster a pod."""
+
+    name: str
+    max_replicas: int = 0  # 0: the provider finds out whether another one fits
+    draining: bool = False  # it is about to be taken away
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A replica as a provider observes it."""
+
+    id: str  # never used again
+    model: str  # key of the model
+    node: str = LOCAL_NODE
+    condition: ReplicaCondition = "ready"
+    running: int = 0  # sequences
+    waiting: int = 0  # requests that wait for capacity
+    idle_seconds: float = 0.0  # since its last request; 0 while it is in use
+
+
+@dataclass(frozen=True)
+class ReplicaEvent:
+    """What has happened to a replica: it has become ready, has ended as it should, or has failed."""
+
+    kind: EventKind
+    replica: str
+    model: str
+    reason: str = ""
+
+
+class ReplicaProvider(Protocol):
+    """Starts and stops replicas on nodes. No method blocks."""
+
+    def nodes(self) -> Sequence[Node]: ...
+
+    def replicas(self) -> Sequence[Replica]:
+        """Return the replicas that have not ended."""
+        ...
+
+    def start(self, model: str, node: str) -> str:
+        """Begin to start a replica, and return its id. What becomes of it is reported as events."""
+        ...
+
+    def stop(self, replica: str, grace: float) -> None:
+        """End a replica: its requests finish within `grace` seconds or move to another one."""
+        ...
+
+    def events(self) -> Sequence[ReplicaEvent]:
+        """Return what has happened since the last call."""
+        ...

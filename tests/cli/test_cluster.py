@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from syringa.cli import main
+from syringa.cluster.authority import CertificateAuthority, hosts_of
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["cluster", *arguments])
+    return int(ended.value.code or 0)
+
+
+def test_cluster_init_creates_certificates_and_prints_the_fingerprint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "certificates"
+    assert run("init", "--dir", str(folder), "--host", "10.1.2.3") == 0
+    printed = capsys.readouterr().out
+    authority = CertificateAuthority.load((folder / "ca.pem").read_bytes(), (folder / "ca.key").read_bytes())
+    assert authority.fingerprint in printed
+    assert str(folder) in printed
+    assert re.search(r"certificates expire on \d{4}-\d\d-\d\d", printed)
+    assert {"localhost", "127.0.0.1", "10.1.2.3"} <= set(hosts_of((folder / "server.pem").read_bytes()))
+    assert "PRIVATE" not in printed
+
+
+def test_cluster_init_uses_the_data_folder_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert run("init") == 0
+    assert (tmp_path / "syringa" / "cluster" / "ca.pem").exists()
+
+
+def test_cluster_init_refuses_to_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("init", "--dir", str(tmp_path / "a")) == 0
+    assert run("init", "--dir", str(tmp_path / "a")) == 1
+    assert capsys.readouterr().err == f"syringa: {tmp_path}/a: there is something already, which is not overwritten\n"
+
+
+def test_cluster_renew_issues_new_certificates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("renew", "--dir", str(tmp_path / "a")) == 1
+    assert "`syringa cluster init` makes the certificates" in capsys.readouterr().err
+    run("init", "--dir", str(tmp_path / "a"))
+    before = (tmp_path / "a" / "client.pem").read_bytes()
+    assert run("renew", "--dir", str(tmp_path / "a")) == 0
+    assert (tmp_path / "a" / "client.pem").read_bytes() != before

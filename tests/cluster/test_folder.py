@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from syringa.cluster.authority import CertificateAuthority, expiry, hosts_of
+from syringa.cluster.folder import ClusterFolder
+from syringa.cluster.tls import client_context, server_context
+from syringa.errors import ConfigError
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_folder_and_keys_are_accessible_to_the_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "cluster"
+    ClusterFolder(path).create("node", ["node"])
+    assert mode(path) == 0o700
+    assert {each.name: mode(each) for each in path.iterdir() if each.suffix == ".key"} == {
+        "ca.key": 0o600,
+        "server.key": 0o600,
+        "client.key": 0o600,
+    }
+    assert sorted(each.name for each in path.iterdir() if each.suffix != ".key") == [
+        "ca.pem",
+        "client.pem",
+        "server.pem",
+    ]
+    assert [each.name for each in path.parent.iterdir()] == ["cluster"]  # nothing temporary is left
+
+
+def test_folder_has_usable_certificates_of_both_roles(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path / "cluster")
+    authority = folder.create("node", ["node", "127.0.0.1"])
+    server_context(folder.files("server"))
+    client_context(folder.files("client"))
+    assert hosts_of(Path(folder.files("server").certificate).read_bytes()) == ["node", "127.0.0.1"]
+    assert hosts_of(Path(folder.files("client").certificate).read_bytes()) == []
+    loaded = CertificateAuthority.load((folder.path / "ca.pem").read_bytes(), (folder.path / "ca.key").read_bytes())
+    assert loaded.fingerprint == authority.fingerprint
+
+
+def test_folder_is_never_overwritten(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path / "cluster")
+    folder.create("node", ["node"])
+    before = {each: each.read_bytes() for each in folder.path.iterdir()}
+    with pytest.raises(ConfigError, match="not overwritten"):
+        folder.create("node", ["node"])
+    assert {each: each.read_bytes() for each in folder.path.iterdir()} == before
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="not overwritten"):
+        ClusterFolder(tmp_path / "file").create("node", ["node"])
+
+
+def test_folder_is_created_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    with pytest.raises(ConfigError, match="'a b'"):
+        ClusterFolder(tmp_path / "cluster").create("node", ["a b"])
+    assert [each.name for each in tmp_path.rglob("*")] == ["cluster"]
+    ClusterFolder(tmp_path / "cluster").create("node", ["a"])  # an empty folder is used
+    assert mode(tmp_path / "cluster") == 0o700
+
+
+def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be made: File exists"):
+        ClusterFolder(tmp_path / "file" / "cluster").create("node", ["a"])
+
+
+def test_renewal_replaces_certificates_and_keeps_hosts_and_authority(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path / "cluster")
+    before = folder.create("node", ["node", "10.0.0.1"], now=NOW)
+    old = {each.name: each.read_bytes() for each in folder.path.iterdir()}
+    after = folder.renew("node", now=NOW + timedelta(days=200))
+    new = {each.name: each.read_bytes() for each in folder.path.iterdir()}
+    assert after.fingerprint == before.fingerprint
+    assert {name for name in old if old[name] != new[name]} == {"server.pem", "server.key", "client.pem", "client.key"}
+    assert hosts_of(new["server.pem"]) == ["node", "10.0.0.1"]
+    assert expiry(new["server.pem"]) == NOW + timedelta(days=565)
+    server_context(folder.files("server"))
+    with pytest.raises(ConfigError, match="cluster init"):
+        ClusterFolder(tmp_path / "missing").renew("node")

@@ -1,0 +1,114 @@
+"""The engine of a model, with workers that the test scripts, and a supervisor that is the test itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from syringa.engine.client import protocol
+from syringa.engine.client.model_engine import ModelEngine
+from syringa.engine.interface import LoadStatus, ReplicaState, ReplicaStatus
+from syringa.engine.processes.control import AcquireModel, SupervisorRequest, WorkerState
+from syringa.engine.worker.options import WorkerOptions
+from syringa.types import EngineDelta, EngineRequest
+from tests.engine.processes.stub_worker import INFO
+from tests.engine.processes.supervisor_harness import answer, until
+
+
+class ScriptedWorker:
+    """A ready worker. It records the requests, and answers only when the test says so."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.requests: list[EngineRequest] = []
+        self.aborted: list[tuple[str, int | None]] = []
+        self.on_request: Callable[[ScriptedWorker], None] = lambda worker: None
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @property
+    def replica(self) -> str:
+        return f"m-{Path(self.path).name}"
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        writer.write(protocol.frame(protocol.Ready(INFO)))
+        decoder = protocol.worker_decoder()
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                for message in decoder.feed(data):
+                    if isinstance(message, protocol.Submit):
+                        self.requests.append(message.request)
+                        self.on_request(self)
+                    elif isinstance(message, protocol.Abort):
+                        self.aborted.append((message.request_id, message.choice))
+
+    def send(self, *tokens: int, finish: bool = False, choice: int = 0, **fields: object) -> None:
+        """Send tokens of the last request."""
+        reason = "stop" if finish else None
+        delta = EngineDelta(self.requests[-1].id, choice, list(tokens), finish=reason, **fields)  # type: ignore[arg-type]
+        self._writers[-1].write(protocol.frame(protocol.Deltas([delta])))
+
+    def die(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+def answers(*tokens: int) -> Callable[[ScriptedWorker], None]:
+    return lambda worker: worker.send(*tokens, finish=True)
+
+
+@contextlib.asynccontextmanager
+async def workers(count: int) -> AsyncIterator[list[ScriptedWorker]]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = [ScriptedWorker(str(Path(folder) / str(number))) for number in range(1, count + 1)]
+        async with contextlib.AsyncExitStack() as stack:
+            for worker in made:
+                await stack.enter_async_context(await asyncio.start_unix_server(worker.connected, worker.path))
+            yield made
+            for worker in made:
+                worker.die()
+
+
+def replica(worker: ScriptedWorker, status: ReplicaStatus = "ready", **fields: object) -> ReplicaState:
+    return ReplicaState(worker.replica, status, f"unix:{worker.path}", **fields)  # type: ignore[arg-type]
+
+
+def state(status: LoadStatus, *replicas: ReplicaState) -> WorkerState:
+    return WorkerState("k", status, replicas=list(replicas))
+
+
+class EngineHarness:
+    def __init__(self) -> None:
+        self.sent: list[SupervisorRequest] = []
+        self.moves: list[tuple[str, bool]] = []
+        acquire = AcquireModel(WorkerOptions(socket="", model="m"))
+        self.engine = ModelEngine(
+            "m",
+            acquire,
+            self.sent.append,
+            5.0,
+            lambda info: None,
+            lambda reason, same: self.moves.append((reason, same)),
+        )
+
+    async def ready(self, *found: ScriptedWorker, **fields: object) -> None:
+        """Report these workers as ready replicas, and wait until the engine is connected to all of them."""
+        self.engine.update(state("loaded", *(replica(worker, **fields) for worker in found)))
+        replicas = self.engine._replicas
+        await until(lambda: all(replicas[worker.replica].usable for worker in found))
+
+
+async def begin(
+    engine: ModelEngine, made: list[ScriptedWorker], *tokens: int, **fields: object
+) -> asyncio.Task[list[int]]:
+    """Begin a request on one of the workers, which becomes the first in the list, and let it send tokens."""
+    task = asyncio.create_task(answer(engine))
+    await until(lambda: any(worker.requests for worker in made))
+    made.sort(key=lambda worker: not worker.requests)
+    if tokens:
+        made[0].send(*tokens, **fields)  # type: ignore[arg-type]
+        await until(lambda: engine._runs["r"].progress.begun)
+    return task

@@ -1,0 +1,208 @@
+"""The engine of a model with several replicas: where requests run, and how they move."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from syringa.engine.client.model_engine import MAX_RETRIES, ModelEngine
+from syringa.engine.processes.control import AcquireModel
+from syringa.types import EngineDelta, ResumedChoice
+from tests.engine.client.engine_harness import EngineHarness, answers, begin, replica, state, workers
+from tests.engine.processes.supervisor_harness import answer, request, until
+
+
+async def test_request_of_drained_replica_moves_at_once_and_is_aborted_there(
+    harness: EngineHarness, engine: ModelEngine
+) -> None:
+    async with workers(2) as made:
+        await harness.ready(*made)
+        task = await begin(engine, made, 7)
+        old, new = made
+        new.on_request = answers(8)
+        engine.update(state("loaded", replica(old, "draining", grace=60.0), replica(new)))
+        assert await task == [7, 8]
+        await until(lambda: old.aborted)
+        assert old.aborted == [(old.requests[0].id, None)]
+        assert new.requests[0].resumed == (ResumedChoice([7]),)
+    assert harness.moves == [("drain", True)]
+
+
+async def test_request_moves_at_any_number_of_drains(harness: EngineHarness, engine: ModelEngine) -> None:
+    async with workers(2) as made:
+        await harness.ready(*made)
+        task = await begin(engine, made, 0)
+        for number in range(1, 2 * MAX_RETRIES):
+            old, new = made
+            seen = len(new.requests)
+            engine.update(state("loaded", replica(old, "draining", grace=0.0), replica(new)))
+            await until(lambda new=new, seen=seen: len(new.requests) > seen)
+            new.send(number)
+            await until(lambda number=number: engine._runs["r"].progress.next_request().resumed[0].tokens[-1] == number)
+            await harness.ready(old, new)
+            made.reverse()
+        made[0].send(99, finish=True)
+        assert await task == [*range(2 * MAX_RETRIES), 99]
+    assert {reason for reason, _ in harness.moves} == {"drain"}
+
+
+async def test_drained_only_replica_keeps_its_requests_until_another_is_ready(engine: ModelEngine) -> None:
+    async with workers(2) as (old, new):
+        engine.update(state("loaded", replica(old)))
+        task = await begin(engine, [old], 7)
+        engine.update(state("loading", replica(old, "draining", grace=60.0)))
+        await asyncio.sleep(0)
+        old.send(8)
+        await until(lambda: engine._runs["r"].progress.next_request().resumed[0].tokens == [7, 8])
+        new.on_request = answers(9)
+        engine.update(state("loaded", replica(old, "draining", grace=60.0), replica(new)))
+        assert await task == [7, 8, 9]
+
+
+async def test_request_leaves_drained_replica_when_the_grace_ends(engine: ModelEngine) -> None:
+    async with workers(2) as (old, new):
+        engine.update(state("loaded", replica(old)))
+        task = await begin(engine, [old], 7)
+        engine.update(state("loading", replica(old, "draining", grace=0.01)))
+        await until(lambda: old.aborted)
+        assert not task.done()
+        new.on_request = answers(8)
+        engine.update(state("loaded", replica(new)))
+        assert await task == [7, 8]
+
+
+async def test_request_of_silent_replica_moves_once(
+    harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has moved may be the cause: the second time it waits for the supervisor."""
+    silent: set[str] = set()
+    property_ = property(lambda client: str(client.address).removeprefix("unix:") in silent)
+    monkeypatch.setattr("syringa.engine.client.worker_client.WorkerClient.silent", property_)
+    async with workers(2) as made:
+        await harness.ready(*made)
+        task = await begin(engine, made, 7)
+        old, new = made
+        silent.add(old.path)
+        engine._notify()
+        await until(lambda: new.requests)
+        assert new.requests[0].isolation == "start"
+        new.send(8)
+        await until(lambda: engine._runs["r"].progress.next_request().resumed[0].tokens == [7, 8])
+        silent.clear()
+        silent.add(new.path)
+        engine._notify()
+        await asyncio.sleep(0.01)
+        assert len(old.requests) == 1
+        new.send(9, finish=True)
+        assert await task == [7, 8, 9]
+    assert harness.moves == [("silence", True)]
+
+
+async def test_request_waits_on_silent_replica_without_another(
+    engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with workers(1) as (worker,):
+        engine.update(state("loaded", replica(worker)))
+        task = await begin(engine, [worker], 7)
+        monkeypatch.setattr("syringa.engine.client.worker_client.WorkerClient.silent", property(lambda client: True))
+        engine._notify()
+        assert not engine.ready
+        worker.send(8, finish=True)
+        assert await task == [7, 8]
+
+
+async def test_begun_request_prefers_replica_with_equal_outputs(harness: EngineHarness, engine: ModelEngine) -> None:
+    async with workers(3) as (first, other, equal):
+        engine.update(state("loaded", replica(first, fingerprint="f")))
+        task = await begin(engine, [first], 7)
+        draining = replica(first, "draining", grace=60.0, fingerprint="f")
+        other.on_request = equal.on_request = answers(8)
+        # Both become usable before the request looks for one.
+        engine.update(state("loaded", replica(first), replica(other, fingerprint="g"), replica(equal, fingerprint="f")))
+        await until(lambda: all(each.usable for each in engine._replicas.values()))
+        engine.update(state("loaded", draining, replica(other, fingerprint="g"), replica(equal, fingerprint="f")))
+        assert await task == [7, 8]
+        assert equal.requests
+        assert not other.requests
+    assert harness.moves == [("drain", True)]
+
+
+async def test_move_to_replica_with_another_fingerprint_is_counted_apart(
+    harness: EngineHarness, engine: ModelEngine
+) -> None:
+    async with workers(2) as (first, other):
+        engine.update(state("loaded", replica(first, fingerprint="f")))
+        task = await begin(engine, [first], 7)
+        other.on_request = answers(8)
+        draining = replica(first, "draining", grace=60.0, fingerprint="f")
+        engine.update(state("loaded", draining, replica(other, fingerprint="g")))
+        assert await task == [7, 8]
+    assert harness.moves == [("drain", False)]
+
+
+async def test_aborted_choice_is_not_resumed(harness: EngineHarness, engine: ModelEngine) -> None:
+    received: list[EngineDelta] = []
+
+    def take(delta: EngineDelta) -> bool:
+        received.append(delta)
+        return len(received) == 4
+
+    async with workers(2) as made:
+        await harness.ready(*made)
+        two = msgspec.structs.replace(request("r"), choices=3)
+        task = asyncio.create_task(engine.submit(two, take))
+        await until(lambda: any(worker.requests for worker in made))
+        made.sort(key=lambda worker: not worker.requests)
+        old, new = made
+        old.send(7, choice=0)
+        old.send(8, choice=1, finish=True)
+        await until(lambda: len(received) == 2)
+        engine.abort("r", 2)
+        await until(lambda: old.aborted)
+        engine.update(state("loaded", replica(old, "draining", grace=60.0), replica(new)))
+        await until(lambda: new.requests)
+        expected = (ResumedChoice([7]), ResumedChoice([8], finished=True), ResumedChoice([], finished=True))
+        assert new.requests[0].resumed == expected
+        new.send(9, choice=0)
+        new.send(10, choice=0, finish=True)
+        await task
+    assert [delta.tokens for delta in received] == [[7], [8], [9], [10]]
+
+
+async def test_requests_that_share_a_prefix_go_to_one_replica(harness: EngineHarness, engine: ModelEngine) -> None:
+    async with workers(3) as made:
+        await harness.ready(*made)
+        for worker in made:
+            worker.on_request = answers(7)
+        prompt = list(range(200))
+        for number in range(6):
+            assert await answer(engine, str(number), prompt=[*prompt, 500 + number]) == [7]
+        assert sorted(len(worker.requests) for worker in made) == [0, 0, 6]
+
+
+async def test_concurrent_requests_are_spread(harness: EngineHarness, engine: ModelEngine) -> None:
+    async with workers(3) as made:
+        await harness.ready(*made)
+        tasks = [asyncio.create_task(answer(engine, str(number), prompt=[number])) for number in range(9)]
+        await until(lambda: sum(len(worker.requests) for worker in made) == 9)
+        assert [len(worker.requests) for worker in made] == [3, 3, 3]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_connection_that_breaks_while_the_replica_lives_is_made_again(
+    harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syringa.engine.client.model_engine.REPORT_SECONDS", 0.01)
+    async with workers(2) as made:
+        await harness.ready(*made)
+        task = await begin(engine, made, 7)
+        old, new = made
+        new.on_request = answers(8)
+        old.die()
+        assert await task == [7, 8]
+        assert [type(each) for each in harness.sent] == [AcquireModel]
+        await harness.ready(*made)

@@ -1,0 +1,97 @@
+"""Replicas that are taken away while streams run, with real processes: every stream is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from syringa.config import Config, ModelSpec, Replicas
+from tests.engine.processes.supervisor_harness import SupervisorHarness, answer, run_supervisor, until
+
+CONFIG = Config(load_timeout=300.0)
+MODELS = [ModelSpec(id="fine", path="fine", preload=True, idle_seconds=0.0, replicas=Replicas(min=3, max=3))]
+TOKENS = 120
+
+
+def processes(server: SupervisorHarness) -> dict[str, int]:
+    """Return the process ids of the ready replicas, by the id of the replica."""
+    workers = [each for model in server.supervisor.workers.models for each in model.replicas]
+    return {each.id: each.process.pid for each in workers if each.phase == "ready" and each.process is not None}
+
+
+async def ready(server: SupervisorHarness, count: int = 3) -> dict[str, int]:
+    """Wait until so many replicas are ready, and return their process ids."""
+    await until(lambda: [each.status for each in server.engines.replicas("fine")].count("ready") >= count)
+    return processes(server)
+
+
+class Streams:
+    """Streams of different requests, whose outputs are known."""
+
+    def __init__(self, server: SupervisorHarness, count: int) -> None:
+        engine = server.engines.engine("fine")
+        self.prompts = [[number] * TOKENS for number in range(1, count + 1)]
+        self.begun = [asyncio.Event() for _ in self.prompts]
+        self.tasks = [
+            asyncio.create_task(answer(engine, str(number), begun=begun, prompt=prompt))
+            for number, (begun, prompt) in enumerate(zip(self.begun, self.prompts, strict=True))
+        ]
+
+    async def begin(self) -> None:
+        for each in self.begun:
+            await each.wait()
+
+    async def check(self) -> None:
+        async with asyncio.timeout(60):
+            assert await asyncio.gather(*self.tasks) == self.prompts
+
+
+async def test_streams_go_on_when_one_replica_is_killed_and_another_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_supervisor(monkeypatch, MODELS, CONFIG) as server:
+        moves: list[tuple[str, str, bool]] = []
+        server.engines.on_move = lambda *move: moves.append(move)
+        killed, drained, left = (await ready(server)).items()
+        streams = Streams(server, 12)
+        await streams.begin()
+        os.kill(killed[1], signal.SIGKILL)
+        server.engines.drain(drained[0], 0.0)
+        await streams.check()
+        assert {reason for _, reason, _ in moves} == {"crash", "drain"}
+        after = await ready(server)
+        assert left[0] in after
+        assert not {killed[0], drained[0]} & set(after)
+        assert server.engines.worker_counts("fine").crashes == 1
+
+
+async def test_streams_of_stopped_replica_go_on_elsewhere_and_it_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with run_supervisor(monkeypatch, MODELS, CONFIG) as server:
+        moves: list[str] = []
+        server.engines.on_move = lambda model, reason, same: moves.append(reason)
+        stopped, *_ = (await ready(server)).values()
+        streams = Streams(server, 6)
+        await streams.begin()
+        os.kill(stopped, signal.SIGSTOP)
+        await streams.check()
+        assert set(moves) == {"silence"}
+        os.kill(stopped, signal.SIGCONT)
+        again = Streams(server, 9)
+        await again.begin()
+        await again.check()
+        assert stopped in processes(server).values()
+
+
+async def test_drain_of_the_only_replica_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [ModelSpec(id="fine", path="fine", preload=True, idle_seconds=0.0)]
+    async with run_supervisor(monkeypatch, models, CONFIG) as server:
+        ((old, _),) = (await ready(server, 1)).items()
+        streams = Streams(server, 4)
+        await streams.begin()
+        server.engines.drain(old, 30.0)
+        await streams.check()
+        (new,) = await ready(server, 1)
+        assert new != old

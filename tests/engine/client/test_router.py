@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+
+from syringa.engine.client.router import (
+    COMMON_USES,
+    LOAD_FACTOR,
+    LOAD_MARGIN,
+    Assignment,
+    Router,
+    routing_key,
+)
+from syringa.types import EngineRequest, Image, ResumedChoice
+from tests.engine.processes.supervisor_harness import request
+
+REPLICAS = ["a", "b", "c", "d"]
+
+
+def prompt(*parts: int, length: int = 100) -> list[int]:
+    """Return tokens that are made of parts, each of so many tokens."""
+    return [1000 * part + each for part in parts for each in range(length)]
+
+
+def make(tokens: list[int], tenant: str = "t", **fields: object) -> EngineRequest:
+    return msgspec.structs.replace(request("r"), prompt=tokens, tenant=tenant, **fields)
+
+
+def choose(router: Router, tokens: list[int], tenant: str = "t", replicas: list[str] = REPLICAS) -> Assignment:
+    return router.choose(routing_key(make(tokens, tenant)), replicas)
+
+
+def test_routing_key_has_equal_hashes_for_equal_prefixes_only() -> None:
+    first, second = routing_key(make(prompt(1, 2, 3))), routing_key(make(prompt(1, 2, 4)))
+    shared = set(first.prefixes) & set(second.prefixes)
+    assert max(length for length, _ in shared) == 192  # of 200
+    assert [length for length, _ in first.prefixes] == sorted((length for length, _ in first.prefixes), reverse=True)
+    for other in (
+        make(prompt(1, 2, 3), cache_key=b"other"),
+        make(prompt(1, 2, 3), images=(Image(data=b"", digest=b"d"),)),
+        make(prompt(1, 2, 3), use_cache=False),
+    ):
+        assert not set(first.prefixes) & set(routing_key(other).prefixes)
+
+
+def test_routing_key_of_long_prompt_has_few_hashes() -> None:
+    assert len(routing_key(make(list(range(100_000)))).prefixes) < 100
+    assert routing_key(make([1, 2, 3])).prefixes == ()
+
+
+def test_routing_key_counts_resumed_tokens() -> None:
+    resumed = make(prompt(1), resumed=(ResumedChoice([1] * 50), ResumedChoice([1] * 20)))
+    assert routing_key(resumed).length == 150
+
+
+def test_router_follows_the_longest_prefix() -> None:
+    router = Router()
+    homes = {}
+    for part in range(20):
+        assignment = choose(router, prompt(part, part + 1))
+        homes[part] = assignment.replica
+        router.release(assignment)
+    assert set(homes.values()) == set(REPLICAS)
+    for part, home in homes.items():
+        assignment = choose(router, prompt(part, part + 1, 99))
+        router.release(assignment)
+        assert assignment.replica == home
+
+
+def test_router_spreads_requests_that_share_a_common_prefix() -> None:
+    """Without load, all would go to the replica that was the first to have it."""
+    router = Router()
+    used: Counter[str] = Counter()
+    for part in range(COMMON_USES, COMMON_USES + 60):
+        assignment = choose(router, prompt(1, part))
+        router.release(assignment)
+        used[assignment.replica] += 1
+    assert used.most_common(1)[0][1] >= COMMON_USES  # at first
+    assert set(used) == set(REPLICAS)
+
+
+def test_router_avoids_holder_of_prefix_above_the_load_bound() -> None:
+    router = Router()
+    assignments = [choose(router, prompt(1, part)) for part in range(40)]
+    counts = Counter(each.replica for each in assignments)
+    mean = len(assignments) / len(REPLICAS)
+    assert set(counts) == set(REPLICAS)
+    assert max(counts.values()) <= LOAD_FACTOR * mean + LOAD_MARGIN + 1
+    for each in assignments:
+        router.release(each)
+    assert not any(load.total > 1e-6 or load.tenants for load in router._loads.values())
+
+
+def test_router_chooses_among_available_replicas_only() -> None:
+    router = Router()
+    home = choose(router, prompt(1, 2)).replica
+    others = [each for each in REPLICAS if each != home]
+    assert choose(router, prompt(1, 2, 3), replicas=others).replica in others
+
+
+def test_router_spreads_each_organization_over_all_replicas() -> None:
+    router = Router()
+    generator = random.Random(5)
+    counts: dict[str, Counter[str]] = {"big": Counter(), "small": Counter()}
+    for number in range(120):
+        tenant = "small" if number % 6 == 0 else "big"
+        tokens = [generator.randrange(10**6) for _ in range(64)]
+        counts[tenant][choose(router, tokens, tenant).replica] += 1
+    assert set(counts["big"].values()) == {25}
+    assert set(counts["small"].values()) == {5}
+
+
+def test_router_forgets_replicas_that_are_gone() -> None:
+    router = Router()
+    gone = choose(router, prompt(1, 2))
+    left = [each for each in REPLICAS if each != gone.replica]
+    router.retain(left)
+    router.release(gone)  # of a replica that is not known any more
+    assert choose(router, prompt(1, 2), replicas=left).replica in left
+    assert gone.replica not in router._loads
+
+
+def test_router_table_is_bounded() -> None:
+    router = Router(max_prefixes=50)
+    for part in range(100):
+        router.release(choose(router, prompt(part, part + 1)))
+    assert len(router._holders) == 50
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_router_finds_the_replica_of_multi_turn_chats(seed: int) -> None:
+    """Chats with one system prompt return to their replica, unless it has more than its share of the load."""
+    router, generator = Router(), random.Random(seed)
+    system = prompt(7, length=300)
+    chats = [system + [generator.randrange(10**6) for _ in range(100)] for _ in range(100)]
+    homes: dict[int, str] = {}
+    stayed = turns = 0
+    running: list[Assignment] = []
+    for _ in range(800):
+        number = generator.randrange(len(chats))
+        assignment = choose(router, chats[number])
+        running.append(assignment)
+        if len(running) > 40:
+            router.release(running.pop(generator.randrange(len(running))))
+        if number in homes:
+            turns += 1
+            stayed += homes[number] == assignment.replica
+        homes[number] = assignment.replica
+        chats[number] += [generator.randrange(10**6) for _ in range(50)]
+    assert stayed / turns > 0.9

@@ -1,0 +1,140 @@
+"""Sizes of models from the headers of their files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from syringa.engine.cpu.layers.cache import CacheTensors
+from syringa.engine.loading import precision
+from syringa.engine.loading.model_size import ModelSize, gigabytes, read_model_size, read_size
+from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+from syringa.errors import ConfigError, ModelError
+from syringa.modelfiles import describe, locate
+from tests.engine.loading.gguf_files import HIDDEN, INTERMEDIATE, KV, MATRICES, VOCAB, quantized_bytes, write_gguf
+
+LINEAR = sum(inputs * outputs for inputs, outputs in MATRICES.values())
+EMBEDDING = HIDDEN * VOCAB
+CHANNELS = HIDDEN + 2 * KV + HIDDEN + 2 * INTERMEDIATE + HIDDEN + VOCAB
+NORMS = 3 * 4 * HIDDEN
+
+
+def read(path: Path) -> ModelSize:
+    files = locate(str(path))
+    return read_model_size(files, describe(files))
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["tied", "untied"])
+def test_size_of_gguf_file_counts_embedding_and_output_head(tmp_path: Path, head: bool) -> None:
+    found = read(write_gguf(tmp_path / "m.gguf", head=head))
+    assert (found.format, found.architecture, found.max_model_len) == ("GGUF Q4_K_M", "LlamaForCausalLM", 8192)
+    assert found.parameters == LINEAR + EMBEDDING * (2 if head else 1)
+    assert found.weights["int8"] == LINEAR + EMBEDDING + 4 * CHANNELS + 2 * EMBEDDING
+    assert found.weights["bf16"] == 2 * (LINEAR + 2 * EMBEDDING)
+    assert found.weights["gguf"] == quantized_bytes(LINEAR, "Q4_K") + 2 * quantized_bytes(EMBEDDING, "Q6_K") + NORMS
+    assert found.cache_bytes("gguf") == 2 * KV * 2
+    assert found.cache_bytes("fp32") == 2 * KV * 4
+
+
+def test_size_of_gguf_file_counts_tensors_that_become_int8(tmp_path: Path) -> None:
+    plain = read(write_gguf(tmp_path / "a.gguf")).weights["gguf"]
+    mlp = HIDDEN * INTERMEDIATE
+    other = read(write_gguf(tmp_path / "b.gguf", ffn_down="Q2_K")).weights["gguf"]
+    assert other - plain == mlp - quantized_bytes(mlp, "Q4_K")
+    apart = read(write_gguf(tmp_path / "c.gguf", ffn_up="Q6_K")).weights["gguf"]  # gate and up run together
+    assert apart - plain == 2 * (mlp - quantized_bytes(mlp, "Q4_K"))
+
+
+def write_folder(path: Path, **config: Any) -> Path:
+    path.mkdir()
+    values = {
+        "architectures": ["TestForCausalLM"],
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 1,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    }
+    (path / "config.json").write_text(json.dumps(values | config))
+    (path / "tokenizer.json").write_text("{}")
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [LINEAR + EMBEDDING]}}).encode()
+    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return path
+
+
+def test_size_of_native_folder(tmp_path: Path) -> None:
+    found = read(write_folder(tmp_path / "m", model_type="llama"))
+    assert found.native
+    assert (found.format, found.gpu_dtype) == ("safetensors", "bf16")
+    assert found.weights == {
+        "int8": LINEAR + EMBEDDING + 4 * CHANNELS + 2 * EMBEDDING,
+        "bf16": 2 * (LINEAR + 2 * EMBEDDING),
+        "fp32": 4 * (LINEAR + 2 * EMBEDDING),
+    }
+    assert found.loading == {}
+    assert found.cache_bytes("int8") == 2 * KV * 2
+
+
+def test_size_of_folder_on_transformers_definition_covers_its_bf16_weights(tmp_path: Path) -> None:
+    found = read(write_folder(tmp_path / "m", model_type="gemma2", head_dim=32))
+    assert not found.native
+    assert found.parameters == LINEAR + EMBEDDING
+    assert found.weights["int8"] == LINEAR + EMBEDDING + 2 * EMBEDDING
+    assert found.loading == {"int8": 2 * (LINEAR + EMBEDDING)}
+    assert found.cache_bytes("bf16") == 2 * 2 * 32 * 2
+
+
+def test_size_of_image_text_folder_reads_its_text_config(tmp_path: Path) -> None:
+    text = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": 3}
+    found = read(write_folder(tmp_path / "m", model_type="gemma3", text_config=text, vision_config={}))
+    assert found.cache_bytes("bf16") == 2 * 3 * 4 * 16 * 2
+
+
+def test_size_of_quantized_folder_on_gpu(tmp_path: Path) -> None:
+    found = read(write_folder(tmp_path / "m", model_type="llama", quantization_config={"quant_method": "fp8"}))
+    assert (found.format, found.gpu_dtype) == ("FP8", "fp8")
+    assert found.gpu_weights("auto") == found.parameters
+    assert found.gpu_weights("bf16") == 2 * found.parameters
+
+
+def test_cache_bytes_are_those_of_the_cache(tmp_path: Path) -> None:
+    found = read(write_gguf(tmp_path / "m.gguf"))
+    for dtype, kind in (("int8", torch.bfloat16), ("fp32", torch.float32)):
+        assert found.cache_bytes(dtype) * BLOCK_SIZE == CacheTensors.bytes_per_block(1, 2, 64, kind)
+
+
+def test_read_size_of_unreadable_model_is_none(tmp_path: Path) -> None:
+    assert read_size("/no/such/model") is None
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert read_size(str(tmp_path / "m.gguf")) is None
+    folder = write_folder(tmp_path / "m", model_type="llama", num_attention_heads="many")
+    assert read_size(str(folder)) is None
+
+
+@pytest.mark.parametrize("config", [{"num_attention_heads": "many"}, {"hidden_size": None}, {"num_attention_heads": 0}])
+def test_size_of_malformed_config_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read(write_folder(tmp_path / "m", model_type="llama", **config))
+
+
+def test_choose_dtype_of_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, folder = read(write_gguf(tmp_path / "m.gguf")), read(write_folder(tmp_path / "m", model_type="llama"))
+    assert precision.choose_dtype(file, "auto", "avx512") == "int8"  # a small model
+    monkeypatch.setattr(precision, "MIN_GGUF_PARAMETERS", file.parameters)
+    assert precision.choose_dtype(file, "auto", "avx512") == "gguf"
+    assert precision.choose_dtype(file, "auto", "base") == "int8"
+    assert precision.choose_dtype(folder, "auto", "avx512") == "int8"
+    with pytest.raises(ConfigError, match="--dtype gguf is for GGUF files, and m is not one"):
+        precision.choose_dtype(folder, "gguf", "avx512")
+
+
+def test_gigabytes() -> None:
+    shown = [gigabytes(size) for size in (980_000_000, 9_994_999_999, 18_234_000_000, -5)]
+    assert shown == ["0.98 GB", "9.99 GB", "18.2 GB", "0.00 GB"]

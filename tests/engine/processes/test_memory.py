@@ -1,0 +1,63 @@
+"""How much memory models need by their files, and what a worker is told of the memory that is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syringa.engine.loading.memory_plan import PROGRAM_BYTES
+from syringa.engine.processes.control import AcquireModel
+from syringa.engine.processes.eviction import GPU_OVERHEAD
+from syringa.engine.processes.memory import memory_needs, replica_threads
+from syringa.engine.worker.options import WorkerOptions
+from tests.engine.loading.gguf_files import CACHE_BYTES, write_gguf
+from tests.engine.processes.manager_harness import GB, ManagerHarness
+
+
+def needs(path: Path, **settings: Any) -> int:
+    return memory_needs(WorkerOptions(socket="", model=str(path), **settings))["cpu"]
+
+
+def test_memory_needs_are_those_of_the_plan(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    short = needs(path, dtype="bf16")
+    assert short > PROGRAM_BYTES + 2048 * CACHE_BYTES
+    assert needs(path, dtype="bf16", max_model_len=8000) == short + (8000 - 2048) * CACHE_BYTES
+    assert needs(path, dtype="bf16", kv_cache_tokens=65_536) == short + (65_536 - 2048) * CACHE_BYTES
+    assert needs(path, dtype="bf16", kv_cache_gb=1.0) == short - 2048 * CACHE_BYTES + GB
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+def test_memory_needs_of_unreadable_model_are_those_of_the_program(dtype: str) -> None:
+    found = memory_needs(WorkerOptions(socket="", model="/no/such/model", dtype=dtype))
+    assert found == {"cpu": PROGRAM_BYTES, "cuda": GPU_OVERHEAD}
+
+
+def test_memory_needs_of_dtype_that_is_not_for_cpus(tmp_path: Path) -> None:
+    assert needs(write_gguf(tmp_path / "m.gguf"), dtype="fp8") >= PROGRAM_BYTES
+
+
+def test_manager_tells_worker_how_much_memory_was_free(folder: str) -> None:
+    harness = ManagerHarness(folder)
+    harness.free = 10 * GB
+    harness.acquire("a")
+    assert harness.processes[0].options.free_memory == 10 * GB
+
+
+def test_manager_plans_first_worker_for_the_memory_that_was_announced(folder: str) -> None:
+    harness = ManagerHarness(folder)
+    harness.free = 10 * GB
+    model = harness.workers.acquire(AcquireModel(WorkerOptions(socket="", model="a")))
+    model.planned_free = 11 * GB
+    harness.workers.tick()
+    assert harness.processes[0].options.free_memory == 11 * GB
+    assert model.planned_free == 0  # a worker that replaces it finds what is free then
+
+
+def test_replica_threads() -> None:
+    assert replica_threads(0, 1) == 0
+    assert replica_threads(6, 1) == 6
+    assert replica_threads(6, 3) == 2
+    assert replica_threads(1, 3) == 1
