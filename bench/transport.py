@@ -72,7 +72,8 @@ class TransportBench:
         async def stream() -> None:
             nonlocal received
             for _ in left:
-                received += (await self._complete(client, TOKENS))[1]
+                _, tokens = await self._complete(client, TOKENS)
+                received += tokens
 
         begun = time.perf_counter()
         await asyncio.gather(*(stream() for _ in range(STREAMS)))

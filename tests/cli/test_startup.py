@@ -82,7 +82,12 @@ def test_serve_prints_the_plan_and_hands_it_to_the_supervisor(
     free = PROGRAM_BYTES + 10_000_000
     set_free_memory(monkeypatch, free)
     planned: list[int] = []
-    monkeypatch.setattr(supervisor, "run", lambda *arguments: planned.append(arguments[-1]) or 0)
+
+    def run(*arguments: Any) -> int:
+        planned.append(arguments[-1])
+        return 0
+
+    monkeypatch.setattr(supervisor, "run", run)
     result = syringa("serve", "--model", str(write_gguf(tmp_path / "m.gguf")), "--port", "0", "--threads", "1")
     assert result.status == 0
     lines = result.out.splitlines()

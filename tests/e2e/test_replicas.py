@@ -20,6 +20,7 @@ from tests.e2e.service import WORKER, usage_records
 pytestmark = pytest.mark.model
 
 GUARD_SECONDS = 900.0
+CONCURRENCY = 24
 SETTINGS = ("--replicas", "3", "--threads", "3", "--served-model-name", "m", "--requests-per-minute", "0")
 
 
@@ -42,8 +43,8 @@ async def all_ready(server: Server) -> list[int]:
     return sorted(server.children(WORKER))
 
 
-async def run_all(url: str, count: int, concurrency: int, disturb: Callable[[RequestClient], Any]) -> list[Outcome]:
-    """Run the first `count` requests, so many at a time, and `disturb` beside them."""
+async def run_all(url: str, numbers: range, concurrency: int, disturb: Callable[[RequestClient], Any]) -> list[Outcome]:
+    """Run the requests with these numbers, so many at a time, and `disturb` beside them."""
     slots = asyncio.Semaphore(concurrency)
     async with httpx.AsyncClient(base_url=url, timeout=GUARD_SECONDS) as http:
         client = RequestClient(http)
@@ -54,7 +55,7 @@ async def run_all(url: str, count: int, concurrency: int, disturb: Callable[[Req
 
         async with asyncio.timeout(GUARD_SECONDS):
             disturbing = asyncio.create_task(disturb(client))
-            outcomes = await asyncio.gather(*(one(number) for number in range(count)))
+            outcomes = await asyncio.gather(*(one(number) for number in numbers))
             await disturbing
     return outcomes
 
@@ -86,7 +87,7 @@ def check_idle(server: Server) -> None:
 def run_undisturbed(database: str, count: int) -> list[Outcome]:
     """Run the requests on a server with one replica, which none of them can leave."""
     with serve("--served-model-name", "m", "--requests-per-minute", "0", "--database", database) as server:
-        outcomes = asyncio.run(run_all(server.url, count, 24, nothing))
+        outcomes = asyncio.run(run_all(server.url, range(count), CONCURRENCY, nothing))
         assert moves(server) == {}
         return outcomes
 
@@ -97,21 +98,27 @@ def test_requests_of_all_kinds_survive_a_killed_a_stopped_and_a_drained_replica(
     expected = run_undisturbed(database, count)
     with serve(*SETTINGS, "--database", database, "--heartbeat-timeout", "4") as server:
 
-        async def disturb(client: RequestClient) -> None:
-            await until(lambda: client.done >= 10 and client.begun >= 25)
-            os.kill((await all_ready(server))[0], signal.SIGKILL)
-            await until(lambda: client.done >= 35)
-            os.kill((await all_ready(server))[-1], signal.SIGSTOP)
-            await until(lambda: client.done >= 65)
-            await all_ready(server)
+        async def kill(client: RequestClient) -> None:
+            await until(lambda: client.begun >= 12)
+            os.kill(server.children(WORKER)[0], signal.SIGKILL)
+
+        async def stop(client: RequestClient) -> None:
+            await until(lambda: client.begun >= 12)
+            os.kill(server.children(WORKER)[0], signal.SIGSTOP)
+
+        async def drain(client: RequestClient) -> None:
+            await until(lambda: client.begun >= 12)
             drained = ready_replicas(server)[0]
             answer = await client.http.post(f"/admin/replicas/{drained}/drain", json={"grace": 0.5})
             assert answer.status_code == 200, answer.text
             await until(lambda: drained not in ready_replicas(server))
 
         async def run() -> list[Outcome]:
-            await all_ready(server)
-            outcomes = await run_all(server.url, count, 24, disturb)
+            outcomes = []
+            for part, disturb in enumerate((kill, stop, drain)):
+                await all_ready(server)
+                numbers = range(part * count // 3, (part + 1) * count // 3)
+                outcomes += await run_all(server.url, numbers, CONCURRENCY, disturb)
             await all_ready(server)
             return outcomes
 
@@ -139,7 +146,7 @@ def test_streams_survive_a_killed_replica(tmp_path: Path) -> None:
 
         async def run() -> list[Outcome]:
             await until(lambda: len(ready_replicas(server)) == 2)
-            return await run_all(server.url, count, count, disturb)
+            return await run_all(server.url, range(count), count, disturb)
 
         assert asyncio.run(run()) == expected
         assert "crash" in moves(server)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
-from syringa.types import EngineRequest
+from syringa.types import EngineRequest, ResumedChoice
 from tests.engine.conftest import Answers, Driver, drive, request
 from tests.tiers import slow
 
@@ -136,6 +137,24 @@ def test_bits_are_equal_after_preemption(
     answers = driver.finish()
     assert core.stats().preemptions > 0
     assert all_bits(answers) == baseline
+
+
+def test_bits_are_equal_when_another_engine_resumes(
+    dtype: str, engine: Make, prompt: list[int], baseline: dict[str, Any]
+) -> None:
+    driver = Driver(engine(dtype, SchedulerLimits(step_tokens=100)))
+    driver.submit(*others(prompt)[:6])
+    driver.step(2)
+    cuts = dict(zip(SAMPLING_OPTIONS, [(1, 19), (7, 0), (16, 3), (12, 12)], strict=True))
+    for name, cut in cuts.items():
+        choices = tuple(ResumedChoice(tokens[:end]) for (tokens, _), end in zip(baseline[name], cut, strict=True))
+        driver.submit(msgspec.structs.replace(target(name, prompt), resumed=choices))
+    answers = driver.finish()
+    for name, cut in cuts.items():
+        for choice, end in enumerate(cut):
+            tokens, logprobs = baseline[name][choice]
+            answer = answers[name, choice]
+            assert (answer.tokens, answer.logprobs) == (tokens[end:], logprobs[end:])
 
 
 def test_bits_of_a_choice_do_not_depend_on_number_of_choices(

@@ -167,7 +167,11 @@ class ModelEngines:
 
     def _handle_state(self, state: WorkerState) -> None:
         self._states[state.key] = state
-        if engine := self._engines.get(state.key):
+        if state.status == "loaded" and state.key not in self._engines:
+            # Connect before the first request: the replicas tell how long a sequence may be.
+            if model := next((model for model, (key, _) in self._models.items() if key == state.key), None):
+                self.engine(model)
+        elif engine := self._engines.get(state.key):
             engine.update(state)
             if engine.removed and state.status == "cold" and not state.replicas:
                 del self._engines[state.key], self._states[state.key]

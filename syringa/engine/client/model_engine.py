@@ -137,7 +137,9 @@ class ModelEngine:
         self._move_requests()
 
     def _info(self) -> ModelInfo | None:
-        return next((each.client.info for each in self._replicas.values() if each.usable), None)
+        """Return the facts of the usable replica with the shortest context: it depends on the memory of each."""
+        infos = [each.client.info for each in self._replicas.values() if each.usable and each.client.info is not None]
+        return min(infos, key=lambda info: info.max_model_len, default=None)
 
     # Requests
 

@@ -22,6 +22,8 @@ def choose_dtype(model: ModelSize, requested: str, kernels: str | None) -> str:
             f"--dtype {requested} needs the compiled CPU kernels: install a C++ compiler and reinstall, "
             "or use --dtype bf16 or fp32"
         )
+    if requested == "fp8":
+        raise ConfigError("--dtype fp8 is for GPUs: use --dtype int8 on a CPU")
     if requested == "gguf" and "gguf" not in model.weights:
         raise ConfigError(f"--dtype gguf is for GGUF files, and {model.name} is not one: use --dtype int8")
     if requested != "auto":

@@ -10,16 +10,8 @@ from syringa.errors import ModelError
 NATIVE_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 MOE_TYPES = ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe")
 GPU_NATIVE_TYPES = (*NATIVE_TYPES, *MOE_TYPES)  # mixture-of-experts models run natively on a GPU only
-_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-)
+_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+_SIZES = (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
 _MAX_SIZE = 2**31 - 1
 _MAX_LAYERS = 4096  # more would allocate memory for each before a missing tensor is found
 
@@ -90,6 +82,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     kind = config["model_type"]
     for key in _SIZES:
         size, largest = config.get(key), _MAX_LAYERS if key == "num_hidden_layers" else _MAX_SIZE
+        if size is None and key in _REQUIRED:
+            raise ModelError(f"config.json has no {key!r}: the model is incomplete")
         if size is not None and (type(size) is not int or not 0 < size <= largest):
             raise ModelError(f"config.json: {key} is {size!r}, which is not a size that can be loaded")
     try:
@@ -161,6 +155,8 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
 
 def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
     window = config.get("sliding_window") or 0
+    if type(window) is not int or not 0 <= window <= _MAX_SIZE:
+        raise ModelError(f"config.json: sliding_window is {window!r}")
     if kind in ("qwen2", "qwen3", "qwen3_moe", "smollm3") and not config.get("use_sliding_window", False):
         window = 0
     if types := config.get("layer_types"):

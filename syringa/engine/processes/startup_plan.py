@@ -9,13 +9,8 @@ from syringa.config import Config, ModelSpec
 from syringa.engine.cpu.features import available_cores, available_memory
 from syringa.engine.cpu.native import kernel_variant
 from syringa.engine.loading import alternatives
-from syringa.engine.loading.memory_plan import (
-    PROGRAM_BYTES,
-    MemoryPlan,
-    MemorySettings,
-    plan_gpu_memory,
-    plan_memory,
-)
+from syringa.engine.loading.memory_plan import PROGRAM_BYTES, MemorySettings, plan_gpu_memory, plan_memory
+from syringa.engine.loading.memory_plan import MemoryPlan as MemoryPlan
 from syringa.engine.loading.model_size import gigabytes as gigabytes
 from syringa.engine.loading.model_size import read_model_size
 from syringa.engine.processes import eviction

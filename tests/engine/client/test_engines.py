@@ -39,6 +39,14 @@ async def test_default_model_is_loaded_at_start_and_others_on_demand(
     assert server.status == [0]
 
 
+async def test_context_of_preloaded_model_is_known_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_supervisor(monkeypatch, specs("fine", config=CONFIG), CONFIG) as server:
+        loaded: dict[str, int] = {}
+        server.engines.on_loaded = lambda model, info: loaded.update({model: info.max_model_len})
+        await until(lambda: loaded)
+        assert loaded == {"fine": INFO.max_model_len}
+
+
 async def test_idle_model_is_unloaded_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(load_timeout=300.0, model_idle=1.0)
     async with run_supervisor(monkeypatch, specs("fine", "fine-2", config=config), config) as server:

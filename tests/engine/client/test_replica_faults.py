@@ -66,6 +66,7 @@ async def test_streams_go_on_when_one_replica_is_killed_and_another_drained(monk
         assert server.engines.worker_counts("fine").crashes == 1
 
 
+@pytest.mark.slow
 async def test_streams_of_stopped_replica_go_on_elsewhere_and_it_is_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,3 +28,5 @@ def test_choose_dtype_without_compiled_kernels(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(precision, "cpu_flags", lambda: {"avx2", "avx512_bf16"})
     assert precision.choose_dtype(model, "auto", None) == "bf16"
     assert precision.choose_dtype(model, "fp32", None) == "fp32"
+    with pytest.raises(ConfigError, match="--dtype fp8 is for GPUs"):
+        precision.choose_dtype(model, "fp8", "avx512")

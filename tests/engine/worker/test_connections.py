@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import ssl
 import threading
@@ -193,6 +194,17 @@ def test_renewed_certificates_are_used_for_new_connections(
         Path(certificates.server.certificate).write_text("not a certificate")
         assert serial(accepted) == second
     assert "renewed certificates are not used" in caplog.text
+
+
+def test_tcp_connections_have_no_send_delay_and_notice_dead_peers(certificates: Certificates) -> None:
+    with accepting(certificates) as accepted:
+        context = client_context(certificates.client)
+        with context.wrap_socket(accepted.connect(), server_hostname="127.0.0.1"):
+            wait_until(lambda: accepted.streams)
+            with socket.socket(fileno=os.dup(accepted.streams[0].fileno())) as connection:
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
 def test_tls_1_2_is_refused(certificates: Certificates, caplog: pytest.LogCaptureFixture) -> None:

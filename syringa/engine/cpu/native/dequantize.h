@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <vector>
 
 #include "gguf_blocks.h"
 #include "simd.h"
@@ -136,11 +137,29 @@ inline bool tensor_is_finite(const TensorBlocks& tensor, int inputs) {
     return all_rows(tensor.rows, [&](int n) { return row_is_finite(tensor, inputs, n); });
 }
 
-// Write all rows. Return whether all their numbers are finite.
-inline bool dequantize_tensor(const TensorBlocks& tensor, int inputs, float* out) {
+// Round finite numbers to bf16, ties to even.
+inline void round_row(const float* row, int inputs, uint16_t* out) {
+    int k = 0;
+    for (; k + LANES <= inputs; k += LANES) {
+        const words bits = (words)load(row + k);
+        const halves half = __builtin_convertvector((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, halves);
+        std::memcpy(out + k, &half, sizeof half);
+    }
+    for (; k < inputs; k++) from_float(row[k], out + k);
+}
+
+// Write all rows, as fp32 or with `half` as bf16. Return whether all their numbers are finite.
+inline bool read_tensor(const TensorBlocks& tensor, int inputs, void* out, bool half) {
     return all_rows(tensor.rows, [&](int n) {
         if (!row_is_finite(tensor, inputs, n)) return false;
-        read_row(tensor, inputs, n, out + (size_t)n * inputs);
+        if (half) {
+            thread_local std::vector<float> row;
+            row.resize(inputs);
+            read_row(tensor, inputs, n, row.data());
+            round_row(row.data(), inputs, (uint16_t*)out + (size_t)n * inputs);
+        } else {
+            read_row(tensor, inputs, n, (float*)out + (size_t)n * inputs);
+        }
         return true;
     });
 }

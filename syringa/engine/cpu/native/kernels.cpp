@@ -55,9 +55,9 @@ EXPORT void syringa_dequantize_rows(const TensorBlocks* tensor, int inputs, cons
     dequantize_rows(*tensor, inputs, indices, count, out);
 }
 
-// All rows of a tensor as fp32. Return whether all numbers are finite.
-EXPORT int syringa_dequantize_tensor(const TensorBlocks* tensor, int inputs, float* out) {
-    return dequantize_tensor(*tensor, inputs, out);
+// All rows of a tensor, as fp32 or with `half` as bf16. Return whether all numbers are finite.
+EXPORT int syringa_read_tensor(const TensorBlocks* tensor, int inputs, void* out, int half) {
+    return read_tensor(*tensor, inputs, out, half != 0);
 }
 
 // Whether all numbers of a tensor are finite.

@@ -47,7 +47,7 @@ def find_definition(files: ModelFiles, description: ModelDescription) -> HFDefin
             config = AutoConfig.for_model(**raw)
         else:
             config = AutoConfig.from_pretrained(files.path, trust_remote_code=False, local_files_only=True)
-    except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
+    except Exception as error:  # transformers and huggingface_hub raise many kinds for a malformed config
         raise UnsupportedModel(
             f"transformers {__version__} does not know its type, {raw.get('model_type')!r}, or not with this config: "
             f"{first_line(error)}"

@@ -203,8 +203,11 @@ def _build_without_weights(definition: HFDefinition, length: int) -> Any:
         raise UnsupportedModel("its definition in transformers does not use the attention interface")
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         raise UnsupportedModel("its definition in transformers takes no positions")
-    with torch.device("meta"):
-        model = model_class._from_config(config, attn_implementation=definition.attention).eval()
+    try:
+        with torch.device("meta"):
+            model = model_class._from_config(config, attn_implementation=definition.attention).eval()
+    except FOREIGN_ERRORS as error:
+        raise UnsupportedModel(f"its config cannot be used: {first_line(error)}") from None
     tower_modules = {
         module for tower in (hf_vision.towers(model, family) if family else ()) for module in tower.modules()
     }
