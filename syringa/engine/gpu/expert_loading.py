@@ -99,13 +99,14 @@ def _load_separate(
     count = config.experts + config.shared_experts
     gate_up = torch.empty(count, 2 * size, config.hidden, dtype=dtype, device=device)
     down = torch.empty(count, config.hidden, size, dtype=dtype, device=device)
+
+    def read(module: str) -> list[torch.Tensor]:
+        return [weights(f"{prefix}{module}.{each}.weight").to(device) for each in names.projections]
+
     for e in range(config.experts):
-        gate, up, out = (f"{prefix}{names.experts}.{e}.{each}.weight" for each in names.projections)
-        gate_up[e, :size] = weights(gate).to(device)
-        gate_up[e, size:] = weights(up).to(device)
-        down[e] = weights(out).to(device)
+        gate_up[e, :size], gate_up[e, size:], down[e] = read(f"{names.experts}.{e}")
     if config.shared_experts:  # each is a part of the intermediate size
-        gate, up, out = (weights(f"{prefix}{names.shared}.{each}.weight").to(device) for each in names.projections)
+        gate, up, out = read(names.shared)
         gate_up[config.experts :, :size] = gate.view(-1, size, config.hidden)
         gate_up[config.experts :, size:] = up.view(-1, size, config.hidden)
         down[config.experts :] = out.view(config.hidden, -1, size).transpose(0, 1)

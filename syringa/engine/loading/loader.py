@@ -24,7 +24,7 @@ from syringa.engine.cpu.layers.linear import (
 from syringa.engine.cpu.layers.native_ops import NativeOps, supports_head_size
 from syringa.engine.cpu.layers.ops import TorchOps
 from syringa.engine.cpu.layers.rotary import rotary_tables
-from syringa.engine.cpu.native import Kernels, load_kernels
+from syringa.engine.cpu.native import BLOCK_TYPES, Kernels, load_kernels
 from syringa.engine.gpu.device import choose_device
 from syringa.engine.loading.memory_plan import MemoryPlan, MemorySettings, context_limit, plan_memory
 from syringa.engine.loading.model_size import read_model_size
@@ -340,7 +340,7 @@ def _load_cpu_decoder(
             progress(done, config.layers + 1)
 
     head = make_linear(["model.embed_tokens.weight" if config.tied else "lm_head.weight"], None)
-    embedding = _load_embedding(read, gguf, kernels, half)
+    embedding = _load_embedding(weights, read, kernels, half, blocks=dtype == "gguf")
     report_progress()
     layers = load_layers(config, read, make_linear, report_progress)
     rotary = rotary_tables(config.rope, config.rotary, length, config.max_positions)
@@ -381,13 +381,14 @@ def _matching_blocks(weights: GgufWeights, names: Sequence[str], gated: bool) ->
 
 
 def _load_embedding(
-    weight: ReadWeight, gguf: GgufWeights | None, kernels: Kernels | None, dtype: torch.dtype
+    weights: WeightSource, read: ReadWeight, kernels: Kernels | None, dtype: torch.dtype, *, blocks: bool
 ) -> Embedding:
-    """Return the embedding, with `gguf` in the blocks of the file if the kernels can read them."""
+    """Return the embedding in `dtype`, with `blocks` in those of the file if the kernels can read them."""
     name = "model.embed_tokens.weight"
-    if gguf is not None and kernels is not None and (blocks := gguf.blocks(name)) is not None:
-        return BlockEmbedding(kernels, blocks)
-    return weight(name).to(dtype)
+    if isinstance(weights, GgufWeights) and kernels is not None and (stored := weights.stored(name)) is not None:
+        packed = blocks and stored.type in BLOCK_TYPES
+        return BlockEmbedding(kernels, stored) if packed else stored.dequantize(kernels, dtype)
+    return read(name).to(dtype)
 
 
 def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float, limits: SchedulerLimits) -> int:

@@ -46,11 +46,14 @@ def test_dequantize_matches_gguf_exactly(kernels: Kernels, type_name: str, scale
         tensor._replace(order=order).dequantize(kernels), expected(tensor)[torch.from_numpy(order).long()]
     )
 
+    assert torch.equal(tensor.dequantize(kernels, torch.bfloat16), expected(tensor).bfloat16())
+
 
 @pytest.mark.parametrize("type_name", list(FLOAT_TYPES))
 def test_dequantize_reads_rows_of_any_length(kernels: Kernels, type_name: str) -> None:
     tensor = stored(type_name, 5, 67)
     assert torch.equal(tensor.dequantize(kernels), expected(tensor))
+    assert torch.equal(tensor.dequantize(kernels, torch.bfloat16), expected(tensor).bfloat16())
 
 
 @pytest.mark.parametrize("type_name", TYPES)

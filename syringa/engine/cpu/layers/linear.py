@@ -132,10 +132,11 @@ class BlockTensor(NamedTuple):
         if not kernels.check_tensor(byref(self.native()), self.inputs):
             raise self.corrupt()
 
-    def dequantize(self, kernels: Kernels) -> torch.Tensor:
-        """Return the matrix in fp32. Raise `ModelError` if a number is not finite."""
-        values = torch.empty(self.rows, self.inputs)
-        if not kernels.dequantize_tensor(byref(self.native()), self.inputs, values.data_ptr()):
+    def dequantize(self, kernels: Kernels, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return the matrix in fp32 or bf16. Raise `ModelError` if a number is not finite."""
+        values = torch.empty(self.rows, self.inputs, dtype=dtype)
+        half = dtype == torch.bfloat16
+        if not kernels.read_tensor(byref(self.native()), self.inputs, values.data_ptr(), half):
             raise self.corrupt()
         return values
 

@@ -105,8 +105,8 @@ class Kernels:
         self.pack_weights.argtypes, self.pack_weights.restype = [pointer, number, number, number], pointer
         self.check_tensor = library.syringa_check_tensor
         self.check_tensor.argtypes, self.check_tensor.restype = [pointer, number], number
-        self.dequantize_tensor = library.syringa_dequantize_tensor
-        self.dequantize_tensor.argtypes, self.dequantize_tensor.restype = [pointer, number, pointer], number
+        self.read_tensor = library.syringa_read_tensor
+        self.read_tensor.argtypes, self.read_tensor.restype = [pointer, number, pointer, number], number
         self.dequantize_rows = self._bind(library.syringa_dequantize_rows, pointer, number, pointer, number, pointer)
         self.free_weights = self._bind(library.syringa_free_weights, pointer)
         self.linear = self._bind(library.syringa_linear, pointer, pointer, number, pointer, pointer, number)

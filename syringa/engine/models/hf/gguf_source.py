@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import torch
@@ -18,13 +19,17 @@ EXPERT_PARAMETERS = ("gate_up_proj", "down_proj")
 
 
 class LazyParameter:
-    """A parameter that is read when `transformers` loads it, as it does with slices of safetensors files."""
+    """A parameter that is read when `transformers` loads it, as it does with slices of safetensors files.
 
-    def __init__(self, weights: GgufParameters, name: str, shape: torch.Size) -> None:
-        self.weights, self.name, self.shape = weights, name, shape
+    `lock`: `transformers` reads several at a time, and the compiled kernels, which run on all cores, take one.
+    """
+
+    def __init__(self, weights: GgufParameters, name: str, shape: torch.Size, lock: Lock) -> None:
+        self.weights, self.name, self.shape, self.lock = weights, name, shape, lock
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        tensor = self.weights(self.name)
+        with self.lock:
+            tensor = self.weights(self.name)
         # The converter drops dimensions of size 1.
         return tensor.reshape(self.shape) if [n for n in self.shape if n > 1] == list(tensor.shape) else tensor
 
@@ -48,8 +53,10 @@ class GgufSource:
     dequantized: `pack_layers` replaces them.
     """
 
-    def __init__(self, files: ModelFiles, description: ModelDescription, model: Any, *, blocks: bool) -> None:
-        self.weights = GgufParameters(files, description.config)
+    def __init__(
+        self, files: ModelFiles, description: ModelDescription, model: Any, kernels: Kernels | None, *, blocks: bool
+    ) -> None:
+        self.weights = GgufParameters(files, description.config, kernels)
         self.parameters: dict[str, torch.Tensor] = model.state_dict()
         self.weights.check_all_used(self.parameters)
         # Names of modules.
@@ -81,12 +88,14 @@ class GgufSource:
         packed = {name for module, name in self.linears.items() if name == f"{module}.weight"}
         packed |= {f"{module}.{name}" for module in self.experts for name in EXPERT_PARAMETERS}
         packed.add(f"{self.embedding}.weight")
-        nothing = torch.zeros((), dtype=dtype)
-        return {
-            name: nothing.expand(tensor.shape) if name in packed else LazyParameter(self.weights, name, tensor.shape)
-            for name, tensor in self.parameters.items()
-            if self.weights.has(name)
-        }
+        nothing, lock = torch.zeros((), dtype=dtype), Lock()
+        found: dict[str, Any] = {}
+        for name, tensor in self.parameters.items():
+            if name in packed:
+                found[name] = nothing.expand(tensor.shape)
+            elif self.weights.has(name):
+                found[name] = LazyParameter(self.weights, name, tensor.shape, lock)
+        return found
 
     def pack_layers(self, model: Any, kernels: Kernels) -> None:
         """Replace layers of the loaded model by ones with the blocks of the file."""

@@ -147,7 +147,9 @@ def _load_hf_model(
         # int8 weights are quantized from bf16 ones, and GPU weights pass through host memory: those must fit first.
         check_memory(parameters, "bf16" if dtype == "int8" else dtype, description.name)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
-    gguf = GgufSource(files, description, unloaded, blocks=dtype == "gguf") if files.kind == "gguf" else None
+    gguf = None
+    if files.kind == "gguf":
+        gguf = GgufSource(files, description, unloaded, kernels, blocks=dtype == "gguf")
     model = _load_weights(definition, files, gguf, half, length)
     layers = layers or probe_layers(model)
     if device is not None:
