@@ -25,6 +25,7 @@ class LoadSample(msgspec.Struct, kw_only=True):
     between_tokens_median: float
     client_cpu_share: float  # of one core
     server_cpu_seconds: float | None = None
+    other_cpu_share: float | None = None  # of one core, by processes that are neither the server nor the client
     prompt_tokens: tuple[int, int] | None = None  # minimum and maximum, by the server's usage
 
 

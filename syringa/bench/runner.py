@@ -20,6 +20,7 @@ from syringa.bench.workload import PromptGenerator, Workload
 from syringa.errors import StartupError, SyringaError
 
 Log = Callable[[str], None]
+BUSY_SHARE = 0.2  # of one core, above which other processes spoil a measurement
 
 
 def syringa_server(model: str | None = None) -> ServerSpec:
@@ -98,9 +99,13 @@ class BenchRunner:
             self._load(url, warm_up, streams=streams, output_tokens=8)
             texts = [prompts.around(*size) for _ in range(self._workload.requests_for(streams))]
             before = processes.cpu_seconds(pid) if pid else 0.0
+            machine = processes.machine_cpu_seconds() if pid else 0.0
             load = self._load(url, texts, streams=streams, output_tokens=self._workload.output_tokens)
             used = processes.cpu_seconds(pid) - before if pid else None
             sample = summarize_load(load, used, self._workload.output_tokens)
+            if used is not None:
+                others = processes.machine_cpu_seconds() - machine - used - load.client_cpu_seconds
+                sample.other_cpu_share = max(0.0, others) / load.seconds
             run.samples.append(sample)
             if streams == 16 and pid:
                 run.memory_bytes, run.resident_bytes = processes.memory_pss(pid), processes.memory_rss(pid)
@@ -108,6 +113,9 @@ class BenchRunner:
                 f"{run.server}: {streams} at once, {sample.tokens_per_second:.1f} tok/s, first token "
                 f"{sample.first_token_median * 1000:.0f} ms, client {sample.client_cpu_share:.1%} of a core"
             )
+            share = sample.other_cpu_share
+            if share is not None and share > BUSY_SHARE:
+                self._log(f"[yellow]other processes used {share:.1f} cores: the figures do not count[/]")
 
     def _measure_first_tokens(self, run: ServerRun, url: str) -> None:
         prompts = self._prompts(run.round, "first tokens", 0)

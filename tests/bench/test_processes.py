@@ -44,11 +44,18 @@ def test_start_measures_and_stops_server_and_grandchildren(tmp_path: Path, monke
     with processes.start(server(HEALTHY, str(pid_file)), streams=1) as running:
         grandchild = int(pid_file.read_text())
         assert processes.process_tree(running.pid) == {running.pid, grandchild}
-        assert processes.memory_pss(running.pid) > 2**20
+        assert processes.memory_rss(running.pid) >= processes.memory_pss(running.pid) > 2**20
         assert processes.cpu_seconds(running.pid) > 0
         assert running.started_at < time.perf_counter()
     assert processes.process_tree(running.pid) == set()
     assert not processes.is_alive(grandchild)
+
+
+def test_machine_cpu_seconds_include_those_of_this_process() -> None:
+    machine, own = processes.machine_cpu_seconds(), time.process_time()
+    while time.process_time() - own < 0.2:
+        pass
+    assert processes.machine_cpu_seconds() - machine >= 0.1  # counted in ticks of 10 ms
 
 
 def test_start_reports_output_of_server_that_exits() -> None:

@@ -60,6 +60,7 @@ MULTIMODAL_CONFIGS = (
     "audio_config",
     "image_config",
 )  # present in the config of models that read more than text
+EMBEDDING = "model.embed_tokens.weight"
 Progress = Callable[[int, int], None]
 
 
@@ -339,8 +340,11 @@ def _load_cpu_decoder(
         if progress:
             progress(done, config.layers + 1)
 
-    head = make_linear(["model.embed_tokens.weight" if config.tied else "lm_head.weight"], None)
-    embedding = _load_embedding(weights, read, kernels, half, blocks=dtype == "gguf")
+    head = make_linear([EMBEDDING if config.tied else "lm_head.weight"], None)
+    if config.tied and isinstance(head, BlockLinear):
+        embedding: Embedding = BlockEmbedding(head)
+    else:
+        embedding = _load_embedding(weights, read, kernels, half, blocks=dtype == "gguf")
     report_progress()
     layers = load_layers(config, read, make_linear, report_progress)
     rotary = rotary_tables(config.rope, config.rotary, length, config.max_positions)
@@ -384,11 +388,10 @@ def _load_embedding(
     weights: WeightSource, read: ReadWeight, kernels: Kernels | None, dtype: torch.dtype, *, blocks: bool
 ) -> Embedding:
     """Return the embedding in `dtype`, with `blocks` in those of the file if the kernels can read them."""
-    name = "model.embed_tokens.weight"
-    if isinstance(weights, GgufWeights) and kernels is not None and (stored := weights.stored(name)) is not None:
+    if isinstance(weights, GgufWeights) and kernels is not None and (stored := weights.stored(EMBEDDING)) is not None:
         packed = blocks and stored.type in BLOCK_TYPES
-        return BlockEmbedding(kernels, stored) if packed else stored.dequantize(kernels, dtype)
-    return read(name).to(dtype)
+        return BlockEmbedding(BlockLinear(kernels, [stored], None)) if packed else stored.dequantize(kernels, dtype)
+    return read(EMBEDDING).to(dtype)
 
 
 def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float, limits: SchedulerLimits) -> int:

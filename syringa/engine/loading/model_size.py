@@ -147,7 +147,7 @@ def _block_weights(file: GgufFile, native: bool) -> int:
             total += elements * 4
         elif name == "token_embd.weight":
             total += info.size if stays else elements * _HALF_BYTES
-            if "output.weight" not in tensors:
+            if "output.weight" not in tensors and not (native and stays):  # a tied output layer has the same blocks
                 total += info.size if stays else elements
         else:
             total += info.size if stays else elements

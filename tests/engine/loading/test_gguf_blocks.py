@@ -136,6 +136,26 @@ def test_gguf_layers_stay_in_blocks_where_types_allow(tmp_path: Path) -> None:
     assert automatic.info.dtype == "int8"  # a small model
 
 
+def test_tied_embedding_is_held_once(tmp_path: Path) -> None:
+    GgufModel(tmp_path / "tied.gguf", "qwen2", [Q4_K_M], head=None)
+    tied: Any = load(tmp_path / "tied.gguf", "gguf").model
+    assert tied.embedding.weights is tied.head
+    GgufModel(tmp_path / "untied.gguf", "qwen2", [Q4_K_M], head="Q6_K")
+    untied: Any = load(tmp_path / "untied.gguf", "gguf").model
+    assert untied.embedding.weights is not untied.head
+
+
+@pytest.mark.parametrize("dtype", ["gguf", "int8", "fp32"])
+def test_loaded_model_does_not_map_its_file(tmp_path: Path, dtype: str) -> None:
+    """Its pages would count as memory of the worker, and truncating the file would end the process."""
+    path = tmp_path / "mapped.gguf"
+    GgufModel(path, "llama", [Q4_K_M], head="F32")
+    loaded = load(path, dtype)
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    path.write_bytes(b"")
+    assert run(loaded, PROMPTS[:1])[0].isfinite().all()
+
+
 def test_gguf_with_infinite_scale_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     GgufModel(path, "llama", [Q4_K_M], head=None)

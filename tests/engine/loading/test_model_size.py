@@ -35,7 +35,8 @@ def test_size_of_gguf_file_counts_embedding_and_output_head(tmp_path: Path, head
     assert found.parameters == LINEAR + EMBEDDING * (2 if head else 1)
     assert found.weights["int8"] == LINEAR + EMBEDDING + 4 * CHANNELS + 2 * EMBEDDING
     assert found.weights["bf16"] == 2 * (LINEAR + 2 * EMBEDDING)
-    assert found.weights["gguf"] == quantized_bytes(LINEAR, "Q4_K") + 2 * quantized_bytes(EMBEDDING, "Q6_K") + NORMS
+    blocks = quantized_bytes(LINEAR, "Q4_K") + quantized_bytes(EMBEDDING, "Q6_K") * (2 if head else 1)
+    assert found.weights["gguf"] == blocks + NORMS
     assert found.cache_bytes("gguf") == 2 * KV * 2
     assert found.cache_bytes("fp32") == 2 * KV * 4
 

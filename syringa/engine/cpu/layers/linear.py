@@ -201,22 +201,13 @@ class BlockLinear(NativeLinear):
 
 
 class BlockEmbedding:
-    """An embedding in the quantized blocks of a GGUF file, of which rows are dequantized on lookup."""
+    """An embedding in quantized blocks: the rows of a `BlockLinear`, which may be the output layer as well."""
 
-    def __init__(self, kernels: Kernels, tensor: BlockTensor) -> None:
-        self.kernels = kernels
-        self.tensor = tensor._replace(data=np.array(tensor.data))  # in memory: a mapped file could be truncated
-        self._native = self.tensor.native()
-        self.tensor.check(kernels)
+    def __init__(self, weights: BlockLinear) -> None:
+        self.weights = weights
 
     def __getitem__(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.to(torch.int64).contiguous()
-        rows = torch.empty(len(tokens), self.tensor.inputs)
-        self.kernels.dequantize_rows(
-            byref(self._native),
-            self.tensor.inputs,
-            tokens.data_ptr(),
-            len(tokens),
-            rows.data_ptr(),
-        )
+        rows = torch.empty(len(tokens), self.weights.inputs)
+        self.weights.kernels.unpack_rows(self.weights.address, tokens.data_ptr(), len(tokens), rows.data_ptr())
         return rows

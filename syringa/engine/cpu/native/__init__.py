@@ -107,7 +107,7 @@ class Kernels:
         self.check_tensor.argtypes, self.check_tensor.restype = [pointer, number], number
         self.read_tensor = library.syringa_read_tensor
         self.read_tensor.argtypes, self.read_tensor.restype = [pointer, number, pointer, number], number
-        self.dequantize_rows = self._bind(library.syringa_dequantize_rows, pointer, number, pointer, number, pointer)
+        self.unpack_rows = self._bind(library.syringa_unpack_rows, pointer, pointer, number, pointer)
         self.free_weights = self._bind(library.syringa_free_weights, pointer)
         self.linear = self._bind(library.syringa_linear, pointer, pointer, number, pointer, pointer, number)
         self.dense_linear = self._bind(library.syringa_dense_linear, pointer, pointer, number, pointer, pointer, number)

@@ -49,10 +49,9 @@ EXPORT void syringa_linear(const LinearWeights* weights, const float* x, int row
     weights->multiply(x, rows, y, weights->outputs, bias, add != 0);
 }
 
-// Rows of a tensor by index, as fp32.
-EXPORT void syringa_dequantize_rows(const TensorBlocks* tensor, int inputs, const int64_t* indices, int count,
-                                    float* out) {
-    dequantize_rows(*tensor, inputs, indices, count, out);
+// Rows of weights that syringa_pack_weights returned, by index, as fp32.
+EXPORT void syringa_unpack_rows(const LinearWeights* weights, const int64_t* indices, int count, float* out) {
+    static_cast<const QuantizedWeights*>(weights)->unpack_rows(indices, count, out);
 }
 
 // All rows of a tensor, as fp32 or with `half` as bf16. Return whether all numbers are finite.

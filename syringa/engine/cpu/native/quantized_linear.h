@@ -5,8 +5,9 @@
 // (`pack_numbers`), and is read sequentially.
 //
 // A row's bits depend on that row alone: the byte products of a sub-block are added as integers, sub-blocks and groups
-// as floats in the order of the inputs. Numbers are unpacked in registers, for BLOCK_ROWS rows at a time. (Unpacking a
-// panel to bytes in the cache first was not faster, even for hundreds of rows.)
+// as floats in the order of the inputs. Numbers are unpacked in registers, for BLOCK_ROWS rows at a time. (Unpacking
+// them to bytes in the cache first was not faster, even for hundreds of rows.) Many rows are multiplied chunk by chunk:
+// a chunk stays in the L1 cache, and its scales are computed once.
 #pragma once
 
 #include <atomic>
@@ -30,6 +31,7 @@ constexpr int BLOCK_ROWS = 6;  // rows at a time: their integer and float accumu
 #else
 constexpr int BLOCK_ROWS = 2;
 #endif
+constexpr int MANY_ROWS = 8 * BLOCK_ROWS, MAX_ROWS = 32 * BLOCK_ROWS;  // that are multiplied chunk by chunk
 
 // --- Packing
 
@@ -222,28 +224,35 @@ inline __attribute__((always_inline)) void add_group(const ProductRows& in, int 
     }
 }
 
-// Multiply M rows with a panel. The order of sums does not depend on M.
-template <class Format, int M>
-void block_product(const uint8_t* panel, const ProductRows& in, floats (*result)[VECTORS]) {
-    typedef ChunkLayout<Format> Layout;
-    constexpr int CHUNK = Format::Scales::CHUNK, SUB = Format::Scales::SUB;
-    floats sums[M][VECTORS] = {};
-    for (int k = 0; k < in.padded; k += CHUNK, panel += Layout::SIZE) {
-        alignas(64) float scales[CHUNK / SUB * PANEL], minimums[CHUNK / SUB * PANEL];
+// The scales of a chunk as floats.
+template <class Format>
+struct ChunkScales {
+    static constexpr int COUNT = Format::Scales::CHUNK / Format::Scales::SUB * PANEL;
+    alignas(64) float scales[COUNT], minimums[COUNT];
+
+    inline __attribute__((always_inline)) explicit ChunkScales(const uint8_t* chunk) {
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++)
-            Format::Scales::load(panel + v * Layout::SCALES, scales + v * LANES, minimums + v * LANES, PANEL);
-        for (int g = 0; g < CHUNK / GROUP; g++) {
-            floats part[M][VECTORS] = {};
-            for (int strip = 2 * g; strip < 2 * g + 2; strip++) {
-                const size_t sub = (size_t)strip * (STRIP / SUB) * PANEL;
-                strip_product<Format, M>(panel + Layout::NUMBERS + strip * Layout::STRIP_SIZE, in, k + strip * STRIP,
-                                         scales + sub, part);
-            }
-            add_group<Format, M>(in, k + g * GROUP, minimums + (size_t)g * (GROUP / SUB) * PANEL, part, sums);
-        }
+            Format::Scales::load(chunk + v * ChunkLayout<Format>::SCALES, scales + v * LANES, minimums + v * LANES,
+                                 PANEL);
     }
-    std::memcpy(result, sums, sizeof sums);
+};
+
+// Add the products of M rows with the chunk that begins at input k. The order of sums does not depend on M.
+template <class Format, int M>
+inline __attribute__((always_inline)) void chunk_product(const uint8_t* chunk, const ChunkScales<Format>& scales,
+                                                         const ProductRows& in, int k, floats (*sums)[VECTORS]) {
+    typedef ChunkLayout<Format> Layout;
+    constexpr int SUB = Format::Scales::SUB;
+    for (int g = 0; g < Format::Scales::CHUNK / GROUP; g++) {
+        floats part[M][VECTORS] = {};
+        for (int strip = 2 * g; strip < 2 * g + 2; strip++) {
+            const size_t sub = (size_t)strip * (STRIP / SUB) * PANEL;
+            strip_product<Format, M>(chunk + Layout::NUMBERS + strip * Layout::STRIP_SIZE, in, k + strip * STRIP,
+                                     scales.scales + sub, part);
+        }
+        add_group<Format, M>(in, k + g * GROUP, scales.minimums + (size_t)g * (GROUP / SUB) * PANEL, part, sums);
+    }
 }
 
 // --- Weights
@@ -268,6 +277,8 @@ struct QuantizedWeights : LinearWeights {
     }
 
     void multiply(const float* x, int rows, float* y, size_t stride, const float* bias, bool add) const override;
+    // Write the weights of output channels, as an embedding. The layer must not be gated.
+    void unpack_rows(const int64_t* indices, int count, float* out) const;
 };
 
 // Store a block of channel c of a panel, the one with this index in its chunk.
@@ -332,45 +343,115 @@ inline QuantizedWeights* pack_weights(const TensorBlocks* parts, int count, int 
     return weights.release();
 }
 
-inline void dequantize_rows(const TensorBlocks& tensor, int inputs, const int64_t* indices, int count, float* out) {
-    with_format(tensor.type, [&](auto format) {
-        typedef decltype(format) Format;
-        const size_t bytes = (size_t)inputs / Format::INPUTS * Format::BYTES;
-        const auto row = [&](int i) {
-            dequantize_row<Format>(tensor.data + indices[i] * bytes, inputs, out + (size_t)i * inputs);
-        };
-        if (count < 8)
-            for (int i = 0; i < count; i++) row(i);
-        else
-            pool().run(count, [&](int i) { row(i); });
-    });
+// Write the weights of channel c of a panel, in the order of the inputs.
+template <class Format>
+void unpack_channel(const uint8_t* panel, int c, int inputs, float* out) {
+    typedef ChunkLayout<Format> Layout;
+    constexpr int CHUNK = Format::Scales::CHUNK, SUB = Format::Scales::SUB;
+    const int v = c / LANES, lane = c % LANES;
+    for (int k = 0; k < inputs; k += CHUNK, panel += Layout::SIZE) {
+        float scales[CHUNK / SUB * LANES], minimums[CHUNK / SUB * LANES];
+        Format::Scales::load(panel + v * Layout::SCALES, scales, minimums, LANES);
+        for (int begin = 0; begin < std::min(CHUNK, inputs - k); begin += STRIP) {
+            const uint8_t* strip = panel + Layout::NUMBERS + begin / STRIP * Layout::STRIP_SIZE;
+            for (int i = 0; i < STRIP; i += 8) {
+                quads pair[2];
+                unpack_numbers<Format>(strip, v, i / 8, pair);
+                for (int j = 0; j < 8; j++) {
+                    const int sub = (begin + i) / SUB * LANES + lane;
+                    const float product = scales[sub] * (float)(pair[j / 4][lane * 4 + j % 4] - Format::ZERO);
+                    out[k + begin + i + j] = Format::MINS ? product - minimums[sub] : product;
+                }
+            }
+        }
+    }
 }
 
-// A panel of a segment, and the outputs of its rows.
+inline void QuantizedWeights::unpack_rows(const int64_t* indices, int count, float* out) const {
+    const auto unpack = [&](int i) {
+        int n = (int)indices[i];
+        const Segment* segment = segments.data();
+        for (; n >= segment->outputs; segment++) n -= segment->outputs;
+        const uint8_t* panel = segment->values + n / PANEL * segment->panel_bytes;
+        with_format(segment->type, [&](auto format) {
+            unpack_channel<decltype(format)>(panel, n % PANEL, inputs, out + (size_t)i * inputs);
+        });
+    };
+    if (count < 8)
+        for (int i = 0; i < count; i++) unpack(i);
+    else
+        pool().run(count, [&](int i) { unpack(i); });
+}
+
+// A panel of a segment and a block of rows.
 struct PanelTask {
     const QuantizedWeights& weights;
     const Segment& segment;
     const QuantizedRows& x;
     int p, first, last;  // panel, rows
     PanelOutput out;
+
+    const uint8_t* panel() const { return segment.values + p * segment.panel_bytes; }
 };
 
-template <class Format, int M>
-void multiply_rows(const PanelTask& task, int row) {
-    floats result[M][VECTORS];
-    const uint8_t* panel = task.segment.values + task.p * task.segment.panel_bytes;
-    block_product<Format, M>(panel, {task.x, (size_t)row, task.weights.padded}, result);
-    for (int m = 0; m < M; m++) store_panel(task.out, task.p, row + m, result[m]);
-}
-
-// Rows are split evenly: 4 and 4 are faster than 6 and 2.
-template <class Format>
-void multiply_panel(const PanelTask& task) {
+// Call body(row, count) for the rows of a task, at most BLOCK_ROWS at a time. They are split evenly: 4 and 4 are faster
+// than 6 and 2.
+template <class Body>
+inline void split_rows(const PanelTask& task, Body&& body) {
     for (int row = task.first, count; row < task.last; row += count) {
         const int left = task.last - row, steps = (left + BLOCK_ROWS - 1) / BLOCK_ROWS;
         count = (left + steps - 1) / steps;
-        dispatch_rows<BLOCK_ROWS>(count, [&](auto rows) { multiply_rows<Format, decltype(rows)::value>(task, row); });
+        dispatch_rows<BLOCK_ROWS>(count, [&](auto rows) { body(row, rows); });
     }
+}
+
+// Multiply M rows with a panel. Their sums stay in registers.
+template <class Format, int M>
+void multiply_rows(const PanelTask& task, int row) {
+    const uint8_t* chunk = task.panel();
+    const ProductRows in{task.x, (size_t)row, task.weights.padded};
+    floats sums[M][VECTORS] = {};
+    for (int k = 0; k < task.weights.padded; k += Format::Scales::CHUNK, chunk += ChunkLayout<Format>::SIZE)
+        chunk_product<Format, M>(chunk, ChunkScales<Format>(chunk), in, k, sums);
+    for (int m = 0; m < M; m++) store_panel(task.out, task.p, row + m, sums[m]);
+}
+
+// Multiply M of many rows with a chunk.
+template <class Format, int M>
+void add_chunk(const uint8_t* chunk, const ChunkScales<Format>& scales, const ProductRows& in, int k,
+               floats (*to)[VECTORS]) {
+    floats sums[M][VECTORS];
+    std::memcpy(sums, to, sizeof sums);
+    chunk_product<Format, M>(chunk, scales, in, k, sums);
+    std::memcpy(to, sums, sizeof sums);
+}
+
+template <class Format>
+void multiply_chunks(const PanelTask& task) {
+    constexpr int SIZE = (int)ChunkLayout<Format>::SIZE;
+    const uint8_t* chunk = task.panel();
+    const int padded = task.weights.padded, rows = task.last - task.first;
+    const int lines = (SIZE / 64 * BLOCK_ROWS + rows - 1) / rows;  // of the next chunk, prefetched for BLOCK_ROWS rows
+    floats sums[MAX_ROWS][VECTORS] = {};
+    for (int k = 0; k < padded; k += Format::Scales::CHUNK, chunk += SIZE) {
+        const ChunkScales<Format> scales(chunk);
+        const uint8_t* next = chunk + SIZE;
+        split_rows(task, [&](int row, auto count) {
+            for (int line = 0; line < lines; line++, next += 64) __builtin_prefetch(next);
+            const int8_t* ahead = task.x.values.data() + (size_t)(row + count) * padded + k;
+            for (int m = 0; m < BLOCK_ROWS; m++)
+                for (int i = 0; i < Format::Scales::CHUNK; i += 64) __builtin_prefetch(ahead + (size_t)m * padded + i);
+            add_chunk<Format, decltype(count)::value>(chunk, scales, {task.x, (size_t)row, padded}, k,
+                                                      sums + (row - task.first));
+        });
+    }
+    for (int row = task.first; row < task.last; row++) store_panel(task.out, task.p, row, sums[row - task.first]);
+}
+
+template <class Format>
+void multiply_panel(const PanelTask& task) {
+    if (task.last - task.first >= MANY_ROWS) return multiply_chunks<Format>(task);
+    split_rows(task, [&](int row, auto rows) { multiply_rows<Format, decltype(rows)::value>(task, row); });
 }
 
 inline void QuantizedWeights::multiply(const float* x, int rows, float* y, size_t stride, const float* bias,
@@ -385,11 +466,13 @@ inline void QuantizedWeights::multiply(const float* x, int rows, float* y, size_
             for (int r = c * 8; r < std::min(rows, c * 8 + 8); r++) quantize(r);
         });
     // A block of rows stays in the L2 cache while a run of panels is streamed.
-    const int block = std::max(BLOCK_ROWS, std::min(rows, (1 << 18) / padded) / BLOCK_ROWS * BLOCK_ROWS);
-    const int blocks = (rows + block - 1) / block;
+    const int most = std::max(BLOCK_ROWS, std::min((1 << 18) / padded, MAX_ROWS) / BLOCK_ROWS * BLOCK_ROWS);
+    const int least = (rows + most - 1) / most, even = (rows + least - 1) / least;
+    const int block = (even + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS, blocks = (rows + block - 1) / block;
     int panels = 0;
     for (const Segment& segment : segments) panels += segment.panels;
-    const int run = std::max(1, std::min(8, panels / (4 * pool().threads()))), runs = (panels + run - 1) / run;
+    const int longest = block >= MANY_ROWS ? 1 : 8;  // with many rows a panel takes long, and threads should end together
+    const int run = std::max(1, std::min(longest, panels / (4 * pool().threads()))), runs = (panels + run - 1) / run;
     pool().run(blocks * runs, [&](int task) {
         const int first = task / runs * block, last = std::min(rows, first + block);
         for (int p = task % runs * run; p < std::min(panels, (task % runs + 1) * run); p++) {

@@ -99,16 +99,21 @@ class GgufSource:
 
     def pack_layers(self, model: Any, kernels: Kernels) -> None:
         """Replace layers of the loaded model by ones with the blocks of the file."""
-        for name, parameter in self.linears.items():
+        packed: dict[str, BlockLinear] = {}
+
+        def pack(parameter: str, bias: torch.Tensor | None) -> BlockLinear:
             blocks = self.weights.blocks(parameter)
             assert blocks is not None  # see _find_layers
-            bias = model.get_submodule(name).bias
-            model.set_submodule(name, HFNativeLinear(BlockLinear(kernels, [blocks], bias)))
+            packed[parameter] = BlockLinear(kernels, [blocks], bias)
+            return packed[parameter]
+
+        for name, parameter in self.linears.items():
+            model.set_submodule(name, HFNativeLinear(pack(parameter, model.get_submodule(name).bias)))
         if self.embedding is not None:
-            blocks = self.weights.blocks(f"{self.embedding}.weight")
-            assert blocks is not None
+            parameter = f"{self.embedding}.weight"
+            linear = packed.get(parameter) or pack(parameter, None)  # a tied output layer has the same weights
             scale = getattr(model.get_submodule(self.embedding), "embed_scale", None)
-            model.set_submodule(self.embedding, HFBlockEmbedding(BlockEmbedding(kernels, blocks), scale))
+            model.set_submodule(self.embedding, HFBlockEmbedding(BlockEmbedding(linear), scale))
         for name in self.experts:
             module = model.get_submodule(name)
             module.native_experts = self._pack_experts(module, kernels, name)
