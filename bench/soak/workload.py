@@ -193,6 +193,9 @@ BUILDERS: dict[tuple[str, str], tuple[float, Builder]] = {  # with their weights
     ("GET", "/admin/models/{model_id:path}"): (0.5, _on("/admin/models/{model_id}")),
     ("PUT", "/admin/models/{model_id:path}"): (0.3, _on("/admin/models/{model_id}", lambda d: {"path": "default"})),
     ("DELETE", "/admin/models/{model_id:path}"): (0.3, _on("/admin/models/{model_id}")),
+    ("GET", "/admin/replicas"): (0.5, _on("/admin/replicas")),
+    # Of no replica: draining the only one of a model would leave nothing to measure.
+    ("POST", "/admin/replicas/{replica_id}/drain"): (0.3, _on("/admin/replicas/soak-none/drain", lambda d: {})),
     ("GET", "/admin/usage"): (0.5, _on("/admin/usage?by=organization")),
     ("GET", "/v1/usage"): (1, _on("/v1/usage?by=model")),
 }

@@ -9,7 +9,6 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from syringa.cli.formatting import print_table
 from syringa.errors import ConfigError, EngineUnavailable, SyringaError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -36,6 +35,8 @@ def list_replicas(
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
+        from syringa.cli.formatting import print_table
+
         print_table(dict.fromkeys(_COLUMNS, False), [[each[name] or "" for name in _COLUMNS] for each in found])
 
 
@@ -55,7 +56,9 @@ def drain_replica(
     api_key: Key = None,
 ) -> None:
     """Drain a replica: its requests finish or move to another one, and its process ends."""
-    _call("POST", url, f"/admin/replicas/{quote(id, safe='')}/drain", api_key, {} if grace is None else {"grace": grace})
+    _call(
+        "POST", url, f"/admin/replicas/{quote(id, safe='')}/drain", api_key, {} if grace is None else {"grace": grace}
+    )
     typer.echo(f"{id} is draining")
 
 

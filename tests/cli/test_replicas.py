@@ -50,7 +50,9 @@ def test_replicas_list_prints_json(syringa: Any, server: FakeAdminApi) -> None:
 
 
 @pytest.mark.parametrize(("options", "body"), [((), {}), (("--grace", "2.5"), {"grace": 2.5})])
-def test_replicas_drain_sends_the_grace(syringa: Any, server: FakeAdminApi, options: tuple[str, ...], body: Any) -> None:
+def test_replicas_drain_sends_the_grace(
+    syringa: Any, server: FakeAdminApi, options: tuple[str, ...], body: Any
+) -> None:
     result = syringa("replicas", "drain", "m-1", *options)
     assert (result.status, result.out) == (0, "m-1 is draining\n")
     assert server.requests == [("POST", "http://127.0.0.1:8000/admin/replicas/m-1/drain", {}, body)]

@@ -154,9 +154,8 @@ class WorkerManager:
         self._notice_pause()
         waiting = any(worker.phase == "queued" for worker in self._workers())
         self._stats_interval = URGENT_STATS_SECONDS if waiting else STATS_SECONDS
-        for model in self.models:
-            if model.suspects.expire():
-                self._publish(model.suspects_message())
+        for model in [each for each in self.models if each.suspects.expire()]:
+            self._publish(model.suspects_message())
         for worker in self._workers():
             self._update(worker)
         self._unload_idle()

@@ -142,6 +142,11 @@ def test_block_linear_large_batch_matches_single_rows(kernels: Kernels) -> None:
         assert torch.equal(layer(x[row : row + 1].clone()), whole[row : row + 1])
 
 
+def test_block_linear_of_no_rows_is_empty(kernels: Kernels) -> None:
+    """A step that ends inside of a prompt needs no logits."""
+    assert BlockLinear(kernels, [random_tensor("Q4_K", 40, 256)], None)(torch.empty(0, 256)).shape == (0, 40)
+
+
 def test_block_linear_fuses_tensors_of_different_types(kernels: Kernels) -> None:
     tensors = [random_tensor(name, rows, 512, rows) for name, rows in (("Q4_K", 96), ("Q5_0", 20), ("Q6_K", 33))]
     bias, x = torch.randn(149), torch.randn(11, 512)

@@ -456,6 +456,7 @@ void multiply_panel(const PanelTask& task) {
 
 inline void QuantizedWeights::multiply(const float* x, int rows, float* y, size_t stride, const float* bias,
                                        bool add) const {
+    if (rows == 0) return;
     static QuantizedRows quantized;  // not reentrant: the engine has one step loop
     quantized.resize(rows, padded);
     const auto quantize = [&](int r) { quantized.quantize(x + (size_t)r * inputs, inputs, padded, r); };
