@@ -40,7 +40,7 @@ def init_cluster(
     name = socket.gethostname()
     authority = folder.create(name, [name, "localhost", "127.0.0.1", "::1", *(host or [])])
     typer.echo(f"Created in {folder.path}:")
-    typer.echo("  ca.pem  ca.key          the certificate authority; whoever has ca.key can admit machines")
+    typer.echo("  ca.pem  ca.key          the certificate authority; ca.key admits machines")
     _print_certificates(folder, authority)
 
 

@@ -1,1 +1,1 @@
-"""The certificates of a cluster: who may talk to the workers of other machines."""
+"""The certificates by which the processes of a cluster authenticate each other."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from syringa.engine.client.moves import Moved, RequestProgress
-from syringa.engine.client.router import Router, routing_key
+from syringa.engine.client.router import ReplicaRouter, routing_key
 from syringa.engine.client.stats import merge_stats
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.interface import DeltaHandler, LoadStatus, MoveReason, ReplicaState
@@ -83,7 +83,7 @@ class ModelEngine:
         self._reason = ""
         self._replicas: dict[str, _Replica] = {}
         self._clients: set[WorkerClient] = set()  # all that may be connected, to be closed at the end
-        self._router = Router()
+        self._router = ReplicaRouter()
         self._runs: dict[str, _Run] = {}  # by request id
         self._updates = 0  # number of states received from the supervisor
         self._changed = asyncio.Event()

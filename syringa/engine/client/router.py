@@ -39,7 +39,7 @@ class RoutingKey:
 
 @dataclass(slots=True)
 class Assignment:
-    """A request and the replica that runs it, until `Router.release` is called."""
+    """A request and the replica that runs it, until `ReplicaRouter.release` is called."""
 
     replica: str
     tenant: str
@@ -52,7 +52,7 @@ class _ReplicaLoad:
     tenants: dict[str, float] = field(default_factory=dict)
 
 
-class Router:
+class ReplicaRouter:
     def __init__(self, max_prefixes: int = MAX_PREFIXES) -> None:
         self._max_prefixes = max_prefixes
         # Replicas that served a prefix, and how often it was used, by prefix; the last used prefix last.

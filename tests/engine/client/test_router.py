@@ -11,7 +11,7 @@ from syringa.engine.client.router import (
     LOAD_FACTOR,
     LOAD_MARGIN,
     Assignment,
-    Router,
+    ReplicaRouter,
     routing_key,
 )
 from syringa.types import EngineRequest, Image, ResumedChoice
@@ -29,7 +29,7 @@ def make(tokens: list[int], tenant: str = "t", **fields: object) -> EngineReques
     return msgspec.structs.replace(request("r"), prompt=tokens, tenant=tenant, **fields)
 
 
-def choose(router: Router, tokens: list[int], tenant: str = "t", replicas: list[str] = REPLICAS) -> Assignment:
+def choose(router: ReplicaRouter, tokens: list[int], tenant: str = "t", replicas: list[str] = REPLICAS) -> Assignment:
     return router.choose(routing_key(make(tokens, tenant)), replicas)
 
 
@@ -57,7 +57,7 @@ def test_routing_key_counts_resumed_tokens() -> None:
 
 
 def test_router_follows_the_longest_prefix() -> None:
-    router = Router()
+    router = ReplicaRouter()
     homes = {}
     for part in range(20):
         assignment = choose(router, prompt(part, part + 1))
@@ -72,7 +72,7 @@ def test_router_follows_the_longest_prefix() -> None:
 
 def test_router_spreads_requests_that_share_a_common_prefix() -> None:
     """Without load, all would go to the replica that was the first to have it."""
-    router = Router()
+    router = ReplicaRouter()
     used: Counter[str] = Counter()
     for part in range(COMMON_USES, COMMON_USES + 60):
         assignment = choose(router, prompt(1, part))
@@ -83,7 +83,7 @@ def test_router_spreads_requests_that_share_a_common_prefix() -> None:
 
 
 def test_router_avoids_holder_of_prefix_above_the_load_bound() -> None:
-    router = Router()
+    router = ReplicaRouter()
     assignments = [choose(router, prompt(1, part)) for part in range(40)]
     counts = Counter(each.replica for each in assignments)
     mean = len(assignments) / len(REPLICAS)
@@ -95,14 +95,14 @@ def test_router_avoids_holder_of_prefix_above_the_load_bound() -> None:
 
 
 def test_router_chooses_among_available_replicas_only() -> None:
-    router = Router()
+    router = ReplicaRouter()
     home = choose(router, prompt(1, 2)).replica
     others = [each for each in REPLICAS if each != home]
     assert choose(router, prompt(1, 2, 3), replicas=others).replica in others
 
 
 def test_router_spreads_each_organization_over_all_replicas() -> None:
-    router = Router()
+    router = ReplicaRouter()
     generator = random.Random(5)
     counts: dict[str, Counter[str]] = {"big": Counter(), "small": Counter()}
     for number in range(120):
@@ -114,7 +114,7 @@ def test_router_spreads_each_organization_over_all_replicas() -> None:
 
 
 def test_router_forgets_replicas_that_are_gone() -> None:
-    router = Router()
+    router = ReplicaRouter()
     gone = choose(router, prompt(1, 2))
     left = [each for each in REPLICAS if each != gone.replica]
     router.retain(left)
@@ -124,7 +124,7 @@ def test_router_forgets_replicas_that_are_gone() -> None:
 
 
 def test_router_table_is_bounded() -> None:
-    router = Router(max_prefixes=50)
+    router = ReplicaRouter(max_prefixes=50)
     for part in range(100):
         router.release(choose(router, prompt(part, part + 1)))
     assert len(router._holders) == 50
@@ -133,7 +133,7 @@ def test_router_table_is_bounded() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_router_finds_the_replica_of_multi_turn_chats(seed: int) -> None:
     """Chats with one system prompt return to their replica, unless it has more than its share of the load."""
-    router, generator = Router(), random.Random(seed)
+    router, generator = ReplicaRouter(), random.Random(seed)
     system = prompt(7, length=300)
     chats = [system + [generator.randrange(10**6) for _ in range(100)] for _ in range(100)]
     homes: dict[int, str] = {}

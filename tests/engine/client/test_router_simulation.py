@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from syringa.engine.client.router import Assignment, Router, RoutingKey, routing_key
+from syringa.engine.client.router import Assignment, ReplicaRouter, RoutingKey, routing_key
 from tests.engine.processes.supervisor_harness import request
 
 CHATS, TURNS = 200, 6
@@ -132,7 +132,7 @@ def simulate(replicas: list[SimulatedReplica], choose: Choose, release: Callable
 
 def simulate_router() -> tuple[list[SimulatedReplica], list[float]]:
     replicas = [SimulatedReplica(name, CACHE) for name in NAMES]
-    router = Router()
+    router = ReplicaRouter()
     assignments: dict[int, Assignment] = {}
 
     def choose(key: RoutingKey, replicas: list[SimulatedReplica]) -> str:

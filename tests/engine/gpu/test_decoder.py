@@ -46,7 +46,10 @@ MODELS = DENSE | {
     "mixtral sliding": ("mixtral", LOCAL_EXPERTS | {"sliding_window": 12}),
     "gpt_oss": ("gpt_oss", GPT_OSS),
     "glm4_moe": ("glm4_moe", GLM4_MOE | {"use_qk_norm": True}),
-    "glm4_moe shared": ("glm4_moe", GLM4_MOE | {"n_shared_experts": 2, "norm_topk_prob": False, "attention_bias": True}),
+    "glm4_moe shared": (
+        "glm4_moe",
+        GLM4_MOE | {"n_shared_experts": 2, "norm_topk_prob": False, "attention_bias": True},
+    ),
 }
 
 
