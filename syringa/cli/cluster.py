@@ -36,7 +36,7 @@ def init_cluster(
     ] = None,
 ) -> None:
     """Create a certificate authority, and certificates of this machine."""
-    folder = _folder(dir)
+    folder = cluster_folder(dir)
     name = socket.gethostname()
     authority = folder.create(name, [name, "localhost", "127.0.0.1", "::1", *(host or [])])
     typer.echo(f"Created in {folder.path}:")
@@ -47,7 +47,7 @@ def init_cluster(
 @cluster.command("renew")
 def renew_certificates(dir: Folder = None) -> None:
     """Issue new certificates of this machine. Running servers use them for new connections."""
-    folder = _folder(dir)
+    folder = cluster_folder(dir)
     authority = folder.renew(socket.gethostname())
     typer.echo(f"Renewed in {folder.path}:")
     _print_certificates(folder, authority)
@@ -65,7 +65,8 @@ def _print_certificates(folder: ClusterFolder, authority: CertificateAuthority) 
     typer.echo(f"SHA-256 fingerprint of the authority: {authority.fingerprint}")
 
 
-def _folder(path: Path | None) -> ClusterFolder:
+def cluster_folder(path: Path | None) -> ClusterFolder:
+    """Return the folder of the certificates; for None the one in the data folder."""
     from syringa.cluster.folder import ClusterFolder
     from syringa.store.url import data_folder
 

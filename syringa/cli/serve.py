@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 
@@ -37,6 +38,7 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
     # Report configuration errors before anything slow starts.
     check(config)
     check_keys(config)
+    config = check_certificates(config)
     download_default_model(settings.model_specs(config)[0])
     specs = serving_specs(config)
     check_files(specs)
@@ -102,6 +104,17 @@ def check_keys(config: Config) -> None:
             "`syringa keys create ORGANIZATION`, set one with --api-key or SYRINGA_API_KEY, or listen on 127.0.0.1",
             param="host",
         )
+
+
+def check_certificates(config: Config) -> Config:
+    """Return the settings with the folder of the certificates, if workers need any. Raises `ConfigError`."""
+    if not config.worker_host:
+        return config
+    from syringa.cli.cluster import cluster_folder
+
+    folder = cluster_folder(Path(config.cluster_dir) if config.cluster_dir else None)
+    folder.check()
+    return msgspec.structs.replace(config, cluster_dir=str(folder.path))
 
 
 def create_shared_files(config: Config, folder: str) -> SharedPaths:

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from syringa.cluster.authority import CertificateAuthority, KeyPair, Role, hosts_of
-from syringa.cluster.tls import TlsFiles
+from syringa.cluster.tls import TlsFiles, client_context, server_context
 from syringa.errors import ConfigError
 
 AUTHORITY = "ca"
@@ -29,6 +29,11 @@ class ClusterFolder:
         """Return the files with which a process of this machine takes a role."""
         certificate, key = self._paths(role)
         return TlsFiles(ca=str(self._paths(AUTHORITY)[0]), certificate=str(certificate), key=str(key))
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the files of a role cannot be used."""
+        server_context(self.files("server"))
+        client_context(self.files("client"))
 
     def create(self, name: str, hosts: Sequence[str], *, now: datetime | None = None) -> CertificateAuthority:
         """Make an authority and a certificate per role for the node `name`, all or nothing. Raises `ConfigError`.

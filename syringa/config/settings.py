@@ -208,6 +208,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Seconds,
         doc("Like step_timeout, for seconds in which a model worker does not respond at all; 0: no limit."),
     ] = 15.0
+    worker_host: Annotated[
+        str,
+        doc(
+            "Name or address of this machine on which model workers serve API servers over TCP with mutual TLS, each "
+            "on a free port; empty: Unix sockets."
+        ),
+    ] = ""
+    cluster_dir: Annotated[
+        str,
+        doc("Folder of the certificates for worker_host (`syringa cluster init`); empty: cluster/ in the data folder."),
+    ] = ""
 
     max_body_bytes: Annotated[_Positive, doc("Maximum size of a request body in bytes; a larger one gets 413.")] = (
         32 * 1024 * 1024

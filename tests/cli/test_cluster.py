@@ -48,3 +48,15 @@ def test_cluster_renew_issues_new_certificates(tmp_path: Path, capsys: pytest.Ca
     before = (tmp_path / "a" / "client.pem").read_bytes()
     assert run("renew", "--dir", str(tmp_path / "a")) == 0
     assert (tmp_path / "a" / "client.pem").read_bytes() != before
+
+
+def test_serve_refuses_to_start_without_the_certificates_of_its_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "cluster"
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--port", "0", "--worker-host", "127.0.0.1", "--cluster-dir", str(folder)])
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"syringa: {folder}/ca.pem: ")
+    assert "`syringa cluster init` makes the files for TLS" in error

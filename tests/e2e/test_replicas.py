@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from syringa.cluster.folder import ClusterFolder
 from tests.e2e.replica_requests import KINDS, Outcome, RequestClient
 from tests.e2e.server import Server, serve
 from tests.e2e.service import WORKER, usage_records
@@ -133,11 +134,16 @@ def test_requests_of_all_kinds_survive_a_killed_a_stopped_and_a_drained_replica(
 
 
 @pytest.mark.slow
-def test_streams_survive_a_killed_replica(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["unix", "tls"])
+def test_streams_survive_a_killed_replica(tmp_path: Path, transport: str) -> None:
     """A small version of the test above, with two replicas."""
     database, count = str(tmp_path / "syringa.db"), 8
     expected = run_undisturbed(database, count)
-    settings = ("--replicas", "2", "--threads", "2", "--served-model-name", "m")
+    settings: tuple[str, ...] = ("--replicas", "2", "--threads", "2", "--served-model-name", "m")
+    if transport == "tls":
+        folder = tmp_path / "cluster"
+        ClusterFolder(folder).create("node", ["127.0.0.1"])
+        settings += ("--worker-host", "127.0.0.1", "--cluster-dir", str(folder))
     with serve(*settings, "--database", database) as server:
 
         async def disturb(client: RequestClient) -> None:

@@ -11,6 +11,7 @@ from typing import cast
 
 import msgspec
 
+from syringa.cluster.folder import ClusterFolder
 from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
 from syringa.engine.client.model_engine import ModelEngine
@@ -46,6 +47,7 @@ class ModelEngines:
         self.on_loaded: Callable[[str, ModelInfo], None] = lambda model, info: None
         self.on_move: OnMove = lambda model, reason, same: None
         self._path, self._config = path, config
+        self._tls = ClusterFolder(Path(config.cluster_dir)).files("client") if config.worker_host else None
         self._models: dict[str, tuple[str, AcquireModel]] = {}  # by model id, with the key of its worker
         self._engines: dict[str, ModelEngine] = {}  # by worker key
         self._states: dict[str, WorkerState] = {}
@@ -94,6 +96,7 @@ class ModelEngines:
                 self._config.load_timeout,
                 self._loaded_callback(key),
                 lambda reason, same: self.on_move(model, reason, same),
+                tls=self._tls,
             )
             engine.suspects = self._suspects.get(key, {})
             if state := self._states.get(key):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from syringa.cluster.tls import TlsFiles
 from syringa.engine.client.moves import Moved, RequestProgress
 from syringa.engine.client.router import ReplicaRouter, routing_key
 from syringa.engine.client.stats import merge_stats
@@ -71,15 +72,20 @@ class ModelEngine:
         load_timeout: float,
         on_loaded: Callable[[ModelInfo], None],
         on_move: OnMove = lambda reason, same: None,
+        *,
+        tls: TlsFiles | None = None,
     ) -> None:
-        """`load_timeout` is how many seconds a request waits for the model; 0: without limit."""
+        """`load_timeout` is how many seconds a request waits for the model; 0: without limit.
+
+        `tls`: the files of a client, for replicas that are reached over TCP.
+        """
         self.name = name
         self.status: LoadStatus = "cold"
         self.removed = False  # whether the model is no longer configured
         self.suspects: Mapping[bytes, int] = {}  # requests that were running at crashes, see `SuspectTable.levels`
         self._key = worker_key(acquire.options)
         self._acquire, self._send, self._load_timeout = acquire, send, load_timeout
-        self._on_loaded, self._on_move = on_loaded, on_move
+        self._on_loaded, self._on_move, self._tls = on_loaded, on_move, tls
         self._reason = ""
         self._replicas: dict[str, _Replica] = {}
         self._clients: set[WorkerClient] = set()  # all that may be connected, to be closed at the end
@@ -115,7 +121,7 @@ class ModelEngine:
     def _update_replica(self, state: ReplicaState) -> None:
         replica = self._replicas.get(state.id)
         if state.status == "ready" and (replica is None or replica.client.lost):
-            client = WorkerClient(state.address, on_change=self._notify)
+            client = WorkerClient(state.address, tls=self._tls, on_change=self._notify)
             client.start()
             self._clients.add(client)
             self._replicas[state.id] = _Replica(state, client)

@@ -52,6 +52,7 @@ class WorkerHandle:
         self.process: subprocess.Popen[bytes] | None = None
         self.connection: MessageConnection[protocol.FromWorker] | None = None
         self.socket = ""
+        self.address = ""  # for clients on other machines, if it has one
         self.fingerprint = ""
         self.stats = EngineStats()
         self.busy = self.served = False
@@ -75,7 +76,7 @@ class WorkerHandle:
         return ReplicaState(
             self.id,
             status,
-            address=f"unix:{self.socket}" if serving else "",
+            address=(self.address or f"unix:{self.socket}") if serving else "",
             fingerprint=self.fingerprint if serving else "",
             reason=self.reason,
             grace=self.grace if self.phase == "unloading" else 0.0,

@@ -241,7 +241,7 @@ class WorkerManager:
     def _on_ready(self, worker: WorkerHandle, ready: protocol.Ready, now: float) -> None:
         model = worker.model
         worker.device = worker.memory_device = ready.device
-        worker.gpu_bytes, worker.fingerprint = ready.memory, ready.fingerprint
+        worker.gpu_bytes, worker.fingerprint, worker.address = ready.memory, ready.fingerprint, ready.address
         worker.ready_at = worker.used_at = now
         model.info = ready.info
         model.insufficient_free = model.insufficient_when_empty = model.failed_starts = 0

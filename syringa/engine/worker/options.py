@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from syringa.cluster.folder import ClusterFolder
 from syringa.cluster.tls import TlsFiles
 from syringa.config import Config, ModelSpec
+from syringa.engine.client.transport import Address
 
-PER_PROCESS = ("socket", "model", "health_fd", "gpu", "listen", "tls", "free_memory")  # what no setting determines
+PER_PROCESS = ("socket", "model", "health_fd", "gpu", "listen", "tls", "free_memory")  # what has no setting of its name
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +47,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Return the options of a model: its own settings where it has them, and the server's for the rest."""
         names = [name for name in cls.__struct_fields__ if name not in PER_PROCESS]
         settings = {name: getattr(spec if hasattr(spec, name) else config, name) for name in names}
+        if config.worker_host:
+            settings["listen"] = str(Address("tcp", config.worker_host))
+            settings["tls"] = ClusterFolder(Path(config.cluster_dir)).files("server")
         return cls(socket=socket, model=spec.path, **settings)
 
     @property

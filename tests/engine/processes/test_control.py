@@ -4,10 +4,12 @@ import math
 import selectors
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from syringa.cluster.folder import ClusterFolder
 from syringa.config import Config, ModelSpec
 from syringa.engine.client import protocol
 from syringa.engine.interface import ReplicaState
@@ -87,3 +89,13 @@ def test_connection_closes_when_peer_does_not_read(
     for _ in range(5000):
         connection.send(WorkerState("k", "cold", reason="x" * 1000))
     assert not connection.open
+
+
+def test_worker_options_have_address_and_certificates_if_workers_have_a_host(tmp_path: Path) -> None:
+    spec = ModelSpec(id="a", path="p")
+    options = WorkerOptions.from_config(spec, Config(worker_host="::1", cluster_dir=str(tmp_path)))
+    assert options.listen == "tcp:[::1]:0"
+    assert options.tls == ClusterFolder(tmp_path).files("server")
+    plain = WorkerOptions.from_config(spec, Config())
+    assert (plain.listen, plain.tls) == ("", None)
+    assert worker_key(options) == worker_key(plain)
