@@ -116,7 +116,7 @@ def _missing(model: ModelTarget, replicas: Sequence[Replica], history: ModelHist
 def _surplus(model: ModelTarget, replicas: Sequence[Replica]) -> Replica | None:
     """Return the replica that is no longer needed: above the maximum, or idle for long above the minimum."""
     ready = [each for each in replicas if each.condition == "ready"]
-    if len(replicas) <= model.min_replicas or not ready:
+    if len(ready) <= model.min_replicas or not ready:
         return None
     most_idle = max(ready, key=lambda each: each.idle_seconds)
     if len(replicas) > model.max_replicas or most_idle.idle_seconds >= SCALE_DOWN_SECONDS:
@@ -126,7 +126,7 @@ def _surplus(model: ModelTarget, replicas: Sequence[Replica]) -> Replica | None:
 
 def backoff(failures: int) -> float:
     """Return the seconds to wait after so many failures in a row."""
-    return min(MIN_BACKOFF_SECONDS * 2 ** (failures - 1), MAX_BACKOFF_SECONDS) if failures else 0.0
+    return min(MIN_BACKOFF_SECONDS * 2 ** min(failures - 1, 32), MAX_BACKOFF_SECONDS) if failures else 0.0
 
 
 class Controller:

@@ -86,7 +86,7 @@ def test_decide_stops_replicas_above_the_maximum() -> None:
 
 
 def test_decide_backs_off_from_what_keeps_failing() -> None:
-    for failures, seconds in ((1, 1.0), (2, 2.0), (3, 4.0), (30, 300.0)):
+    for failures, seconds in ((1, 1.0), (2, 2.0), (3, 4.0), (30, 300.0), (5000, 300.0)):
         assert backoff(failures) == seconds
         too_early = ModelHistory(failures=failures, failed_at=NOW - seconds + 0.1)
         assert decide(snapshot(model(2, 2), ready(), history=too_early)) == []

@@ -75,6 +75,9 @@ class ModelEngines:
         now = {key for key, _ in self._models.values()}
         for key, engine in self._engines.items():
             engine.removed = key not in now
+        for key, acquire in self._models.values():
+            if key in self._engines:
+                self._engines[key].set_acquire(acquire)
         for key in before - now:
             self._send(ReleaseModel(key))
         for key, acquire in self._models.values():

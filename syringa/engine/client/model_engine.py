@@ -23,7 +23,7 @@ from syringa.engine.processes.control import (
     worker_key,
 )
 from syringa.engine.processes.suspects import REFUSED, fingerprint
-from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected, WorkerLost
+from syringa.errors import EngineOverloaded, EngineUnavailable, InvalidRequest, RequestSuspected, WorkerLost
 from syringa.types import EngineRequest, EngineStats, Isolation, ModelInfo
 
 logger = logging.getLogger("syringa.engine")
@@ -32,6 +32,9 @@ Send = Callable[[SupervisorRequest], None]
 OnMove = Callable[[MoveReason, bool], None]
 """Called with each move: its reason, and whether the new replica has the fingerprint of the old one."""
 
+CLOCK_SECONDS = 0.01  # a timer of the event loop may end that much too early
+OVERLOADED_SECONDS = 0.2  # until a moved request is submitted again to a replica with a full queue
+RECONNECT_SECONDS = 1.0  # after which a lost connection is made again
 REPORT_SECONDS = 2.0  # for the supervisor to report that a worker has died
 MAX_RETRIES = 3  # of a request after crashes; announced moves are not limited
 ISOLATION: tuple[Isolation, ...] = ("none", "start", "full")  # by the number of crashes
@@ -43,6 +46,7 @@ class _Replica:
     def __init__(self, state: ReplicaState, client: WorkerClient) -> None:
         self.state, self.client = state, client
         self.ended = False  # whether the supervisor no longer reports it
+        self.checked = False  # whether its connection is about to be checked
         self.drained_at: float | None = None  # when its grace period ends
 
     @property
@@ -58,7 +62,9 @@ class _Run:
         self.replica: _Replica | None = None
         self.retries = 0  # after crashes
         self.silences = 0  # moves away from a replica that did not respond
+        self.hangs = 0  # of these, from one that the supervisor found hanging in a step
         self.left: tuple[MoveReason, str] | None = None  # why it left the last replica, and the fingerprint of that
+        self.counted = False  # whether that move was reported
 
 
 class ModelEngine:
@@ -98,6 +104,13 @@ class ModelEngine:
     @property
     def ready(self) -> bool:
         return any(replica.usable for replica in self._replicas.values())
+
+    def set_acquire(self, acquire: AcquireModel) -> None:
+        """Replace what is asked for, after a change of settings that a running worker need not know."""
+        if acquire != self._acquire:
+            self._acquire = acquire
+            if self.status == "loaded":
+                self._send(msgspec.structs.replace(acquire, opportunistic=True))
 
     # What the supervisor reports
 
@@ -141,6 +154,16 @@ class ModelEngine:
         if (info := self._info()) is not None:
             self._on_loaded(info)
         self._move_requests()
+        for replica in self._replicas.values():
+            if replica.state.status == "ready" and not replica.client.ready and not replica.checked:
+                replica.checked = True
+                asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._check_connection, replica)
+
+    def _check_connection(self, replica: _Replica) -> None:
+        """Ask the supervisor for the state of a replica whose connection is lost: the answer makes another one."""
+        replica.checked = False
+        if replica.client.lost and not replica.ended and not self._closed:
+            self._send(msgspec.structs.replace(self._acquire, opportunistic=True))
 
     def _info(self) -> ModelInfo | None:
         """Return the facts of the usable replica with the shortest context: it depends on the memory of each."""
@@ -175,29 +198,36 @@ class ModelEngine:
         """Run a request on one replica. Return whether it has ended; otherwise it is to be run on the next one."""
         await self._wait_usable()
         crashes = self._crashes(run.request)
-        level = min(max(crashes, run.silences), len(ISOLATION) - 1)
+        level = min(max(crashes, run.hangs), len(ISOLATION) - 1)
         request = run.progress.next_request(ISOLATION[level])
         if not request.open_choices:
             return True
         candidates = self._candidates(run)
         assignment = self._router.choose(routing_key(request), list(candidates))
         replica = run.replica = candidates[assignment.replica]
-        if run.left is not None:
+        if run.left is not None and not run.counted:
             reason, previous = run.left
+            run.counted = True
             self._on_move(reason, previous == replica.state.fingerprint)
         try:
             await replica.client.submit(request, run.progress.handle)
+        except EngineOverloaded:
+            if run.left is None:
+                raise
+            await asyncio.sleep(OVERLOADED_SECONDS)  # it was accepted before: it waits for a place
+            return False
         except Moved as moved:
-            run.left = (moved.reason, replica.state.fingerprint)
+            run.left, run.counted = (moved.reason, replica.state.fingerprint), False
             run.silences += moved.reason == "silence"
+            run.hangs += moved.reason == "silence" and replica.state.status == "hanging"
             return False
         except WorkerLost:
             if self._closed:
                 raise
             announced = replica.state.status == "draining"
-            run.left = ("drain" if announced else "crash", replica.state.fingerprint)
+            run.left, run.counted = ("drain" if announced else "crash", replica.state.fingerprint), False
+            await self._wait_for_report(replica)
             if not announced:
-                await self._wait_for_report(replica)
                 if not replica.ended:
                     self._send(self._acquire)  # the connection broke: the answer makes another one
                 run.retries += 1
@@ -208,13 +238,18 @@ class ModelEngine:
         finally:
             run.replica = None
             self._router.release(assignment)
-        if crashes:
+        if run.request.fingerprint in self.suspects:
             self._send(ClearSuspect(self._key, run.request.fingerprint))
         return True
 
     def _candidates(self, run: _Run) -> dict[str, _Replica]:
-        """Return the replicas that may run a request. One that has begun needs equal outputs, if there are any."""
+        """Return the replicas that may run a request: with a long enough context, if there are any.
+
+        One that has begun needs equal outputs, if there are any.
+        """
         usable = {id: each for id, each in self._replicas.items() if each.usable}
+        need = len(run.request.prompt) + run.request.stopping.max_tokens
+        usable = {id: each for id, each in usable.items() if _context(each) >= need} or usable
         if run.left is None or not run.progress.begun:
             return usable
         equal = {id: each for id, each in usable.items() if each.state.fingerprint == run.left[1]}
@@ -244,7 +279,8 @@ class ModelEngine:
         others = any(each.usable for each in self._replicas.values() if each is not replica)
         if replica.drained_at is not None and replica.state.status == "draining":
             left = replica.drained_at - asyncio.get_running_loop().time()
-            return "drain" if left <= 0 or (others and not run.progress.fits(left)) else None
+            leaves = replica.client.silent or not run.progress.fits(left)
+            return "drain" if left <= CLOCK_SECONDS or (others and leaves) else None
         hangs = replica.state.status == "hanging" or replica.client.silent
         # One that has moved before may be the cause: it waits until the supervisor has ended the worker.
         return "silence" if hangs and others and not run.silences and not run.retries else None
@@ -300,3 +336,8 @@ class ModelEngine:
 
     def _unavailable(self, problem: str) -> EngineUnavailable:
         return EngineUnavailable(f"The model {self.name!r} {problem}", code="model_unavailable")
+
+
+def _context(replica: _Replica) -> int:
+    info = replica.client.info
+    return info.max_model_len if info is not None else 0

@@ -123,9 +123,10 @@ class TlsStream:
 class Listener:
     """A listening socket of a worker, with TLS on TCP."""
 
-    def __init__(self, listening: socket.socket, tls: TlsFiles | None = None) -> None:
-        """Raises `ConfigError` for unusable `tls`."""
+    def __init__(self, listening: socket.socket, tls: TlsFiles | None = None, host: str = "") -> None:
+        """`host`: the name by which clients reach it, which its certificate has. Raises `ConfigError` for `tls`."""
         self.socket = listening
+        self._host = host
         self._files = tls
         self._context: ssl.SSLContext | None = None
         self._modified: tuple[int, ...] = ()
@@ -138,7 +139,7 @@ class Listener:
         name = self.socket.getsockname()
         if self.socket.family == socket.AF_UNIX:
             return Address("unix", name)
-        return Address("tcp", name[0], name[1])
+        return Address("tcp", self._host or name[0], name[1])
 
     def accept(self) -> tuple[socket.socket | TlsStream, str]:
         """Return a new connection and the peer's address for logs. A TLS connection has to complete its handshake.
@@ -189,7 +190,7 @@ def listen(address: str, tls: TlsFiles | None = None) -> Listener:
             listening.bind(name)
             listening.listen(BACKLOG)
             listening.setblocking(False)
-            return Listener(listening, tls)
+            return Listener(listening, tls, place.host)
         except BaseException:
             listening.close()
             raise

@@ -85,7 +85,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
     `root`: of the file system that describes the machine.
     """
-    available = 4 << 30
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # a system without /proc
     try:
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable"):

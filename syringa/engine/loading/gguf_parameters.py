@@ -61,7 +61,10 @@ class GgufParameters(GgufWeights):
         return [self.gguf_name(name)]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        experts, *sizes = reversed(self.find(self.sources(name)[0]).shape)
+        infos = [self.find(source) for source in self.sources(name)]
+        if any(info.shape != infos[0].shape for info in infos):
+            raise ModelError(f"{self.file.path}: {infos[0].name} and {infos[1].name} have different shapes")
+        experts, *sizes = reversed(infos[0].shape)
         if EXPERT.fullmatch(name):
             return tuple(sizes)
         if match := EXPERTS.fullmatch(name):

@@ -11,7 +11,7 @@ import msgspec
 from syringa.engine.cpu.native import BLOCK_TYPES
 from syringa.engine.models.config import DecoderConfig, count_parameters, is_native, read_config
 from syringa.engine.models.quantization import stored_dtype
-from syringa.errors import ModelError, SyringaError
+from syringa.errors import ModelError
 from syringa.modelfiles import GgufFile, ModelDescription, ModelFiles, count_weights, describe, locate, read_gguf
 
 CACHE_ITEM_BYTES = {"fp32": 4}  # of a number in the KV cache; of other dtypes: CACHE_DEFAULT_BYTES
@@ -75,6 +75,11 @@ def read_model_size(files: ModelFiles, description: ModelDescription) -> ModelSi
         loading = {"int8": parameters * _HALF_BYTES}
     if file is not None:
         weights["gguf"] = _block_weights(file, native)
+        if not native:  # transformers reads what is not in blocks in bf16
+            loading["gguf"] = sum(
+                info.size if info.type in BLOCK_TYPES else math.prod(info.shape) * _HALF_BYTES
+                for info in file.tensors.values()
+            )
     return ModelSize(
         name=description.name,
         architecture=description.architecture,
@@ -99,7 +104,7 @@ def read_size(model: str) -> ModelSize | None:
     try:
         files = locate(model)
         return read_model_size(files, describe(files))
-    except (SyringaError, OSError, ValueError):
+    except Exception:
         return None
 
 
@@ -147,8 +152,8 @@ def _block_weights(file: GgufFile, native: bool) -> int:
             total += elements * 4
         elif name == "token_embd.weight":
             total += info.size if stays else elements * _HALF_BYTES
-            if "output.weight" not in tensors and not (native and stays):  # a tied output layer has the same blocks
-                total += info.size if stays else elements
+            if "output.weight" not in tensors and not stays:  # a tied output layer has the same blocks
+                total += elements
         else:
             total += info.size if stays else elements
     return total

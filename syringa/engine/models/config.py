@@ -12,7 +12,9 @@ MOE_TYPES = ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe")
 GPU_NATIVE_TYPES = (*NATIVE_TYPES, *MOE_TYPES)  # mixture-of-experts models run natively on a GPU only
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _SIZES = (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
+_EXPERT_SIZES = ("num_experts_per_tok", "moe_intermediate_size", "num_experts", "num_local_experts", "n_routed_experts")
 _MAX_SIZE = 2**31 - 1
+_MAX_SHARED_EXPERTS = 64
 _MAX_LAYERS = 4096  # more would allocate memory for each before a missing tensor is found
 
 
@@ -80,9 +82,11 @@ def is_native(config: dict[str, Any], device: str = "cpu") -> bool:
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Read a Hugging Face config. Raise `ModelError` naming what is missing or impossible."""
     kind = config["model_type"]
-    for key in _SIZES:
+    required = {*_REQUIRED, *(("num_experts_per_tok",) if kind in MOE_TYPES else ())}
+    required |= {"moe_intermediate_size"} if kind in ("qwen3_moe", "glm4_moe") else set()
+    for key in (*_SIZES, *(_EXPERT_SIZES if kind in MOE_TYPES else ())):
         size, largest = config.get(key), _MAX_LAYERS if key == "num_hidden_layers" else _MAX_SIZE
-        if size is None and key in _REQUIRED:
+        if size is None and key in required:
             raise ModelError(f"config.json has no {key!r}: the model is incomplete")
         if size is not None and (type(size) is not int or not 0 < size <= largest):
             raise ModelError(f"config.json: {key} is {size!r}, which is not a size that can be loaded")
@@ -112,6 +116,8 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
             sinks=kind == "gpt_oss",
             **(_experts(config, kind, layers) if kind in MOE_TYPES else {"sparse": (False,) * layers}),
         )
+        if decoder.experts_per_token > decoder.experts:
+            raise ModelError(f"a token cannot use {decoder.experts_per_token} of {decoder.experts} experts")
     except KeyError as missing:
         raise ModelError(f"config.json has no {missing.args[0]!r}: the model is incomplete") from None
     except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
@@ -126,8 +132,6 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     for name, flags in (("layer_types", decoder.windows), ("no_rope_layers", decoder.rotated)):
         if len(flags) != layers:
             raise ModelError(f"config.json has {len(flags)} {name} for {layers} layers")
-    if decoder.experts_per_token > decoder.experts:
-        raise ModelError(f"a token cannot use {decoder.experts_per_token} of {decoder.experts} experts")
     return decoder
 
 
@@ -185,12 +189,14 @@ def _experts(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
             "sparse": tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
         }
     if kind == "glm4_moe":
-        dense_layers = config.get("first_k_dense_replace", 1)
+        dense_layers, shared = config.get("first_k_dense_replace", 1), config.get("n_shared_experts", 1)
+        if type(shared) is not int or not 0 <= shared <= _MAX_SHARED_EXPERTS:
+            raise ModelError(f"config.json: n_shared_experts is {shared!r}")
         flags |= {
             "expert_intermediate": config["moe_intermediate_size"],
             "normalize_experts": bool(config.get("norm_topk_prob", True)),
             "sigmoid_scale": float(config.get("routed_scaling_factor", 1.0)),
-            "shared_experts": config.get("n_shared_experts", 1),
+            "shared_experts": shared,
             "sparse": tuple(i >= dense_layers for i in range(layers)),
         }
     if kind == "mixtral":

@@ -48,6 +48,7 @@ class LoadDecision:
     action: Literal["start", "evict", "wait", "never"]
     key: str = ""  # the replica to evict
     reason: str = ""
+    spare: int = 0  # bytes that it may use, for "start": what is free, less what loading replicas will take
 
 
 def estimate_gpu_memory(weights: int, dtype: str) -> int:
@@ -100,7 +101,7 @@ def decide_load(
         # If even evicting all would not be enough by this rough estimate, try: the worker checks exactly.
         short = spare < new.estimate <= reachable
     if not full and not (short and same_device):
-        return LoadDecision("start")
+        return LoadDecision("start", spare=spare)
     reason = f"{len(models)} models are loaded, the most allowed" if full else f"{memory} is short"
     candidates = resident if full else same_device
     if any(each.state == "unloading" for each in candidates):

@@ -60,7 +60,7 @@ class WorkerHandle:
         self.unload_requested_at = self.stats_requested_at = -math.inf
         self.unload_deadline = math.inf
         self.grace = 0.0  # seconds that its requests had when unloading began
-        self.free_at_start = 0
+        self.free_at_start = self.spare_at_start = 0  # bytes free, and those that others will not take
         self.health: HealthPage | None = None
         self.watched_from = -math.inf  # see `watchdog.assess`
         self.hanging = False  # whether it does not respond

@@ -323,6 +323,8 @@ class WorkerManager:
             return
         if now < model.retry_at:
             return
+        if worker.opportunistic and any(each.phase == "queued" and not each.opportunistic for each in self._workers()):
+            return  # a request waits for memory, which this one would take
         if worker.memory_device == "cuda":
             worker.gpu = self._memory.choose_gpu([each.gpu for each in self._running() if each.device == "cuda"])
         free = self._memory.free(worker.memory_device, worker.gpu)
@@ -335,6 +337,7 @@ class WorkerManager:
         )
         match decision.action:
             case "start":
+                worker.spare_at_start = decision.spare
                 self._start(worker, free)
             case "evict" | "wait" if worker.opportunistic:
                 self._event(worker, "failed", decision.reason)

@@ -68,12 +68,12 @@ class MemoryPlanner:
         others |= {worker_key(each): (each, device, count) for each, device, count in known}
         _, _, own_replicas = others.pop(worker_key(options), (options, "cuda", 1))
         own = memory_needs(options)["cuda"]
-        needs = [own] * (own_replicas - 1)
-        for each, device, count in others.values():
-            if device == "cuda":
-                needs += [memory_needs(each)["cuda"]] * count
+        models = [(memory_needs(each)["cuda"], count) for each, device, count in others.values() if device == "cuda"]
+        limit = self._config.max_loaded
+        models = sorted(models, reverse=True)[: limit - 1 if limit else None]
+        needs = [own] * (own_replicas - 1) + [need for need, count in models for _ in range(count)]
         neighbors = sorted(needs, reverse=True)[: math.ceil((len(needs) + 1) / len(gpus)) - 1]
-        return eviction.gpu_memory_share(own, neighbors, total=gpus[0].total, max_loaded=self._config.max_loaded)
+        return eviction.gpu_memory_share(own, neighbors, total=gpus[0].total, max_loaded=0)
 
     def gpu_bytes(self, fraction: float, gpu: int = 0) -> int:
         """Return a fraction of a GPU's memory in bytes."""
@@ -91,7 +91,11 @@ def launch_options(worker: WorkerHandle, memory: MemoryPlanner, known: Sequence[
     threads = replica_threads(model.options.threads, model.max_replicas)
     options = msgspec.structs.replace(model.options, socket=worker.socket, threads=threads)
     if worker.device != "cuda":
-        free, model.planned_free = model.planned_free or worker.free_at_start, 0
+        free, model.planned_free = model.planned_free or worker.spare_at_start, 0
+        others = any(each is not worker and each.process is not None for each in model.replicas)
+        if others and model.info is not None and not options.kv_cache_tokens and not options.kv_cache_gb:
+            # With less memory, its context would be shorter than that of the others.
+            options = msgspec.structs.replace(options, kv_cache_tokens=model.info.max_model_len)
         return msgspec.structs.replace(options, free_memory=free)
     fraction = memory.gpu_fraction(
         model.options, [(each.model.options, each.device, each.model.max_replicas) for each in known]

@@ -160,6 +160,8 @@ class WorkerServer:
     def _handle(self, client: ClientConnection, data: bytes) -> None:
         """Handle the messages that `data` completes. Raises `msgspec.MsgspecError` for malformed ones."""
         for message in client.decoder.feed(data):
+            if client.client_id not in self.clients:  # an answer could not be sent
+                return
             match message:
                 case protocol.Submit(request):
                     try:

@@ -22,7 +22,7 @@ class ScriptedWorker:
     """A ready worker. It records the requests, and answers only when the test says so."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path, self.info = path, INFO
         self.requests: list[EngineRequest] = []
         self.aborted: list[tuple[str, int | None]] = []
         self.on_request: Callable[[ScriptedWorker], None] = lambda worker: None
@@ -34,7 +34,7 @@ class ScriptedWorker:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
-        writer.write(protocol.frame(protocol.Ready(INFO)))
+        writer.write(protocol.frame(protocol.Ready(self.info)))
         decoder = protocol.worker_decoder()
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
@@ -50,6 +50,11 @@ class ScriptedWorker:
         reason = "stop" if finish else None
         delta = EngineDelta(self.requests[-1].id, choice, list(tokens), finish=reason, **fields)  # type: ignore[arg-type]
         self._writers[-1].write(protocol.frame(protocol.Deltas([delta])))
+
+    def refuse(self, message: str) -> None:
+        """Refuse the last request because the queue is full."""
+        refusal = protocol.RequestRejected(self.requests[-1].id, message, overloaded=True)
+        self._writers[-1].write(protocol.frame(refusal))
 
     def die(self) -> None:
         for writer in self._writers:

@@ -9,8 +9,10 @@ import pytest
 
 from syringa.engine.client.model_engine import MAX_RETRIES, ModelEngine
 from syringa.engine.processes.control import AcquireModel
+from syringa.engine.worker.options import WorkerOptions
 from syringa.types import EngineDelta, ResumedChoice
-from tests.engine.client.engine_harness import EngineHarness, answers, begin, replica, state, workers
+from tests.engine.client.engine_harness import EngineHarness, ScriptedWorker, answers, begin, replica, state, workers
+from tests.engine.processes.stub_worker import INFO
 from tests.engine.processes.supervisor_harness import answer, request, until
 
 
@@ -87,7 +89,7 @@ async def test_request_of_silent_replica_moves_once(
         silent.add(old.path)
         engine._notify()
         await until(lambda: new.requests)
-        assert new.requests[0].isolation == "start"
+        assert new.requests[0].isolation == "none"  # it may have waited in a queue
         new.send(8)
         await until(lambda: engine._runs["r"].progress.next_request().resumed[0].tokens == [7, 8])
         silent.clear()
@@ -206,3 +208,77 @@ async def test_connection_that_breaks_while_the_replica_lives_is_made_again(
         assert await task == [7, 8]
         assert [type(each) for each in harness.sent] == [AcquireModel]
         await harness.ready(*made)
+
+
+async def test_request_of_replica_that_hangs_in_a_step_is_computed_alone(
+    harness: EngineHarness, engine: ModelEngine
+) -> None:
+    async with workers(2) as made:
+        await harness.ready(*made)
+        task = await begin(engine, made, 7)
+        old, new = made
+        new.on_request = answers(8)
+        engine.update(state("loaded", replica(old, "hanging"), replica(new)))
+        assert await task == [7, 8]
+        assert new.requests[0].isolation == "start"
+
+
+async def test_lost_connection_of_an_idle_replica_is_made_again(
+    harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syringa.engine.client.model_engine.RECONNECT_SECONDS", 0.01)
+    async with workers(2) as made:
+        await harness.ready(*made)
+        made[0].die()
+        await until(lambda: harness.sent)
+        (sent,) = harness.sent
+        assert isinstance(sent, AcquireModel)
+        assert sent.opportunistic
+        await harness.ready(*made)
+
+
+async def test_request_moves_to_a_replica_with_a_long_enough_context(
+    harness: EngineHarness, engine: ModelEngine
+) -> None:
+    short = msgspec.structs.replace(INFO, max_model_len=1)
+    async with workers(2) as made:
+        made[0].info = short
+        await harness.ready(*made)
+        task = asyncio.create_task(answer(engine))
+        await until(lambda: made[1].requests)
+        assert not made[0].requests
+        made[1].send(7, finish=True)
+        assert await task == [7]
+
+
+async def test_moved_request_waits_for_a_place_in_a_full_queue(
+    harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syringa.engine.client.model_engine.OVERLOADED_SECONDS", 0.0)
+    async with workers(2) as made:
+        await harness.ready(*made)
+        task = await begin(engine, made)
+        old, new = made
+
+        def refuse_first(worker: ScriptedWorker) -> None:
+            if len(worker.requests) == 1:
+                worker.refuse("The queue is full.")
+            else:
+                worker.send(8, finish=True)
+
+        new.on_request = refuse_first
+        engine.update(state("loaded", replica(old, "draining"), replica(new)))
+        assert await task == [8]
+        assert harness.moves == [("drain", True)]
+
+
+async def test_changed_number_of_replicas_is_reported_to_the_supervisor(
+    harness: EngineHarness, engine: ModelEngine
+) -> None:
+    acquire = AcquireModel(WorkerOptions(socket="", model="m"), min_replicas=2, max_replicas=3)
+    async with workers(1) as made:
+        await harness.ready(*made)
+        engine.set_acquire(acquire)
+        assert harness.sent == [msgspec.structs.replace(acquire, opportunistic=True)]
+        engine.set_acquire(acquire)
+        assert len(harness.sent) == 1

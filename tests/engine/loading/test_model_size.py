@@ -119,6 +119,16 @@ def test_read_size_of_unreadable_model_is_none(tmp_path: Path) -> None:
     assert read_size(str(folder)) is None
 
 
+@pytest.mark.parametrize("value", [None, "128", 0, 1.5, [4]])
+@pytest.mark.parametrize("key", ["num_experts", "num_experts_per_tok", "moe_intermediate_size"])
+def test_read_size_of_malformed_experts_is_none(tmp_path: Path, key: str, value: Any) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    folder = write_folder(tmp_path / "m", **({"model_type": "qwen3_moe"} | experts | {key: value}))
+    assert read_size(str(folder)) is None
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read(folder)
+
+
 @pytest.mark.parametrize("config", [{"num_attention_heads": "many"}, {"hidden_size": None}, {"num_attention_heads": 0}])
 def test_size_of_malformed_config_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match=r"config\.json"):

@@ -120,6 +120,29 @@ def test_added_replica_evicts_no_other_model(folder: str) -> None:
     assert [retire_message(process) for process in (other, first, second)] == [None] * 3
 
 
+def test_added_replica_waits_while_a_request_waits_for_another_model(folder: str) -> None:
+    harness = ManagerHarness(folder, max_loaded=1)
+    (first,) = load_replicas(harness, "a", 1)
+    first.send(protocol.StatsReply(EngineStats(running=1, steps=2)))
+    harness.workers.tick()
+    harness.acquire("b")
+    assert harness.status("b") == "loading"  # it waits: the other one is in use
+    harness.workers.add_replica(harness.acquire("a", replicas=(2, 2)))
+    harness.workers.tick()
+    assert len(harness.processes) == 1
+
+
+def test_added_replica_has_the_context_of_the_others(folder: str) -> None:
+    harness = ManagerHarness(folder)
+    first, second = load_replicas(harness, "a", 2)
+    assert first.options.kv_cache_tokens == 0
+    assert second.options.kv_cache_tokens == 0  # the first was not loaded yet
+    key = harness.acquire("a", replicas=(3, 3))
+    harness.workers.add_replica(key)
+    harness.workers.tick()
+    assert harness.processes[-1].options.kv_cache_tokens == INFO.max_model_len
+
+
 def test_failed_extra_replica_is_forgotten(folder: str) -> None:
     harness = ManagerHarness(folder)
     key = harness.acquire("a", replicas=(1, 2))

@@ -13,6 +13,7 @@ from syringa.engine.cpu.layers.linear import BlockEmbedding, BlockLinear
 from syringa.engine.cpu.native import Kernels
 from syringa.engine.loading.gguf_parameters import GgufParameters
 from syringa.engine.models.hf.int8 import ROUTERS, HFNativeExperts, HFNativeLinear, expert_biases, is_experts_module
+from syringa.errors import ModelError
 from syringa.modelfiles import ModelDescription, ModelFiles
 
 EXPERT_PARAMETERS = ("gate_up_proj", "down_proj")
@@ -59,12 +60,22 @@ class GgufSource:
         self.weights = GgufParameters(files, description.config, kernels)
         self.parameters: dict[str, torch.Tensor] = model.state_dict()
         self.weights.check_all_used(self.parameters)
+        self._check_shapes(files)
         # Names of modules.
         self.linears: dict[str, str] = {}  # with the parameter whose blocks each takes
         self.experts: list[str] = []
         self.embedding: str | None = None
         if blocks:
             self._find_layers(model)
+
+    def _check_shapes(self, files: ModelFiles) -> None:
+        """Raise `ModelError` if a tensor has another shape than its parameter: the kernels read blocks unchecked."""
+        for name, parameter in self.parameters.items():
+            if not self.weights.has(name):
+                continue
+            found, wanted = ([n for n in shape if n > 1] for shape in (self.weights.shape(name), parameter.shape))
+            if found != wanted:
+                raise ModelError(f"{files.path}: {name} is {found}, and by the model's config {wanted}")
 
     def _find_layers(self, model: Any) -> None:
         head = model.get_output_embeddings() if model.config.tie_word_embeddings else None

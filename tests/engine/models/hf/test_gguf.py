@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -181,6 +182,25 @@ def test_gguf_with_missing_or_other_tensors_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         load(edit_gguf(tiny_gguf(family)[0], edit))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "gguf"])
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        ("blk.1.ffn_up_exps.weight", "blk.1.ffn_gate_exps.weight and blk.1.ffn_up_exps.weight have different shapes"),
+        ("blk.1.ffn_down_exps.weight", r"down_proj is \[.*\], and by the model's config"),
+    ],
+)
+def test_gguf_with_tensors_of_other_shapes_is_refused(tmp_path: Path, tensor: str, message: str, dtype: str) -> None:
+    def quantize(name: str, data: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        if name == tensor:  # as many blocks in wider rows
+            data = data.reshape(data.shape[0], data.shape[1] // 2, data.shape[2] * 2)
+        return q8_0(name, data)
+
+    path, _ = quantized(tmp_path, "qwen3moe", quantize, moe_intermediate_size=64)
+    with pytest.raises(ModelError, match=message):
+        load(path, dtype)
 
 
 def test_gguf_with_weights_that_are_not_finite_is_refused(tmp_path: Path) -> None:
