@@ -51,7 +51,8 @@ class SlowDevice:
         for row, source in zip(step.row_starts.tolist(), step_input.token_sources.tolist(), strict=False):
             if source >= 0:
                 assert step.tokens[row] == -1
-                step.tokens[row] = self.sampled[source]
+                # A row without a sampled token is computed like any other and discarded later, as on a GPU.
+                step.tokens[row] = max(self.sampled[source], 0)
         self.max_pending = max(self.max_pending, int((step_input.token_sources >= 0).sum()))
         assert step.tokens.min() >= 0
         self.live |= set(step_input.sampled) | {item.sequence for item in step_input.scheduled}
