@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from syringa.config import Config, ModelSpec, Replicas
+from syringa.engine.client.model_engine import ModelEngine
 from tests.engine.processes.supervisor_harness import SupervisorHarness, answer, run_supervisor, until
 
 CONFIG = Config(load_timeout=300.0)
@@ -23,8 +24,11 @@ def processes(server: SupervisorHarness) -> dict[str, int]:
 
 
 async def ready(server: SupervisorHarness, count: int = 3) -> dict[str, int]:
-    """Wait until so many replicas are ready, and return their process ids."""
+    """Wait until so many replicas are ready and connected, and return their process ids."""
     await until(lambda: [each.status for each in server.engines.replicas("fine")].count("ready") >= count)
+    engine = server.engines.engine("fine")
+    assert isinstance(engine, ModelEngine)
+    await until(lambda: sum(each.usable for each in engine._replicas.values()) >= count)
     return processes(server)
 
 

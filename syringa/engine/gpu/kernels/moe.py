@@ -91,7 +91,8 @@ def _select_kernel(
     for choice in tl.static_range(TOP_K):
         index = tl.argmax(logits, 0, tie_break_left=True)
         ids = tl.where(choices == choice, index, ids)
-        weights = tl.where(choices == choice, tl.sum(tl.where(e == index, scores, 0.0), 0), weights)
+        weight = tl.sum(tl.where(e == index, scores, 0.0), 0) if SIGMOID else tl.exp(tl.max(logits, 0) - top)
+        weights = tl.where(choices == choice, weight, weights)
         logits = tl.where(e == index, -float("inf"), logits)
     if NORMALIZE:
         total = tl.sum(weights, 0)

@@ -121,7 +121,7 @@ def _split(config: QuantizedConfig, rows: int, outputs: int, weight: PackedWeigh
 def _int4_gemv_config(outputs: int, inputs: int, gated: bool) -> GemvConfig:
     if inputs > 8192:
         return GemvConfig(4, 4096, 4)
-    return GemvConfig(2, 2048, 1) if gated else GemvConfig(4, 4096, 4 if outputs > 8192 else 2)
+    return GemvConfig(2, 2048, 2) if gated else GemvConfig(4, 4096, 4 if outputs > 8192 else 2)
 
 
 def _gemv_config(outputs: int, inputs: int, gated: bool) -> GemvConfig:

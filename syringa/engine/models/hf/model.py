@@ -143,8 +143,9 @@ def _load_hf_model(
     if device is not None and device.type == "cuda":
         gpu, free = torch.cuda.get_device_name(device), gpu_device.free_memory(device)
         gpu_device.check_weights_fit(parameters, dtype, description.name, free, gpu, supports_fp8=False)
-    if device is not None:  # weights pass through host memory; on a CPU they are part of the plan
-        check_memory(parameters, dtype, description.name)
+    if dtype != "gguf":  # blocks are packed as they are read
+        # int8 weights are quantized from bf16 ones, and GPU weights pass through host memory: those must fit first.
+        check_memory(parameters, "bf16" if dtype == "int8" else dtype, description.name)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
     gguf = None
     if files.kind == "gguf":
