@@ -37,6 +37,7 @@ OVERLOADED_SECONDS = 0.2  # until a moved request is submitted again to a replic
 RECONNECT_SECONDS = 1.0  # after which a lost connection is made again
 REPORT_SECONDS = 2.0  # for the supervisor to report that a worker has died
 MAX_RETRIES = 3  # of a request after crashes; announced moves are not limited
+SUSPECTED = "The model worker ended twice while it computed this request: it is not run again."
 ISOLATION: tuple[Isolation, ...] = ("none", "start", "full")  # by the number of crashes
 
 
@@ -181,8 +182,8 @@ class ModelEngine:
     async def submit(self, request: EngineRequest, on_delta: DeltaHandler) -> None:
         """Run a request. When its replica is drained, dies or hangs, it goes on at another one.
 
-        A request that was being computed when workers died is computed alone, and raises `RequestSuspected` after it
-        was alone in a second crash.
+        A request that was being computed when its worker died is computed alone up to its next token. At the second
+        time it raises `RequestSuspected`; if it was alone then, so do all that are equal to it.
         """
         if request.id in self._runs:
             raise InvalidRequest(f"A request with the id {request.id!r} is running already.")
@@ -231,7 +232,8 @@ class ModelEngine:
                 if not replica.ended:
                     self._send(self._acquire)  # the connection broke: the answer makes another one
                 run.retries += 1
-                self._crashes(run.request)
+                if self._crashes(run.request) > 1:
+                    raise RequestSuspected(SUSPECTED) from None
                 if run.retries > MAX_RETRIES:
                     raise
             return False
@@ -259,7 +261,7 @@ class ModelEngine:
         """Return the number of crashes at which a request was computed. Raises `RequestSuspected`."""
         crashes = self.suspects.get(request.fingerprint, 0)
         if crashes == REFUSED:
-            raise RequestSuspected("The model worker ended twice while it computed this request: it is not run again.")
+            raise RequestSuspected(SUSPECTED)
         return crashes
 
     async def _wait_for_report(self, replica: _Replica) -> None:

@@ -87,15 +87,21 @@ async def test_request_is_retried_a_limited_number_of_times(engine: ModelEngine)
             await task
 
 
-async def test_request_in_two_crashes_with_others_is_computed_alone(engine: ModelEngine) -> None:
-    async with workers(2) as (first, second):
-        first.on_request, second.on_request = crash(engine, {fingerprint(request("r")): 2}), answers(7)
-        engine.update(state("loaded", replica(first)))
-        task = asyncio.create_task(answer(engine))
-        await until(lambda: engine.status == "loading")
-        engine.update(state("loaded", replica(second)))
-        assert await task == [7]
-        assert second.requests[0].isolation == "full"
+async def test_request_in_two_crashes_is_not_moved_again(engine: ModelEngine) -> None:
+    async with workers(1) as (worker,):
+        worker.on_request = crash(engine, {fingerprint(request("r")): 2})
+        engine.update(state("loaded", replica(worker)))
+        with pytest.raises(RequestSuspected):
+            await answer(engine)
+
+
+async def test_request_that_is_sent_again_after_two_crashes_with_others_is_computed_alone(engine: ModelEngine) -> None:
+    async with workers(1) as (worker,):
+        worker.on_request = answers(7)
+        engine.update(state("loaded", replica(worker)))
+        engine.suspects = {fingerprint(request("r")): 2}
+        assert await answer(engine) == [7]
+        assert worker.requests[0].isolation == "full"
 
 
 async def test_request_alone_in_two_crashes_is_refused(engine: ModelEngine) -> None:
