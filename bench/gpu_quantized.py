@@ -26,6 +26,7 @@ from bench.kernel_harness import Launch, copies_beyond_l2, measure_peak_rates, r
 from syringa.engine.gpu.kernels import moe, reference
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig
+from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig
 from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize
 from syringa.engine.gpu.ops.quantized_linear import quantized_linear
 from syringa.engine.gpu.packed_weight import PackedWeight, pack_weight, stack_packed, unpack_weight
@@ -69,10 +70,8 @@ def tiles_of(case: Case) -> list[Any]:
         shapes = [(2, 2048, 4), (4, 2048, 4), (2, 4096, 4), (2, 4096, 8), (4, 4096, 8), (1, 4096, 4), (8, 2048, 8)]
         return [GemvConfig(*shape) for shape in shapes]
     if case.rows <= 2 and case.kind.startswith("int4"):
-        shapes = [(1, 4096, 2), (1, 4096, 4), (2, 4096, 2), (2, 4096, 4), (4, 4096, 2), (4, 4096, 4), (4, 4096, 8)]
-        shapes += [(8, 4096, 4), (8, 4096, 8), (2, 2048, 2), (4, 2048, 2), (4, 2048, 4), (8, 2048, 4), (8, 1024, 2)]
-        shapes += [(2, 1024, 1), (4, 1024, 1), (4, 1024, 2)]
-        found = [GemvConfig(*shape) for shape in shapes]
+        sizes = [(1024, 1), (2048, 1), (4096, 1), (1024, 2), (2048, 2), (4096, 2), (2048, 4), (4096, 4), (4096, 8)]
+        found = [Int4GemvConfig(*size) for size in sizes]
     waves: tuple[int, ...] = (2, 4, 8)
     if case.rows <= 16:
         base = [(16, 16, 256, 2, 4), (16, 16, 512, 2, 3), (16, 32, 256, 2, 4), (16, 32, 256, 1, 4), (16, 32, 512, 2, 3)]

@@ -8,8 +8,8 @@ import msgspec
 
 from syringa.types import EngineStats, HistogramCounts
 
-_SHORTEST = ("idle_seconds",)
-_EQUAL = ("block_size", "prefix_caching", "max_length")  # the same in all replicas
+_SHORTEST = ("idle_seconds", "max_length")
+_EQUAL = ("block_size", "prefix_caching")  # the same in all replicas
 _HISTOGRAMS = ("step_tokens", "token_gaps")
 
 

@@ -56,17 +56,16 @@ def estimate_gpu_memory(weights: int, dtype: str) -> int:
     return int(weights * GPU_BYTES_PER_WEIGHT.get(dtype, 1) * GPU_GROWTH) + GPU_OVERHEAD
 
 
-def gpu_memory_share(own: int, others: Sequence[int], *, total: int, max_loaded: int) -> float:
+def gpu_memory_share(own: int, others: Sequence[int], *, total: int) -> float:
     """Return the fraction of a GPU's `total` bytes that a model may use: what it needs and an equal part of the rest.
 
     The KV cache takes all it is given, so the first model would leave nothing to the `others` that may be loaded with
-    it (`max_loaded` at a time, 0: any number). 1.0 if there are no others or they do not fit together.
+    it. 1.0 if there are no others or they do not fit together.
     """
-    neighbors = sorted(others, reverse=True)[: max_loaded - 1 if max_loaded else None]
-    rest = total - own - sum(neighbors)
-    if not neighbors or rest <= 0:
+    rest = total - own - sum(others)
+    if not others or rest <= 0:
         return 1.0
-    return (own + rest / (1 + len(neighbors))) / total
+    return (own + rest / (1 + len(others))) / total
 
 
 def models_to_unload(resident: Sequence[ResidentModel], now: float) -> list[str]:

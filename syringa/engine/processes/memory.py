@@ -73,7 +73,7 @@ class MemoryPlanner:
         models = sorted(models, reverse=True)[: limit - 1 if limit else None]
         needs = [own] * (own_replicas - 1) + [need for need, count in models for _ in range(count)]
         neighbors = sorted(needs, reverse=True)[: math.ceil((len(needs) + 1) / len(gpus)) - 1]
-        return eviction.gpu_memory_share(own, neighbors, total=gpus[0].total, max_loaded=0)
+        return eviction.gpu_memory_share(own, neighbors, total=gpus[0].total)
 
     def gpu_bytes(self, fraction: float, gpu: int = 0) -> int:
         """Return a fraction of a GPU's memory in bytes."""

@@ -1,7 +1,8 @@
 """Requests that were running when a worker crashed or hung, known by a fingerprint of their content.
 
-A request that is computed alone in two crashes is their cause: it is refused. Requests that were computed together
-with others are only suspected: each is computed alone when it comes again, and is cleared when it is answered.
+A request that is computed at two crashes, and alone at the second, is their cause: it is refused. Requests that were
+computed together with others are only suspected: each is computed alone when it comes again, and is cleared when it is
+answered.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Streams:
         self.prompts = [[number] * TOKENS for number in range(1, count + 1)]
         self.begun = [asyncio.Event() for _ in self.prompts]
         self.tasks = [
-            asyncio.create_task(answer(engine, str(number), begun=begun, prompt=prompt))
+            asyncio.create_task(answer(engine, str(number), TOKENS, begun, prompt))
             for number, (begun, prompt) in enumerate(zip(self.begun, self.prompts, strict=True))
         ]
 
@@ -94,10 +94,13 @@ async def test_streams_of_stopped_replica_go_on_elsewhere_and_it_is_used_again(
 async def test_drain_of_the_only_replica_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [ModelSpec(id="fine", path="fine", preload=True, idle_seconds=0.0)]
     async with run_supervisor(monkeypatch, models, CONFIG) as server:
+        moves: list[str] = []
+        server.engines.on_move = lambda model, reason, same: moves.append(reason)
         ((old, _),) = (await ready(server, 1)).items()
         streams = Streams(server, 4)
         await streams.begin()
-        server.engines.drain(old, 30.0)
+        server.engines.drain(old, 0.0)
         await streams.check()
+        assert "drain" in moves
         (new,) = await ready(server, 1)
         assert new != old

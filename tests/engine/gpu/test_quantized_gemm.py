@@ -10,7 +10,7 @@ import torch
 from syringa.engine.gpu.kernels import launch, moe, reference
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig
-from syringa.engine.gpu.kernels.int4_gemv import supports_int4_gemv
+from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig, supports_int4_gemv
 from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize
 from syringa.engine.gpu.ops.quantized_linear import quantized_linear, quantized_matmul
 from syringa.engine.gpu.packed_weight import PackedWeight, pack_fp8, pack_weight, stack_packed, unpack_weight
@@ -126,7 +126,7 @@ def test_int4_gemv_matches_reference(kind: str, rows: int, everything: bool) -> 
         "residual": random(rows, outputs, seed=8) if everything else None,
     }
     expected = reference.linear(x.double(), unpack_weight(weight), bias, dtype=torch.float64, **options)
-    config = GemvConfig(4, 512, 1)
+    config = Int4GemvConfig(512, 1)
     out = quantized_linear(x, weight, bias, out=nan_filled(rows, outputs), config=config, **options)
     assert relative_error(out, expected) < FP32_TOLERANCE
 

@@ -134,11 +134,8 @@ def test_decide_load_waits_for_loading_model_that_can_be_evicted_later() -> None
 
 
 def test_gpu_memory_share_splits_rest_equally() -> None:
-    def parts(*needs: int, total: int = 100, max_loaded: int = 0) -> list[float]:
-        return [
-            gpu_memory_share(own, [*needs[:i], *needs[i + 1 :]], total=total, max_loaded=max_loaded)
-            for i, own in enumerate(needs)
-        ]
+    def parts(*needs: int, total: int = 100) -> list[float]:
+        return [gpu_memory_share(own, [*needs[:i], *needs[i + 1 :]], total=total) for i, own in enumerate(needs)]
 
     assert parts(10) == [1.0]
     assert parts(10, 10) == [0.5, 0.5]
@@ -146,9 +143,6 @@ def test_gpu_memory_share_splits_rest_equally() -> None:
     assert sum(parts(50, 10, 3)) == pytest.approx(1)
     assert parts(60, 50) == [1.0, 1.0]  # not both at a time, so each gets all
     assert parts(60, 30, 20) == [1.0, 1.0, 1.0]
-    # Any two at a time: each leaves room for the largest of the others.
-    assert parts(60, 30, 20, max_loaded=2) == [0.65, 0.35, 0.3]
-    assert parts(60, 30, max_loaded=1) == [1.0, 1.0]
 
 
 def test_estimate_gpu_memory() -> None:

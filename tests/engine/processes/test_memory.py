@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from syringa.config import Config, ModelSpec
 from syringa.engine.loading.memory_plan import PROGRAM_BYTES
+from syringa.engine.processes import memory
 from syringa.engine.processes.control import AcquireModel
 from syringa.engine.processes.eviction import GPU_OVERHEAD
 from syringa.engine.processes.memory import memory_needs, replica_threads
+from syringa.engine.processes.nvml import GpuMemory
 from syringa.engine.worker.options import WorkerOptions
 from tests.engine.loading.gguf_files import CACHE_BYTES, write_gguf
 from tests.engine.processes.manager_harness import GB, ManagerHarness
@@ -54,6 +57,26 @@ def test_manager_plans_first_worker_for_the_memory_that_was_announced(folder: st
     harness.workers.tick()
     assert harness.processes[0].options.free_memory == 11 * GB
     assert model.planned_free == 0  # a worker that replaces it finds what is free then
+
+
+@pytest.mark.parametrize(
+    ("needs", "max_loaded", "fractions"),
+    [
+        ((60, 30, 20), 2, [0.65, 0.35, 0.3]),  # any two at a time: each leaves room for the largest of the others
+        ((60, 30), 1, [1.0, 1.0]),
+        ((50, 10), 0, [0.7, 0.3]),
+    ],
+)
+def test_gpu_fraction_leaves_room_for_models_that_may_be_loaded_too(
+    monkeypatch: pytest.MonkeyPatch, needs: tuple[int, ...], max_loaded: int, fractions: list[float]
+) -> None:
+    by_model = {str(number): need for number, need in enumerate(needs)}
+    monkeypatch.setattr(memory, "memory_needs", lambda options: {"cpu": 0, "cuda": by_model[options.model]})
+    specs = tuple(ModelSpec(id=name, path=name, device="cuda") for name in by_model)
+    config = Config(models=specs, max_loaded=max_loaded)
+    planner = memory.MemoryPlanner(config, lambda: 0, lambda: [GpuMemory(100, 100, "0")])
+    options = [WorkerOptions.from_config(spec, config) for spec in specs]
+    assert [planner.gpu_fraction(each, []) for each in options] == pytest.approx(fractions)
 
 
 def test_replica_threads() -> None:

@@ -318,8 +318,9 @@ def test_each_replica_gets_its_own_gpu(folder: str) -> None:
     assert [process.options.gpu_memory_fraction for process in harness.processes] == [1.0, 1.0]
 
 
-def test_replicas_on_one_gpu_share_its_memory(folder: str) -> None:
-    harness = ManagerHarness(folder, model="a")
+@pytest.mark.parametrize("max_loaded", [0, 1])
+def test_replicas_on_one_gpu_share_its_memory(folder: str, max_loaded: int) -> None:
+    harness = ManagerHarness(folder, model="a", max_loaded=max_loaded)
     harness.gpus = [GpuMemory(90 * GB, 100 * GB, "0")]
     key = harness.acquire("a", replicas=(1, 2))
     harness.workers.add_replica(key)

@@ -8,17 +8,25 @@ input. A program computes a few outputs from their whole weight rows, as in `gem
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-from syringa.engine.gpu.kernels.gemv import GemvConfig, epilogue_and_store
+from syringa.engine.gpu.kernels.gemv import epilogue_and_store
 from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
 from syringa.engine.gpu.packed_weight import PackedWeight
 
 MAX_ROWS = 2
 ROWS_PER_PROGRAM = 4  # of weights
 WEIGHTS_PER_WORD = 8
+
+
+class Int4GemvConfig(NamedTuple):
+    inputs: int  # per iteration
+    warps: int
+
 
 # The upper half of the fp32 number 128 + n is 0x4300 + n, for n < 128.
 _TO_FP32 = tl.constexpr(
@@ -223,7 +231,7 @@ def int4_gemv(
     weight: PackedWeight,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    config: GemvConfig,
+    config: Int4GemvConfig,
     *,
     gated: bool = False,
     residual: torch.Tensor | None = None,

@@ -15,7 +15,7 @@ import triton
 from syringa.engine.gpu.kernels.elementwise import rms_norm
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig, gemv
-from syringa.engine.gpu.kernels.int4_gemv import int4_gemv, supports_int4_gemv
+from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig, int4_gemv, supports_int4_gemv
 from syringa.engine.gpu.kernels.quantized_gemm import QuantizedConfig, dequantize, quantized_gemm
 from syringa.engine.gpu.packed_weight import PackedWeight
 
@@ -25,7 +25,7 @@ DEQUANTIZED_ROWS = 384  # from here on, converting the weights first is faster
 PROCESSORS = 132  # of an H200
 CUBLAS_BLOCK_ROWS = 4  # with scales per block, cuBLAS needs a multiple of this
 
-QuantizedLinearConfig = GemvConfig | QuantizedConfig
+QuantizedLinearConfig = GemvConfig | Int4GemvConfig | QuantizedConfig
 
 
 def quantized_linear(
@@ -56,12 +56,11 @@ def quantized_linear(
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     if isinstance(config, GemvConfig):
-        if weight.format == "int4":
-            int4_gemv(x, weight, bias, out, config, gated=gated, residual=residual, pdl=pdl)
-        else:
-            gemv(x, weight.data, bias, None, eps, gated, residual, out, config, pdl, weight.scales)
-        return out
-    quantized_gemm(x, weight, bias, out, config, gated=gated, residual=residual, pdl=pdl)
+        gemv(x, weight.data, bias, None, eps, gated, residual, out, config, pdl, weight.scales)
+    elif isinstance(config, Int4GemvConfig):
+        int4_gemv(x, weight, bias, out, config, gated=gated, residual=residual, pdl=pdl)
+    else:
+        quantized_gemm(x, weight, bias, out, config, gated=gated, residual=residual, pdl=pdl)
     return out
 
 
@@ -118,10 +117,10 @@ def _split(config: QuantizedConfig, rows: int, outputs: int, weight: PackedWeigh
     return config._replace(splits=max(1, min(round(programs / tiles), weight.inputs // 512)))
 
 
-def _int4_gemv_config(outputs: int, inputs: int, gated: bool) -> GemvConfig:
+def _int4_gemv_config(outputs: int, inputs: int, gated: bool) -> Int4GemvConfig:
     if inputs > 8192:
-        return GemvConfig(4, 4096, 4)
-    return GemvConfig(2, 2048, 2) if gated else GemvConfig(4, 4096, 4 if outputs > 8192 else 2)
+        return Int4GemvConfig(4096, 4)
+    return Int4GemvConfig(2048, 2) if gated else Int4GemvConfig(4096, 4 if outputs > 8192 else 2)
 
 
 def _gemv_config(outputs: int, inputs: int, gated: bool) -> GemvConfig:
