@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 EventKind = Literal["ready", "ended", "failed"]
-ReplicaCondition = Literal["starting", "ready", "hanging", "draining"]
+NodeCondition = Literal["ready", "draining", "lost"]
+ReplicaCondition = Literal["queued", "fetching", "starting", "ready", "hanging", "draining"]
 
 LOCAL_NODE = "local"
+
+
+@dataclass(frozen=True)
+class OwnerLoad:
+    """What the processes of a node's owner use, all processes that are not ours."""
+
+    gpu_utilization_pct: float = 0.0  # of the busiest GPU
+    gpu_memory_bytes: int = 0  # on all GPUs
+    cpu_pct: float = 0.0  # of all cores
 
 
 @dataclass(frozen=True)
@@ -18,7 +28,18 @@ class Node:
 
     name: str
     max_replicas: int = 0  # 0: the provider finds out whether another one fits
-    draining: bool = False  # it is about to be taken away
+    condition: NodeCondition = "ready"  # draining: it is about to be taken away
+    labels: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    cpus: int = 0  # 0: unknown
+    memory: int = 0  # bytes; 0: unknown
+    joined_at: float = 0.0
+    owner_load: OwnerLoad | None = None  # None: not measured
+    drain_grace: float | None = None  # seconds that a draining node grants; None: the default
+
+    @property
+    def draining(self) -> bool:
+        return self.condition == "draining"
 
 
 @dataclass(frozen=True)
@@ -32,6 +53,10 @@ class Replica:
     running: int = 0  # sequences
     waiting: int = 0  # requests that wait for capacity
     idle_seconds: float = 0.0  # since its last request; 0 while it is in use
+    started_at: float = 0.0
+    address: str = ""  # "unix:PATH" or "tcp:HOST:PORT", of one that is ready
+    fingerprint: str = ""
+    reason: str = ""  # why it waits or hangs
 
 
 @dataclass(frozen=True)

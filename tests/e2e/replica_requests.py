@@ -50,7 +50,8 @@ class RequestClient:
         return outcome | {"kind": kind.__name__}
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        first = True
+        """Run a streamed request and yield its events."""
+        counted = False
         async with self.http.stream("POST", path, json=body | {"stream": True}) as answer:
             assert answer.status_code == 200, await answer.aread()
             async for line in answer.aiter_lines():
@@ -58,14 +59,15 @@ class RequestClient:
                     continue
                 event = json.loads(line[6:])
                 assert "error" not in event or event["error"] is None, event
-                self.begun += first
-                first = False
+                if not counted and _has_output(event):
+                    self.begun += 1
+                    counted = True
                 yield event
 
     async def chat(self, number: int, tokens: int = 48, **fields: Any) -> Outcome:
         """Run a streamed chat completion, and return its choices put together."""
         body = {
-            "messages": [{"role": "user", "content": f"Write about {_word(number)} and the number {number}."}],
+            "messages": [{"role": "user", "content": f"Write about {_subject(number)}."}],
             "max_tokens": tokens,
             "seed": number,
             "temperature": 0.8,
@@ -80,13 +82,21 @@ class RequestClient:
         return {"choices": [choices[index] for index in sorted(choices)], "usage": _usage(usage)}
 
 
+def _has_output(event: dict[str, Any]) -> bool:
+    """Return whether an event brings output of the model, not only a role or an id."""
+    if "type" in event:
+        return bool(event["type"].endswith(".delta"))
+    return any(part.get("text") or set(part.get("delta") or ()) - {"role"} for part in event["choices"])
+
+
 def _new_choice() -> Outcome:
-    return {"text": "", "calls": {}, "logprobs": [], "finish": None}
+    return {"text": "", "reasoning": "", "calls": {}, "logprobs": [], "finish": None}
 
 
 def _add_chat_part(choice: Outcome, part: dict[str, Any]) -> None:
     delta = part["delta"]
     choice["text"] += delta.get("content") or ""
+    choice["reasoning"] += delta.get("reasoning_content") or ""
     for call in delta.get("tool_calls") or ():
         known = choice["calls"].setdefault(call["index"], {"name": "", "arguments": ""})
         for name in known:
@@ -102,8 +112,9 @@ def _usage(usage: dict[str, Any] | None) -> Sequence[int]:
             usage.get("output_tokens", -1))]  # fmt: skip
 
 
-def _word(number: int) -> str:
-    return _WORDS[number % len(_WORDS)]
+def _subject(number: int) -> str:
+    """Return what a request is about. No two have the same content, which identifies a request after a crash."""
+    return f"{_WORDS[number % len(_WORDS)]} and the number {number}"
 
 
 async def plain(client: RequestClient, number: int) -> Outcome:
@@ -119,6 +130,16 @@ async def schema(client: RequestClient, number: int) -> Outcome:
     return await client.chat(number, 80, response_format=form)
 
 
+async def thinking(client: RequestClient, number: int) -> Outcome:
+    """Run a request with reasoning that is ended by its budget, and every other one with a schema after it."""
+    form = {"type": "json_schema", "json_schema": {"name": "note", "schema": _SCHEMA, "strict": True}}
+    fields = {"response_format": form} if number % 2 else {}
+    options = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 32}
+    outcome = await client.chat(number, 96, **options, **fields)
+    assert all(each["reasoning"] and each["text"] for each in outcome["choices"]), outcome
+    return outcome
+
+
 async def tools(client: RequestClient, number: int) -> Outcome:
     return await client.chat(number, 80, tools=[_TOOL], tool_choice="required")
 
@@ -129,7 +150,7 @@ async def logprobs(client: RequestClient, number: int) -> Outcome:
 
 async def completion(client: RequestClient, number: int) -> Outcome:
     body = {
-        "prompt": [f"The {_word(number)} of the north", f"A list of {_word(number)}:"],
+        "prompt": [f"The north has {_subject(number)}", f"A list of {_subject(number)}:"],
         "max_tokens": 40,
         "min_tokens": 10,
         "seed": number,
@@ -151,7 +172,7 @@ async def completion(client: RequestClient, number: int) -> Outcome:
 
 
 def _response_body(number: int) -> dict[str, Any]:
-    return {"input": f"Tell me about {_word(number)}.", "max_output_tokens": 60, "seed": number, "temperature": 0.9}
+    return {"input": f"Tell me about {_subject(number)}.", "max_output_tokens": 60, "seed": number, "temperature": 0.9}
 
 
 def _response(response: dict[str, Any]) -> Outcome:
@@ -175,10 +196,13 @@ async def websocket(client: RequestClient, number: int) -> Outcome:
     url = str(client.http.base_url).replace("http", "ws").rstrip("/") + "/v1/responses"
     async with connect(url, proxy=None) as socket:
         await socket.send(json.dumps({"type": "response.create", "store": False, **_response_body(number)}))
-        client.begun += 1
+        counted = False
         while True:
             event = json.loads(await socket.recv())
             assert event["type"] not in ("error", "response.failed"), event
+            if not counted and _has_output(event):
+                client.begun += 1
+                counted = True
             if event["type"] in ("response.completed", "response.incomplete"):
                 return _response(event["response"])
 
@@ -186,7 +210,6 @@ async def websocket(client: RequestClient, number: int) -> Outcome:
 async def background(client: RequestClient, number: int) -> Outcome:
     body = _response_body(number) | {"background": True, "store": True}
     made = (await client.http.post("/v1/responses", json=body)).raise_for_status().json()
-    client.begun += 1
     while True:
         found = (await client.http.get(f"/v1/responses/{made['id']}")).raise_for_status().json()
         if found["status"] not in ("queued", "in_progress"):
@@ -196,7 +219,7 @@ async def background(client: RequestClient, number: int) -> Outcome:
 
 async def body_without_stream(client: RequestClient, number: int) -> Outcome:
     """Run a request with `best_of`, of which the likeliest choices are returned."""
-    body = {"prompt": f"My favorite {_word(number)}", "max_tokens": 24, "seed": number, "n": 2, "best_of": 3}
+    body = {"prompt": f"My favorites are {_subject(number)}", "max_tokens": 24, "seed": number, "n": 2, "best_of": 3}
     found = (await client.http.post("/v1/completions", json=body)).raise_for_status().json()
     choices = [{"text": each["text"], "finish": each["finish_reason"]} for each in found["choices"]]
     return {"choices": choices, "usage": _usage(found["usage"])}
@@ -206,6 +229,7 @@ KINDS: tuple[Run, ...] = (
     plain,
     four_choices,
     schema,
+    thinking,
     tools,
     logprobs,
     completion,

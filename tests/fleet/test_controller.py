@@ -95,7 +95,7 @@ def test_decide_backs_off_from_what_keeps_failing() -> None:
 
 
 def test_decide_spreads_replicas_over_nodes_with_room() -> None:
-    nodes = [Node("a"), Node("b", max_replicas=1), Node("c", draining=True)]
+    nodes = [Node("a"), Node("b", max_replicas=1), Node("c", condition="draining")]
     decisions = decide(snapshot(model(3, 3), nodes=nodes))
     assert kinds(decisions) == ["start a", "start b", "start a"]
     full = [Node("b", max_replicas=1)]
@@ -103,7 +103,7 @@ def test_decide_spreads_replicas_over_nodes_with_room() -> None:
 
 
 def test_decide_moves_replicas_away_from_a_node_that_is_drained() -> None:
-    nodes = [Node("a", draining=True), Node("b")]
+    nodes = [Node("a", condition="draining"), Node("b")]
     decisions = decide(snapshot(model(), ready("m-1", node="a"), nodes=nodes))
     assert kinds(decisions) == ["stop m-1", "start b"]
 
