@@ -25,6 +25,7 @@ import torch
 from bench.gpu_models import MODELS, build_model
 from bench.gpu_workloads import MAX_RUNNING, STEP_TOKENS, log, make_request, run_requests, workload
 from syringa.engine.gpu.decoder import GpuExperts
+from syringa.engine.loading.loader import with_cache_dtype
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 
@@ -180,7 +181,9 @@ def log_compilations() -> None:
 def measure(name: str, options: argparse.Namespace, dtype: str, bandwidths: dict[str, float]) -> dict[str, Any]:
     device = torch.device("cuda")
     log(f"{name} {dtype}: creating weights")
-    loaded = build_model(name, device, dtype, attention=options.attention)
+    loaded = with_cache_dtype(
+        build_model(name, device, dtype, attention=options.attention), options.kv_cache_dtype, options.attention
+    )
     if options.tune:
         ops: Any = loaded.gpu.decoder.ops if loaded.gpu else None
         tiles = options.tiles
@@ -293,6 +296,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=",".join(MODELS), help="comma-separated")
     parser.add_argument("--dtype", default="bf16", help="comma-separated: bf16, fp8, fp8-block, int4, mxfp4")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="auto or fp8")
     parser.add_argument("--attention", default="auto", help="prefill attention: auto, triton or flashinfer")
     parser.add_argument("--workloads", default=",".join(TARGETS), help="comma-separated")
     parser.add_argument("--step-tokens", type=int, default=STEP_TOKENS)
@@ -326,7 +330,10 @@ def main() -> int:
     folder = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
     for name in options.model.split(","):
         for dtype in options.dtype.split(","):
-            results[name if dtype == "bf16" else f"{name} {dtype}"] = measure(name, options, dtype, bandwidths)
+            label = name if dtype == "bf16" else f"{name} {dtype}"
+            if options.kv_cache_dtype != "auto":
+                label += f", {options.kv_cache_dtype} cache"
+            results[label] = measure(name, options, dtype, bandwidths)
             text = render_table(results, bandwidths)  # after each, so that an interrupted run leaves results
             (folder / "gpu.md").write_text(text)
             (folder / "gpu.json").write_text(json.dumps({"rates": bandwidths, "models": results}, indent=1) + "\n")

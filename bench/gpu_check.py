@@ -25,7 +25,7 @@ from syringa.engine.execution.batch import build_step_tensors
 from syringa.engine.gpu.ops.base import ReferenceOps
 from syringa.engine.gpu.ops.quantized_linear import quantized_matmul
 from syringa.engine.gpu.packed_weight import pack_fp8, unpack_weight
-from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model
+from syringa.engine.loading.loader import LoadedModel, LoadOptions, load_model, with_cache_dtype
 from syringa.engine.sampling.sampler import Sampler
 from syringa.engine.sampling.sampler_input import SamplerState, SamplingRow
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
@@ -187,6 +187,25 @@ def check_fp8(log: Log) -> bool:
         passed &= error < 0.3
         log(f"  fp8, 8 random layers, {few} sequences, {chunk} at a time: logits {error:.1e} from bf16's")
     return passed
+
+
+def check_fp8_cache(log: Log) -> bool:
+    """Compare decoders with a KV cache in FP8 on the kernels with the same on their references, then the engine."""
+    rng = random.Random(7)
+    prompts = [[rng.randrange(1_000) for _ in range(n)] for n in (150, 3, 97, 16)]
+    passed = True
+    for name, changes in VARIANTS.items():
+        exact = build_model("qwen3-0.6b", torch.device("cuda"), length=256, **(SMALL | changes))
+        loaded = with_cache_dtype(exact, "fp8")
+        expected = with_reference_ops(loaded, lambda m=loaded: logits_of(m, prompts, 1000))
+        errors = [median_distance(logits_of(loaded, prompts, chunk), expected) for chunk in (1000, 29, 1)]
+        fine = max(errors) < 2 * MAX_ERROR  # a key that rounds to its neighbor differs by a sixteenth
+        shown = ", ".join(f"{error:.1e}" for error in errors)
+        loss = median_distance(expected, logits_of(exact, prompts, 1000))
+        log(f"  {name}: whole, in chunks, token by token: {shown}; from bf16 {loss:.1e}{'' if fine else ' WRONG'}")
+        passed &= fine
+    loaded = with_cache_dtype(build_model("qwen3-0.6b", torch.device("cuda"), length=512, **SMALL), "fp8")
+    return check_outputs(loaded, make_requests(1_000), log, tolerance=0.15) and passed
 
 
 def check_quantized(log: Log) -> bool:
@@ -399,6 +418,7 @@ def check(log: Log, only: str = "") -> bool:
         check_oom,
         check_sampler,
         check_fp8,
+        check_fp8_cache,
         check_quantized,
     )
     names = only.split(",") if only else [part.__name__ for part in parts]

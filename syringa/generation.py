@@ -280,6 +280,8 @@ class _PromptGeneration:
                     raise InvalidRequest(message, param="allowed_token_ids")
                 case "overload":
                     raise EngineOverloaded(message)
+                case "unavailable":
+                    raise EngineUnavailable(message)
             raise EngineError(message)
         if delta.finish == "abort":
             raise EngineUnavailable("The engine aborted the request.")

@@ -12,7 +12,7 @@ import msgspec
 
 GrammarKind = Literal["regex", "json_schema", "lark", "llguidance"]
 FinishReason = Literal["stop", "length", "abort", "error"]
-ErrorKind = Literal["engine", "grammar", "overload", "no_token"]
+ErrorKind = Literal["engine", "grammar", "overload", "no_token", "unavailable"]
 Isolation = Literal["none", "start", "full"]
 """How long a request is computed alone: not, until its first token, or to its end."""
 
@@ -29,6 +29,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are sampled. Everything is in token ids: strings are resolved before the engine sees them."""
 
     seed: int
+    seeded: bool = False  # whether the request gave the seed; otherwise it is random
     temperature: float = 1.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0

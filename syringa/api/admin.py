@@ -109,6 +109,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     threads: Annotated[Limit | None, doc("Number of CPU threads.")] = None
     kv_cache_tokens: Annotated[Limit | None, doc("Size of the KV cache, in tokens.")] = None
     kv_cache_gb: Annotated[float | None, doc("Size of the KV cache, in GiB.")] = None
+    kv_cache_dtype: Annotated[str | None, doc("Data type of the KV cache on a GPU: auto or fp8.")] = None
     replicas: Annotated[
         dict[str, int] | int | str | None, doc('Number of replicas: `{"min": 1, "max": 3}`, `3` or `"1:3"`.')
     ] = None
@@ -119,6 +120,9 @@ class ModelRequest(msgspec.Struct, kw_only=True):
         None
     )
     defaults: Annotated[dict[str, Any] | None, doc("Default values of request fields.")] = None
+    pools: Annotated[
+        list[str] | None, doc("Pools of a cluster in which it may run, the preferred one first. Default: any.")
+    ] = None
     preload: Annotated[bool | None, doc("Load the model when the server starts.")] = None
     idle_seconds: Annotated[
         float | None, doc("Seconds without requests after which the model is unloaded; 0: never.")
@@ -149,6 +153,66 @@ class DrainRequest(msgspec.Struct, kw_only=True):
         Annotated[float, Meta(ge=0, le=86_400)] | None,
         doc("Seconds in which requests may finish. Default: the setting `drain_timeout`."),
     ] = None
+
+
+class NodeEntry(msgspec.Struct, kw_only=True):
+    """A node: a machine on which replicas run."""
+
+    object: Annotated[str, doc("`node`.", const="node")] = "node"
+    name: Annotated[str, doc("`local`: this machine.")]
+    state: Annotated[str, doc("`ready`, `draining` (it is about to leave) or `lost` (it does not respond).")]
+    pool: Annotated[str | None, doc("The pool to which it belongs.")]
+    offered: Annotated[bool, doc("Whether replicas may be started on it now.")]
+    reason: Annotated[str | None, doc("Why it is not offered.")]
+    gpus: Annotated[int, doc("Number of GPUs.")]
+    cpus: Annotated[int | None, doc("CPU threads, if known.")]
+    memory: Annotated[int | None, doc("Memory in bytes, if known.")]
+    replicas: Annotated[int, doc("Replicas on it.")]
+    labels: Annotated[dict[str, str], doc("Labels, by which pools select their nodes.")]
+
+
+class NodeList(msgspec.Struct, kw_only=True):
+    object: Annotated[str, doc("`list`.", const="list")] = "list"
+    data: list[NodeEntry]
+
+
+class NodeDrainRequest(msgspec.Struct, kw_only=True):
+    """The body of `POST /admin/nodes/{name}/drain`."""
+
+    grace: Annotated[
+        Annotated[float, Meta(ge=0, le=86_400)] | None,
+        doc("Seconds in which requests may finish. Default: `preemption.grace_period` of the node's pool."),
+    ] = None
+
+
+class PoolEntry(msgspec.Struct, kw_only=True):
+    """A pool of nodes."""
+
+    object: Annotated[str, doc("`pool`.", const="pool")] = "pool"
+    name: str
+    state: Annotated[
+        str,
+        doc(
+            "`active`; `closing`: closed, and replicas are left; `inactive`: closed; `degraded`: open, and a node is"
+            " lost, or there is no room for a model."
+        ),
+    ]
+    reason: Annotated[str | None, doc("Why it has this state.")]
+    mode: Annotated[str, doc("When it is open: `always`, `scheduled` or `idle`.")]
+    override: Annotated[str | None, doc("`open` or `closed` by an operator; null: it follows its schedule.")]
+    changes_at: Annotated[int | None, doc("Unix time at which its schedule opens or closes it next.")]
+    nodes: Annotated[int, doc("Nodes that are not lost.")]
+    offered: Annotated[int, doc("Of these, those on which replicas may be started now.")]
+    gpus: Annotated[int, doc("GPUs of its nodes.")]
+    gpus_used: Annotated[int, doc("GPUs in use.")]
+    cpus: Annotated[int, doc("CPU threads of its nodes without GPUs.")]
+    cpus_used: Annotated[int, doc("CPU threads in use.")]
+    replicas: Annotated[int, doc("Replicas on its nodes.")]
+
+
+class PoolList(msgspec.Struct, kw_only=True):
+    object: Annotated[str, doc("`list`.", const="list")] = "list"
+    data: list[PoolEntry]
 
 
 class UsageEntry(msgspec.Struct, kw_only=True):

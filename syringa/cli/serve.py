@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from syringa import config as settings
+from syringa.cli.fleet_lease import DatabaseLease
 from syringa.cli.options import load_config
 from syringa.config import Config, ModelSpec
 from syringa.errors import ConfigError, StartupError, StoreError
@@ -42,14 +43,15 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
     download_default_model(settings.model_specs(config)[0])
     specs = serving_specs(config)
     check_files(specs)
-    plan = plan_model(specs[0], config, specs[0].replicas.max) if specs[0].preload else None
+    local = specs[0].preload and not config.cluster  # the nodes of a cluster find out whether the model fits
+    plan = plan_model(specs[0], config, specs[0].replicas.max) if local else None
     with listen(config) as listener:
         from syringa.engine.processes import supervisor
 
         port = listener.getsockname()[1]
         console = Console(highlight=False, soft_wrap=True)
         started = time.monotonic()
-        if specs[0].preload:
+        if local:
             console.print(f"Loading [bold]{escape(specs[0].id)}[/] …")
         if plan is not None:
             print_plan(console, plan)
@@ -59,7 +61,8 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
 
         planned_free = plan.free if plan is not None and plan.device == "cpu" else 0
         prepare = functools.partial(create_shared_files, config)
-        return supervisor.run(config, specs[0], listener, print_banner, prepare, planned_free)
+        lease = DatabaseLease(config.database) if config.cluster else None
+        return supervisor.run(config, specs[0], listener, print_banner, prepare, planned_free, lease)
 
 
 def download_default_model(spec: ModelSpec) -> None:
@@ -108,7 +111,7 @@ def check_keys(config: Config) -> None:
 
 def check_certificates(config: Config) -> Config:
     """Return the settings with the folder of the certificates, if workers need any. Raises `ConfigError`."""
-    if not config.worker_host:
+    if not config.worker_host and not config.cluster:
         return config
     from syringa.cli.cluster import cluster_folder
 
@@ -136,7 +139,7 @@ def banner(config: Config, port: int, specs: Sequence[ModelSpec], info: ModelInf
     host = f"[{host}]" if ":" in host else host
     url = f"http://{host}:{port}"
     key = "" if settings.is_loopback(config.host) and not config.api_key else " -H 'Authorization: Bearer YOUR_KEY'"
-    facts = "loaded on first use"
+    facts = "runs on the nodes of the cluster" if config.cluster else "loaded on first use"
     if info is not None:
         dtype = DTYPES.get(info.dtype, info.dtype)
         size = f"{info.parameters / 1e6:,.1f} M parameters"

@@ -1,7 +1,8 @@
 """The certificate authority of a cluster, and the certificates that it issues.
 
-Keys are of the curve P-256. A certificate has one or both of two roles: "server" for workers, which accept
-connections, and "client" for API servers, which make them.
+Keys are of the curve P-256. A certificate has one or more roles: "server" for workers, which accept connections,
+"client" for API servers, which make them, and "node" for machines that fetch model files. The roles are in its subject,
+as organizational units, because its key usage does not distinguish API servers from nodes: see `tls.check_role`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-Role = Literal["server", "client"]
+Role = Literal["server", "client", "node"]
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
@@ -103,14 +104,20 @@ class CertificateAuthority:
         alternatives = [_host(each) for each in dict.fromkeys(hosts)]
         if not roles or ("server" in roles and not alternatives):
             raise ConfigError(f"the certificate of {name!r} needs a role, and that of a server needs a host")
-        usages = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "client": ExtendedKeyUsageOID.CLIENT_AUTH}
+        usages = {
+            "server": ExtendedKeyUsageOID.SERVER_AUTH,
+            "client": ExtendedKeyUsageOID.CLIENT_AUTH,
+            "node": ExtendedKeyUsageOID.CLIENT_AUTH,
+        }
         now = now or datetime.now(UTC)
         ends = min(now + timedelta(days=days), self.expires_at)
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_name(name), self._certificate.subject, key, now, ends, self._key)
+        builder = _builder(_name(name, roles), self._certificate.subject, key, now, ends, self._key)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([usages[role] for role in sorted(roles)]), critical=False)
+        builder = builder.add_extension(
+            x509.ExtendedKeyUsage(list(dict.fromkeys(usages[role] for role in sorted(roles)))), critical=False
+        )
         if alternatives:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         return _pem(_sign(builder, self._key), key)
@@ -152,11 +159,12 @@ def _host(text: str) -> x509.GeneralName:
     return x509.DNSName(text)
 
 
-def _name(text: str) -> x509.Name:
+def _name(text: str, roles: Iterable[Role] = ()) -> x509.Name:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+    units = [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role) for role in sorted(roles)]
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64]), *units])
 
 
 def _builder(

@@ -1,12 +1,16 @@
 """The folder with the certificates of a cluster, as `syringa cluster init` makes it.
 
-The folder is accessible to its owner only, and so is each key. Everything but the key of the authority may be copied
-to other machines; that key is needed to issue certificates, and nowhere else.
+The folder is accessible to its owner only, and so is each key. Everything but the keys of the authorities may be copied
+to other machines; those keys are needed to issue certificates, and nowhere else.
+
+Ray has an authority of its own, in ray/: its certificates are those of a server and of a client at once, and workers
+would take such a certificate of the first authority for that of an API server.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +22,8 @@ from syringa.cluster.tls import TlsFiles, client_context, server_context
 from syringa.errors import ConfigError
 
 AUTHORITY = "ca"
+RAY_FOLDER = "ray"
+RAY_TOKEN = "ray.token"  # which Ray requires of every connection
 ROLES: tuple[Role, ...] = ("server", "client")
 
 
@@ -29,6 +35,24 @@ class ClusterFolder:
         """Return the files with which a process of this machine takes a role."""
         certificate, key = self._paths(role)
         return TlsFiles(ca=str(self._paths(AUTHORITY)[0]), certificate=str(certificate), key=str(key))
+
+    def ray_files(self) -> TlsFiles:
+        """Return the files with which Ray on this machine serves and connects."""
+        return ClusterFolder(self.path / RAY_FOLDER).files("node")
+
+    @property
+    def ray_token(self) -> Path:
+        return self.path / RAY_TOKEN
+
+    def check_ray(self) -> None:
+        """Raise `ConfigError` if the certificate or the token of Ray cannot be used."""
+        client_context(self.ray_files())
+        try:
+            empty = not self.ray_token.read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"{self.ray_token}: {error.strerror}; `syringa cluster init` makes it") from None
+        if empty:
+            raise ConfigError(f"{self.ray_token}: this file is empty; `syringa cluster init` makes it")
 
     def check(self) -> None:
         """Raise `ConfigError` if the files of a role cannot be used."""
@@ -50,6 +74,7 @@ class ClusterFolder:
                 folder = ClusterFolder(new)
                 folder._write(AUTHORITY, authority.pem())
                 folder._issue(authority, name, hosts, now)
+                folder._create_ray(name, hosts, now)
                 new.rename(self.path)  # fails if another process has just done the same
             finally:
                 shutil.rmtree(new, ignore_errors=True)
@@ -57,12 +82,25 @@ class ClusterFolder:
             raise ConfigError(f"{self.path}: cannot be made: {error.strerror}") from None
         return authority
 
+    def authority(self) -> CertificateAuthority:
+        """Return the authority, on the machine that has its key. Raises `ConfigError`."""
+        try:
+            return CertificateAuthority.load(*(path.read_bytes() for path in self._paths(AUTHORITY)))
+        except OSError as error:
+            reason = f"{error.filename}: {error.strerror}"
+            raise ConfigError(f"{reason}; `syringa cluster init` makes the certificates") from None
+
     def renew(self, name: str, *, now: datetime | None = None) -> CertificateAuthority:
         """Replace the certificates of this node by new ones with the same hosts. Raises `ConfigError`."""
+        authority = self.authority()
         try:
-            authority = CertificateAuthority.load(*(path.read_bytes() for path in self._paths(AUTHORITY)))
             hosts = hosts_of(self._paths("server")[0].read_bytes())
             self._issue(authority, name, hosts, now)
+            ray = ClusterFolder(self.path / RAY_FOLDER)
+            if ray.path.exists():
+                ray._issue_ray(ray.authority(), name, hosts, now)
+            else:  # of a version without Ray
+                self._create_ray(name, hosts, now)
         except OSError as error:
             reason = f"{error.filename}: {error.strerror}"
             raise ConfigError(f"{reason}; `syringa cluster init` makes the certificates") from None
@@ -75,16 +113,29 @@ class ClusterFolder:
             pair = authority.issue(name, roles={role}, hosts=hosts if role == "server" else (), now=now)
             self._write(role, pair)
 
+    def _create_ray(self, name: str, hosts: Sequence[str], now: datetime | None) -> None:
+        authority = CertificateAuthority.create(now=now)
+        ray = ClusterFolder(self.path / RAY_FOLDER)
+        ray.path.mkdir(mode=0o700)
+        ray._write(AUTHORITY, authority.pem())
+        ray._issue_ray(authority, name, hosts, now)
+        replace_file(self.ray_token, secrets.token_hex(32).encode())
+
+    def _issue_ray(
+        self, authority: CertificateAuthority, name: str, hosts: Sequence[str], now: datetime | None
+    ) -> None:
+        self._write("node", authority.issue(name, roles={"server", "client"}, hosts=hosts, now=now))
+
     def _paths(self, name: str) -> tuple[Path, Path]:
         return self.path / f"{name}.pem", self.path / f"{name}.key"
 
     def _write(self, name: str, pair: KeyPair) -> None:
         certificate, key = self._paths(name)
-        _replace(key, pair.key, 0o600)
-        _replace(certificate, pair.certificate, 0o644)
+        replace_file(key, pair.key, 0o600)
+        replace_file(certificate, pair.certificate, 0o644)
 
 
-def _replace(path: Path, content: bytes, mode: int) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write a file that has its mode from the first byte on, and that readers see whole."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)

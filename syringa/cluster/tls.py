@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import ssl
+from typing import Any
 
 import msgspec
 
+from syringa.cluster.authority import Role
 from syringa.errors import ConfigError
 
 # Reasons of OpenSSL, of certificates that this process has refused.
@@ -53,10 +55,21 @@ class TlsFiles(msgspec.Struct, frozen=True):
         return tuple(os.stat(each).st_mtime_ns for each in (self.ca, self.certificate, self.key))
 
 
-def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return the context of a worker, which refuses clients without a certificate. Raises `ConfigError`."""
+class WrongRole(OSError):
+    """The certificate of a client is valid, and does not have the role that the server requires."""
+
+    def __init__(self) -> None:
+        super().__init__("its certificate has the wrong role")
+
+
+def server_context(files: TlsFiles, *, anonymous: bool = False) -> ssl.SSLContext:
+    """Return the context of a server, which refuses clients with a certificate that is not valid. Raises `ConfigError`.
+
+    Clients without a certificate are refused too, unless `anonymous`. Both the certificates of API servers and those of
+    nodes are valid here: the server has to `check_role`.
+    """
     context = _context(ssl.PROTOCOL_TLS_SERVER, files)
-    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_mode = ssl.CERT_OPTIONAL if anonymous else ssl.CERT_REQUIRED
     context.num_tickets = 0  # no connection continues an earlier one: each proves its certificate
     return context
 
@@ -64,6 +77,14 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 def client_context(files: TlsFiles) -> ssl.SSLContext:
     """Return the context of a client, which refuses servers with the name of another host. Raises `ConfigError`."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, files)
+
+
+def check_role(certificate: dict[str, Any] | None, role: Role) -> str:
+    """Return the name in the verified certificate of a client, as of `getpeercert`. Raises `WrongRole`."""
+    subject = [pair for attributes in (certificate or {}).get("subject", ()) for pair in attributes]
+    if ("organizationalUnitName", role) not in subject:
+        raise WrongRole
+    return next((str(value) for key, value in subject if key == "commonName"), "")
 
 
 def describe_tls_error(error: BaseException) -> str:

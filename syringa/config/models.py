@@ -7,6 +7,8 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from syringa.config.engines import check_engine, refuse_engine
+from syringa.config.pools import check_pool_names
 from syringa.config.settings import Config
 from syringa.config.specs import INHERITED, ModelSpec, Prices
 from syringa.config.validation import InvalidValue, Path, check_value, format_path, format_value, unknown_key
@@ -35,6 +37,7 @@ def read_tables(tables: Any, config: Config, read_defaults: ReadDefaults | None)
 def read_model(fields: Mapping[str, Any], config: Config, read_defaults: ReadDefaults | None = None) -> ModelSpec:
     """Parse a model that is added at run time. Raises `ConfigError`, whose `param` is the invalid key."""
     try:
+        refuse_engine(fields)
         return _read(fields, config, (), read_defaults)
     except InvalidValue as error:
         raise ConfigError(error.message, param=format_path(error.path) or None) from None
@@ -101,7 +104,8 @@ def _read(table: Mapping[str, Any], config: Config, path: Path, read_defaults: R
         if not values.get(name):
             problem = "cannot be empty" if name in values else "is missing"
             raise InvalidValue((*path, name), f"{format_path((*path, name))} {problem}")
-    spec = ModelSpec(**values)
+    spec = check_engine(path, ModelSpec(**values))
+    check_pool_names((*path, "pools"), spec.pools, config.pools)
     _check_name((*path, "id"), spec.id)
     for index, alias in enumerate(spec.aliases):
         _check_name((*path, "aliases", index), alias)

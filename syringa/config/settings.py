@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from syringa.config.specs import (
+    CacheDtype,
     Count,
     Device,
     Dtype,
@@ -22,8 +23,10 @@ from syringa.config.specs import (
     doc,
 )
 from syringa.config.validation import base_type
+from syringa.fleet.pools import PoolSpec
 
 PREFIX = "SYRINGA_"
+TABLES = ("models", "pools")
 
 _Positive = Annotated[int, Meta(ge=1)]
 
@@ -159,6 +162,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_gb: Annotated[
         Annotated[float, Meta(ge=0)], doc("Memory of the KV cache in GiB; 0: chosen automatically.")
     ] = 0.0
+    kv_cache_dtype: Annotated[
+        CacheDtype,
+        doc("Data type of the KV cache on a GPU; fp8: half the memory of auto, for a small loss of accuracy."),
+    ] = "auto"
     gpu_memory_fraction: Annotated[
         Annotated[float, Meta(ge=0, le=1)],
         doc(
@@ -215,10 +222,31 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             "on a free port; empty: Unix sockets."
         ),
     ] = ""
+    cluster: Annotated[
+        bool,
+        doc("Run models on the nodes of a cluster, not on this machine. `syringa cluster start` sets this."),
+    ] = False
     cluster_dir: Annotated[
         str,
-        doc("Folder of the certificates for worker_host (`syringa cluster init`); empty: cluster/ in the data folder."),
+        doc(
+            "Folder of the certificates of a cluster, for worker_host and cluster (`syringa cluster init`); empty: "
+            "cluster/ in the data folder."
+        ),
     ] = ""
+    cluster_address: Annotated[
+        str,
+        doc(
+            "With cluster: HOST:PORT at which nodes join and fetch model files; they reach Ray under the same host. "
+            "Empty: nodes can neither join nor fetch files."
+        ),
+    ] = ""
+    cluster_keep_replicas: Annotated[
+        bool,
+        doc("With cluster: leave the replicas running when the server is stopped; the next one takes them over."),
+    ] = False
+    ray_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)], doc("With cluster: port of Ray's head on this machine.")
+    ] = 6379
 
     max_body_bytes: Annotated[_Positive, doc("Maximum size of a request body in bytes; a larger one gets 413.")] = (
         32 * 1024 * 1024
@@ -273,12 +301,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         _Positive, doc("Maximum number of MCP calls per response; then the model answers without them.")
     ] = 32
 
-    models: tuple[ModelSpec, ...] = ()  # the tables `[[models]]` of the file; has no flag
+    # The tables of the file, which have no flags.
+    models: tuple[ModelSpec, ...] = ()
+    pools: tuple[PoolSpec, ...] = ()
 
 
 # The settings with a flag and an environment variable.
 FIELDS: Mapping[str, msgspec.structs.FieldInfo] = {
-    f.name: f for f in msgspec.structs.fields(Config) if f.name != "models"
+    f.name: f for f in msgspec.structs.fields(Config) if f.name not in TABLES
 }
 HINTS: Mapping[str, Any] = get_type_hints(Config, include_extras=True)
 

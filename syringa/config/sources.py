@@ -14,10 +14,12 @@ from typing import Any, get_origin
 import msgspec
 
 from syringa.config.models import ReadDefaults, read_tables
-from syringa.config.settings import FIELDS, HINTS, PREFIX, Config, setting_type, variable
+from syringa.config.pools import read_pools
+from syringa.config.settings import FIELDS, HINTS, PREFIX, TABLES, Config, setting_type, variable
 from syringa.config.specs import Replicas
 from syringa.config.validation import InvalidValue, check_value, expected, is_finite, parse_replicas, unknown_key
 from syringa.errors import ConfigError
+from syringa.fleet.pools import PoolSpec
 
 FILE_NAME = "syringa.toml"
 OTHER_VARIABLES = ("SYRINGA_CONFIG", "SYRINGA_HOME")  # the path of the settings file, and the folder of models
@@ -51,6 +53,7 @@ def load(
             values[name] = _from_text(name, value, "--" + name.replace("_", "-"))
     config = Config(**values)
     _check(config)
+    config = msgspec.structs.replace(config, pools=settings_file.pools())
     if (models := settings_file.models(config, read_defaults)) is not None:
         config = msgspec.structs.replace(config, models=models)
     return config
@@ -78,15 +81,21 @@ class _SettingsFile:
         values = {}
         for key, value in self._table.items():
             name = key.replace("-", "_")
-            if name == "models":
+            if name in TABLES:
                 continue
             try:
                 if name not in FIELDS:
-                    raise unknown_key((key,), [*FIELDS, "models"], "setting")
+                    raise unknown_key((key,), [*FIELDS, *TABLES], "setting")
                 values[name] = check_value((key,), _split_list(name, value), HINTS[name])
             except InvalidValue as error:
                 raise self._error(error, secret=name == "api_key") from None
         return values
+
+    def pools(self) -> tuple[PoolSpec, ...]:
+        try:
+            return read_pools(self._table.get("pools", []))
+        except InvalidValue as error:
+            raise self._error(error) from None
 
     def models(self, config: Config, read_defaults: ReadDefaults | None) -> Any:
         if "models" not in self._table:

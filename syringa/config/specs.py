@@ -15,7 +15,9 @@ ReplicaCount = Annotated[int, Meta(ge=1, le=256)]
 Price = Annotated[float, Meta(ge=0, le=1e12)]  # finite, so that sums are
 
 Device = Literal["auto", "cpu", "cuda"]
+CacheDtype = Literal["auto", "fp8"]
 Dtype = Literal["auto", "int8", "bf16", "fp32", "fp8", "gguf"]
+EngineName = Literal["syringa", "vllm"]
 ToolFormatSetting = Literal["auto", ToolCallFormat]
 ReasoningFields = Literal["both", "reasoning", "reasoning_content"]
 RequestChatTemplates = Literal["auto", "allow", "refuse"]
@@ -52,6 +54,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     id: Annotated[str, doc("Name of the model in requests.")]
     path: Annotated[str, doc("A known model's name, a GGUF file, or a Hugging Face folder.")]
     aliases: Annotated[tuple[str, ...], doc("Other names of the model in requests.")] = ()
+    engine: Annotated[EngineName, doc("Engine that runs the model: Syringa's own or [vLLM](vllm.md).")] = "syringa"
+    python: Annotated[
+        str, doc("With vLLM: the interpreter of the environment it is installed in; empty: that of the server.")
+    ] = ""
+    engine_args: Annotated[
+        dict[str, Any], doc("With vLLM: further engine arguments of it, such as `{tensor_parallel_size = 2}`.")
+    ] = {}
     max_model_len: Annotated[
         Count, doc("Maximum tokens of prompt plus output; 0: the model's maximum, or less where memory is short.")
     ] = 0
@@ -63,6 +72,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_gb: Annotated[
         Annotated[float, Meta(ge=0)], doc("Memory of the KV cache in GiB; 0: chosen automatically.")
     ] = 0.0
+    kv_cache_dtype: Annotated[CacheDtype, doc("Data type of the KV cache on a GPU.")] = "auto"
     replicas: Annotated[
         Replicas, doc("Replicas of the model while it is loaded: `{min = 1, max = 3}`, a number, or `MIN:MAX` as text.")
     ] = Replicas()
@@ -71,6 +81,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_format: Annotated[ReasoningFormatSetting, doc("Format of the model's reasoning.")] = "auto"
     prices: Annotated[Prices | None, doc("Prices of a million tokens: `input`, `cached_input`, `output`.")] = None
     defaults: Annotated[dict[str, Any], doc("Default fields of requests.")] = {}
+    pools: Annotated[
+        tuple[str, ...],
+        doc("Pools of a cluster in which it may run, the preferred one first; default: any, by their priority."),
+    ] = ()
     preload: Annotated[bool | None, doc("Load the model when the server starts; default: only the default model.")] = (
         None
     )
@@ -82,6 +96,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 # Settings that default to the server's setting of the same name.
 INHERITED = (
-    "max_model_len", "dtype", "device", "deterministic", "threads", "kv_cache_tokens", "kv_cache_gb", "replicas",
-    "chat_template", "tool_format", "reasoning_format",
+    "max_model_len", "dtype", "device", "deterministic", "threads", "kv_cache_tokens", "kv_cache_gb", "kv_cache_dtype",
+    "replicas", "chat_template", "tool_format", "reasoning_format",
 )  # fmt: skip

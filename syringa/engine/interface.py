@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from syringa.fleet.provider import LOCAL_NODE
+from syringa.fleet.status import FleetStatus, NodeStatus
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 DeltaHandler = Callable[[EngineDelta], bool]
@@ -108,6 +110,18 @@ class EngineProvider(Protocol):
         """End a replica: its requests finish within `grace` seconds or move to another one."""
         ...
 
+    def fleet(self) -> FleetStatus:
+        """Return the nodes and pools, without waiting."""
+        ...
+
+    def drain_node(self, node: str, grace: float | None) -> None:
+        """Take a node out of use. `grace`: as in `drain`; None: that of its pool."""
+        ...
+
+    def set_pool(self, pool: str, open: bool | None) -> None:
+        """Open or close a pool, whatever its schedule says; None: let it follow its schedule again."""
+        ...
+
 
 class SingleEngineProvider:
     """A provider of one engine for every model id."""
@@ -129,3 +143,12 @@ class SingleEngineProvider:
 
     def drain(self, replica: str, grace: float) -> None:
         """Do nothing: there are no replicas."""
+
+    def fleet(self) -> FleetStatus:
+        return FleetStatus([NodeStatus(LOCAL_NODE, "ready")])
+
+    def drain_node(self, node: str, grace: float | None) -> None:
+        """Do nothing: the only node is this machine."""
+
+    def set_pool(self, pool: str, open: bool | None) -> None:
+        """Do nothing: there are no pools."""

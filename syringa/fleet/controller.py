@@ -1,132 +1,63 @@
-"""The controller: how many replicas of each model there should be, decided from a snapshot once a second.
+"""The controller: how many replicas of each model there should be, and where, decided from a snapshot once a second.
 
-`decide` is a pure function: it needs neither processes nor a clock, and each decision has a reason, which is logged.
-What runs the replicas is a `ReplicaProvider`. A provider that is shared by several servers needs a lease, so that one
-controller decides at a time.
+The decisions are made by `plan`, a pure function; each has a reason, which is logged. What runs the replicas is a
+`ReplicaProvider`. A provider that is shared by several servers needs a lease, so that one controller decides at a time.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
-from syringa.fleet.provider import Node, Replica, ReplicaProvider
+from syringa.fleet.decisions import (
+    EVICTIONS,
+    NODE_MEMORY_SECONDS,
+    SCALE_DOWN_SECONDS,
+    SCALE_UP_SECONDS,
+    Decision,
+    FleetSnapshot,
+    ModelHistory,
+    ModelTarget,
+    NodeHistory,
+    Plan,
+    PoolHistory,
+    StartReplica,
+    StopReplica,
+    backoff,
+    pool_is_open,
+)
+from syringa.fleet.fleet_view import describe
+from syringa.fleet.overrides import PoolOverrides
+from syringa.fleet.planner import decide, plan
+from syringa.fleet.pools import PoolSpec, PoolTarget, owner_activity, with_default
+from syringa.fleet.provider import Replica, ReplicaEvent, ReplicaProvider
+from syringa.fleet.recovery import RecoveryTimes
+from syringa.fleet.schedule import next_change
+from syringa.fleet.status import FleetStatus
+
+__all__ = [
+    "INTERVAL_SECONDS",
+    "SCALE_DOWN_SECONDS",
+    "SCALE_UP_SECONDS",
+    "Controller",
+    "Decision",
+    "FleetSnapshot",
+    "ModelHistory",
+    "ModelTarget",
+    "StartReplica",
+    "StopReplica",
+    "backoff",
+    "decide",
+    "plan",
+]
 
 logger = logging.getLogger("syringa.fleet")
 
 INTERVAL_SECONDS = 1.0
-SCALE_UP_SECONDS = 2.0  # requests have waited for so long, without a pause
-SCALE_DOWN_SECONDS = 60.0  # a replica above the minimum has been idle for so long
-SCALE_DOWN_GRACE = 30.0  # for a request that reached it at that moment
-MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 300.0  # after a replica failed to start or died; doubled each time
-
-
-@dataclass(frozen=True)
-class ModelTarget:
-    """What is wanted of a model."""
-
-    key: str
-    name: str  # for logs
-    min_replicas: int = 1
-    max_replicas: int = 1
-    active: bool = True  # whether it is loaded, being loaded or in use; otherwise the first request starts a replica
-
-
-@dataclass(frozen=True)
-class ModelHistory:
-    """What the controller remembers of a model from one snapshot to the next."""
-
-    waiting_since: float | None = None  # requests have waited ever since
-    failures: int = 0  # in a row
-    failed_at: float = -math.inf
-
-
-@dataclass(frozen=True)
-class FleetSnapshot:
-    now: float
-    models: Sequence[ModelTarget]
-    replicas: Sequence[Replica]
-    nodes: Sequence[Node]
-    history: dict[str, ModelHistory]  # by key of the model
-
-
-@dataclass(frozen=True)
-class StartReplica:
-    model: str
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class StopReplica:
-    replica: str
-    grace: float
-    reason: str
-
-
-Decision = StartReplica | StopReplica
-
-
-def decide(snapshot: FleetSnapshot) -> list[Decision]:
-    """Return what is to be started and stopped. At most one replica of a model is added to those that it needs."""
-    decisions: list[Decision] = []
-    counts = {node.name: 0 for node in snapshot.nodes if not node.draining}
-    limits = {node.name: node.max_replicas or math.inf for node in snapshot.nodes}
-    for replica in snapshot.replicas:
-        if replica.node in counts:
-            counts[replica.node] += 1
-    draining_nodes = {node.name for node in snapshot.nodes if node.draining}
-    for model in snapshot.models:
-        history = snapshot.history.get(model.key, ModelHistory())
-        own = [each for each in snapshot.replicas if each.model == model.key and each.condition != "draining"]
-        for replica in own:
-            if replica.node in draining_nodes:
-                decisions.append(StopReplica(replica.id, SCALE_DOWN_GRACE, f"node {replica.node} is drained"))
-        own = [each for each in own if each.node not in draining_nodes]
-        starts, reason = _missing(model, own, history, snapshot.now)
-        for _ in range(starts):
-            free = [name for name, count in counts.items() if count < limits[name]]
-            if not free:
-                break
-            node = min(free, key=lambda name: (counts[name], name))
-            counts[node] += 1
-            decisions.append(StartReplica(model.key, node, reason))
-        if not starts and (surplus := _surplus(model, own)) is not None:
-            reason = f"idle for {surplus.idle_seconds:.0f} s, {len(own)} replicas, min={model.min_replicas}"
-            decisions.append(StopReplica(surplus.id, SCALE_DOWN_GRACE, reason))
-    return decisions
-
-
-def _missing(model: ModelTarget, replicas: Sequence[Replica], history: ModelHistory, now: float) -> tuple[int, str]:
-    """Return how many replicas to start, and why."""
-    if not model.active or now < history.failed_at + backoff(history.failures):
-        return 0, ""
-    if len(replicas) < model.min_replicas:
-        return model.min_replicas - len(replicas), f"{len(replicas)} replicas, min={model.min_replicas}"
-    waits = history.waiting_since is not None and now - history.waiting_since >= SCALE_UP_SECONDS
-    all_ready = all(each.condition == "ready" for each in replicas)
-    if waits and all_ready and len(replicas) < model.max_replicas:
-        waiting = sum(each.waiting for each in replicas)
-        return 1, f"{waiting} requests wait, {len(replicas)} replicas, max={model.max_replicas}"
-    return 0, ""
-
-
-def _surplus(model: ModelTarget, replicas: Sequence[Replica]) -> Replica | None:
-    """Return the replica that is no longer needed: above the maximum, or idle for long above the minimum."""
-    ready = [each for each in replicas if each.condition == "ready"]
-    if len(ready) <= model.min_replicas or not ready:
-        return None
-    most_idle = max(ready, key=lambda each: each.idle_seconds)
-    if len(replicas) > model.max_replicas or most_idle.idle_seconds >= SCALE_DOWN_SECONDS:
-        return most_idle
-    return None
-
-
-def backoff(failures: int) -> float:
-    """Return the seconds to wait after so many failures in a row."""
-    return min(MIN_BACKOFF_SECONDS * 2 ** min(failures - 1, 32), MAX_BACKOFF_SECONDS) if failures else 0.0
 
 
 class Controller:
@@ -138,11 +69,48 @@ class Controller:
         targets: Callable[[], Sequence[ModelTarget]],
         clock: Callable[[], float],
         holds_lease: Callable[[], bool] = lambda: True,
+        *,
+        pools: Sequence[PoolSpec] = (),
+        overrides: PoolOverrides | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """`holds_lease` says whether this controller may decide; the one without the lease waits."""
+        """`holds_lease` says whether this controller may decide; the one without the lease waits.
+
+        `overrides`: what operators have opened and closed, by default kept in memory only. `wall`: the Unix time, for
+        the schedules of pools.
+        """
         self._provider, self._targets, self._clock, self._holds_lease = provider, targets, clock, holds_lease
+        self._pools = [each.spec for each in with_default([PoolTarget(spec) for spec in pools])]
+        self._wall = wall
+        self._overrides = PoolOverrides() if overrides is None else overrides
         self._history: dict[str, ModelHistory] = {}
+        self._node_history: dict[str, NodeHistory] = {}
+        self._pool_history: dict[str, PoolHistory] = {}
+        self._node_of: dict[str, str] = {}  # by id of a replica, also of one that has just failed
         self._next_at = -math.inf
+        self._snapshot = FleetSnapshot(clock(), (), (), (), {}, wall=wall())
+        self._plan = Plan([], {})
+        self._evictions: Counter[str] = Counter(dict.fromkeys(EVICTIONS, 0))
+        self._recovery = RecoveryTimes()
+
+    @property
+    def shortages(self) -> Mapping[str, str]:
+        """Why models have fewer replicas than their minimum for want of room, by key."""
+        return self._plan.shortages
+
+    def set_pool(self, name: str, open: bool | None) -> bool:
+        """Open or close a pool, whatever its schedule says; None: by its schedule. Return whether there is such one."""
+        if all(spec.name != name for spec in self._pools):
+            return False
+        action = "follows its schedule" if open is None else "is opened" if open else "is closed"
+        logger.info("pool %s: pool=%s", action, name)
+        self._overrides.set(name, open)
+        self._next_at = -math.inf
+        return True
+
+    def status(self) -> FleetStatus:
+        """Return what operators see of nodes and pools, as of the last decision."""
+        return describe(self._snapshot, self._plan, dict(self._evictions), self._recovery.counts())
 
     def tick(self) -> None:
         now = self._clock()
@@ -151,33 +119,136 @@ class Controller:
         self._next_at = now + INTERVAL_SECONDS
         if not self._holds_lease():
             return
-        snapshot = self._observe(now)
-        names = {model.key: model.name for model in snapshot.models}
-        for decision in decide(snapshot):
+        self._snapshot = self._observe(now)
+        self._plan = plan(self._snapshot)
+        names = {model.key: model.name for model in self._snapshot.models}
+        for decision in self._plan.decisions:
             match decision:
-                case StartReplica(model, node, reason):
+                case StartReplica(model, node, reason, _, replaces):
                     logger.info("replica is started: model=%s node=%s reason=%r", names[model], node, reason)
-                    self._provider.start(model, node)
-                case StopReplica(replica, grace, reason):
-                    logger.info("replica is stopped: replica=%s reason=%r", replica, reason)
+                    id = self._provider.start(model, node)
+                    self._node_of[id] = node
+                    if replaces:
+                        self._history[model] = dataclasses.replace(
+                            self._history[model], replaces=replaces, replacement=id
+                        )
+                case StopReplica(replica, grace, reason, cause):
+                    logger.info("replica is stopped: replica=%s grace=%g reason=%r", replica, grace, reason)
                     self._provider.stop(replica, grace)
+                    if cause in EVICTIONS:
+                        self._evictions[cause] += 1
+
+    # From one snapshot to the next
 
     def _observe(self, now: float) -> FleetSnapshot:
-        models, replicas = self._targets(), self._provider.replicas()
+        models, replicas, nodes = self._targets(), self._provider.replicas(), self._provider.nodes()
+        pools, wall = self._pool_targets(), self._wall()
+        failed = self._read_events(models, now)
+        self._observe_models(models, replicas, now)
+        self._observe_pools(pools, now, wall)
+        self._node_of = {each.id: each.node for each in replicas}
+        before, self._node_history = self._node_history, {}
+        snapshot = FleetSnapshot(
+            now, models, replicas, nodes, self._history, pools, wall, self._node_history, self._pool_history
+        )
+        self._observe_nodes(snapshot, before, failed)
+        return snapshot
+
+    def _pool_targets(self) -> list[PoolTarget]:
+        return [PoolTarget(spec, self._overrides.get(spec.name)) for spec in self._pools]
+
+    def _read_events(self, models: Sequence[ModelTarget], now: float) -> Counter[str]:
+        """Count the failures of models, and return those of nodes. Failures at the same time count as one."""
         known = {model.key for model in models}
-        history = {key: each for key, each in self._history.items() if key in known}
+        self._history = {key: each for key, each in self._history.items() if key in known}
+        failed: Counter[str] = Counter()
+        kinds: dict[str, set[str]] = {}
         for event in self._provider.events():
-            before = history.get(event.model, ModelHistory())
-            if event.kind == "failed":
-                after = ModelHistory(before.waiting_since, before.failures + 1, now)
-            else:
-                after = ModelHistory(before.waiting_since) if event.kind == "ready" else before
-            if event.model in known:
-                history[event.model] = after
+            kinds.setdefault(event.model, set()).add(event.kind)
+            if event.kind == "failed" and (node := self._node(event)):
+                failed[node] += 1
+        for key, happened in kinds.items():
+            before = self._history.get(key, ModelHistory())
+            if "ready" in happened:
+                before = dataclasses.replace(before, failures=0, failed_at=-math.inf)
+            if "failed" in happened:
+                before = dataclasses.replace(before, failures=before.failures + 1, failed_at=now)
+            if key in known:
+                self._history[key] = before
+        return failed
+
+    def _node(self, event: ReplicaEvent) -> str:
+        return event.node or self._node_of.get(event.replica, "")
+
+    def _observe_models(self, models: Sequence[ModelTarget], replicas: Sequence[Replica], now: float) -> None:
+        waiting: set[str] = set()
+        ready: Counter[str] = Counter()
+        ids: set[str] = set()
+        for each in replicas:
+            if each.waiting:
+                waiting.add(each.model)
+            if each.condition == "ready":
+                ready[each.model] += 1
+            if each.condition != "draining":
+                ids.add(each.id)
         for model in models:
-            before = history.get(model.key, ModelHistory())
-            waits = any(each.waiting for each in replicas if each.model == model.key)
-            since = (now if before.waiting_since is None else before.waiting_since) if waits else None
-            history[model.key] = ModelHistory(since, before.failures, before.failed_at)
-        self._history = history
-        return FleetSnapshot(now, models, replicas, self._provider.nodes(), history)
+            before = self._history.get(model.key, ModelHistory())
+            since = (now if before.waiting_since is None else before.waiting_since) if model.key in waiting else None
+            moving = before.replaces in ids and before.replacement in ids
+            complete, short_since = model.active and before.complete, before.short_since if model.active else None
+            if model.active and ready[model.key] >= model.min_replicas:
+                if short_since is not None:
+                    self._recovery.observe(now - short_since)
+                complete, short_since = True, None
+            elif complete and short_since is None:
+                short_since = now
+            after = ModelHistory(
+                since,
+                before.failures,
+                before.failed_at,
+                before.replaces if moving else "",
+                before.replacement if moving else "",
+                complete,
+                short_since,
+            )
+            if after != before or model.key not in self._history:
+                self._history[model.key] = after
+
+    def _observe_nodes(self, snapshot: FleetSnapshot, before: Mapping[str, NodeHistory], failed: Counter[str]) -> None:
+        """Remember how long nodes have been idle, and on which of them replicas fail; also by being lost with them."""
+        now, history, none = snapshot.now, self._node_history, NodeHistory()
+        present = {each.name for each in snapshot.nodes if each.condition != "lost"}
+        for node in self._snapshot.nodes:
+            if node.name not in present and node.condition != "lost":
+                failed[node.name] += 1
+        for name, each in before.items():  # also of nodes that are gone, which may come back
+            if each.failures and now - each.failed_at < NODE_MEMORY_SECONDS:
+                history[name] = NodeHistory(failures=each.failures, failed_at=each.failed_at)
+        for name, count in failed.items():
+            history[name] = NodeHistory(failures=history.get(name, none).failures + count, failed_at=now)
+        idle_pools = {pool.spec.name: pool.spec.idle for pool in snapshot.pools if pool.spec.schedule.mode == "idle"}
+        for node in snapshot.nodes if idle_pools else ():
+            thresholds = idle_pools.get(snapshot.pool_of.get(node.name, ""))
+            if thresholds is None:
+                continue
+            last, current = before.get(node.name, none), history.get(node.name, none)
+            idle_since = unmeasured_since = None
+            if node.owner_load is None:
+                unmeasured_since = now if last.unmeasured_since is None else last.unmeasured_since
+            elif not owner_activity(thresholds, node):
+                idle_since = now if last.idle_since is None else last.idle_since
+            after = NodeHistory(idle_since, unmeasured_since, current.failures, current.failed_at)
+            history[node.name] = last if last.idle_since == idle_since and not after.failures else after
+
+    def _observe_pools(self, pools: Sequence[PoolTarget], now: float, wall: float) -> None:
+        history: dict[str, PoolHistory] = {}
+        for pool in pools:
+            before = self._pool_history.get(pool.spec.name, PoolHistory())
+            changes_at = before.changes_at
+            if changes_at is None or wall >= changes_at:
+                changes_at = next_change(pool.spec.schedule, wall)
+            opened_at = now if before.opened_at is None else before.opened_at
+            history[pool.spec.name] = PoolHistory(
+                opened_at if pool_is_open(pool, wall) else None, changes_at, pool.override is not None
+            )
+        self._pool_history = history

@@ -67,6 +67,7 @@ class ReplicaEvent:
     replica: str
     model: str
     reason: str = ""
+    node: str = ""  # where it ran; empty: where it was observed last
 
 
 class ReplicaProvider(Protocol):

@@ -21,6 +21,7 @@ from syringa.http.middleware.errors import ErrorMiddleware
 from syringa.http.middleware.hosts import HostMiddleware
 from syringa.http.routes.admin import AdminRoutes
 from syringa.http.routes.conversations import ConversationRoutes
+from syringa.http.routes.fleet import FleetRoutes
 from syringa.http.routes.model_admin import ModelAdminRoutes
 from syringa.http.routes.openai import OpenAIRoutes
 from syringa.http.routes.replicas import ReplicaRoutes
@@ -86,6 +87,7 @@ def create_handlers(config: Config, dispatcher: GenerationDispatcher, models: Mo
         admin=AdminRoutes(config, app_state),
         model_admin=ModelAdminRoutes(models, app_state),
         replicas=ReplicaRoutes(config, dispatcher.engines, models),
+        fleet=FleetRoutes(config, dispatcher.engines),
     )
 
 

@@ -15,6 +15,7 @@ from syringa.api.openapi import responses_operations as responses
 from syringa.api.openapi.document import PublishedOperation, document
 from syringa.http.routes.admin import AdminRoutes
 from syringa.http.routes.conversations import ConversationRoutes
+from syringa.http.routes.fleet import FleetRoutes
 from syringa.http.routes.model_admin import ModelAdminRoutes
 from syringa.http.routes.openai import OpenAIRoutes
 from syringa.http.routes.replicas import ReplicaRoutes
@@ -38,6 +39,7 @@ class Handlers:
     admin: AdminRoutes
     model_admin: ModelAdminRoutes
     replicas: ReplicaRoutes
+    fleet: FleetRoutes
 
 
 _CONVERSATION = "/v1/conversations/{conversation_id}"
@@ -109,6 +111,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/admin/replicas", lambda h: h.replicas.list, admin.LIST_REPLICAS, Access.ADMIN),
     Endpoint("POST", "/admin/replicas/{replica_id}/drain", lambda h: h.replicas.drain, admin.DRAIN_REPLICA,
              Access.ADMIN),
+    Endpoint("GET", "/admin/nodes", lambda h: h.fleet.list_nodes, admin.LIST_NODES, Access.ADMIN),
+    Endpoint("POST", "/admin/nodes/{node}/drain", lambda h: h.fleet.drain_node, admin.DRAIN_NODE, Access.ADMIN),
+    Endpoint("GET", "/admin/pools", lambda h: h.fleet.list_pools, admin.LIST_POOLS, Access.ADMIN),
+    Endpoint("POST", "/admin/pools/{pool}/open", lambda h: h.fleet.open_pool, admin.OPEN_POOL, Access.ADMIN),
+    Endpoint("POST", "/admin/pools/{pool}/close", lambda h: h.fleet.close_pool, admin.CLOSE_POOL, Access.ADMIN),
+    Endpoint("POST", "/admin/pools/{pool}/reset", lambda h: h.fleet.reset_pool, admin.RESET_POOL, Access.ADMIN),
     # Usage
     Endpoint("GET", "/admin/usage", lambda h: h.admin.usage, admin.USAGE, Access.ADMIN),
     Endpoint("GET", "/v1/usage", lambda h: h.admin.own_usage, admin.OWN_USAGE),

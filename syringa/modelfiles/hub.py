@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import re
 import shutil
@@ -20,34 +19,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from syringa.errors import ModelError
+from syringa.modelfiles.download import ATTEMPTS, Downloader, Progress, RemoteFile, progress_from
 from syringa.modelfiles.locate import hub_cache
 from syringa.modelfiles.variants import HubName, select_files
 
 if TYPE_CHECKING:
     import httpx
 
-Progress = Callable[[int, int], None]  # downloaded bytes and total bytes
-
 _ENDPOINT = "https://huggingface.co"
 _RESERVE = 64 << 20  # bytes of the disk that stay free
-_CHUNK = 1 << 20
-_ATTEMPTS = 5  # without a byte in between
-_MAX_WAIT = 60.0  # seconds between two attempts
-_RETRIED = {408, 429, 500, 502, 503, 504}
 _PART = ".syringa-part"
 _REVISION = re.compile(r"[0-9a-f]{6,64}")
-
-
-class RemoteFile(msgspec.Struct, frozen=True):
-    """A file of a repository. `checksum` is SHA-256 for files in large file storage, git's SHA-1 for others."""
-
-    name: str
-    size: int
-    checksum: str
-
-    @property
-    def is_large(self) -> bool:
-        return len(self.checksum) == 64
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -57,9 +39,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 def download(name: HubName, progress: Progress, sleep: Callable[[float], None] = time.sleep) -> None:
     """Download what a model needs, and check it. What an interrupted download has left is continued."""
-    if _offline():
-        raise ModelError(f"{name} is not on this machine, and HF_HUB_OFFLINE is set")
-    with _HubClient(name, sleep) as client:
+    with HubClient(name, sleep) as client:
         listing = client.list()
         files = {file.name: file for file in listing.files}
         needed = [files[file] for file in select_files(name, list(files))]
@@ -70,7 +50,13 @@ def download(name: HubName, progress: Progress, sleep: Callable[[float], None] =
         _check_space(name, sum(file.size - cache.partial_size(file) for file in missing))
         progress(done, total)
         for file in missing:
-            client.fetch(file, listing.commit, cache, progress_from(progress, done, total))
+            with cache.open_part(file) as part:
+                if not client.fetch(file, listing.commit, part, progress_from(progress, done, total)):
+                    cache.discard(file)
+                    raise ModelError(
+                        f"{file.name} of {name} arrived with a wrong checksum and was deleted: pull it again"
+                    )
+                cache.keep(file)
             done += file.size
         cache.finish(needed)
         progress(total, total)
@@ -78,13 +64,8 @@ def download(name: HubName, progress: Progress, sleep: Callable[[float], None] =
 
 def list_files(name: HubName) -> tuple[RemoteFile, ...]:
     """Return all files of a repository."""
-    with _HubClient(name, time.sleep) as client:
+    with HubClient(name, time.sleep) as client:
         return client.list().files
-
-
-def progress_from(progress: Progress, done: int, total: int) -> Callable[[int], None]:
-    """Return a function that reports the bytes of one file, of which `done` others have come before."""
-    return lambda size: progress(min(done + size, total), total)
 
 
 def _offline() -> bool:
@@ -171,11 +152,16 @@ class _RepositoryCache:
         return self.folder / "blobs" / (file.checksum + _PART)
 
 
-class _HubClient:
-    def __init__(self, name: HubName, sleep: Callable[[float], None]) -> None:
+class HubClient:
+    """Requests about one repository. Raises `ModelError`."""
+
+    def __init__(self, name: HubName, sleep: Callable[[float], None], attempts: int = ATTEMPTS) -> None:
         import httpx
 
-        self._name, self._sleep = name, sleep
+        if _offline():
+            raise ModelError(f"{name} is not on this machine, and HF_HUB_OFFLINE is set")
+
+        self._name = name
         endpoint = (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
         self._listing_url = f"{endpoint}/api/models/{name.repository}?blobs=true"
         self._files_url = f"{endpoint}/{name.repository}/resolve"
@@ -185,8 +171,16 @@ class _HubClient:
             timeout=httpx.Timeout(30, connect=15),
             follow_redirects=True,  # to the storage of large files, which does not get the token
         )
+        self._downloader = Downloader(
+            self._client,
+            str(name),
+            self._explain,
+            advice="pull it again to continue",
+            attempts=attempts,
+            sleep=sleep,
+        )
 
-    def __enter__(self) -> _HubClient:
+    def __enter__(self) -> HubClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -194,88 +188,18 @@ class _HubClient:
 
     def list(self) -> Listing:
         """Return the files of the repository."""
-        body = b""
-
-        def read(response: httpx.Response) -> None:
-            nonlocal body
-            body = response.read()
-
-        self._get(self._listing_url, dict, read, received=lambda: 0)
+        body = self._downloader.get(self._listing_url)
         try:
             info = msgspec.json.decode(body, type=_ModelInfo)
             return Listing(info.sha, tuple(_remote_file(sibling) for sibling in info.siblings))
         except (msgspec.DecodeError, ValueError) as error:
             raise ModelError(f"{self._name}: the Hub's answer cannot be read: {error}") from error
 
-    def fetch(self, file: RemoteFile, commit: str, cache: _RepositoryCache, progress: Callable[[int], None]) -> None:
-        """Download a file, from where an earlier download ended."""
+    def fetch(self, file: RemoteFile, commit: str, part: BinaryIO, progress: Callable[[int], None]) -> bool:
+        """Complete a partial file, and return whether it has its checksum."""
         from urllib.parse import quote
 
-        with cache.open_part(file) as part:
-            digest = _start_digest(file, part)
-            received = part.tell()
-
-            def write(response: httpx.Response) -> None:
-                nonlocal digest, received
-                if response.status_code == 200 and received:  # the server does not continue files
-                    part.truncate(0)
-                    digest, received = _start_digest(file, part), 0
-                for chunk in response.iter_raw(_CHUNK):
-                    part.write(chunk)
-                    digest.update(chunk)
-                    received += len(chunk)
-                    progress(min(received, file.size))
-
-            if received < file.size or file.size == 0:
-                url = f"{self._files_url}/{commit}/{quote(file.name)}"
-                headers = {"Accept-Encoding": "identity"}
-                self._get(
-                    url,
-                    lambda: headers | ({"Range": f"bytes={received}-"} if received else {}),
-                    write,
-                    received=lambda: received,
-                )
-            if received != file.size or digest.hexdigest() != file.checksum:
-                cache.discard(file)
-                raise ModelError(
-                    f"{file.name} of {self._name} arrived with a wrong checksum and was deleted: pull it again"
-                )
-            part.flush()
-            os.fsync(part.fileno())
-            cache.keep(file)
-
-    def _get(
-        self,
-        url: str,
-        headers: Callable[[], dict[str, str]],
-        read: Callable[[httpx.Response], None],
-        received: Callable[[], int],
-    ) -> None:
-        """Send a GET until a response was read whole. It is sent again as long as each one has brought bytes."""
-        import httpx
-
-        attempt, reached = 0, received()
-        while True:
-            wait = float(2**attempt)
-            try:
-                with self._client.stream("GET", url, headers=headers()) as response:
-                    if response.status_code in (200, 206):
-                        read(response)
-                        return
-                    failure = self._explain(response)
-                    if response.status_code not in _RETRIED:
-                        raise ModelError(failure)
-                    wait = _retry_after(response) or wait
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                reason = str(error).strip().partition("\n")[0] or type(error).__name__
-                failure = (
-                    f"{self._name} could not be fetched: the connection failed ({reason}); pull it again to continue"
-                )
-            attempt = 1 if received() > reached else attempt + 1
-            reached = max(reached, received())
-            if attempt >= _ATTEMPTS:
-                raise ModelError(failure)
-            self._sleep(min(wait, _MAX_WAIT))
+        return self._downloader.fetch(f"{self._files_url}/{commit}/{quote(file.name)}", file, part, progress)
 
     def _explain(self, response: httpx.Response) -> str:
         repository, status = self._name.repository, response.status_code
@@ -323,19 +247,3 @@ def _remote_file(sibling: _Sibling) -> RemoteFile:
     if name.startswith("/") or ".." in name.split("/") or "\0" in name:
         raise ValueError(f"the name {name!r} leaves the folder")
     return RemoteFile(name, sibling.size, checksum)
-
-
-def _start_digest(file: RemoteFile, part: BinaryIO) -> Any:
-    """Return the digest of what is in a partial file, whose position is its end afterwards."""
-    digest = hashlib.sha256() if file.is_large else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
-    part.seek(0)
-    while chunk := part.read(_CHUNK):
-        digest.update(chunk)
-    return digest
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    try:
-        return float(response.headers.get("Retry-After", ""))
-    except ValueError:
-        return None

@@ -17,8 +17,8 @@ from pathlib import Path
 from syringa.errors import ModelError
 from syringa.modelfiles import catalog, hub
 from syringa.modelfiles.catalog import CatalogModel, Wheels
+from syringa.modelfiles.download import Progress, progress_from
 from syringa.modelfiles.gguf import read_gguf
-from syringa.modelfiles.hub import Progress, progress_from
 from syringa.modelfiles.locate import ModelFiles, hub_name, is_default, locate, models_dir
 
 _POLL_SECONDS = 0.1

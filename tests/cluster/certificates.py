@@ -45,6 +45,10 @@ class Certificates:
     def client(self) -> TlsFiles:
         return self.files("client", {"client"})
 
+    @functools.cached_property
+    def node(self) -> TlsFiles:
+        return self.files("node", {"node"}, hosts=())
+
     def refused(self, kind: str, role: Role) -> TlsFiles:
         """Return files that the other side of a connection refuses in this role."""
         other: Role = "client" if role == "server" else "server"
@@ -56,6 +60,8 @@ class Certificates:
                 return self.write(f"foreign-{role}", foreign, {role}, hosts=("127.0.0.1",))
             case "wrong role":
                 return self.files(f"wrong-{role}", {other})
+            case "node":
+                return self.files(f"node-{role}", {"node"})
             case "other host":
                 return self.files(f"other-{role}", {role}, hosts=("elsewhere.example", "127.0.0.2"))
         raise AssertionError(kind)

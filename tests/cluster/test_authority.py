@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from syringa.cluster.authority import CertificateAuthority, expiry, hosts_of
-from syringa.cluster.tls import TlsFiles, client_context, describe_tls_error, server_context
+from syringa.cluster.tls import (
+    TlsFiles,
+    WrongRole,
+    check_role,
+    client_context,
+    describe_tls_error,
+    server_context,
+)
 from syringa.errors import ConfigError
 from tests.cluster.certificates import Certificates
 
@@ -38,6 +45,25 @@ def test_certificate_has_the_hosts_and_roles_it_was_issued_for() -> None:
         ExtendedKeyUsageOID.SERVER_AUTH,
         ExtendedKeyUsageOID.CLIENT_AUTH,
     }
+
+
+def test_certificate_names_its_roles_and_nothing_else_does() -> None:
+    """The role comes from the authority: a node cannot put one into the name that it asks for."""
+    authority = CertificateAuthority.create()
+    pair = authority.issue("a,OU=client", roles={"node"})
+    certificate = x509.load_pem_x509_certificate(pair.certificate)
+    units = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    assert [each.value for each in units] == ["node"]
+    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+
+
+def test_role_is_checked_in_the_certificate_of_a_peer() -> None:
+    peer = {"subject": ((("commonName", "a"),), (("organizationalUnitName", "node"),))}
+    assert check_role(peer, "node") == "a"
+    for certificate in (peer, None, {}, {"subject": ((("commonName", "client"),),)}):
+        with pytest.raises(WrongRole):
+            check_role(certificate, "client")
 
 
 def test_certificate_does_not_outlive_its_authority() -> None:

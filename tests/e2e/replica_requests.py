@@ -36,33 +36,38 @@ _TOOL = {
 
 
 class RequestClient:
-    """Runs requests against a server. `begun` counts those whose first output has arrived."""
+    """Runs requests against a server. `begun` has the streams of which output has arrived, `done` what has ended."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http: httpx.AsyncClient, kinds: Sequence[Run] | None = None) -> None:
+        """`kinds`: of the requests in turn; all by default."""
         self.http = http
-        self.begun = self.done = 0
+        self._kinds = kinds or KINDS
+        self.begun: set[int] = set()
+        self.done: set[int] = set()
 
     async def run(self, number: int) -> Outcome:
         """Run request `number` of the sequence; its kind and content depend on the number alone."""
-        kind = KINDS[number % len(KINDS)]
+        kind = self._kinds[number % len(self._kinds)]
         outcome: Outcome = await kind(self, number)
-        self.done += 1
+        self.done.add(number)
         return outcome | {"kind": kind.__name__}
 
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, number: int, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Run a streamed request and yield its events."""
-        counted = False
         async with self.http.stream("POST", path, json=body | {"stream": True}) as answer:
             assert answer.status_code == 200, await answer.aread()
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
+            async for line in _lines(answer):
+                if not line.startswith(b"data: {"):
                     continue
                 event = json.loads(line[6:])
                 assert "error" not in event or event["error"] is None, event
-                if not counted and _has_output(event):
-                    self.begun += 1
-                    counted = True
+                self.observe(number, event)
                 yield event
+
+    def observe(self, number: int, event: dict[str, Any]) -> None:
+        """Note whether a request has begun with an event."""
+        if _has_output(event):
+            self.begun.add(number)
 
     async def chat(self, number: int, tokens: int = 48, **fields: Any) -> Outcome:
         """Run a streamed chat completion, and return its choices put together."""
@@ -75,11 +80,20 @@ class RequestClient:
         }
         choices: dict[int, Outcome] = {}
         usage = None
-        async for event in self.events("/v1/chat/completions", body | fields):
+        async for event in self.events(number, "/v1/chat/completions", body | fields):
             usage = event.get("usage") or usage
             for part in event["choices"]:
                 _add_chat_part(choices.setdefault(part["index"], _new_choice()), part)
         return {"choices": [choices[index] for index in sorted(choices)], "usage": _usage(usage)}
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream. `aiter_lines` also splits them at characters that models write inside of strings."""
+    rest = b""
+    async for data in answer.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def _has_output(event: dict[str, Any]) -> bool:
@@ -159,7 +173,7 @@ async def completion(client: RequestClient, number: int) -> Outcome:
     }
     choices: dict[int, Outcome] = {}
     usage = None
-    async for event in client.events("/v1/completions", body):
+    async for event in client.events(number, "/v1/completions", body):
         usage = event.get("usage") or usage
         for part in event["choices"]:
             choice = choices.setdefault(part["index"], _new_choice())
@@ -183,7 +197,7 @@ def _response(response: dict[str, Any]) -> Outcome:
 
 async def response_stream(client: RequestClient, number: int) -> Outcome:
     pieces, last = [], {}
-    async for event in client.events("/v1/responses", _response_body(number) | {"store": False}):
+    async for event in client.events(number, "/v1/responses", _response_body(number) | {"store": False}):
         last = event
         if event["type"] == "response.output_text.delta":
             pieces.append(event["delta"])
@@ -196,13 +210,10 @@ async def websocket(client: RequestClient, number: int) -> Outcome:
     url = str(client.http.base_url).replace("http", "ws").rstrip("/") + "/v1/responses"
     async with connect(url, proxy=None) as socket:
         await socket.send(json.dumps({"type": "response.create", "store": False, **_response_body(number)}))
-        counted = False
         while True:
             event = json.loads(await socket.recv())
             assert event["type"] not in ("error", "response.failed"), event
-            if not counted and _has_output(event):
-                client.begun += 1
-                counted = True
+            client.observe(number, event)
             if event["type"] in ("response.completed", "response.incomplete"):
                 return _response(event["response"])
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import IO
 
 import httpx
+
+_PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # unused, but reading certificates takes longer than a request
 
 
 class Server:
@@ -40,9 +43,12 @@ class Server:
     def ready(self) -> int | None:
         """Return the status of `/ready`, or None if there is no response."""
         try:
-            return httpx.get(self.url + "/ready", timeout=5).status_code
+            return httpx.get(self.url + "/ready", timeout=5, verify=_PLAIN).status_code
         except httpx.TransportError:
             return None
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=60, verify=_PLAIN).raise_for_status()
 
     def stop(self) -> int:
         """Send SIGTERM and return the exit status."""
@@ -54,21 +60,23 @@ class Server:
 
 
 @contextlib.contextmanager
-def serve(*arguments: str, ready: bool = True, log: IO[str] | None = None) -> Iterator[Server]:
-    """Run a server with its own temporary database, unless `--database` is given. `log` receives its output."""
+def serve(*arguments: str, ready: bool = True, log: IO[str] | None = None, module: str = "syringa") -> Iterator[Server]:
+    """Run a server with its own temporary database, unless `--database` is given. `log` receives its output.
+
+    `module`: whose `serve` command is run.
+    """
     with tempfile.TemporaryDirectory(prefix="syringa-test-") as folder, contextlib.ExitStack() as opened:
         if "--database" not in arguments:
             arguments = (*arguments, "--database", str(Path(folder) / "syringa.db"))
         if log is None:
             log = opened.enter_context(open(Path(folder) / "log", "w+"))
-        with _running(arguments, ready, log) as server:
+        with _running([module, "serve", "--port", "0", *arguments], ready, log) as server:
             yield server
 
 
 @contextlib.contextmanager
 def _running(arguments: Sequence[str], ready: bool, log: IO[str]) -> Iterator[Server]:
-    command = [sys.executable, "-m", "syringa", "serve", "--port", "0", *arguments]
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen([sys.executable, "-m", *arguments], stdout=log, stderr=subprocess.STDOUT, text=True)
     try:
         server = Server(process, _port(process, Path(log.name)), Path(log.name))
         if ready:

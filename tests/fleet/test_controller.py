@@ -67,7 +67,7 @@ def test_decide_scales_up_by_one_when_requests_have_waited() -> None:
     busy = ready(waiting=4)
     waited = ModelHistory(waiting_since=NOW - SCALE_UP_SECONDS)
     (decision,) = decide(snapshot(model(1, 3), busy, history=waited))
-    assert decision == StartReplica("k", "local", "4 requests wait, 1 replicas, max=3")
+    assert decision == StartReplica("k", "local", "4 requests wait, 1 replicas, max=3", "waiting")
     assert decide(snapshot(model(1, 3), busy, history=ModelHistory(waiting_since=NOW - SCALE_UP_SECONDS / 2))) == []
     assert decide(snapshot(model(1, 1), busy, history=waited)) == []
     starting = Replica("m-2", "k", condition="starting")

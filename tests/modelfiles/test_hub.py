@@ -41,7 +41,7 @@ FOLDER_FILES = {
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setenv("SYRINGA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(hub_module, "_CHUNK", 100)
+    monkeypatch.setattr("syringa.modelfiles.download._CHUNK", 100)
     monkeypatch.setattr(hub_module.download, "__defaults__", (lambda seconds: None,))  # no waiting between attempts
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)

@@ -142,6 +142,7 @@ async def to_sampling(fields: SamplingFields, model: ServedModel, ignored: list[
     seed = random_number(63) if given == RANDOM_SEED else given & (2**63 - 1)
     return SamplingParams(
         seed=seed,
+        seeded=given != RANDOM_SEED,
         temperature=_or(fields.temperature, 1.0),
         top_k=max(0, _or(fields.top_k, 0)),
         top_p=_or(fields.top_p, 1.0),

@@ -165,6 +165,68 @@ DRAIN_REPLICA = Operation(
     errors=(*POST_ERRORS, 403, 404),
 )
 
+LIST_NODES = Operation(
+    id="listNodes",
+    tag="Administration",
+    summary="List the nodes",
+    response=admin.NodeList,
+    errors=(403, 500),
+)
+
+DRAIN_NODE = Operation(
+    id="drainNode",
+    tag="Administration",
+    summary="Drain a node",
+    description="Nothing is started on the node any more. The requests of its replicas finish within `grace` seconds or"
+    " go on at replicas on other nodes.",
+    request=admin.NodeDrainRequest,
+    example={"grace": 60},
+    response=admin.NodeEntry,
+    parameters={"node": "The name of a node."},
+    errors=(*POST_ERRORS, 403, 404),
+)
+
+LIST_POOLS = Operation(
+    id="listPools",
+    tag="Administration",
+    summary="List the pools",
+    response=admin.PoolList,
+    errors=(403, 500),
+)
+
+_POOL = {"pool": "The name of a pool."}
+
+OPEN_POOL = Operation(
+    id="openPool",
+    tag="Administration",
+    summary="Open a pool",
+    description="The pool is open, whatever its windows are, until it is closed or reset. In mode `idle`, only its idle"
+    " nodes are used. Survives a restart of the server.",
+    response=admin.PoolEntry,
+    parameters=_POOL,
+    errors=(403, 404, 500),
+)
+
+CLOSE_POOL = Operation(
+    id="closePool",
+    tag="Administration",
+    summary="Close a pool",
+    description="The replicas in the pool are drained, the last that came first, and none is started until the pool is"
+    " opened or reset. Survives a restart of the server.",
+    response=admin.PoolEntry,
+    parameters=_POOL,
+    errors=(403, 404, 500),
+)
+
+RESET_POOL = Operation(
+    id="resetPool",
+    tag="Administration",
+    summary="Let a pool follow its schedule again",
+    response=admin.PoolEntry,
+    parameters=_POOL,
+    errors=(403, 404, 500),
+)
+
 USAGE = Operation(
     id="usage",
     tag="Administration",

@@ -20,8 +20,10 @@ from syringa.engine.interface import Engine, LoadStatus, MoveReason, ReplicaStat
 from syringa.engine.processes.control import (
     AcquireModel,
     AcquireProbe,
+    DrainNode,
     DrainReplica,
     ReleaseModel,
+    SetPool,
     SupervisorReport,
     SupervisorRequest,
     WorkerState,
@@ -32,6 +34,7 @@ from syringa.engine.processes.control import (
 from syringa.engine.processes.probes import probe_path
 from syringa.engine.structured_output.probe_protocol import ProbeOptions
 from syringa.errors import EngineUnavailable
+from syringa.fleet.status import FleetStatus
 from syringa.types import Grammar, ModelInfo
 
 OnMove = Callable[[str, MoveReason, bool], None]
@@ -47,12 +50,14 @@ class ModelEngines:
         self.on_loaded: Callable[[str, ModelInfo], None] = lambda model, info: None
         self.on_move: OnMove = lambda model, reason, same: None
         self._path, self._config = path, config
-        self._tls = ClusterFolder(Path(config.cluster_dir)).files("client") if config.worker_host else None
+        remote = config.worker_host or config.cluster
+        self._tls = ClusterFolder(Path(config.cluster_dir)).files("client") if remote else None
         self._models: dict[str, tuple[str, AcquireModel]] = {}  # by model id, with the key of its worker
         self._engines: dict[str, ModelEngine] = {}  # by worker key
         self._states: dict[str, WorkerState] = {}
         self._suspects: dict[str, Mapping[bytes, int]] = {}  # by worker key
         self._probes: dict[str, ProbeClient] = {}  # by the path of their sockets
+        self._fleet = FleetStatus()
         self._unsent: list[SupervisorRequest] = []
         self._transport: asyncio.WriteTransport | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -140,6 +145,15 @@ class ModelEngines:
     def drain(self, replica: str, grace: float) -> None:
         self._send(DrainReplica(replica, grace))
 
+    def fleet(self) -> FleetStatus:
+        return self._fleet
+
+    def drain_node(self, node: str, grace: float | None) -> None:
+        self._send(DrainNode(node, grace))
+
+    def set_pool(self, pool: str, open: bool | None) -> None:
+        self._send(SetPool(pool, open))
+
     async def close(self) -> None:
         for probe in self._probes.values():
             probe.close()
@@ -166,6 +180,8 @@ class ModelEngines:
     def _handle_report(self, report: SupervisorReport) -> None:
         if isinstance(report, WorkerState):
             self._handle_state(report)
+        elif isinstance(report, FleetStatus):
+            self._fleet = report
         else:
             self._suspects[report.key] = report.levels
             if engine := self._engines.get(report.key):

@@ -10,6 +10,7 @@ organization has about the same share of every replica, inside of which the sche
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
@@ -24,7 +25,8 @@ COMMON_USES = 16  # a prefix that was used so often is one that many requests sh
 FIRST_POINT, FINE_POINTS, GROWTH = 32, 32, 1.125
 # A prompt token that is not cached costs as much as so many steps of a running stream: a step computes hundreds.
 PROMPT_TOKEN_LOAD = 1 / 256
-_NOTHING = 1e-6  # loads are sums of floats
+# Loads are sums of multiples of 1/256, which floats represent exactly: they can be compared, and return to zero.
+_MASK, _MIX = (1 << 64) - 1, 0x9E3779B97F4A7C15  # an odd number: the golden ratio's fraction, times 2 to the 64th
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Assignment:
 
 @dataclass(slots=True)
 class _ReplicaLoad:
+    hash: int  # of its id, in 64 bits
     total: float = 0.0
     tenants: dict[str, float] = field(default_factory=dict)
 
@@ -61,15 +64,14 @@ class ReplicaRouter:
 
     def choose(self, key: RoutingKey, candidates: Sequence[str]) -> Assignment:
         """Assign a request to one of the replicas, of which there is at least one."""
-        loads = {each: self._load(each).total for each in candidates}
-        limit = LOAD_FACTOR * sum(loads.values()) / len(loads) + LOAD_MARGIN
-        available = {each: load for each, load in loads.items() if load <= limit}
-        cached, chosen = self._longest_prefix(key, available)
-        if chosen is None:
-            chosen = self._least_loaded(key, available)
+        loads = self._loads
+        for each in [each for each in candidates if each not in loads]:
+            loads[each] = _ReplicaLoad(_hash(each.encode()))
+        limit = LOAD_FACTOR * sum([loads[each].total for each in candidates]) / len(candidates) + LOAD_MARGIN
+        cached, chosen = self._longest_prefix(key, candidates, limit)
         self._remember(key, chosen)
         load = key.choices + (key.length - cached) * PROMPT_TOKEN_LOAD
-        replica = self._load(chosen)
+        replica = loads[chosen]
         replica.total += load
         replica.tenants[key.tenant] = replica.tenants.get(key.tenant, 0.0) + load
         return Assignment(chosen, key.tenant, load)
@@ -81,7 +83,7 @@ class ReplicaRouter:
             return
         replica.total -= assignment.load
         rest = replica.tenants.pop(assignment.tenant, 0.0) - assignment.load
-        if rest > _NOTHING:
+        if rest > 0.0:
             replica.tenants[assignment.tenant] = rest
 
     def retain(self, replicas: Collection[str]) -> None:
@@ -89,35 +91,46 @@ class ReplicaRouter:
         for gone in self._loads.keys() - set(replicas):
             del self._loads[gone]
 
-    def _load(self, replica: str) -> _ReplicaLoad:
-        return self._loads.setdefault(replica, _ReplicaLoad())
-
-    def _longest_prefix(self, key: RoutingKey, available: dict[str, float]) -> tuple[int, str | None]:
+    def _longest_prefix(self, key: RoutingKey, candidates: Sequence[str], limit: float) -> tuple[int, str]:
+        """Return the replica with the longest prefix among those that are not overloaded, and how long that is."""
+        loads = self._loads
         for length, prefix in key.prefixes:
             known, uses = self._holders.get(prefix, ((), 0))
-            holders = [each for each in known if each in available]
+            holders = [each for each in known if each in loads and loads[each].total <= limit and each in candidates]
             if holders:
-                return length, self._least_loaded(key, available if uses >= COMMON_USES else holders)
-        return 0, None
+                return length, self._least_loaded(key, candidates if uses >= COMMON_USES else holders, limit)
+        return 0, self._least_loaded(key, candidates, limit)
 
-    def _least_loaded(self, key: RoutingKey, replicas: Iterable[str]) -> str:
-        longest = key.prefixes[0][1] if key.prefixes else b""
-
-        def rank(replica: str) -> tuple[float, float, bytes]:
-            load = self._load(replica)
-            # Equal replicas are ordered by a hash of the prompt, in the same way in every API process.
-            tie = hashlib.blake2b(longest + replica.encode(), digest_size=8).digest()
-            return round(load.tenants.get(key.tenant, 0.0), 3), round(load.total, 3), tie
-
-        return min(replicas, key=rank)
+    def _least_loaded(self, key: RoutingKey, replicas: Sequence[str], limit: float) -> str:
+        """Return the replica with the least load of the organization, and of these the one with the least in all."""
+        loads, tenant = self._loads, key.tenant
+        best: list[str] = []
+        best_own = best_total = math.inf
+        for each in replicas:
+            load = loads[each]
+            total, own = load.total, load.tenants.get(tenant, 0.0)
+            if own > best_own or total > limit or (own == best_own and total > best_total):
+                continue
+            if own < best_own or total < best_total:
+                best, best_own, best_total = [], own, total
+            best.append(each)
+        if len(best) == 1:
+            return best[0]
+        # Equal replicas are ordered by a hash of the prompt, in the same way in every API process.
+        prompt = _hash(key.prefixes[0][1] if key.prefixes else b"")
+        return min(best, key=lambda each: (prompt ^ loads[each].hash) * _MIX & _MASK)
 
     def _remember(self, key: RoutingKey, replica: str) -> None:
+        holders = self._holders
         for _, prefix in key.prefixes:
-            known, uses = self._holders.pop(prefix, ((), 0))
-            others = [each for each in known if each != replica and each in self._loads]
-            self._holders[prefix] = (replica, *others[: MAX_HOLDERS - 1]), uses + 1
-        while len(self._holders) > self._max_prefixes:
-            self._holders.popitem(last=False)
+            known, uses = holders.get(prefix, ((replica,), 0))
+            if known[0] != replica:
+                others = [each for each in known if each != replica and each in self._loads]
+                known = (replica, *others[: MAX_HOLDERS - 1])
+            holders[prefix] = known, uses + 1
+            holders.move_to_end(prefix)
+        while len(holders) > self._max_prefixes:
+            holders.popitem(last=False)
 
 
 def routing_key(request: EngineRequest) -> RoutingKey:
@@ -130,7 +143,7 @@ def routing_key(request: EngineRequest) -> RoutingKey:
     if request.use_cache:
         data = memoryview(array("q", request.prompt)).cast("B")
         start = 0
-        for point in _points(len(request.prompt)):
+        for point in prefix_points(len(request.prompt)):
             hashed.update(data[8 * start : 8 * point])
             start = point
             prefixes.append((point, hashed.copy().digest()))
@@ -138,7 +151,11 @@ def routing_key(request: EngineRequest) -> RoutingKey:
     return RoutingKey(request.tenant, known, request.choices, tuple(prefixes))
 
 
-def _points(length: int) -> Iterable[int]:
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def prefix_points(length: int) -> Iterable[int]:
     """Yield the lengths at which a prompt's prefixes are hashed: close together at first, then growing by a factor."""
     point = FIRST_POINT
     while point <= length:

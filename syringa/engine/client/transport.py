@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from syringa.cluster.tls import TlsFiles, client_context, server_context
+from syringa.cluster.tls import TlsFiles, check_role, client_context, server_context
 from syringa.engine.client import protocol
 from syringa.errors import ConfigError
 
@@ -80,12 +80,13 @@ class TlsStream:
         return self._tls.fileno()
 
     def handshake(self) -> None:
-        """Continue the handshake. It is over, and the client is verified, when this does not raise."""
+        """Continue the handshake. It is over, and the client is verified as an API server, when this does not raise."""
         try:
             self._tls.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as blocked:
             self.wants_write = isinstance(blocked, ssl.SSLWantWriteError)
             raise BlockingIOError from None
+        check_role(self._tls.getpeercert(), "client")
 
     def send(self, data: bytes | bytearray) -> int:
         """Send what the kernel accepts. After `BlockingIOError`, the next call must begin with the same bytes."""

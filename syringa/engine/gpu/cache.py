@@ -8,6 +8,9 @@ import torch
 
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+
 
 @dataclass(frozen=True)
 class GpuCacheShape:
@@ -42,5 +45,13 @@ class GpuCache:
             return
         # A non-blocking copy: `torch.tensor(…, device=…)` would wait for all queued work.
         sources, targets = torch.tensor(pairs).T.contiguous().to(self.keys.device, non_blocking=True)
-        self.keys.index_copy_(1, targets, self.keys.index_select(1, sources))
-        self.values.index_copy_(1, targets, self.values.index_select(1, sources))
+        for tensor in (self.keys, self.values):
+            raw = tensor.view(torch.uint8)  # these operations do not know FP8
+            raw.index_copy_(1, targets, raw.index_select(1, sources))
+
+
+def store_tokens(cache: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write rows `[tokens, kv_heads, size]` to their slots in a layer's keys or values. FP8 saturates."""
+    if cache.dtype == FP8:
+        rows = rows.float().clamp(-FP8_MAX, FP8_MAX)
+    cache.view(torch.uint8)[blocks, :, offsets] = rows.to(cache.dtype).contiguous().view(torch.uint8)

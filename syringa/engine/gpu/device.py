@@ -53,12 +53,10 @@ def choose_device(requested: str, dtype: str, *, native: bool, name: str = "This
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def check_fp8_capability(device: torch.device | None, name: str) -> None:
+def check_fp8_capability(device: torch.device | None, name: str, instead: str = "use --dtype bf16") -> None:
     """Raise `ConfigError` if the GPU has no FP8 numbers, which `name` needs."""
     if (found := torch.cuda.get_device_capability(device)) < MIN_FP8_CAPABILITY:
-        raise ConfigError(
-            f"{name} needs compute capability 8.9, and this GPU has {found[0]}.{found[1]}: use --dtype bf16"
-        )
+        raise ConfigError(f"{name} needs compute capability 8.9, and this GPU has {found[0]}.{found[1]}: {instead}")
 
 
 def free_memory(device: torch.device) -> int:

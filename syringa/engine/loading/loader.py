@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -107,6 +107,7 @@ class LoadOptions:
     deterministic: bool = False  # batch-invariant kernels only
     kv_cache_tokens: int = 0
     kv_cache_gb: float = 0.0
+    kv_cache_dtype: str = "auto"  # on a GPU: fp8, or the dtype of activations
     max_running: int = 256
     free_memory: int = 0  # bytes that were free before this process was started; 0: those that are free now
 
@@ -123,7 +124,10 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
         name=description.architecture,
     )
     if device.type == "cuda":
-        return load_on_gpu(options, files, description, device, progress)
+        loaded = load_on_gpu(options, files, description, device, progress)
+        return with_cache_dtype(loaded, options.kv_cache_dtype, options.attention)
+    if options.kv_cache_dtype == "fp8":
+        raise ConfigError("--kv-cache-dtype fp8 is for GPUs: leave it out on a CPU")
     cores = available_cores()
     threads = options.threads or cores
     kernels = load_kernels(threads) if options.native_kernels else None
@@ -298,6 +302,23 @@ def wrap_gpu_model(
         load_seconds=time.perf_counter() - started,
     )
     return LoadedModel(gpu, None, gpu.shape, description, info, vision, gpu)
+
+
+def with_cache_dtype(loaded: LoadedModel, dtype: str, attention: str = "auto") -> LoadedModel:
+    """Return a model on a GPU with a KV cache of this dtype; "auto": unchanged. Raises `ConfigError`."""
+    if dtype != "fp8":
+        return loaded
+    from syringa.engine.gpu import device as gpu_device
+    from syringa.engine.gpu.cache import FP8
+
+    assert loaded.gpu is not None
+    if attention == "flashinfer":
+        raise ConfigError("--attention flashinfer does not support --kv-cache-dtype fp8: use --attention triton")
+    if loaded.device.type == "cuda":
+        gpu_device.check_fp8_capability(loaded.device, "--kv-cache-dtype fp8", "leave it out")
+    shape = replace(loaded.gpu.shape, dtype=FP8)
+    gpu = replace(loaded.gpu, shape=shape)
+    return replace(loaded, model=gpu, cache=shape, gpu=gpu)
 
 
 def _load_cpu_decoder(

@@ -36,6 +36,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     kv_cache_tokens: int = 0
     kv_cache_gb: float = 0.0  # GiB
+    kv_cache_dtype: str = "auto"
     max_running: int = 256
     threads: int = 0
 
@@ -134,7 +135,7 @@ def plan_gpu_memory(
     usable = int(free - GPU_MARGIN * total)
     if 0 < fraction < 1:
         usable = min(usable, int(fraction * (1 - GPU_MARGIN) * total))
-    block = model.cache_bytes("bf16") * BLOCK_SIZE
+    block = model.cache_bytes("fp8" if settings.kv_cache_dtype == "fp8" else "bf16") * BLOCK_SIZE
     spare = usable - weights - overhead
     if spare < block or not block:
         return None

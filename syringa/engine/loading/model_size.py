@@ -14,7 +14,7 @@ from syringa.engine.models.quantization import stored_dtype
 from syringa.errors import ModelError
 from syringa.modelfiles import GgufFile, ModelDescription, ModelFiles, count_weights, describe, locate, read_gguf
 
-CACHE_ITEM_BYTES = {"fp32": 4}  # of a number in the KV cache; of other dtypes: CACHE_DEFAULT_BYTES
+CACHE_ITEM_BYTES = {"fp32": 4, "fp8": 1}  # of a number in the KV cache; of other dtypes: CACHE_DEFAULT_BYTES
 CACHE_DEFAULT_BYTES = 2
 GPU_BYTES_PER_WEIGHT = {"bf16": 2.0, "fp8": 1.0, "int4": 0.6, "mxfp4": 0.6}  # scales included
 _CPU_BYTES_PER_WEIGHT = {"int8": 1, "bf16": 2, "fp32": 4}

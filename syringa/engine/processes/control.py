@@ -19,6 +19,7 @@ from syringa.engine.client import protocol
 from syringa.engine.interface import LoadStatus, ReplicaState
 from syringa.engine.structured_output.probe_protocol import ProbeOptions
 from syringa.engine.worker.options import WorkerOptions
+from syringa.fleet.status import FleetStatus
 
 M = TypeVar("M")
 
@@ -36,6 +37,7 @@ class AcquireModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
     name: str = ""  # the model's id, for logs
     min_replicas: int = 1  # while the model is loaded
     max_replicas: int = 1
+    pools: list[str] = []  # of a cluster, in which it may run, the preferred one first; none: any
 
 
 class ReleaseModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -49,6 +51,20 @@ class DrainReplica(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     id: str
     grace: float = 0.0
+
+
+class DrainNode(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Take a node out of use. The requests of its replicas finish within `grace` seconds or move to other nodes."""
+
+    node: str
+    grace: float | None = None  # None: that of its pool
+
+
+class SetPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Open or close a pool, whatever its schedule says; None: let it follow its schedule again."""
+
+    pool: str
+    open: bool | None = None
 
 
 class AcquireProbe(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -82,8 +98,8 @@ class Suspects(msgspec.Struct, frozen=True, tag=True, array_like=True):
     levels: dict[bytes, int]  # by fingerprint, see `SuspectTable.levels`
 
 
-SupervisorRequest = AcquireModel | ReleaseModel | DrainReplica | AcquireProbe | ClearSuspect
-SupervisorReport = WorkerState | Suspects
+SupervisorRequest = AcquireModel | ReleaseModel | DrainReplica | DrainNode | SetPool | AcquireProbe | ClearSuspect
+SupervisorReport = WorkerState | Suspects | FleetStatus
 
 
 def acquire_request(spec: ModelSpec, config: Config) -> AcquireModel:
@@ -95,6 +111,7 @@ def acquire_request(spec: ModelSpec, config: Config) -> AcquireModel:
         name=spec.id,
         min_replicas=spec.replicas.min,
         max_replicas=spec.replicas.max,
+        pools=list(spec.pools),
     )
 
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import os
-import selectors
-import socket
-import subprocess
 from pathlib import Path
 from typing import Literal
 
-from syringa.engine.client import protocol
 from syringa.engine.interface import ReplicaState, ReplicaStatus
-from syringa.engine.processes import eviction, watchdog
-from syringa.engine.processes.control import MessageConnection
-from syringa.engine.processes.health import HealthPage
+from syringa.engine.processes import eviction
 from syringa.engine.processes.model_workers import ModelWorkers
+from syringa.engine.processes.worker_process import WorkerProcess
 from syringa.types import EngineStats
-
-logger = logging.getLogger("syringa.supervisor")
 
 Phase = Literal["cold", "queued", "loading", "ready", "unloading", "failed"]
 RECENT_SECONDS = 60.0  # a worker that dies is restarted if it was used within this time
@@ -36,9 +27,10 @@ _STATUS: dict[Phase, ReplicaStatus] = {
 }
 
 
-class WorkerHandle:
+class WorkerHandle(WorkerProcess):
     def __init__(self, model: ModelWorkers, device: eviction.Device = "cpu") -> None:
         """`device`: the expected one, until the worker reports it."""
+        super().__init__()
         self.model = model
         self.id = ""  # of the current process or the next one
         self.device, self.memory_device = device, device  # the latter is the one whose memory it waits for
@@ -49,26 +41,12 @@ class WorkerHandle:
         self.reason = ""
         self.opportunistic = False  # no request waits for it
         self.drained = False  # whether it ends for good
-        self.process: subprocess.Popen[bytes] | None = None
-        self.connection: MessageConnection[protocol.FromWorker] | None = None
-        self.socket = ""
-        self.address = ""  # for clients on other machines, if it has one
-        self.fingerprint = ""
-        self.stats = EngineStats()
         self.busy = self.served = False
         self.queued_at = self.used_at = self.ready_at = -math.inf
-        self.unload_requested_at = self.stats_requested_at = -math.inf
+        self.unload_requested_at = -math.inf
         self.unload_deadline = math.inf
         self.grace = 0.0  # seconds that its requests had when unloading began
         self.free_at_start = self.spare_at_start = 0  # bytes free, and those that others will not take
-        self.health: HealthPage | None = None
-        self.watched_from = -math.inf  # see `watchdog.assess`
-        self.hanging = False  # whether it does not respond
-        self.kill_reason = ""  # why the watchdog has killed it
-
-    @property
-    def reason_file(self) -> str:
-        return self.socket + ".reason"
 
     def state(self) -> ReplicaState:
         status: ReplicaStatus = "hanging" if self.phase == "ready" and self.hanging else _STATUS[self.phase]
@@ -104,29 +82,6 @@ class WorkerHandle:
         recent = now - max(model.requested_at, self.used_at) < RECENT_SECONDS
         return not model.released and (model.restart or recent)
 
-    def watch(self, limits: watchdog.WatchdogLimits, now: float) -> bool:
-        """Find out whether it hangs, and kill it if that lasts. Return whether `hanging` has changed."""
-        assert self.health is not None
-        assert self.process is not None
-        where = f"model={self.model.name} replica={self.id}"
-        verdict = watchdog.assess(self.health.read(), limits, watched_from=self.watched_from, now=now)
-        if verdict.action == "none":
-            if self.hanging and not self.kill_reason:
-                logger.warning("model worker responds again: %s", where)
-                self.hanging = False
-                return True
-            return False
-        begins = not self.hanging
-        if begins:
-            logger.error("model worker hangs: %s reason=%r", where, verdict.reason)
-            self.hanging = True
-            self.model.hangs += 1
-        if verdict.action == "kill" and not self.kill_reason:
-            logger.error("model worker is killed because it hangs: %s reason=%r", where, verdict.reason)
-            self.kill_reason = verdict.reason
-            self.process.kill()  # also ends a stopped process
-        return begins
-
     def resident_model(self, now: float, free: int = 0) -> eviction.ResidentModel:
         """`free`: bytes that its device has free now."""
         state: Literal["loading", "loaded", "unloading"] = "loading"
@@ -149,38 +104,9 @@ class WorkerHandle:
             held=held,
         )
 
-    def connect(self, selector: selectors.BaseSelector) -> None:
-        """Connect to the worker, which listens before it loads. Nothing happens while its process is still starting."""
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.setblocking(False)
-            connection.connect(self.socket)
-        except OSError:
-            connection.close()
-            return
-        self.connection = MessageConnection(connection, protocol.client_decoder(), selector)
-
     def clear_process(self) -> None:
-        """Forget a process that has ended, and remove its files."""
-        if self.connection is not None:
-            self.connection.close()
-        if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
-        if self.health is not None:
-            self.health.close()
-        self.process = self.connection = self.health = None
-        self.busy, self.hanging, self.kill_reason, self.gpu_bytes = False, False, "", 0
-        self.stats = EngineStats()
-        for path in (self.socket, self.reason_file):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-    def read_reason(self) -> str:
-        """Return the reason that a failed worker wrote, or an empty string."""
-        try:
-            return Path(self.reason_file).read_text(encoding="utf-8").strip()
-        except OSError:
-            return ""
+        super().clear_process()
+        self.busy, self.gpu_bytes = False, 0
 
     def _held(self, free: int) -> int:
         """Return the bytes it uses on its device. While it loads on a GPU, they are inferred from free memory."""
@@ -189,7 +115,9 @@ class WorkerHandle:
         return self.gpu_bytes if self.phase != "loading" else max(0, self.free_at_start - free)
 
     def _resident_bytes(self) -> int:
-        """Return the resident set size of its process."""
+        """Return the resident set size of its process. vLLM computes in other processes: what it was planned with."""
+        if self.model.options.engine == "vllm" and self.process is not None:
+            return self.model.memory_needs["cpu"]
         if self.process is None:
             return 0
         try:

@@ -36,6 +36,7 @@ class ManagedProcess:
     def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]]) -> None:
         self.name = name
         self.process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
         self._start = start
         self._backoff = MIN_BACKOFF_SECONDS
         self._start_at = 0.0
@@ -47,6 +48,7 @@ class ManagedProcess:
         if self.process is None:
             if now >= self._start_at:
                 self.process = self._start()
+                self.starts += 1
                 self._started_at = now
             return None
         status = self.process.poll()
@@ -67,6 +69,15 @@ class ManagedProcess:
             terminate(self.process, grace)
             self.process = None
 
+    def stop_after(self, seconds: float) -> None:
+        """Close the process's standard input, at which it exits, and kill it after so many seconds."""
+        if self.process is not None:
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
+            self.stop(0.0)
+
 
 def spawn(
     module: str,
@@ -74,10 +85,11 @@ def spawn(
     *,
     pass_fds: tuple[int, ...] = (),
     environment: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> subprocess.Popen[bytes]:
     """Start `python -m module` with `options` and open file descriptors. `environment`: variables in addition."""
     variables = {**os.environ, **environment} if environment else None
-    command = [sys.executable, "-m", module]
+    command = [python, "-m", module]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=pass_fds, env=variables)
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has already exited: the caller's poll will see that

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import selectors
-import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import msgspec
 
 from syringa.config import Config
 from syringa.engine.client import protocol
@@ -24,32 +19,29 @@ from syringa.engine.cpu.features import available_memory
 from syringa.engine.processes import eviction, managed_process, watchdog
 from syringa.engine.processes.control import AcquireModel, SupervisorReport, worker_key
 from syringa.engine.processes.handle import Phase, WorkerHandle
-from syringa.engine.processes.health import HealthPage, create_page
 from syringa.engine.processes.memory import MemoryPlanner, launch_options, memory_needs
 from syringa.engine.processes.model_workers import ModelWorkers
 from syringa.engine.processes.nvml import GpuMemory, gpu_memories
-from syringa.engine.worker.options import WorkerOptions
-from syringa.fleet.provider import EventKind, ReplicaEvent
+from syringa.engine.processes.worker_process import (
+    DRAIN_MARGIN_SECONDS,
+    STATS_SECONDS,
+    UNLOAD_SECONDS,
+    Spawn,
+    is_crash,
+    spawn_worker,
+    start_failure,
+)
+from syringa.fleet.provider import LOCAL_NODE, EventKind, ReplicaEvent
+from syringa.fleet.status import FleetStatus, NodeStatus
 
 logger = logging.getLogger("syringa.supervisor")
 
-WORKER_MODULE = "syringa.engine.worker.server"
-STATS_SECONDS = 1.0  # interval of stats requests to a worker
-URGENT_STATS_SECONDS = 0.1  # the same, while a model waits to be loaded
+URGENT_STATS_SECONDS = 0.1  # interval of stats requests to a worker while a model waits to be loaded
 EVICT_BUSY_AFTER_SECONDS = 10.0  # a model that has waited for so long evicts a busy one
-UNLOAD_SECONDS = 10.0  # for an idle worker to exit
-DRAIN_MARGIN_SECONDS = 2.0  # after the grace period of a drain, for API servers to move the remaining requests
 MAX_FAILED_STARTS = 2  # in a row, before the failure is reported
 
 RESTARTING = "the model worker has ended and is being started again"
 HANGING = "the model worker does not respond"
-
-Spawn = Callable[[WorkerOptions], subprocess.Popen[bytes]]
-
-
-def spawn_worker(options: WorkerOptions) -> subprocess.Popen[bytes]:
-    environment = {"CUDA_VISIBLE_DEVICES": options.gpu} if options.gpu else None
-    return managed_process.spawn(WORKER_MODULE, options, pass_fds=(options.health_fd,), environment=environment)
 
 
 class WorkerManager:
@@ -75,14 +67,18 @@ class WorkerManager:
         self._ticked_at = clock()
         self._stats_interval = STATS_SECONDS
 
-    def acquire(self, request: AcquireModel) -> ModelWorkers:
-        """Return a model, and start a replica of it as soon as there is memory, unless it has one."""
+    def acquire(self, request: AcquireModel, planned_free: int = 0) -> ModelWorkers:
+        """Return a model, and start a replica of it as soon as there is memory, unless it has one.
+
+        `planned_free`: the bytes of memory that its next worker was planned for; 0: what is free at its start.
+        """
         now = self._clock()
         key = worker_key(request.options)
         model = self._models.get(key)
         if model is None:
             model = self._models[key] = ModelWorkers(key, request.options, memory_needs(request.options), self._clock)
         model.configure(request)
+        model.planned_free = planned_free or model.planned_free
         staying = [each for each in model.replicas if not each.drained]
         worker = staying[0] if staying else self._add(model)
         starts = worker.phase == "cold" or (worker.phase == "failed" and now >= model.retry_at)
@@ -130,6 +126,16 @@ class WorkerManager:
         model = self._models.get(key)
         if model is not None and model.suspects.clear(fingerprint):
             self._publish(model.suspects_message())
+
+    def drain_node(self, name: str, grace: float | None) -> None:
+        """Do nothing: the only node is this machine, and ends with the server."""
+
+    def set_pool(self, name: str, open: bool | None) -> None:
+        """Do nothing: there are no pools on a single machine."""
+
+    def fleet_status(self) -> FleetStatus:
+        """Return what operators see of nodes and pools."""
+        return FleetStatus([NodeStatus(LOCAL_NODE, "ready", replicas=len(self._running()))])
 
     def reports(self) -> list[SupervisorReport]:
         """Return what a new API server has to know."""
@@ -210,22 +216,18 @@ class WorkerManager:
         if status is not None:
             self._on_exit(worker, status, now)
             return
-        if worker.watch(self._limits, now):
+        if worker.watch(self._limits, now, f"model={worker.model.name} replica={worker.id}"):
+            worker.model.hangs += worker.hanging
             self._set_phase(worker, worker.phase, HANGING if worker.hanging else "")
-        if worker.phase == "ready" and worker.connection:
-            if now - worker.stats_requested_at >= self._stats_interval:
-                worker.stats_requested_at = now
-                worker.connection.send(protocol.GetStats())
+        if worker.phase == "ready":
+            worker.request_stats(now, self._stats_interval)
         elif worker.phase == "unloading" and now > worker.unload_deadline + UNLOAD_SECONDS:
             worker.process.kill()
         elif worker.phase == "unloading" and now > worker.unload_deadline:
             worker.process.terminate()
 
     def _read_messages(self, worker: WorkerHandle, now: float) -> None:
-        if worker.connection is None:
-            return
-        worker.connection.flush()
-        for message in worker.connection.receive():
+        for message in worker.receive():
             match message:
                 case protocol.Ready() if worker.phase == "loading":
                     self._on_ready(worker, message, now)
@@ -235,7 +237,7 @@ class WorkerManager:
                     worker.observe(stats, now)
                     if worker.phase == "unloading" and not worker.drained:
                         self._set_phase(worker, "ready")
-        if not worker.connection.open and worker.phase == "unloading":
+        if worker.connection is not None and not worker.connection.open and worker.phase == "unloading":
             worker.unload_deadline = min(worker.unload_deadline, now + UNLOAD_SECONDS)
 
     def _on_ready(self, worker: WorkerHandle, ready: protocol.Ready, now: float) -> None:
@@ -259,7 +261,7 @@ class WorkerManager:
 
     def _record_crash(self, worker: WorkerHandle) -> bool:
         """Remember the requests that were computed when a worker died. Return whether there were any."""
-        running = worker.health.running() if worker.health is not None else []
+        running = worker.running()
         worker.model.crashes += 1
         if running:
             worker.model.suspects.record_crash(running)
@@ -268,7 +270,7 @@ class WorkerManager:
 
     def _on_exit(self, worker: WorkerHandle, status: int, now: float) -> None:
         model, phase, reason, kill_reason = worker.model, worker.phase, worker.read_reason(), worker.kill_reason
-        crashed = status not in (0, -signal.SIGTERM) and phase in ("ready", "unloading")
+        crashed = is_crash(status) and phase in ("ready", "unloading")
         served = crashed and self._record_crash(worker)
         worker.clear_process()
         exit_ = "killed, because it hung" if kill_reason else managed_process.describe_exit(status)
@@ -308,9 +310,7 @@ class WorkerManager:
             self._set_phase(worker, "queued", RESTARTING)
             return
         model.failure_reported = reported
-        if kill_reason:
-            reason = f"its worker hung while loading: {kill_reason}"
-        self._set_phase(worker, "failed", reason or f"its worker ended with {managed_process.describe_exit(status)}")
+        self._set_phase(worker, "failed", start_failure(status, reason, kill_reason))
 
     # Loading and unloading
 
@@ -354,13 +354,9 @@ class WorkerManager:
 
     def _start(self, worker: WorkerHandle, free: int) -> None:
         worker.socket = str(Path(self._folder) / f"{worker.id.rpartition('-')[2]}.sock")
-        worker.free_at_start, worker.watched_from = free, self._clock()
-        health_fd = create_page()
-        worker.health = HealthPage(health_fd)
+        worker.free_at_start = free
         known = [each for each in self._workers() if not each.model.released]
-        options = launch_options(worker, self._memory, known)
-        worker.process = self._spawn(msgspec.structs.replace(options, health_fd=health_fd))
-        os.close(health_fd)
+        worker.launch(self._spawn, launch_options(worker, self._memory, known), self._clock())
         self._set_phase(worker, "loading")
 
     def _unload_idle(self) -> None:

@@ -18,6 +18,7 @@ from syringa.engine.processes import eviction
 from syringa.engine.processes.control import worker_key
 from syringa.engine.processes.handle import WorkerHandle
 from syringa.engine.processes.nvml import GpuMemory
+from syringa.engine.vllm.memory import cpu_bytes, gpu_utilization, weight_bytes
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ConfigError
 from syringa.modelfiles import forget_gguf
@@ -34,6 +35,8 @@ class MemoryPlanner:
 
     def expected_device(self, options: WorkerOptions) -> eviction.Device:
         """Return the device that a worker will probably choose. A loaded worker reports it."""
+        if options.device == "auto" and options.engine == "vllm":
+            return "cuda" if self._gpus() else "cpu"
         if options.device == "auto" and options.dtype not in ("int8", "gguf", "fp32"):
             return "cuda" if self._gpus() else "cpu"
         return "cuda" if options.device == "cuda" else "cpu"
@@ -46,10 +49,12 @@ class MemoryPlanner:
         gpus = self._gpus()
         return min(range(len(gpus)), key=lambda each: (used.count(each), -gpus[each].free), default=0)
 
-    def gpu_name(self, gpu: int) -> str:
-        """Return a GPU's name for CUDA_VISIBLE_DEVICES; empty if there is no choice."""
+    def gpu_name(self, gpu: int, count: int = 1) -> str:
+        """Return the names of a GPU and those after it for CUDA_VISIBLE_DEVICES; empty if there is no choice."""
         gpus = self._gpus()
-        return gpus[gpu].name if len(gpus) > 1 else ""
+        if len(gpus) <= count:
+            return ""
+        return ",".join(gpus[(gpu + each) % len(gpus)].name for each in range(count))
 
     def gpu_fraction(
         self, options: WorkerOptions, known: Iterable[tuple[WorkerOptions, eviction.Device, int]]
@@ -90,6 +95,9 @@ def launch_options(worker: WorkerHandle, memory: MemoryPlanner, known: Sequence[
     model = worker.model
     threads = replica_threads(model.options.threads, model.max_replicas)
     options = msgspec.structs.replace(model.options, socket=worker.socket, threads=threads)
+    if options.engine == "vllm":
+        worker.expected_gpu_bytes = memory.gpu_bytes(gpu_utilization(options), worker.gpu)
+        return msgspec.structs.replace(options, gpu=memory.gpu_name(worker.gpu, options.gpus))
     if worker.device != "cuda":
         free, model.planned_free = model.planned_free or worker.spare_at_start, 0
         others = any(each is not worker and each.process is not None for each in model.replicas)
@@ -111,6 +119,8 @@ def replica_threads(threads: int, replicas: int) -> int:
 
 def memory_needs(options: WorkerOptions) -> Mapping[eviction.Device, int]:
     """Return the bytes that a model will need on each device, from its files; little if they cannot be read."""
+    if options.engine == "vllm":
+        return {"cpu": cpu_bytes(options), "cuda": weight_bytes(options.model) // options.gpus + eviction.GPU_OVERHEAD}
     size = read_size(options.model)
     forget_gguf()  # the supervisor does not need it again
     if size is None:

@@ -1,4 +1,4 @@
-"""GPU memory from the driver's library, NVML.
+"""GPU memory, and the processes on a GPU, from the driver's library, NVML.
 
 The supervisor needs it about once a second. Torch would need gigabytes and a CUDA context, `nvidia-smi` up to a second;
 NVML answers in microseconds. Some containers lack it: then nothing is known, and workers find out by trying.
@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
 MAX_GPUS = 64
+MAX_PROCESSES = 1024  # on one GPU
+UTILIZATION_SECONDS = 2.0  # over which the utilization of a process is averaged
+
+_NOT_AVAILABLE = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -24,8 +29,37 @@ class GpuMemory:
     name: str = "0"
 
 
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process on a GPU: the memory that it uses in bytes, and its share of the GPU's time lately."""
+
+    pid: int
+    memory: int = 0
+    utilization_pct: float = 0.0
+
+
 class _Info(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _ProcessInfo(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("memory", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class _UtilizationSample(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("timestamp", ctypes.c_ulonglong),
+        ("sm", ctypes.c_uint),
+        ("memory", ctypes.c_uint),
+        ("encoder", ctypes.c_uint),
+        ("decoder", ctypes.c_uint),
+    )
 
 
 def gpu_memories() -> list[GpuMemory]:
@@ -34,13 +68,49 @@ def gpu_memories() -> list[GpuMemory]:
     if library is None:
         return []
     found = []
-    for name in _visible():
+    for name in _visible(os.environ.get("CUDA_VISIBLE_DEVICES")):
         info = _Info()
         device = _device(library, name)
         if device is None or library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(info)):
             break  # CUDA does not see those after it either
         found.append(GpuMemory(free=info.free, total=info.total, name=name))
     return found
+
+
+def gpu_processes(visible: str | None = None) -> list[list[GpuProcess]]:
+    """Return the processes on each GPU of `visible`, which is like CUDA_VISIBLE_DEVICES; by default on all GPUs."""
+    library = _library()
+    if library is None:
+        return []
+    found = []
+    for name in _visible(visible):
+        device = _device(library, name)
+        if device is None:
+            break
+        memory: dict[int, int] = {}
+        for kind in ("Compute", "Graphics"):
+            infos, count = (_ProcessInfo * MAX_PROCESSES)(), ctypes.c_uint(MAX_PROCESSES)
+            function = getattr(library, f"nvmlDeviceGet{kind}RunningProcesses_v3")
+            failed = function(device, ctypes.byref(count), infos)
+            for info in infos[: 0 if failed else count.value]:
+                known = 0 if info.memory == _NOT_AVAILABLE else info.memory
+                memory[info.pid] = max(memory.get(info.pid, 0), known)
+        utilization = _utilization(library, device)
+        pids = sorted(memory.keys() | utilization.keys())
+        found.append([GpuProcess(pid, memory.get(pid, 0), utilization.get(pid, 0.0)) for pid in pids])
+    return found
+
+
+def _utilization(library: ctypes.CDLL, device: ctypes.c_void_p) -> dict[int, float]:
+    """Return the share of the GPU's time of its processes lately, in percent, by their ids."""
+    samples, count = (_UtilizationSample * MAX_PROCESSES)(), ctypes.c_uint(MAX_PROCESSES)
+    since = ctypes.c_ulonglong(int((time.time() - UTILIZATION_SECONDS) * 1e6))
+    if library.nvmlDeviceGetProcessUtilization(device, samples, ctypes.byref(count), since):
+        return {}  # nothing has run, or it is not supported
+    shares: dict[int, list[int]] = {}
+    for sample in samples[: count.value]:
+        shares.setdefault(sample.pid, []).append(sample.sm)
+    return {pid: sum(values) / len(values) for pid, values in shares.items()}
 
 
 @cache
@@ -52,9 +122,8 @@ def _library() -> ctypes.CDLL | None:
         return None
 
 
-def _visible() -> Iterable[str]:
+def _visible(listed: str | None) -> Iterable[str]:
     """Yield the names of CUDA_VISIBLE_DEVICES, or all indices if that is not set."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     return map(str, range(MAX_GPUS)) if listed is None else (name.strip() for name in listed.split(","))
 
 

@@ -20,11 +20,13 @@ from syringa.engine.worker.options import WorkerOptions
 
 
 def plan_model(spec: ModelSpec, config: Config, replicas: int = 1) -> MemoryPlan | None:
-    """Plan the memory of a model that is loaded now. None where a GPU is used whose memory is not known.
+    """Plan the memory of a model that is loaded now. None on a GPU whose memory is not known, and for vLLM.
 
     Raise `StartupError` with one line if it does not fit on the CPU. Whether it fits on a GPU, only its worker can say.
     """
     options = WorkerOptions.from_config(spec, config)
+    if options.engine == "vllm":  # it has its own rules
+        return None
     options = msgspec.structs.replace(options, threads=replica_threads(options.threads, replicas))
     files = modelfiles.locate(options.model)
     size, settings = read_model_size(files, modelfiles.describe(files)), MemorySettings.of(options)

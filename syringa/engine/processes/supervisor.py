@@ -23,17 +23,21 @@ from syringa.engine.processes.control import (
     AcquireModel,
     AcquireProbe,
     ClearSuspect,
+    DrainNode,
     DrainReplica,
     MessageConnection,
     ReleaseModel,
+    SetPool,
     SupervisorReport,
     SupervisorRequest,
     acquire_request,
     supervisor_decoder,
 )
+from syringa.engine.processes.lease import Lease, LeaseKeeper
 from syringa.engine.processes.local_provider import LocalProvider
 from syringa.engine.processes.managed_process import ManagedProcess
 from syringa.engine.processes.manager import WorkerManager
+from syringa.engine.processes.model_state import ReplicaManager
 from syringa.engine.processes.probes import GrammarProbes
 from syringa.engine.processes.runtime_dir import runtime_dir
 from syringa.fleet.controller import Controller
@@ -46,6 +50,8 @@ POLL_SECONDS = 0.05
 DRAIN_MARGIN_SECONDS = 5.0  # for an API server to fail the remaining requests and exit, after its drain timeout
 SAME_SIGNAL_SECONDS = 0.6  # an API server takes two signals within this time for one
 STOP_SECONDS = 5.0  # for workers to exit, after the API servers have
+SERVICE_SECONDS = 3.0  # for the processes of a cluster to exit, after the workers have
+FLEET_REPORT_SECONDS = 1.0  # between two reports of nodes and pools, which are large in a large cluster
 
 
 class SharedPaths(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,18 +79,23 @@ class Supervisor:
         listener: socket.socket,
         folder: str,
         shared: SharedPaths = SharedPaths(),
+        lease: Lease | None = None,
     ) -> None:
-        """`default`: the model that must load for the server to start, if it is preloaded."""
+        """`default`: the model that must load for the server to start, if it is preloaded.
+
+        `lease`: of the servers that share a cluster; None: this is the only one.
+        """
         self.config, self.default = config, default
+        self._lease = LeaseKeeper(lease) if lease is not None else None
+        self.services: list[ManagedProcess] = []  # those of a cluster
         self.stopping = self.force_stop = False
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._connections: list[MessageConnection[SupervisorRequest]] = []
         self._control = protocol.listen(str(Path(folder) / "control.sock"))
         self._selector.register(self._control, selectors.EVENT_READ)
-        self.workers = WorkerManager(folder, config, self._selector, self._broadcast)
-        provider = LocalProvider(self.workers)
-        self.controller = Controller(provider, provider.targets, time.monotonic)
+        self.workers, self.controller = self._replicas(folder)
+        self._fleet_status, self._fleet_reported_at = self.workers.fleet_status(), time.monotonic()
         self.probes = GrammarProbes(folder)
         self.api_servers = [
             self._api_server(ApiServerOptions(
@@ -97,6 +108,26 @@ class Supervisor:
             for index in range(config.workers)
         ]  # fmt: skip
 
+    def _replicas(self, folder: str) -> tuple[ReplicaManager, Controller]:
+        """Return what runs the replicas, on this machine or on a cluster, and what decides how many there are."""
+        if not self.config.cluster:
+            workers = WorkerManager(folder, self.config, self._selector, self._broadcast)
+            provider = LocalProvider(workers)
+            return workers, Controller(provider, provider.targets, time.monotonic)
+        from syringa.engine.processes.fleet_manager import FleetManager
+        from syringa.engine.processes.fleet_services import cluster_services
+
+        lease = self._lease
+        fleet = FleetManager(
+            folder,
+            self.config,
+            self._selector,
+            self._broadcast,
+            holds_lease=lambda: lease is None or lease.held,
+        )
+        self.services = cluster_services(self.config, fleet.provider.path, fleet.models_file)
+        return fleet, fleet.controller
+
     @staticmethod
     def _api_server(options: ApiServerOptions) -> ManagedProcess:
         name = f"API server {options.index}"
@@ -105,21 +136,25 @@ class Supervisor:
     def run(self, on_ready: Callable[[ModelInfo | None], None], planned_free: int = 0) -> int:
         """Serve until a signal, or until an API server or the default model cannot start. Return an exit status.
 
-        `on_ready` is called once: when the default model is loaded, or at once with None if it is loaded on demand.
+        `on_ready` is called once: when the default model is loaded, or at once with None if it is loaded on demand or
+        on a cluster.
         `planned_free`: the bytes of memory that the default model was planned for; 0: what is free when it is loaded.
         """
+        if self._lease is not None:
+            self._lease.start()
         default = None
         if self.default.preload:
-            default = self.workers.acquire(acquire_request(self.default, self.config))
-            default.planned_free = planned_free
-        else:
+            default = self.workers.acquire(acquire_request(self.default, self.config), planned_free)
+        if default is None or self.config.cluster:  # nodes may join later
             on_ready(None)
+            default = None
         try:
             while not self.stopping:
                 self._selector.select(POLL_SECONDS)
                 self._serve_control()
                 self.workers.tick()
                 self.controller.tick()
+                self._report_fleet()
                 self.probes.tick()
                 if default is not None and default.failed:
                     if not default.failure_reported:
@@ -135,6 +170,8 @@ class Supervisor:
                     if status is not None:
                         exit_ = managed_process.describe_exit(status)
                         logger.error("%s died: exit=%s, restarting", each.name, exit_)
+                if not self._poll_services():
+                    return 1
         finally:
             self.stop()
         return 0
@@ -162,10 +199,25 @@ class Supervisor:
         self._listener.close()  # refuse connections that were not accepted yet
         self.probes.stop()
         self.workers.stop(STOP_SECONDS)
+        if self._lease is not None:
+            self._lease.stop()
+        for service in self.services:
+            service.stop_after(SERVICE_SECONDS)
         for connection in self._connections:
             connection.close()
         self._control.close()
         self._selector.close()
+
+    def _poll_services(self) -> bool:
+        """Restart the processes of a cluster that have ended. Return False if one can never start."""
+        for each in self.services:
+            status = each.poll()
+            if status is None:
+                continue
+            if status == managed_process.EXIT_CANNOT_START and each.starts == 1:
+                return False  # it has printed the reason
+            logger.error("%s died: exit=%s, restarting", each.name, managed_process.describe_exit(status))
+        return True
 
     def _serve_control(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -173,7 +225,7 @@ class Supervisor:
                 accepted, _ = self._control.accept()
                 connection = MessageConnection(accepted, supervisor_decoder(), self._selector)
                 self._connections.append(connection)
-                for report in self.workers.reports():
+                for report in (*self.workers.reports(), self._fleet_status):
                     connection.send(report)
         for connection in list(self._connections):
             connection.flush()
@@ -185,12 +237,26 @@ class Supervisor:
                         self.workers.release(key)
                     case DrainReplica(id, grace):
                         self.workers.drain(id, grace)
+                    case DrainNode(node, node_grace):
+                        self.workers.drain_node(node, node_grace)
+                    case SetPool(pool, open_):
+                        self.workers.set_pool(pool, open_)
                     case ClearSuspect(key, fingerprint):
                         self.workers.clear_suspect(key, fingerprint)
                     case AcquireProbe(options):
                         self.probes.acquire(options)
             if not connection.open:
                 self._connections.remove(connection)
+
+    def _report_fleet(self) -> None:
+        """Tell the API servers about nodes and pools if anything has changed."""
+        now = time.monotonic()
+        if now < self._fleet_reported_at + FLEET_REPORT_SECONDS:
+            return
+        self._fleet_reported_at = now
+        if (status := self.workers.fleet_status()) != self._fleet_status:
+            self._fleet_status = status
+            self._broadcast(status)
 
     def _broadcast(self, report: SupervisorReport) -> None:
         for connection in self._connections:
@@ -204,16 +270,17 @@ def run(
     on_ready: Callable[[ModelInfo | None], None],
     prepare: Callable[[str], SharedPaths] = lambda folder: SharedPaths(),
     planned_free: int = 0,
+    lease: Lease | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT. Return an exit status.
 
     `prepare` creates what the API servers share in the runtime directory, and returns its paths. `planned_free`: see
-    `Supervisor.run`.
+    `Supervisor.run`; `lease`: see `Supervisor`.
     """
     logs.configure(config.log_level, config.log_format, prompts=config.log_prompts)
     logger.info("listening host=%s port=%d", *listener.getsockname()[:2])
     with runtime_dir() as folder:
-        supervisor = Supervisor(config, default, listener, folder, prepare(folder))
+        supervisor = Supervisor(config, default, listener, folder, prepare(folder), lease)
 
         def stop(*_: object) -> None:
             supervisor.force_stop, supervisor.stopping = supervisor.stopping, True

@@ -26,6 +26,7 @@ from syringa.engine.scheduling.requests import make_sequences, validate_request
 from syringa.engine.scheduling.scheduler import Scheduler
 from syringa.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from syringa.engine.scheduling.sequence import Sequence, append_token
+from syringa.engine.worker.engine import RecordRunning
 from syringa.engine.worker.stats import EngineCounters
 from syringa.errors import EngineOverloaded, RequestError, SyringaError
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ErrorKind, TokenLogprobs
@@ -68,8 +69,7 @@ class EngineCore:
         self._sequences: dict[tuple[int, str], list[Sequence]] = defaultdict(list)  # by client and request id
         self._failed: list[ClientDelta] = []
         self._held: list[ClientDelta] = []  # while requests are computed alone
-        # Receives the fingerprints of the requests that a step computes, before it does.
-        self.record_running: Callable[[Iterable[bytes]], None] = lambda fingerprints: None
+        self.record_running: RecordRunning = lambda fingerprints: None
         self._last_batch: list[bytes] = []
         self._callbacks = StepCallbacks(self._process_token, self._score_prompt, self._fill_masks)
         self.runner: ModelRunner | None = None
@@ -99,6 +99,15 @@ class EngineCore:
         self.executor.close()
         self.runner = runner
         self.executor = OverlapExecutor(runner, self.scheduler, self.max_length, self._callbacks)
+
+    @property
+    def preparing(self) -> Iterable[bytes]:
+        """The fingerprints of the requests whose grammar or images are being prepared."""
+        return self.pending.fingerprints
+
+    def attach(self, wake: Callable[[], None], record_running: RecordRunning) -> None:
+        """Let `wake` be called when a request is prepared, and `record_running` before each step."""
+        self.pending.on_ready, self.record_running = wake, record_running
 
     def submit(self, request: EngineRequest, client_id: int = 0) -> None:
         """Queue a request, whose deltas will carry `client_id`. Raises `EngineOverloaded` or `InvalidRequest`.

@@ -23,11 +23,14 @@ HEADER_BYTES = 1 << 20
 _INSTRUCTION_SETS = ("avx2", "avx512", "avx_vnni", "amx", "f16c", "fma", "asimd", "bf16", "i8mm", "sve")
 
 
-def worker_fingerprint(files: ModelFiles, info: ModelInfo, *, device: str, torch_version: str) -> str:
+def worker_fingerprint(
+    files: ModelFiles, info: ModelInfo, *, device: str, torch_version: str, cache_dtype: str = "auto"
+) -> str:
     """Return the fingerprint of a worker. `device`: the name of its GPU, or "cpu"."""
     flags = sorted(each for each in cpu_flags() if each.startswith(_INSTRUCTION_SETS)) if device == "cpu" else []
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
-    settings = [installed_version(), torch_version, info.architecture, info.dtype, info.kernels, device, isa, flags]
+    versions = [installed_version(), torch_version, info.architecture]
+    settings = [*versions, info.dtype, cache_dtype, info.kernels, device, isa, flags]
     digest = hashlib.blake2b(msgspec.json.encode(settings), digest_size=12)
     for path in _weight_files(Path(files.path)):
         digest.update(f"{path.name} {path.stat().st_size} ".encode())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from syringa.cluster.folder import ClusterFolder
 from syringa.cluster.tls import TlsFiles
 from syringa.config import Config, ModelSpec
+from syringa.config.engines import parallel_gpus
+from syringa.config.specs import EngineName
 from syringa.engine.client.transport import Address
 
 PER_PROCESS = ("socket", "model", "health_fd", "gpu", "listen", "tls", "free_memory")  # what has no setting of its name
@@ -20,6 +22,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     socket: str
     model: str
+    engine: EngineName = "syringa"
+    python: str = ""  # of vLLM's environment; empty: that of the server
+    engine_args: dict[str, Any] = {}  # of vLLM
     dtype: str = "auto"
     device: str = "auto"
     attention: str = "auto"
@@ -28,6 +33,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     kv_cache_tokens: int = 0
     kv_cache_gb: float = 0.0
+    kv_cache_dtype: str = "auto"
     gpu_memory_fraction: float = 0.0
     prefix_caching: bool = True
     max_running: int = 256
@@ -51,6 +57,11 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             settings["listen"] = str(Address("tcp", config.worker_host))
             settings["tls"] = ClusterFolder(Path(config.cluster_dir)).files("server")
         return cls(socket=socket, model=spec.path, **settings)
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs that a replica uses, where it runs on GPUs."""
+        return parallel_gpus(self.engine_args) if self.engine == "vllm" else 1
 
     @property
     def reason_file(self) -> str:

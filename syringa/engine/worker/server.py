@@ -14,7 +14,6 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,13 +25,11 @@ from syringa.engine.processes import managed_process
 from syringa.engine.processes.health import HealthPage, start_heartbeat
 from syringa.engine.scheduling.oom import NO_GPU_MEMORY, is_oom
 from syringa.engine.worker.connections import ClientConnection, ConnectionThread
+from syringa.engine.worker.engine import WorkerEngine
 from syringa.engine.worker.options import WorkerOptions
 from syringa.engine.worker.startup import load_engine
 from syringa.errors import EngineOverloaded, StartupError, SyringaError
 from syringa.types import EngineDelta
-
-if TYPE_CHECKING:
-    from syringa.engine.worker.core import EngineCore
 
 logger = logging.getLogger("syringa.worker")
 
@@ -41,11 +38,11 @@ MAX_UNSENT_BYTES = 64 << 20  # of a client that does not read
 
 
 class WorkerServer:
-    """Serve one `EngineCore` to any number of API processes."""
+    """Serve one engine to any number of API processes."""
 
     def __init__(
         self,
-        core: EngineCore,
+        core: WorkerEngine,
         ready: protocol.Ready,
         listeners: Sequence[Listener],
         health: HealthPage | None = None,
@@ -68,8 +65,7 @@ class WorkerServer:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._accepted: deque[Stream] = deque()  # filled by the connection thread
         self._connections = ConnectionThread(listeners, self._hand_over, self._beat, interval=heartbeat_seconds)
-        core.pending.on_ready = self.wake
-        core.record_running = self.health.set_running
+        core.attach(self.wake, self.health.set_running)
 
     def wake(self) -> None:
         """Interrupt a wait for messages. Callable from any thread and from a signal handler."""
@@ -92,11 +88,9 @@ class WorkerServer:
     def receive(self) -> None:
         """Handle the messages that have arrived. Wait for one if there is nothing to compute."""
         delay = self.core.next_step_delay
-        if delay != 0.0:
-            self.health.set_running(self.core.pending.fingerprints)
-        self.health.end_step()
+        self._begin_wait(delay)
         events = self._selector.select(delay)
-        self.health.begin_step()
+        self._end_wait()
         for key, _ in events:
             if key.fileobj is self._wake_reader:
                 self._wake_reader.recv(4096)
@@ -104,6 +98,15 @@ class WorkerServer:
                     self._admit(self._accepted.popleft())
             else:
                 self._read(key.data)
+
+    def _begin_wait(self, delay: float | None) -> None:
+        """Report that no step runs."""
+        if delay != 0.0:
+            self.health.set_running(self.core.preparing)
+        self.health.end_step()
+
+    def _end_wait(self) -> None:
+        self.health.begin_step()
 
     def send(self, deltas: list[tuple[int, EngineDelta]]) -> None:
         """Send the deltas of a step, one message per client."""

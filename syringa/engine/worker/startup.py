@@ -51,6 +51,7 @@ def load_engine(
         deterministic=options.deterministic,
         kv_cache_tokens=options.kv_cache_tokens,
         kv_cache_gb=options.kv_cache_gb,
+        kv_cache_dtype=options.kv_cache_dtype,
         max_running=options.max_running,
         free_memory=options.free_memory,
     )
@@ -80,7 +81,13 @@ def load_engine(
     info = msgspec.structs.replace(loaded.info, max_model_len=core.max_length)
     on_gpu = loaded.device.type == "cuda"
     name = torch.cuda.get_device_name(loaded.device) if on_gpu else "cpu"
-    fingerprint = worker_fingerprint(locate(options.model), info, device=name, torch_version=str(torch.__version__))
+    fingerprint = worker_fingerprint(
+        locate(options.model),
+        info,
+        device=name,
+        torch_version=str(torch.__version__),
+        cache_dtype=options.kv_cache_dtype,
+    )
     if not on_gpu:
         return core, protocol.Ready(info, fingerprint=fingerprint)
     from syringa.engine.gpu.device import used_gpu_memory

@@ -14,8 +14,8 @@ from syringa.engine.scheduling.sequence import Sequence, StepTime
 from syringa.types import EngineStats, HistogramCounts
 
 # The buckets of vLLM, and finer ones for short times.
-_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-_TOKEN_GAPS = (
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+TOKEN_GAPS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0),
 )
@@ -38,7 +38,7 @@ class Histogram:
 
 class EngineCounters:
     def __init__(self) -> None:
-        self.step_tokens, self.token_gaps = Histogram(_STEP_TOKENS), Histogram(_TOKEN_GAPS)
+        self.step_tokens, self.token_gaps = Histogram(STEP_TOKENS), Histogram(TOKEN_GAPS)
         self._step = StepTime()
         # Tokens of the current step, by the step of the token before.
         self._preceding: defaultdict[StepTime, int] = defaultdict(int)

@@ -23,7 +23,6 @@ VARIANTS = [
 if "avx512bf16" in VARIANTS:
     VARIANTS.remove("avx512")  # the same code for these products
 pytestmark = pytest.mark.skipif(not VARIANTS, reason="no kernels were built: there was no compiler")
-GROUP = 64  # inputs with one activation scale, in panels.h
 
 TYPES = list(BLOCK_TYPES)
 
@@ -49,18 +48,19 @@ def dequantized(tensor: BlockTensor) -> torch.Tensor:
     return torch.from_numpy(weights[order]).double()
 
 
-def quantized_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return the activations as the kernels round them: to 127 steps of the peak of each group."""
+def quantized_rows(x: torch.Tensor, type_name: str) -> torch.Tensor:
+    """Return the activations as the kernels round them: to 127 steps of the peak of each chunk of weights."""
     rows, inputs = x.shape
-    groups = torch.nn.functional.pad(x, (0, -inputs % GROUP)).view(rows, -1, GROUP)
+    chunk = max(64, block_size(type_name)[0])
+    groups = torch.nn.functional.pad(x, (0, -inputs % chunk)).view(rows, -1, chunk)
     peak = groups.abs().amax(-1, keepdim=True)
     inverse = torch.where(peak > 0, 127 / peak, 0)
     return ((groups.double() * inverse.double()).round() * (peak / 127).double()).view(rows, -1)[:, :inputs]
 
 
-def assert_close(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
+def assert_close(y: torch.Tensor, x: torch.Tensor, tensor: BlockTensor) -> None:
     """Allow for the rounding of fp32 sums, by the size of what is added up."""
-    exact = quantized_rows(x)
+    exact, w = quantized_rows(x, tensor.type), dequantized(tensor)
     size = exact.abs() @ w.abs().T
     assert ((y - exact @ w.T).abs() <= 4e-7 * size + 1e-9).all()
 
@@ -84,7 +84,7 @@ def test_block_linear_matches_dequantized_product(kernels: Kernels, type_name: s
     generator = torch.Generator().manual_seed(1)
     for rows in (1, 3, 9):
         x = torch.randn(rows, inputs, generator=generator)
-        assert_close(layer(x), x, dequantized(tensor))
+        assert_close(layer(x), x, tensor)
 
 
 @pytest.mark.parametrize("type_name", TYPES)
@@ -109,7 +109,7 @@ def test_block_linear_of_extreme_numbers_does_not_saturate(kernels: Kernels, typ
         ]
     )
     layer = BlockLinear(kernels, [tensor], None)
-    assert_close(layer(x), x, dequantized(tensor))
+    assert_close(layer(x), x, tensor)
     assert torch.equal(layer(x.repeat(7, 1))[-3:], layer(x))
 
 
@@ -125,7 +125,7 @@ def test_block_linear_is_batch_invariant(kernels: Kernels, type_name: str, add: 
         return layer(x[first:last].clone(), add_to=residual[first:last].clone() if add else None)
 
     whole = rows(0, 70)
-    expected = quantized_rows(x) @ dequantized(tensor).T + bias + (residual if add else 0)
+    expected = quantized_rows(x, type_name) @ dequantized(tensor).T + bias + (residual if add else 0)
     torch.testing.assert_close(whole.double(), expected, rtol=1e-4, atol=1e-4)
     for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 31):
         for first in (0, 13, 70 - count):
@@ -134,12 +134,20 @@ def test_block_linear_is_batch_invariant(kernels: Kernels, type_name: str, add: 
 
 def test_block_linear_large_batch_matches_single_rows(kernels: Kernels) -> None:
     """Rows are multiplied in blocks that fit in the cache."""
-    tensor = random_tensor("Q4_K", 40, 8960)
-    layer = BlockLinear(kernels, [tensor], None)
-    x = torch.randn(90, 8960)
-    whole = layer(x)
-    for row in (0, 28, 29, 57, 89):
-        assert torch.equal(layer(x[row : row + 1].clone()), whole[row : row + 1])
+    for type_name, rows, inputs in (("Q4_K", 90, 8960), ("Q6_K", 200, 256)):
+        layer = BlockLinear(kernels, [random_tensor(type_name, 40, inputs)], None)
+        x = torch.randn(rows, inputs)
+        whole = layer(x)
+        for row in (0, 28, 29, 57, rows - 1):
+            assert torch.equal(layer(x[row : row + 1].clone()), whole[row : row + 1])
+
+
+@pytest.mark.skipif("avx2" not in VARIANTS or VARIANTS[0] == "avx2", reason="needs AVX2 and AVX-512")
+@pytest.mark.parametrize("type_name", TYPES)
+def test_block_linear_has_equal_bits_with_avx2_and_avx512(type_name: str) -> None:
+    tensor, x = random_tensor(type_name, 75, 768), torch.randn(11, 768)
+    narrow, wide = (BlockLinear(variant(name), [tensor], None)(x) for name in ("avx2", VARIANTS[0]))
+    assert torch.equal(narrow, wide)
 
 
 def test_block_linear_of_no_rows_is_empty(kernels: Kernels) -> None:
@@ -162,7 +170,7 @@ def test_block_linear_gates_up_projection(kernels: Kernels, rows: int) -> None:
     gate, up = random_tensor("Q4_K", 75, 256, 1), random_tensor("Q4_K", 75, 256, 2)
     bias, x = torch.randn(150), torch.randn(rows, 256)
     y = BlockLinear(kernels, [gate, up], bias, gated=True)(x)
-    g, u = (quantized_rows(x) @ dequantized(t).T + b for t, b in zip((gate, up), bias.split(75), strict=True))
+    g, u = (quantized_rows(x, "Q4_K") @ dequantized(t).T + b for t, b in zip((gate, up), bias.split(75), strict=True))
     torch.testing.assert_close(y.double(), torch.nn.functional.silu(g) * u, rtol=1e-4, atol=1e-5)
 
 

@@ -38,6 +38,7 @@ KERNEL_TESTS = [
     "test_batch_invariant_ops.py",
     "test_decode_attention.py",
     "test_elementwise.py",
+    "test_fp8_cache.py",
     "test_flashinfer_ops.py",
     "test_linear.py",
     "test_moe.py",

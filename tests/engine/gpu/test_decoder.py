@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from syringa.engine.loading.loader import LoadOptions, load_model
+from syringa.engine.loading.loader import LoadOptions, load_model, with_cache_dtype
 from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
+from syringa.errors import ConfigError
 from tests.engine.conftest import drive, request
 from tests.engine.gpu.tiny_models import load_tiny_gpu_model
 from tests.engine.models.test_decoder import MODELS as DENSE
@@ -129,3 +130,23 @@ def test_gpu_engine_of_moe_model_matches_cpu_engine(tiny_model: Any, name: str) 
         core.close()
     assert len(answers[0]) == 6
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt_oss"])
+def test_fp8_cache_stays_close(tiny_model: Any, name: str) -> None:
+    folder, hf_model = tiny_model(name)
+    loaded = load_tiny_gpu_model(folder)
+    small = with_cache_dtype(loaded, "fp8")
+    assert small.gpu is small.model
+    assert 2 * small.cache.bytes_per_block < loaded.cache.bytes_per_block
+    for logits, prompt in zip(run(small, PROMPTS, chunk=15), PROMPTS, strict=True):
+        assert 1e-4 < difference(logits, reference(hf_model, prompt)) < 0.15
+    assert with_cache_dtype(loaded, "auto") is loaded
+
+
+def test_fp8_cache_is_refused_with_flashinfer_and_on_a_cpu(tiny_model: Any) -> None:
+    folder, _ = tiny_model("qwen3")
+    with pytest.raises(ConfigError, match="--attention flashinfer does not support --kv-cache-dtype fp8"):
+        with_cache_dtype(load_tiny_gpu_model(folder), "fp8", "flashinfer")
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 is for GPUs"):
+        load_model(LoadOptions(model=str(folder), device="cpu", kv_cache_dtype="fp8"))

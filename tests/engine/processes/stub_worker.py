@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 from syringa.engine.client import protocol
 from syringa.engine.processes import managed_process
@@ -36,10 +35,13 @@ class StubCore:
     def __init__(self, folder: Path) -> None:
         self._hang_file = folder / "hung"
         self.record_running: Callable[[list[bytes]], None] = lambda fingerprints: None
-        self.pending = SimpleNamespace(on_ready=None, fingerprints=())
+        self.preparing = ()
         self.steps = 0
         self._active = time.monotonic()
         self._running: deque[tuple[int, EngineRequest, list[int]]] = deque()
+
+    def attach(self, wake: Callable[[], None], record_running: Callable[[list[bytes]], None]) -> None:
+        self.record_running = record_running
 
     @property
     def busy(self) -> bool:

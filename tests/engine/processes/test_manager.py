@@ -9,7 +9,7 @@ from syringa.engine.interface import ReplicaState
 from syringa.engine.processes import managed_process
 from syringa.engine.processes.control import AcquireModel, WorkerState, worker_key
 from syringa.engine.processes.handle import RECENT_SECONDS
-from syringa.engine.processes.manager import UNLOAD_SECONDS
+from syringa.engine.processes.worker_process import UNLOAD_SECONDS
 from syringa.engine.worker.options import WorkerOptions
 from syringa.types import EngineStats
 from tests.engine.processes.manager_harness import GB, ManagerHarness, model_size, retire_message

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 from syringa.engine.client import protocol
@@ -25,8 +24,7 @@ class EchoCore:
     """Answer each request with its prompt, one token per step. Steps wait while `hold` is in force."""
 
     def __init__(self) -> None:
-        self.pending = SimpleNamespace(on_ready=None, fingerprints=())
-        self.record_running: Callable[[list[bytes]], None] = lambda fingerprints: None
+        self.preparing = ()
         self.requests: list[EngineRequest] = []
         self.disconnected: list[int] = []
         self.stepping = threading.Event()  # set while a step waits
@@ -42,6 +40,9 @@ class EchoCore:
             yield
         finally:
             self._go_on.set()
+
+    def attach(self, wake: Callable[[], None], record_running: Callable[[list[bytes]], None]) -> None:
+        """Steps need no wake-up, and nothing watches them."""
 
     @property
     def next_step_delay(self) -> float | None:

@@ -163,12 +163,15 @@ REFUSED_CLIENTS = {
     "foreign": ("not from the authority of this cluster", "UNKNOWN_CA"),
     "expired": ("has expired", "CERTIFICATE_EXPIRED"),
     "wrong role": ("has the wrong role", "UNSUPPORTED_CERTIFICATE"),
+    "node": ("has the wrong role", "EOF"),
 }
 
 
 def receive_after_submit(raw: ssl.SSLSocket) -> bytes:
     raw.sendall(protocol.frame(protocol.Submit(request([1]))))
-    return raw.recv(1000)
+    if not (received := raw.recv(1000)):
+        raise ConnectionError("EOF")
+    return received
 
 
 @pytest.mark.parametrize("kind", REFUSED_CLIENTS)
@@ -225,6 +228,7 @@ def test_client_reports_why_the_worker_refused_it(
         ("foreign", "its certificate is not from the authority of this cluster"),
         ("expired", "its certificate has expired"),
         ("wrong role", "its certificate has the wrong role"),
+        ("node", "its certificate has the wrong role"),
         ("other host", "its certificate is for another host"),
     ],
 )

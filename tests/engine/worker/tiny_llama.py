@@ -34,7 +34,7 @@ def token_id(text: str) -> int:
     return int(id_)
 
 
-def save_tiny_llama(folder: Path) -> None:
+def save_tiny_llama(folder: Path, max_length: int = 512) -> None:
     """Write the model to a folder in the format of Hugging Face."""
     generator = torch.Generator().manual_seed(0)
 
@@ -69,7 +69,7 @@ def save_tiny_llama(folder: Path) -> None:
         "num_key_value_heads": KV_HEADS,
         "intermediate_size": INTERMEDIATE,
         "vocab_size": VOCABULARY,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": max_length,
         "hidden_act": "silu",
         "eos_token_id": token_id(EOS),
     }

@@ -30,13 +30,15 @@ enum class BlockType : int32_t {
 
 constexpr int MAX_BLOCK = 256, MAX_SUBS = 16;  // inputs and sub-blocks of a block
 
-// --- Scales of one block: `read` them from the file, `pack` them for a lane, `load` those of LANES channels.
-// `load` writes the scales and minimums of sub-block j to [j · stride].
+// --- Scales of one block: `read` them from the file, `pack` them for a lane, and read those of LANES channels: `scale`
+// and `minimum` of sub-block j, or if INTEGER, common factors of all, and `number` and `minimum_number` of sub-block j,
+// by which they are multiplied.
 
 // A half per block of 32 inputs; with MIN, another one for the minimum, which the file adds.
 template <bool MIN>
 struct HalfScales {
     static constexpr int CHUNK = 64, SUB = 32, BYTES = MIN ? 8 : 4;  // of a chunk and channel
+    static constexpr bool INTEGER = false;
 
     static bool finite(const uint8_t* block) { return half_is_finite(block) && (!MIN || half_is_finite(block + 2)); }
     static void read(const uint8_t* block, float* scales, float* minimums) {
@@ -47,18 +49,15 @@ struct HalfScales {
         std::memcpy(packed + (index * LANES + lane) * 2, block, 2);
         if constexpr (MIN) std::memcpy(packed + ((2 + index) * LANES + lane) * 2, block + 2, 2);
     }
-    static void load(const uint8_t* packed, float* scales, float* minimums, size_t stride) {
-        for (int j = 0; j < 2; j++) {
-            store(scales + j * stride, load_halves(packed + j * LANES * 2));
-            if constexpr (MIN) store(minimums + j * stride, -load_halves(packed + (2 + j) * LANES * 2));
-        }
-    }
+    static floats scale(const uint8_t* packed, int j) { return load_halves(packed + j * LANES * 2); }
+    static floats minimum(const uint8_t* packed, int j) { return -load_halves(packed + (2 + j) * LANES * 2); }
 };
 
 // Q4_K and Q5_K: eight scales and eight minimums of six bits, each with a half as common factor. Packed: number i < 15
 // in bits 6 · (i mod 5) of word i / 5; the last one in the words' two upper bits.
 struct SuperScales {
     static constexpr int CHUNK = 256, SUB = 32, BYTES = 16;
+    static constexpr bool INTEGER = true;
 
     static bool finite(const uint8_t* block) { return half_is_finite(block) && half_is_finite(block + 2); }
     static void sixes(const uint8_t* block, uint8_t* out) {  // 8 scales, then 8 minimums
@@ -86,20 +85,15 @@ struct SuperScales {
             std::memcpy(packed + ((1 + w) * LANES + lane) * 4, &word, sizeof word);
         }
     }
-    static void load(const uint8_t* packed, float* scales, float* minimums, size_t stride) {
-        const floats scale = load_halves(packed), minimum = load_halves(packed + LANES * 2);
+    static floats scale(const uint8_t* packed) { return load_halves(packed); }
+    static floats minimum(const uint8_t* packed) { return load_halves(packed + LANES * 2); }
+    static ints number(const uint8_t* packed, int j) { return six(packed, j); }
+    static ints minimum_number(const uint8_t* packed, int j) { return six(packed, 8 + j); }
+    static inline __attribute__((always_inline)) ints six(const uint8_t* packed, int i) {
         words word[3];
         std::memcpy(word, packed + LANES * 4, sizeof word);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) {
-            const words six = i < 15 ? word[i / 5] >> (6 * (i % 5)) & 63u
-                                     : word[0] >> 30 | (word[1] >> 30) << 2 | (word[2] >> 30) << 4;
-            const floats number = __builtin_convertvector((ints)six, floats);
-            if (i < 8)
-                store(scales + i * stride, scale * number);
-            else
-                store(minimums + (i - 8) * stride, minimum * number);
-        }
+        if (i < 15) return (ints)(word[i / 5] >> (6 * (i % 5)) & 63u);
+        return (ints)(word[0] >> 30 | (word[1] >> 30) << 2 | (word[2] >> 30) << 4);
     }
 };
 
@@ -108,35 +102,31 @@ struct SuperScales {
 template <int SUB_>
 struct ByteScales {
     static constexpr int CHUNK = 256, SUB = SUB_, COUNT = CHUNK / SUB, BYTES = 2 + COUNT;
+    static constexpr bool INTEGER = true;
 
     static const uint8_t* half(const uint8_t* block) { return SUB == 16 ? block + 208 : block; }
     static bool finite(const uint8_t* block) { return half_is_finite(half(block)); }
-    static int number(const uint8_t* block, int j) {
+    static int read_number(const uint8_t* block, int j) {
         if (SUB == 16) return (int8_t)block[192 + j];
         const int low = block[4 + j / 2] >> (j % 2 * 4) & 15, high = block[2 + j / 4] >> (j % 4 * 2) & 3;
         return (low | high << 4) - 32;
     }
     static void read(const uint8_t* block, float* scales, float* minimums) {
         const float scale = half_to_float(half(block));
-        for (int j = 0; j < COUNT; j++) scales[j] = scale * number(block, j), minimums[j] = 0.f;
+        for (int j = 0; j < COUNT; j++) scales[j] = scale * read_number(block, j), minimums[j] = 0.f;
     }
     static void pack(const uint8_t* block, int, uint8_t* packed, int lane) {
         std::memcpy(packed + lane * 2, half(block), 2);
-        for (int j = 0; j < COUNT; j++) packed[(2 + j) * LANES + lane] = (uint8_t)(number(block, j) + 128);
+        for (int j = 0; j < COUNT; j++) packed[(2 + j) * LANES + lane] = (uint8_t)(read_number(block, j) + 128);
     }
-    static void load(const uint8_t* packed, float* scales, float*, size_t stride) {
-        const floats scale = load_halves(packed);
-#pragma GCC unroll 16
-        for (int j = 0; j < COUNT; j++) {
-            const ints number = load_wide(packed + (2 + j) * LANES) - splat(128);
-            store(scales + j * stride, scale * __builtin_convertvector(number, floats));
-        }
-    }
+    static floats scale(const uint8_t* packed) { return load_halves(packed); }
+    static ints number(const uint8_t* packed, int j) { return load_wide(packed + (2 + j) * LANES) - splat(128); }
 };
 
 // MXFP4: an exponent per block of 32 inputs. Half of the power of two, because the table holds doubled numbers.
 struct ExponentScales {
     static constexpr int CHUNK = 64, SUB = 32, BYTES = 2;
+    static constexpr bool INTEGER = false;
 
     static bool finite(const uint8_t* block) { return block[0] < 250; }  // products with the table stay finite
     static float value(uint8_t exponent) {
@@ -151,12 +141,10 @@ struct ExponentScales {
     static void pack(const uint8_t* block, int index, uint8_t* packed, int lane) {
         packed[index * LANES + lane] = block[0];
     }
-    static void load(const uint8_t* packed, float* scales, float*, size_t stride) {
-        for (int j = 0; j < 2; j++) {
-            const ints exponent = load_wide(packed + j * LANES);
-            const ints tiny = splat(0x00200000) << exponent, normal = (exponent - splat(1)) << 23;
-            store(scales + j * stride, (floats)(exponent < splat(2) ? tiny : normal));
-        }
+    static floats scale(const uint8_t* packed, int j) {
+        const ints exponent = load_wide(packed + j * LANES);
+        const ints tiny = splat(0x00200000) << exponent, normal = (exponent - splat(1)) << 23;
+        return (floats)(exponent < splat(2) ? tiny : normal);
     }
 };
 

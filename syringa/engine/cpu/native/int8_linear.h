@@ -102,8 +102,8 @@ inline void quantize_row(const float* x, int inputs, int padded, activation_t* a
                          int32_t* offset) {
     for (int g = 0; g < padded / GROUP; g++) {
         float copy[GROUP];
-        const float* values = group_of(x, inputs, g, copy);
-        const float peak = group_peak(values), inverse = peak > 0.f ? 127.f / peak : 0.f;
+        const float* values = group_of<GROUP>(x, inputs, g, copy);
+        const float peak = group_peak<GROUP>(values), inverse = peak > 0.f ? 127.f / peak : 0.f;
         ints total{};
         for (int i = 0; i < GROUP; i += LANES) {
             const ints q = round_scaled(load(values + i), inverse);

@@ -8,7 +8,7 @@
 
 namespace syringa {
 
-constexpr int GROUP = 64;  // inputs with one activation scale
+constexpr int GROUP = 64;  // inputs with one activation scale, in products with int8 weights
 #if defined(__AVX512F__)
 constexpr int VECTORS = 2, ROWS = 4;  // integer and float accumulators fill the registers
 #else
@@ -34,18 +34,20 @@ struct LinearWeights {
 
 // --- Activations
 
-// The inputs of a group; `copy` holds those of the last one, padded with zeros.
-inline const float* group_of(const float* x, int inputs, int group, float* copy) {
-    const int begin = group * GROUP, length = std::min(GROUP, inputs - begin);
-    if (length == GROUP) return x + begin;
-    std::fill(copy, copy + GROUP, 0.f);
+// The inputs of a group of SIZE; `copy` holds those of the last one, padded with zeros.
+template <int SIZE>
+const float* group_of(const float* x, int inputs, int group, float* copy) {
+    const int begin = group * SIZE, length = std::min(SIZE, inputs - begin);
+    if (length == SIZE) return x + begin;
+    std::fill(copy, copy + SIZE, 0.f);
     std::memcpy(copy, x + begin, sizeof(float) * std::max(length, 0));
     return copy;
 }
 
-inline float group_peak(const float* values) {
+template <int SIZE>
+float group_peak(const float* values) {
     floats peaks{};
-    for (int i = 0; i < GROUP; i += LANES) {
+    for (int i = 0; i < SIZE; i += LANES) {
         floats v = load(values + i);
         peaks = vmax(peaks, vmax(v, -v));
     }

@@ -48,6 +48,15 @@ static inline floats broadcast(const float* p) {
     return splat(*p);
 #endif
 }
+static inline ints broadcast(const int32_t* p) {
+#if defined(__AVX512F__)
+    return (ints)_mm512_set1_epi32(*p);
+#elif defined(__AVX2__)
+    return (ints)_mm256_set1_epi32(*p);
+#else
+    return splat(*p);
+#endif
+}
 
 // bfloat16 is stored as uint16_t.
 static inline floats load(const uint16_t* p) {
@@ -315,6 +324,17 @@ static inline ints dot4(ints acc, const uint8_t* w, const activation_t* a) {
     for (int i = 0; i < LANES; i++)
         acc[i] += w[4 * i] * a[0] + w[4 * i + 2] * a[1] + w[4 * i + 1] * a[2] + w[4 * i + 3] * a[3];
     return acc;
+#endif
+}
+
+// acc[i] += the dot product of the two 16-bit numbers of lane i with the two at `pair`.
+static inline ints dot2(ints acc, ints pairs, const int16_t* pair) {
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)pairs, _mm512_set1_epi32(load_int32(pair)));
+#elif defined(__AVX2__)
+    return acc + (ints)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi32(load_int32(pair)));
+#else
+    return acc + (pairs << 16 >> 16) * splat((int32_t)pair[0]) + (pairs >> 16) * splat((int32_t)pair[1]);
 #endif
 }
 

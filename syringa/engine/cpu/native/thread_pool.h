@@ -5,6 +5,7 @@
 // that an idle engine costs nothing. A descheduled thread never delays a loop it has not entered.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -123,5 +124,18 @@ class ThreadPool {
 };
 
 ThreadPool& pool();
+
+// Distribute rows over the threads in chunks that are worth waking a thread for.
+template <class Body>
+void for_rows(int rows, size_t width, Body&& body) {
+    const int chunk = std::max<int>(1, (int)(16384 / std::max<size_t>(width, 1)));
+    if (rows <= chunk) {
+        for (int r = 0; r < rows; r++) body(r);
+        return;
+    }
+    pool().run((rows + chunk - 1) / chunk, [&](int c) {
+        for (int r = c * chunk; r < std::min(rows, (c + 1) * chunk); r++) body(r);
+    });
+}
 
 }  // namespace syringa

@@ -99,7 +99,7 @@ def batch_invariant_decode_attention(
 ) -> torch.Tensor:
     """`decode_attention` for tokens whose keys and values are already in the cache."""
     _, kv_heads, block, size = keys.shape
-    config = choose_config(size)
+    config = choose_config(size, keys.dtype)
     out = q.new_empty(len(lengths), heads * size) if out is None else out
     _batch_invariant_decode_kernel[(len(lengths), kv_heads)](
         q,

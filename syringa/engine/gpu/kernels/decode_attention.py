@@ -19,6 +19,7 @@ import triton.language as tl
 
 from syringa.engine.gpu.kernels.launch import get_workspace, pdl_launch_dependents, pdl_options, pdl_wait, prefetch_l2
 from syringa.engine.gpu.kernels.prefill_attention import add_sinks, soft_cap
+from syringa.engine.gpu.kernels.rotary import to_cache_dtype
 
 
 class DecodeConfig(NamedTuple):
@@ -46,7 +47,8 @@ def _prefetch_keys(keys_ptr, values_ptr, table, low, high, block_stride, slot_st
     key_position = low + tl.arange(0, 2 * KEYS)
     block = tl.load(table + key_position // BLOCK_SIZE, key_position < high, 0).to(tl.int64)
     kv_offset = block * block_stride + (key_position % BLOCK_SIZE) * slot_stride
-    for line in tl.static_range(0, HEAD_DIM, 64):
+    line_size: tl.constexpr = 1024 // keys_ptr.dtype.element_ty.primitive_bitwidth
+    for line in tl.static_range(0, HEAD_DIM, line_size):
         prefetch_l2(keys_ptr + kv_offset + line, key_position < high, PDL)
         prefetch_l2(values_ptr + kv_offset + line, key_position < high, PDL)
 
@@ -169,7 +171,8 @@ def _decode_kernel(
                 ROTATE,
             )
             q = tl.where(head < group, x, 0.0).to(out_dtype)
-            new_k = tl.sum(tl.where(head == group, x, 0.0), 0)[None, :].to(out_dtype)
+            new_k = to_cache_dtype(tl.sum(tl.where(head == group, x, 0.0), 0)[None, :], keys_ptr)
+            new_v = to_cache_dtype(new_v.to(tl.float32), values_ptr)
             target = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride
             stored = (dim < HEAD_DIM) & is_last_split & (slot >= 0)
             tl.store(keys_ptr + target + dim, new_k, stored)
@@ -185,6 +188,8 @@ def _decode_kernel(
         else:
             q = tl.load(row + (kv_head * group + head) * HEAD_DIM + dim, heads, 0.0)
         n = tl.arange(0, KEYS)
+        if keys_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
+            q = q.to(tl.float16)  # FP8 becomes fp16, exactly, in one instruction, and bf16 in several
         for start in tl.range(low, high, KEYS, num_stages=STAGES):
             key_position = start + n
             visible = key_position < high
@@ -193,7 +198,7 @@ def _decode_kernel(
             block = tl.load(table + key_position // BLOCK_SIZE, key_position < high, 0).to(tl.int64)
             kv_offset = block * block_stride + (key_position % BLOCK_SIZE) * slot_stride
             within = (key_position < high)[:, None] & (dim < HEAD_DIM)
-            k = tl.load(keys_ptr + kv_offset[:, None] + dim, within, 0.0)
+            k = tl.load(keys_ptr + kv_offset[:, None] + dim, within, 0.0).to(q.dtype)
             scores = tl.dot(q, tl.trans(k))
             if SOFTCAP > 0:
                 scores = soft_cap(scores, qk_scale, SOFTCAP)
@@ -204,8 +209,8 @@ def _decode_kernel(
             weights = tl.exp2(scores - safe_max[:, None])
             rescale = tl.exp2(running_max - safe_max)
             running_sum = running_sum * rescale + tl.sum(weights, 1)
-            v = tl.load(values_ptr + kv_offset[:, None] + dim, within, 0.0)
-            acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None])
+            v = tl.load(values_ptr + kv_offset[:, None] + dim, within, 0.0).to(q.dtype)
+            acc = tl.dot(weights.to(q.dtype), v, acc * rescale[:, None])
             running_max = new_max
 
         head_index = tl.arange(0, ROWS)
@@ -277,14 +282,15 @@ def decode_attention(
     """Return the attention of the last token of each sequence, `[sequences, heads · size]`.
 
     `q` has one row per sequence: normalized and rotated queries, or with `new` the raw `[q | k | v]` projection.
-    `keys`, `values`: `[blocks, kv_heads, block, size]`, equal strides; `tables`: int32, any width; `lengths`: int32,
-    the new token included. A row of length 0 is padding and yields zeros. `sinks`: a logit per query head that joins
-    the denominator of the softmax. `softcap`: a score s becomes softcap · tanh(s / softcap); 0: none.
+    `keys`, `values`: `[blocks, kv_heads, block, size]`, the dtype of `q` or FP8, equal strides; `tables`: int32, any
+    width; `lengths`: int32, the new token included. A row of length 0 is padding and yields zeros. `sinks`: a logit per
+    query head that joins the denominator of the softmax. `softcap`: a score s becomes softcap · tanh(s / softcap); 0:
+    none.
     """
     _, kv_heads, block, size = keys.shape
     rows = len(lengths)
     out = q.new_empty(rows, heads * size) if out is None else out
-    config = choose_config(rows, kv_heads, size) if config is None else config
+    config = choose_config(rows, kv_heads, size, keys.dtype) if config is None else config
     partials, counters = get_workspace(q.device, rows * config.splits * heads * (size + 2), rows * kv_heads)
     rotary, norms = (new.rotary, new.norms) if new else (None, None)
     _decode_kernel[(rows, kv_heads, config.splits)](
@@ -332,7 +338,7 @@ def decode_attention(
     return out
 
 
-def choose_config(rows: int, kv_heads: int, size: int) -> DecodeConfig:
+def choose_config(rows: int, kv_heads: int, size: int, cache: torch.dtype = torch.bfloat16) -> DecodeConfig:
     """Return the configuration measured best on an H200 (132 multiprocessors, four programs each).
 
     Combining splits costs a few microseconds: worth it for small batches, for larger ones only with long sequences.
@@ -340,8 +346,8 @@ def choose_config(rows: int, kv_heads: int, size: int) -> DecodeConfig:
     programs = rows * kv_heads
     splits = min(16, max(2 if programs <= 1024 else 1, 512 // programs))
     min_keys_per_split = 64 if programs <= 32 else 128
-    return (
-        DecodeConfig(splits, min_keys_per_split)
-        if size <= 128
-        else DecodeConfig(splits, min_keys_per_split, keys=32, warps=8)
-    )
+    if size > 128:
+        return DecodeConfig(splits, min_keys_per_split, keys=32, warps=8)
+    if cache.itemsize == 1:
+        return DecodeConfig(splits, min_keys_per_split, keys=128, registers=168)
+    return DecodeConfig(splits, min_keys_per_split)

@@ -44,6 +44,8 @@ def attend_keys(
 ):  # fmt: skip
     """Accumulate the keys from `low` up to `high`. Without `CAUSAL` all of them precede all rows."""
     n = tl.arange(0, KEYS)
+    if keys_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
+        q = q.to(tl.float16)  # FP8 becomes fp16, exactly, in one instruction, and bf16 in several
     for start in tl.range(low, high, KEYS, num_stages=STAGES):
         key_position = start + n
         if CAUSAL:
@@ -57,7 +59,7 @@ def attend_keys(
             k = tl.load(keys_ptr + kv_offset)
         else:
             k = tl.load(keys_ptr + kv_offset, dim < HEAD_DIM, 0.0)
-        scores = tl.dot(q, tl.trans(k))
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)))
         if SOFTCAP > 0:
             scores = soft_cap(scores, qk_scale, SOFTCAP)
         if CAUSAL:
@@ -79,7 +81,7 @@ def attend_keys(
             v = tl.load(values_ptr + kv_offset)
         else:
             v = tl.load(values_ptr + kv_offset, dim < HEAD_DIM, 0.0)
-        acc = tl.dot(weights.to(v.dtype), v, acc)
+        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc)
         running_max = new_max
     return running_max, running_sum, acc
 
@@ -194,11 +196,12 @@ def prefill_attention(
 
     `q`: rows that begin with normalized and rotated queries. Sequence s has the rows `starts[s]` up to `starts[s + 1]`,
     at positions from `first[s]` on. `tiles`: `query_tiles` for the configured rows, on the device; `starts`, `first`,
-    `tables`: int32. `keys`, `values`: `[blocks, kv_heads, block, size]`, equal strides. `sinks`: a logit per head that
-    joins the denominator of the softmax. `softcap`: a score s becomes softcap · tanh(s / softcap); 0: none.
+    `tables`: int32. `keys`, `values`: `[blocks, kv_heads, block, size]`, the dtype of `q` or FP8, equal strides.
+    `sinks`: a logit per head that joins the denominator of the softmax. `softcap`: a score s becomes
+    softcap · tanh(s / softcap); 0: none.
     """
     _, kv_heads, block, size = keys.shape
-    config = choose_config(size) if config is None else config
+    config = choose_config(size, keys.dtype) if config is None else config
     out = q.new_empty(len(q), heads * size) if out is None else out
     _prefill_kernel[(heads, len(tiles))](
         q,
@@ -234,6 +237,8 @@ def prefill_attention(
     return out
 
 
-def choose_config(size: int) -> PrefillConfig:
-    """Return the configuration measured best on an H200. The rows per tile do not depend on the head size."""
-    return PrefillConfig() if size <= 128 else PrefillConfig(warps=8, stages=3)
+def choose_config(size: int, cache: torch.dtype = torch.bfloat16) -> PrefillConfig:
+    """Return the configuration measured best on an H200. The rows per tile do not depend on the arguments."""
+    if size > 128:
+        return PrefillConfig(warps=8, stages=3)
+    return PrefillConfig(keys=64, stages=4) if cache.itemsize == 1 else PrefillConfig()

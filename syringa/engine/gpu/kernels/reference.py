@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from syringa.engine.gpu.cache import store_tokens
 from syringa.engine.models.config import ClampedSwiglu
 
 NO_TOKEN = -1
@@ -60,8 +61,8 @@ def rotate_and_store(
     rows[:, :heads] = q.to(qkv.dtype)
     real = slots >= 0
     at = slots[real].long()
-    keys[at // block, :, at % block] = k[real].to(keys.dtype)
-    values[at // block, :, at % block] = v[real].to(values.dtype)
+    store_tokens(keys, at // block, at % block, k[real])
+    store_tokens(values, at // block, at % block, v[real])
 
 
 def paged_attention(

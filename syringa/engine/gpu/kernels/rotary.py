@@ -11,6 +11,14 @@ from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options
 
 
 @triton.jit
+def to_cache_dtype(x, cache_ptr):
+    """Convert fp32 values to the dtype of the cache. FP8 saturates: larger values would become NaN."""
+    if cache_ptr.dtype.element_ty == tl.float8e4nv:
+        x = tl.minimum(tl.maximum(x, -448.0), 448.0)
+    return x.to(cache_ptr.dtype.element_ty)
+
+
+@triton.jit
 def _rotary_kernel(
     qkv_ptr,
     positions_ptr,
@@ -79,14 +87,17 @@ def _rotary_kernel(
     kv_offset = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride
     key = keys_ptr + kv_offset + (head - HEADS) * head_stride
     value = values_ptr + kv_offset + (head - HEADS - KV_HEADS) * head_stride
-    target = tl.where(is_q, source, tl.where(is_k, key, value))
+    cached = tl.where(is_k, key, value)
     # A negative slot is padding: neither its key nor its value is stored.
-    stored = is_q | (slot >= 0)
+    stored = (head >= HEADS) & (slot >= 0)
     kind = qkv_ptr.dtype.element_ty
-    tl.store(target + at, a.to(kind), half_mask & stored)
-    tl.store(target + ROTARY_HALF + at, b.to(kind), half_mask & stored)
+    tl.store(source + at, a.to(kind), half_mask & is_q)
+    tl.store(source + ROTARY_HALF + at, b.to(kind), half_mask & is_q)
+    tl.store(cached + at, to_cache_dtype(a, keys_ptr), half_mask & stored)
+    tl.store(cached + ROTARY_HALF + at, to_cache_dtype(b, keys_ptr), half_mask & stored)
     if 2 * ROTARY_HALF < HEAD_DIM:
-        tl.store(target + rest_at, c.to(kind), rest_mask & stored)
+        tl.store(source + rest_at, c.to(kind), rest_mask & is_q)
+        tl.store(cached + rest_at, to_cache_dtype(c, keys_ptr), rest_mask & stored)
 
 
 def rotate_and_store(
@@ -104,8 +115,9 @@ def rotate_and_store(
 ) -> None:
     """Normalize and rotate q and k of `[q | k | v]` rows: q in place, k and v into their cache slots.
 
-    `keys`, `values`: `[blocks, kv_heads, block, size]`, equal dtype and strides; `rotary`: cosines and sines,
-    `[positions, rotary dimension / 2]`, fp32; `norms`: the weights for q and k, fp32. A negative slot is padding.
+    `keys`, `values`: `[blocks, kv_heads, block, size]`, equal dtype (that of `qkv`, or FP8) and strides; `rotary`:
+    cosines and sines, `[positions, rotary dimension / 2]`, fp32; `norms`: the weights for q and k, fp32. A negative
+    slot is padding.
     """
     _, kv_heads, block, size = keys.shape
     half = rotary[0].shape[1] if rotary else size // 2

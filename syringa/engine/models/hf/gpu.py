@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from syringa.engine.gpu.cache import GpuCache, GpuCacheShape
+from syringa.engine.gpu.cache import FP8, GpuCache, GpuCacheShape, store_tokens
 from syringa.engine.gpu.cuda_graphs import CudaGraphRunner
 from syringa.engine.gpu.decoder import ModelInput, PrefillInput
 from syringa.engine.gpu.model import GpuModel
@@ -127,8 +127,8 @@ class GpuPagedAttention:
         keys = _view(keys, shape.kv_heads, shape.key_size)
         values = _view(values, shape.kv_heads, shape.value_size)
         k, v = (call.k, call.v) if self.writers is None else (call.k[self.writers], call.v[self.writers])
-        keys[self.blocks, :, self.offsets] = k.to(keys.dtype)
-        values[self.blocks, :, self.offsets] = v.to(values.dtype)
+        store_tokens(keys, self.blocks, self.offsets, k)
+        store_tokens(values, self.blocks, self.offsets, v)
         if _kernels_support(shape):
             out = self._attend_with_kernels(call, shape, keys, values)
         else:
@@ -142,7 +142,7 @@ class GpuPagedAttention:
         self, call: AttentionCall, shape: LayerShape, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         rows, prefill, num_decodes = self.rows, self.rows.prefill, len(self.rows.lengths)
-        q = call.q.to(keys.dtype).flatten(1)
+        q = call.q.to(call.k.dtype if keys.dtype == FP8 else keys.dtype).flatten(1)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         if num_decodes:
             self.ops.decode_attention(

@@ -1,0 +1,360 @@
+"""The replicas of a cluster, as the controller sees them: what the bridge reports, and what was asked of it since.
+
+The bridge is a process of its own, which may end at any time. While it is away the last report stands: the replicas do
+not depend on it, and API servers go on using them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from syringa.engine.client import protocol
+from syringa.engine.interface import ReplicaState, ReplicaStatus
+from syringa.engine.processes.control import MessageConnection
+from syringa.engine.processes.worker_process import DRAIN_MARGIN_SECONDS, UNLOAD_SECONDS
+from syringa.fleet.bridge_protocol import (
+    FleetReport,
+    FromBridge,
+    KillReplica,
+    LaunchReplica,
+    ReleaseNode,
+    ReplicaPhase,
+    ReplicaReport,
+    RetireReplica,
+    initial_report,
+)
+from syringa.fleet.provider import EventKind, Node, Replica, ReplicaCondition, ReplicaEvent
+
+logger = logging.getLogger("syringa.supervisor")
+
+LAUNCH_SECONDS = 15.0  # after which a replica that is in no report was not started
+MISSING_SECONDS = 2.0  # after which a replica that is no longer in a report has ended
+# What a draining replica may take beyond its grace period before it is killed.
+RETIRE_MARGIN_SECONDS = DRAIN_MARGIN_SECONDS + UNLOAD_SECONDS + 10.0
+KILL_SECONDS = 10.0  # after which it is asked for again
+SCHEDULED_RELEASE_SECONDS = 60.0  # for a node that is drained without a grace period of its own
+NOT_CONNECTED = "the bridge to the cluster is being started"
+
+_CONDITIONS: dict[ReplicaPhase, ReplicaCondition] = {
+    "queued": "queued",
+    "fetching": "fetching",
+    "loading": "starting",
+    "ready": "ready",
+    "hanging": "hanging",
+    "draining": "draining",
+}
+SERVING: tuple[ReplicaPhase, ...] = ("ready", "hanging", "draining")
+
+
+class EndedReplica(NamedTuple):
+    """The last report of a replica."""
+
+    report: ReplicaReport
+    known: bool  # whether this process knew it when it was running
+    was_ready: bool
+    lost: bool  # with its node, or in an unknown way
+
+
+class ClusterReplica:
+    """A replica that has not ended: its last report, and what was asked of it since."""
+
+    def __init__(self, report: ReplicaReport, now: float, launch: LaunchReplica | None = None) -> None:
+        """`launch`: how it was started, until it is in a report."""
+        self.report, self.launch, self.launched_at = report, launch, now
+        self.missing_since: float | None = None
+        self.retired_at: float | None = None
+        self.grace = 0.0
+        self.kill_at = 0.0
+
+    @property
+    def id(self) -> str:
+        return self.report.id
+
+    @property
+    def phase(self) -> ReplicaPhase:
+        return "draining" if self.retired_at is not None else self.report.phase
+
+    @property
+    def usable(self) -> bool:
+        """Whether it serves requests or is about to."""
+        return self.phase != "draining"
+
+    def state(self) -> ReplicaState:
+        report, status = self.report, self.phase
+        serving = report.phase in SERVING and bool(report.address)
+        found: ReplicaStatus = status
+        return ReplicaState(
+            report.id,
+            found,
+            address=report.address if serving else "",
+            node=report.node,
+            fingerprint=report.fingerprint if serving else "",
+            reason=report.reason,
+            grace=(self.grace if self.retired_at is not None else report.grace) if status == "draining" else 0.0,
+        )
+
+    def observe(self) -> Replica:
+        report, stats = self.report, self.report.stats
+        idle = 0.0
+        if stats is not None and not (stats.running or stats.waiting) and self.phase == "ready":
+            idle = stats.idle_seconds
+        return Replica(
+            id=report.id,
+            model=report.model,
+            node=report.node,
+            condition=_CONDITIONS[self.phase],
+            running=stats.running if stats is not None else 0,
+            waiting=stats.waiting - stats.preparing if stats is not None else 0,
+            idle_seconds=idle,
+            started_at=report.started_at,
+            address=report.address,
+            fingerprint=report.fingerprint,
+            reason=report.reason,
+        )
+
+
+class BridgeProvider:
+    """A `ReplicaProvider` over the bridge. Call `tick` often."""
+
+    def __init__(
+        self,
+        folder: str,
+        selector: selectors.BaseSelector,
+        launch: Callable[[str, str], LaunchReplica],
+        adopts: Callable[[ReplicaReport], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`launch` describes a new replica of a model on a node; `adopts` says whether an unknown one is taken over."""
+        self.connected = False  # whether the last report is that of now
+        self.reason = NOT_CONNECTED  # why not
+        self.running: dict[str, ClusterReplica] = {}
+        self.revision = 0  # changes with every report, and when a replica is started or stopped
+        self.unknown: dict[str, tuple[ReplicaReport, float]] = {}  # that are not taken over, and since when
+        self._launch, self._adopts, self._clock, self._selector = launch, adopts, clock, selector
+        self._listener = protocol.listen(str(Path(folder) / "bridge.sock"))
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._connection: MessageConnection[FromBridge] | None = None
+        self._by_model: dict[str, dict[str, ClusterReplica]] = {}  # those of `running`
+        self._nodes: list[Node] = []
+        self._draining: dict[str, float | None] = {}  # nodes that an operator drains, with their grace periods
+        self._gone: set[str] = set()  # replicas in the report whose end was noticed
+        self._events: list[ReplicaEvent] = []
+        self._ended: list[EndedReplica] = []
+        self._hung: list[str] = []
+
+    @property
+    def path(self) -> str:
+        """The socket to which the bridge connects."""
+        return str(self._listener.getsockname())
+
+    def tick(self) -> None:
+        """Read what the bridge has reported, and kill what does not end."""
+        now = self._clock()
+        self._accept()
+        connection = self._connection
+        if connection is not None:
+            connection.flush()
+            for report in connection.receive():
+                self._apply(report, now)
+            if not connection.open:
+                logger.warning("bridge to the cluster is gone: replicas go on serving")
+                self._connection, self.connected, self.reason = None, False, NOT_CONNECTED
+                self.revision += 1
+        for replica in self.running.values():
+            if replica.retired_at is not None and now > replica.kill_at:
+                replica.kill_at = now + KILL_SECONDS
+                self._send(KillReplica(replica.id))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.flush()
+            self._connection.close()
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self._listener)
+        self._listener.close()
+
+    # The interface of the controller
+
+    def nodes(self) -> Sequence[Node]:
+        return [
+            dataclasses.replace(node, condition="draining", drain_grace=self._draining[node.name])
+            if node.name in self._draining and node.condition == "ready"
+            else node
+            for node in self._nodes
+        ]
+
+    def replicas(self) -> Sequence[Replica]:
+        return [each.observe() for each in self.running.values()]
+
+    def start(self, model: str, node: str) -> str:
+        launch = self._launch(model, node)
+        self._add(ClusterReplica(initial_report(launch), self._clock(), launch))
+        self._send(launch)
+        return launch.id
+
+    def stop(self, replica: str, grace: float) -> None:
+        found = self.running.get(replica)
+        if found is None:
+            return
+        now = self._clock()
+        if found.retired_at is not None and found.kill_at <= now + grace + RETIRE_MARGIN_SECONDS:
+            return
+        found.retired_at, found.grace, found.kill_at = now, grace, now + grace + RETIRE_MARGIN_SECONDS
+        self.revision += 1
+        self._send(RetireReplica(replica, grace))
+
+    def events(self) -> Sequence[ReplicaEvent]:
+        events, self._events = self._events, []
+        return events
+
+    # What the manager needs
+
+    def of_model(self, key: str) -> list[ClusterReplica]:
+        return list(self._by_model.get(key, {}).values())
+
+    def node(self, name: str) -> Node | None:
+        return next((node for node in self._nodes if node.name == name), None)
+
+    def take_ended(self) -> list[EndedReplica]:
+        """Return the replicas that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def take_hung(self) -> list[str]:
+        """Return the keys of models of which a replica has begun to hang since the last call."""
+        hung, self._hung = self._hung, []
+        return hung
+
+    def drain_node(self, name: str, grace: float | None) -> None:
+        """Take a node out of use: the controller ends its replicas, and the cluster places nothing on it."""
+        if self.node(name) is not None:
+            self._draining[name] = grace
+            self._send(ReleaseNode(name, SCHEDULED_RELEASE_SECONDS if grace is None else grace))
+
+    def retire_unknown(self, since: float, grace: float) -> None:
+        """End the replicas that no model has taken over since then."""
+        for id, (report, seen_at) in list(self.unknown.items()):
+            if seen_at <= since and report.phase != "draining":
+                logger.info("replica of no known model is stopped: replica=%s node=%s", id, report.node)
+                self.unknown[id] = (report, self._clock())  # asked for again if it does not end
+                self._send(RetireReplica(id, grace))
+
+    def kill_all(self) -> None:
+        for id in self.running:
+            self._send(KillReplica(id))
+
+    # Reports
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                accepted, _ = self._listener.accept()
+                if self._connection is not None:
+                    self._connection.close()
+                decoder: protocol.FrameDecoder[FromBridge] = protocol.FrameDecoder(msgspec.msgpack.Decoder(FromBridge))
+                self._connection = MessageConnection(accepted, decoder, self._selector)
+                self.connected = False  # until it has reported
+                self._repeat()
+
+    def _repeat(self) -> None:
+        """Ask a new bridge for what the last one may not have done."""
+        for replica in self.running.values():
+            if replica.launch is not None:
+                replica.launched_at = self._clock()
+                self._send(replica.launch)
+            if replica.retired_at is not None:
+                left = replica.retired_at + replica.grace - self._clock()
+                self._send(RetireReplica(replica.id, max(0.0, left)))
+        for name, grace in self._draining.items():
+            self._send(ReleaseNode(name, SCHEDULED_RELEASE_SECONDS if grace is None else grace))
+
+    def _send(self, message: msgspec.Struct) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
+
+    def _add(self, replica: ClusterReplica) -> None:
+        self.running[replica.id] = replica
+        self._by_model.setdefault(replica.report.model, {})[replica.id] = replica
+        self.revision += 1
+
+    def _apply(self, report: FleetReport, now: float) -> None:
+        self.revision += 1
+        if not report.connected:
+            if self.connected or self.reason != report.reason:
+                logger.warning("cluster cannot be reached: reason=%r", report.reason)
+            self.connected, self.reason = False, report.reason
+            return
+        self.connected, self.reason = True, ""
+        self._nodes = report.nodes
+        present = {node.name for node in report.nodes if node.condition != "lost"}
+        self._draining = {name: grace for name, grace in self._draining.items() if name in present}
+        reported = {each.id for each in report.replicas}
+        self._gone &= reported
+        self.unknown = {id: each for id, each in self.unknown.items() if id in reported}
+        for each in report.replicas:
+            if each.phase == "ended":
+                self._end(each, lost=False)
+            elif each.node not in present:
+                self._end(_lost(each, f"its node {each.node} is lost"), lost=True)
+            else:
+                self._update(each, now)
+        for id in self.running.keys() - reported:
+            self._notice_missing(self.running[id], now)
+
+    def _update(self, report: ReplicaReport, now: float) -> None:
+        replica = self.running.get(report.id)
+        if replica is None:
+            self._gone.discard(report.id)  # its node is there again
+            if not self._adopts(report):
+                self.unknown[report.id] = (report, self.unknown.get(report.id, (report, now))[1])
+                return
+            logger.info("replica is taken over: model=%s replica=%s node=%s", report.name, report.id, report.node)
+            self.unknown.pop(report.id, None)
+            self._add(ClusterReplica(report, now))
+            return
+        before, replica.report = replica.report, report
+        replica.launch = replica.missing_since = None
+        if report.hangs > before.hangs:
+            self._hung += [report.model] * (report.hangs - before.hangs)
+        if report.phase == "ready" and before.phase not in SERVING:
+            self._events.append(ReplicaEvent("ready", report.id, report.model, node=report.node))
+
+    def _notice_missing(self, replica: ClusterReplica, now: float) -> None:
+        if replica.launch is not None:
+            if now - replica.launched_at > LAUNCH_SECONDS:
+                self._send(KillReplica(replica.id))
+                self._end(_lost(replica.report, "the cluster has not started it"), lost=True)
+            return
+        replica.missing_since = now if replica.missing_since is None else replica.missing_since
+        if now - replica.missing_since >= MISSING_SECONDS:
+            self._end(_lost(replica.report, "the cluster no longer knows it"), lost=True)
+
+    def _end(self, report: ReplicaReport, *, lost: bool) -> None:
+        if report.id in self._gone:
+            return
+        self._gone.add(report.id)
+        self.unknown.pop(report.id, None)
+        replica = self.running.pop(report.id, None)
+        was_ready = replica is not None and replica.report.phase in SERVING
+        if replica is not None:
+            del self._by_model[report.model][report.id]
+            failed = report.failed and replica.retired_at is None
+            report = msgspec.structs.replace(report, failed=failed)
+            kind: EventKind = "failed" if failed else "ended"
+            self._events.append(ReplicaEvent(kind, report.id, report.model, reason=report.reason, node=report.node))
+        self._ended.append(EndedReplica(report, replica is not None, was_ready or report.crashed, lost))
+
+
+def _lost(report: ReplicaReport, reason: str) -> ReplicaReport:
+    """Return the last report of a replica that has not reported its end."""
+    return msgspec.structs.replace(report, phase="ended", failed=True, reason=reason, stats=None, address="")

@@ -1,0 +1,303 @@
+"""The models of a server whose replicas run on the nodes of a cluster.
+
+Where and how many replicas run is decided by the controller (`syringa.fleet`), started and watched by the bridge and
+the hosts on the nodes. This manager says which models are wanted, tells the API servers where their replicas are, and
+remembers which requests crashed them. Runs in the supervisor's only thread, and never blocks but in `stop`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from syringa.cluster import served_models
+from syringa.config import Config, model_specs
+from syringa.engine.processes.bridge_provider import BridgeProvider, ClusterReplica, EndedReplica
+from syringa.engine.processes.control import AcquireModel, SupervisorReport, acquire_request, worker_key
+from syringa.engine.processes.fleet_model import FleetModel
+from syringa.engine.worker.options import WorkerOptions
+from syringa.fleet.bridge_protocol import LaunchReplica, ReplicaReport
+from syringa.fleet.controller import Controller, ModelTarget
+from syringa.fleet.decisions import SCALE_DOWN_GRACE
+from syringa.fleet.overrides import PoolOverrides
+from syringa.fleet.pools import selects
+from syringa.fleet.status import FleetStatus
+from syringa.version import installed_version
+
+logger = logging.getLogger("syringa.supervisor")
+
+OVERRIDES_FILE = "pools.json"  # in the cluster's folder: what operators have opened and closed
+UNKNOWN_SECONDS = 30.0  # after which a replica of a model that no API server has asked for is ended
+MAX_FAILED_STARTS = 2  # in a row, before the failure is reported
+UPDATE_SECONDS = 0.5  # between two looks at a provider that has nothing new
+KILL_SECONDS = 2.0  # for replicas to end that are killed when the server stops
+POLL_SECONDS = 0.05
+
+RESTARTING = "the model worker has ended and is being started again"
+OTHER_SERVER = "another server decides on the replicas of this cluster, and none of this model are running"
+
+
+class FleetManager:
+    """A `ReplicaManager` of a cluster."""
+
+    def __init__(
+        self,
+        folder: str,
+        config: Config,
+        selector: selectors.BaseSelector,
+        publish: Callable[[SupervisorReport], None],
+        *,
+        holds_lease: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`publish` is called with every change; `holds_lease` says whether this server decides on replicas."""
+        self._config, self._publish = config, publish
+        self._holds_lease, self._clock, self._wall = holds_lease, clock, wall
+        self.models_file = str(Path(folder) / "served_models.json")  # read by the cluster's server
+        self._served: set[str] | None = None  # what the file names
+        self._revision, self._next_at = -1, 0.0  # of the provider when it was last looked at, and when to look again
+        self._version = installed_version()
+        self._models: dict[str, FleetModel] = {}
+        self.provider = BridgeProvider(folder, selector, self._launch, self._adopts, clock=clock)
+        overrides = PoolOverrides(Path(config.cluster_dir) / OVERRIDES_FILE if config.cluster_dir else None)
+        self.controller = Controller(
+            self.provider,
+            self._targets,
+            clock,
+            self._may_decide,
+            pools=config.pools,
+            overrides=overrides,
+            wall=wall,
+        )
+        for spec in model_specs(config):  # so that their replicas are taken over
+            request = acquire_request(spec, config)
+            self._model(request.options).configure(msgspec.structs.replace(request, restart=False))
+
+    # What API servers and operators ask for
+
+    def acquire(self, request: AcquireModel, planned_free: int = 0) -> FleetModel:
+        now = self._clock()
+        model = self._model(request.options)
+        model.configure(request)
+        if not request.opportunistic:
+            model.requested_at = now
+        if model.restart or not request.opportunistic:
+            if model.failure and now >= model.retry_at:
+                model.failure = ""
+            model.wanted = True
+        self._publish_change(model)
+        return model
+
+    def release(self, key: str) -> None:
+        if model := self._models.get(key):
+            model.released, model.restart, model.wanted = True, False, False
+
+    def drain(self, id: str, grace: float) -> bool:
+        replica = self.provider.running.get(id)
+        if replica is None or not replica.usable:
+            return False
+        logger.info("replica is drained: replica=%s grace=%g", id, grace)
+        self.provider.stop(id, grace)
+        self._publish_changes()
+        return True
+
+    def drain_node(self, name: str, grace: float | None) -> None:
+        self.provider.drain_node(name, grace)
+
+    def set_pool(self, name: str, open: bool | None) -> None:
+        self.controller.set_pool(name, open)
+
+    def fleet_status(self) -> FleetStatus:
+        return self.controller.status()
+
+    def clear_suspect(self, key: str, fingerprint: bytes) -> None:
+        model = self._models.get(key)
+        if model is not None and model.suspects.clear(fingerprint):
+            self._publish(model.suspects_message())
+
+    def reports(self) -> list[SupervisorReport]:
+        suspects = [model.suspects_message() for model in self._models.values()]
+        return [*(each for each in suspects if each.levels), *(model.state() for model in self._models.values())]
+
+    def processes(self) -> dict[str, int]:
+        return {}
+
+    def tick(self) -> None:
+        """Read reports, account for what has ended, unload idle models, and publish what has changed."""
+        self.provider.tick()
+        now = self._clock()
+        if self.provider.revision == self._revision and now < self._next_at:
+            return
+        self._next_at = now + UPDATE_SECONDS
+        for key in self.provider.take_hung():
+            if model := self._models.get(key):
+                model.hangs += 1
+        for ended in self.provider.take_ended():
+            self._account(ended)
+        if self._may_decide():
+            self.provider.retire_unknown(now - UNKNOWN_SECONDS, SCALE_DOWN_GRACE)
+        for model in list(self._models.values()):
+            self._update(model, now)
+        self._revision = self.provider.revision
+        self._publish_files()
+        self._publish_changes()
+
+    def stop(self, grace: float) -> None:
+        """End the replicas, unless they are to be kept or belong to another server. Wait until they have ended."""
+        if self._holds_lease() and not self._config.cluster_keep_replicas:
+            for id in list(self.provider.running):
+                self.provider.stop(id, 0.0)
+            self._wait_until_ended(grace)
+            self.provider.kill_all()
+            self._wait_until_ended(KILL_SECONDS)
+        self.provider.close()
+
+    def _wait_until_ended(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.provider.running and self.provider.connected and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            self.provider.tick()
+
+    # Models
+
+    def _model(self, options: WorkerOptions) -> FleetModel:
+        key = worker_key(options)
+        model = self._models.get(key)
+        if model is None:
+            model = self._models[key] = FleetModel(key, options, self.provider, self._clock)
+        return model
+
+    def _update(self, model: FleetModel, now: float) -> None:
+        replicas = model.replicas
+        ready = [each for each in replicas if each.phase == "ready"]
+        for replica in ready:
+            model.info = replica.report.info or model.info
+        if ready:
+            model.failed_starts, model.failure = 0, ""
+        elif model.failure and model.restart and model.retryable and now >= model.retry_at:
+            model.failure = ""
+        model.wait_reason = self._wait_reason(model)
+        if model.suspects.expire():
+            self._publish(model.suspects_message())
+        if self._may_decide():
+            self._unload(model, replicas, now)
+        if model.released and not replicas:
+            self._publish(model.state())
+            del self._models[model.key]
+
+    def _unload(self, model: FleetModel, replicas: Sequence[ClusterReplica], now: float) -> None:
+        """End the replicas of a model that is idle or no longer configured, and give up one that cannot be had."""
+        usable = [each for each in replicas if each.usable]
+        observed = [each.observe() for each in usable]
+        waited = now - model.requested_at
+        if model.released:
+            leaves = not any(each.running or each.waiting for each in observed)
+        elif model.restart:
+            leaves = False
+        elif all(each.condition == "queued" for each in observed):
+            leaves = 0 < self._patience <= waited  # the requests have timed out
+        elif all(each.condition == "ready" for each in observed):
+            idle = min(each.idle_seconds for each in observed)
+            leaves = 0 < model.idle_timeout <= min(idle, waited)
+        else:
+            leaves = False
+        if leaves:
+            model.wanted = False
+            for each in usable:
+                logger.info("model is unloaded: model=%s replica=%s", model.name, each.id)
+                self.provider.stop(each.id, SCALE_DOWN_GRACE)
+
+    @property
+    def _patience(self) -> float:
+        """The seconds that a request waits for its model."""
+        return self._config.queue_timeout or self._config.load_timeout
+
+    def _wait_reason(self, model: FleetModel) -> str:
+        if not self.provider.connected:
+            return f"the cluster cannot be reached: {self.provider.reason}"
+        if not self._holds_lease():
+            return OTHER_SERVER
+        return self.controller.shortages.get(model.key, RESTARTING if model.failed_starts or model.crashes else "")
+
+    def _account(self, ended: EndedReplica) -> None:
+        """Remember the requests that a crashed replica computed, and why one could not be started."""
+        report = ended.report
+        model = self._models.get(report.model)
+        if model is None:
+            return
+        if report.failed or report.crashed:
+            where = f"model={model.name} replica={report.id} node={report.node}"
+            logger.error("replica has ended: %s reason=%r", where, report.reason)
+        if report.crashed:
+            model.crashes += 1
+            if report.suspects:
+                model.suspects.record_crash(report.suspects)
+                self._publish(model.suspects_message())
+        if report.failed and ended.known and not ended.was_ready and not ended.lost:
+            model.failed_starts += 1
+            if not report.retryable or model.failed_starts >= MAX_FAILED_STARTS:
+                model.failure, model.retryable = report.reason, report.retryable
+                model.back_off(self._clock())
+
+    def _publish_files(self) -> None:
+        """Name the models whose files nodes may fetch."""
+        served = {model.options.model for model in self._models.values()}
+        if served != self._served:
+            served_models.publish(Path(self.models_file), served)
+            self._served = served
+
+    def _publish_changes(self) -> None:
+        for model in self._models.values():
+            self._publish_change(model)
+
+    def _publish_change(self, model: FleetModel) -> None:
+        state = model.state()
+        if state != model.published:
+            model.published = state
+            self._publish(state)
+
+    # What the controller and the provider ask for
+
+    def _targets(self) -> list[ModelTarget]:
+        return [model.target() for model in self._models.values()]
+
+    def _may_decide(self) -> bool:
+        return self.provider.connected and self._holds_lease()
+
+    def _launch(self, key: str, node_name: str) -> LaunchReplica:
+        """Describe a new replica. Its options name no file of this machine but the model's, which the node fetches."""
+        model, node = self._models[key], self.provider.node(node_name)
+        needs = model.target().needs
+        pool = None
+        if node is not None:
+            pool = next((each for each in self._config.pools if selects(each, node.labels)), None)
+        options = msgspec.structs.replace(model.options, socket="", listen="", tls=None)
+        return LaunchReplica(
+            f"{model.short_name}-{secrets.token_hex(3)}",
+            key,
+            node_name,
+            msgspec.json.encode(options),
+            gpus=needs.gpus_on(node) if node is not None else 0,
+            cpus=needs.cpus,
+            pool=pool.name if pool is not None else "",
+            cache_bytes=int(pool.cache.capacity * 2**30) if pool is not None else 0,
+            started_at=self._wall(),
+            name=model.name,
+            heartbeat_timeout=self._config.heartbeat_timeout,
+            step_timeout=self._config.step_timeout,
+            version=self._version,
+        )
+
+    def _adopts(self, report: ReplicaReport) -> bool:
+        model = self._models.get(report.model)
+        if model is None or report.version != self._version:
+            return False
+        model.wanted = model.wanted or not model.released
+        return True

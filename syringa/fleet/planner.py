@@ -1,0 +1,392 @@
+"""The decisions of the controller, a pure function of a snapshot: it needs neither processes nor a clock.
+
+The work is proportional to the number of nodes and replicas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from syringa.fleet.decisions import (
+    MOVE_AFTER_SECONDS,
+    MOVE_BEFORE_SECONDS,
+    SCALE_DOWN_GRACE,
+    SCALE_DOWN_SECONDS,
+    SCALE_UP_SECONDS,
+    Decision,
+    FleetSnapshot,
+    ModelHistory,
+    ModelTarget,
+    NodeHistory,
+    Plan,
+    PoolHistory,
+    Reclaim,
+    StartCause,
+    StartReplica,
+    StopCause,
+    StopReplica,
+    backoff,
+    is_offered,
+    pool_rooms,
+    recent_failures,
+    reclaim_reason,
+)
+from syringa.fleet.placement import NodeRoom, PoolRoom, ReplicaNeeds, in_preference
+from syringa.fleet.provider import Node, Replica
+
+_NO_NODE_HISTORY, _NO_HISTORY, _NO_NEEDS = NodeHistory(), ModelHistory(), ReplicaNeeds()
+
+
+def decide(snapshot: FleetSnapshot) -> list[Decision]:
+    """Return what is to be started and stopped."""
+    return plan(snapshot).decisions
+
+
+def plan(snapshot: FleetSnapshot) -> Plan:
+    """Return what is to be started and stopped, and which models have no room.
+
+    1. Replicas leave nodes and pools that may not be used any more, the last that came first.
+    2. Missing replicas are started: first those of models that have none, then those below the minimum, then those for
+       which requests wait. Where there is no room for the former two, replicas above the minimum of other models give
+       way. For waiting requests, the replicas of a model are doubled at most.
+    3. Replicas that are not needed any more are stopped.
+    4. Replicas move to pools that their models prefer, one at a time for each model.
+    """
+    return _Planner(snapshot).run()
+
+
+class _Want(NamedTuple):
+    """A replica that is missing. Wants are served in their order."""
+
+    tier: int  # 0: its model has none, 1: below the minimum, 2: requests wait
+    order: int
+    model: ModelTarget
+    reason: str
+    cause: StartCause
+
+
+class _Planner:
+    def __init__(self, snapshot: FleetSnapshot) -> None:
+        self._snapshot, self._now = snapshot, snapshot.now
+        self._decisions: list[Decision] = []
+        self._shortages: dict[str, str] = {}
+        self._pools = pool_rooms(snapshot)
+        self._by_name = {pool.spec.name: pool for pool in self._pools}
+        self._by_priority = in_preference(self._pools)
+        self._pool_of: dict[str, PoolRoom | None] = {}  # by name of a node that is not lost
+        self._not_offered: dict[str, Node] = {}
+        self._reclaimed: dict[str, Reclaim] = {}  # by name of a node on which something runs
+        self._rooms: dict[str, NodeRoom] = {}  # of nodes that are offered, and of those
+        self._needs = {model.key: model.needs for model in snapshot.models}
+        self._own: dict[str, list[Replica]] = {model.key: [] for model in snapshot.models}  # without those that leave
+        self._stopped: set[str] = set()
+        self._leaving: Counter[str] = Counter()  # replicas that are about to make room, by pool
+        self._spare: list[Replica] | None = None  # may be stopped for others, see `_spare_replicas`
+        self._ranks: dict[tuple[str, ...], dict[str, int]] = {}  # of pools, by the pools of a model
+        self._excess: dict[str, int] = {}  # how many of them, by key of their model
+
+    def run(self) -> Plan:
+        self._add_nodes()
+        self._add_replicas()
+        for pool in self._pools:
+            self._fit_capacity(pool)
+        starting = self._start_missing()
+        for model in self._snapshot.models:
+            if model.key not in starting:
+                self._stop_unneeded(model)
+        for model in self._snapshot.models:
+            if model.pools and model.active and model.key not in starting:
+                self._move_to_preferred(model)
+        return Plan(self._decisions, self._shortages)
+
+    # What there is
+
+    def _add_nodes(self) -> None:
+        pool_of, histories = self._snapshot.pool_of, self._snapshot.node_history
+        rooms, not_offered, now = self._rooms, self._not_offered, self._now
+        for node in self._snapshot.nodes:
+            if node.condition == "lost":
+                continue
+            name = node.name
+            pool = self._by_name.get(pool_of.get(name, ""))
+            self._pool_of[name] = pool
+            history = histories.get(name, _NO_NODE_HISTORY)
+            if is_offered(node, pool, history, now):
+                assert pool is not None
+                penalty = recent_failures(history, now) if history.failures else 0
+                pool.nodes[name] = rooms[name] = NodeRoom(node, penalty)
+            else:
+                not_offered[name] = node
+            if pool is not None:
+                gpus = node.gpus
+                pool.total_gpus += gpus
+                if not gpus:
+                    pool.total_cpus += node.cpus
+
+    def _add_replicas(self) -> None:
+        """Account for what runs, and stop what may not run where it is. What was on a lost node is not there."""
+        evicted: list[Replica] = []
+        for replica in self._snapshot.replicas:
+            room = self._rooms.get(replica.node) or self._add_reclaimed(replica.node)
+            if room is None:
+                continue
+            gpus, threads = room.take(replica.model, self._needs.get(replica.model, _NO_NEEDS))
+            pool = self._pool_of[replica.node]
+            if pool is not None:
+                pool.used_gpus += gpus
+                pool.used_cpus += threads
+            if replica.condition == "draining":
+                self._note_leaving(replica)
+                continue
+            reclaim = self._reclaimed.get(replica.node)
+            if reclaim is not None and reclaim.cause is not None:
+                evicted.append(replica)
+            elif replica.model in self._own:
+                self._own[replica.model].append(replica)
+        for replica in _newest_first(evicted):
+            reclaim = self._reclaimed[replica.node]
+            assert reclaim.cause is not None
+            self._stop(replica, reclaim.grace, reclaim.reason, reclaim.cause)
+
+    def _add_reclaimed(self, name: str) -> NodeRoom | None:
+        """Find out why a node that is not offered is not, because something runs there."""
+        node = self._not_offered.get(name)
+        if node is None:
+            return None
+        history = self._snapshot.node_history.get(name, _NO_NODE_HISTORY)
+        reclaim = reclaim_reason(node, self._pool_of[name], history, self._now)
+        assert reclaim is not None
+        self._reclaimed[name] = reclaim
+        room = self._rooms[name] = NodeRoom(node)
+        return room
+
+    def _fit_capacity(self, pool: PoolRoom) -> None:
+        """Stop replicas of a pool that uses more than it may, the last that came first."""
+        gpu_limit, cpu_limit = pool.limits
+        gpus, threads = pool.used_gpus - gpu_limit, pool.used_cpus - cpu_limit
+        if gpus <= 0 and threads <= 0:
+            return
+        name = pool.spec.name
+        for replica in self._snapshot.replicas:  # those that leave already make room
+            if (replica.condition == "draining" or replica.id in self._stopped) and self._is_in(replica, pool):
+                gpus -= self._gpus(replica)
+                threads -= self._threads(replica)
+        running = [each for own in self._own.values() for each in own if self._is_in(each, pool)]
+        for replica in _newest_first(running):
+            if gpus <= 0 and threads <= 0:
+                break
+            units, cpus = self._gpus(replica), self._threads(replica)
+            if (gpus > 0 and units) or (threads > 0 and cpus):
+                used = f"{pool.used_gpus} of {gpu_limit:.0f} GPUs" if gpus > 0 else (
+                    f"{pool.used_cpus} of {cpu_limit:.0f} CPU threads"
+                )  # fmt: skip
+                gpus, threads = gpus - units, threads - cpus
+                self._stop(replica, pool.spec.preemption.grace_period, f"pool {name} uses {used}", "capacity")
+        for key, own in self._own.items():
+            self._own[key] = [each for each in own if each.id not in self._stopped]
+
+    # What is missing
+
+    def _start_missing(self) -> set[str]:
+        """Start what is missing. Return the models that need more replicas, whether there was room or not."""
+        wants: list[_Want] = []
+        for order, model in enumerate(self._snapshot.models):
+            self._add_wants(wants, model, order)
+        wants.sort(key=lambda each: each[:2])
+        for want in wants:
+            if want.model.key in self._shortages:
+                continue
+            needs = self._needs[want.model.key]
+            room = self._choose(want.model, self._allowed(want.model))
+            if room is not None:
+                self._decisions.append(StartReplica(want.model.key, room.node.name, want.reason, want.cause))
+            elif want.tier < 2:
+                self._shortages[want.model.key] = self._shortage(want.model, needs)
+                self._make_room(want.model, needs)
+        return {want.model.key for want in wants}
+
+    def _add_wants(self, wants: list[_Want], model: ModelTarget, order: int) -> None:
+        history = self._history(model)
+        if not model.active or self._now < history.failed_at + backoff(history.failures):
+            return
+        own = self._counted(model)
+        if len(own) < model.min_replicas:
+            reason = f"{len(own)} replicas, min={model.min_replicas}"
+            for number in range(len(own), model.min_replicas):
+                turn = number * len(self._snapshot.models) + order  # all models have two before one has three
+                wants.append(_Want(min(number, 1), turn, model, reason, "minimum"))
+            return
+        waits = history.waiting_since is not None and self._now - history.waiting_since >= SCALE_UP_SECONDS
+        if waits:
+            self._add_wants_of_waiting(wants, model, own)
+
+    def _add_wants_of_waiting(self, wants: list[_Want], model: ModelTarget, own: Sequence[Replica]) -> None:
+        """Want as many replicas as the waiting requests would fill like the present ones, of which they are double.
+
+        Replicas that are being started count.
+        """
+        ready = [each for each in own if each.condition == "ready"]
+        waiting, running = sum(each.waiting for each in own), sum(each.running for each in ready)
+        load = max(1.0, running / max(1, len(ready)))  # requests of one replica
+        missing = min(math.ceil(waiting / load), len(ready), model.max_replicas - len(ready)) - (len(own) - len(ready))
+        reason = f"{waiting} requests wait, {len(own)} replicas, max={model.max_replicas}"
+        for number in range(missing):
+            wants.append(_Want(2, round(number * load) - waiting, model, reason, "waiting"))
+
+    def _make_room(self, model: ModelTarget, needs: ReplicaNeeds) -> None:
+        """Stop a replica that its model does not need, for one that has too few, unless another one leaves already."""
+        allowed = [pool for pool in self._allowed(model) if pool.open]
+        for pool in allowed:
+            if self._leaving[pool.spec.name] > 0:
+                self._leaving[pool.spec.name] -= 1
+                return
+        spare = self._spare_replicas()
+        for victim in spare:
+            home, room = self._pool_of[victim.node], self._rooms[victim.node]
+            if home is None or home not in allowed or victim.model == model.key or not self._excess[victim.model]:
+                continue
+            if room.fits_without(self._needs[victim.model], needs):
+                reason = f"model {model.name} has too few replicas and no room"
+                self._stop(victim, home.spec.preemption.grace_period, reason, "preempted")
+                self._excess[victim.model] -= 1
+                spare.remove(victim)
+                return
+
+    def _spare_replicas(self) -> list[Replica]:
+        """Return the replicas of models that have more than their minimum: those of pools with a low priority first,
+        and of these, the last that came."""
+        if self._spare is None:
+            found: list[Replica] = []
+            for model in self._snapshot.models:
+                own = self._counted(model)
+                if len(own) > model.min_replicas:
+                    self._excess[model.key] = len(own) - model.min_replicas
+                    found += own
+            self._spare = sorted(_newest_first(found), key=self._priority)
+        return self._spare
+
+    # What is not needed, or would be better elsewhere
+
+    def _stop_unneeded(self, model: ModelTarget) -> None:
+        if len(self._own[model.key]) <= model.min_replicas:
+            return
+        own = [each for each in self._counted(model) if each.id not in self._stopped]
+        ready = [each for each in own if each.condition == "ready"]
+        if len(ready) <= model.min_replicas or not ready:
+            return
+        above = len(own) > model.max_replicas
+        idle = [each for each in ready if above or each.idle_seconds >= SCALE_DOWN_SECONDS]
+        if not idle:
+            return
+        surplus = max(idle, key=lambda each: (self._rank(model, each), each.idle_seconds))
+        reason = f"idle for {surplus.idle_seconds:.0f} s, {len(own)} replicas, min={model.min_replicas}"
+        if above:
+            reason = f"{len(own)} replicas, max={model.max_replicas}"
+        self._stop(surplus, SCALE_DOWN_GRACE, reason, "surplus" if above else "idle")
+
+    def _move_to_preferred(self, model: ModelTarget) -> None:
+        """Start a replica in a pool that the model prefers, or stop the one whose replacement is ready."""
+        history = self._history(model)
+        own = self._own[model.key]
+        if self._stopped:
+            own = [each for each in own if each.id not in self._stopped]
+        if history.replacement:
+            by_id = {each.id: each for each in own}
+            old, new = by_id.get(history.replaces), by_id.get(history.replacement)
+            enough = len(own) > model.min_replicas
+            if old is not None and new is not None and new.condition == "ready" and enough:
+                pool = self._pool_of[old.node]
+                grace = pool.spec.preemption.grace_period if pool is not None else SCALE_DOWN_GRACE
+                self._stop(old, grace, f"replaced by {new.id} in a preferred pool", "replaced")
+            return
+        if not own or any(each.condition != "ready" for each in own):
+            return
+        if self._now < history.failed_at + backoff(history.failures):
+            return
+        worst = max(own, key=lambda each: (self._rank(model, each), each.idle_seconds))
+        rank = self._rank(model, worst)
+        preferred = [pool for pool in self._allowed(model)[:rank] if self._is_stable(pool)] if rank else []
+        room = self._choose(model, preferred)
+        if room is not None:
+            pool = self._pool_of[room.node.name]
+            reason = f"pool {pool.spec.name if pool else ''} is preferred"
+            self._decisions.append(StartReplica(model.key, room.node.name, reason, "preferred_pool", worst.id))
+
+    def _is_stable(self, pool: PoolRoom) -> bool:
+        """Return whether a pool has been open for a while, and will be, so that moving there is worth it."""
+        history = self._snapshot.pool_history.get(pool.spec.name, PoolHistory())
+        if not pool.open or history.opened_at is None or self._now - history.opened_at < MOVE_AFTER_SECONDS:
+            return False
+        if history.overridden or history.changes_at is None:
+            return True
+        return history.changes_at - self._snapshot.wall >= MOVE_BEFORE_SECONDS
+
+    # Small things
+
+    def _history(self, model: ModelTarget) -> ModelHistory:
+        return self._snapshot.history.get(model.key, _NO_HISTORY)
+
+    def _counted(self, model: ModelTarget) -> list[Replica]:
+        """Return the replicas of a model without one that is to replace another, unless it is needed."""
+        own, replacement = self._own[model.key], self._history(model).replacement
+        if replacement and len(own) > model.min_replicas:
+            return [each for each in own if each.id != replacement]
+        return list(own)
+
+    def _allowed(self, model: ModelTarget) -> list[PoolRoom]:
+        """Return the pools of a model, the preferred one first."""
+        if not model.pools:
+            return self._by_priority
+        return [self._by_name[name] for name in model.pools if name in self._by_name]
+
+    def _rank(self, model: ModelTarget, replica: Replica) -> int:
+        """Return the position of a replica's pool among those of its model; a pool that is not among them is last."""
+        pools = tuple(model.pools)
+        ranks = self._ranks.get(pools)
+        if ranks is None:
+            ranks = self._ranks[pools] = {pool.spec.name: rank for rank, pool in enumerate(self._allowed(model))}
+        return ranks.get(self._snapshot.pool_of.get(replica.node, ""), len(ranks))
+
+    def _choose(self, model: ModelTarget, pools: Sequence[PoolRoom]) -> NodeRoom | None:
+        needs = self._needs[model.key]
+        for pool in pools:
+            if pool.open and (room := pool.choose(model.key, needs)) is not None:
+                return room
+        return None
+
+    def _shortage(self, model: ModelTarget, needs: ReplicaNeeds) -> str:
+        reasons = [pool.shortage(needs) for pool in self._allowed(model)]
+        return "no capacity: " + ("; ".join(reasons) or "none of its pools exists")
+
+    def _priority(self, replica: Replica) -> int:
+        pool = self._pool_of[replica.node]
+        return 0 if pool is None else pool.spec.preemption.priority
+
+    def _is_in(self, replica: Replica, pool: PoolRoom) -> bool:
+        return self._pool_of.get(replica.node) is pool
+
+    def _gpus(self, replica: Replica) -> int:
+        return self._needs.get(replica.model, _NO_NEEDS).gpus_on(self._rooms[replica.node].node)
+
+    def _threads(self, replica: Replica) -> int:
+        node = self._rooms[replica.node].node
+        return 0 if node.gpus else self._needs.get(replica.model, _NO_NEEDS).cpus_on(node)
+
+    def _note_leaving(self, replica: Replica) -> None:
+        pool = self._pool_of[replica.node]
+        if pool is not None and replica.node in pool.nodes:
+            self._leaving[pool.spec.name] += 1
+
+    def _stop(self, replica: Replica, grace: float, reason: str, cause: StopCause) -> None:
+        """Stop a replica. One that serves no requests yet needs no grace."""
+        self._stopped.add(replica.id)
+        self._note_leaving(replica)
+        serves = replica.condition in ("ready", "hanging")
+        self._decisions.append(StopReplica(replica.id, grace if serves else 0.0, reason, cause))
+
+
+def _newest_first(replicas: Sequence[Replica]) -> list[Replica]:
+    return [replicas[index] for index in sorted(range(len(replicas)), key=lambda i: (-replicas[i].started_at, -i))]

@@ -1,0 +1,199 @@
+"""The processes of Ray on this machine: `ray start` for a head or for a node, as a child of this process.
+
+Ray's ports run code for everything that connects. All of it is therefore behind a token and mutual TLS with
+certificates of an authority that only Ray's processes have; there is no dashboard and no usage report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from syringa.cluster.folder import ClusterFolder
+from syringa.engine.processes import managed_process
+from syringa.errors import StartupError
+
+RECONNECT_SECONDS = 600  # for which nodes wait for a head that is gone, while their replicas serve
+START_SECONDS = 120.0
+STOP_SECONDS = 15.0
+OBJECT_STORE_BYTES = 80_000_000  # of Ray: close to the least that it accepts; nothing is stored there
+
+CLUSTER_DIR_VARIABLE = "SYRINGA_NODE_CLUSTER_DIR"  # also marks our processes, for the load of others
+FOLDER_VARIABLE = "SYRINGA_NODE_FOLDER"
+GPUS_VARIABLE = "SYRINGA_NODE_GPUS"  # CUDA_VISIBLE_DEVICES of the node, which Ray changes for actors
+MEMBER_LABEL = "syringa-member"  # by which a node finds itself in Ray's table
+HEAD_LABEL = "syringa-head"
+
+_RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+
+
+class RayProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a process that runs `ray start`: the arguments of that command."""
+
+    arguments: list[str]
+
+
+def environment(folder: ClusterFolder, *, redis: str = "") -> dict[str, str]:
+    """Return the variables for every process of Ray: nodes, drivers and clients."""
+    files = folder.ray_files()
+    variables = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(folder.ray_token),
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": files.certificate,
+        "RAY_TLS_SERVER_KEY": files.key,
+        "RAY_TLS_CA_CERT": files.ca,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nodes are drained before their processes are stopped
+        "RAY_health_check_period_ms": "1000",  # of nodes, by the head; 5 failures in a row mean that one is lost
+        "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+        _RECONNECT_VARIABLE: str(reconnect_seconds()),
+        CLUSTER_DIR_VARIABLE: str(folder.path),
+    }
+    if (gpus := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        variables[GPUS_VARIABLE] = gpus
+    if redis:
+        variables["RAY_REDIS_ADDRESS"] = redis
+        variables["RAY_external_storage_namespace"] = f"syringa-{folder.path.name}"
+    return variables
+
+
+def reconnect_seconds() -> int:
+    """Return for how long nodes wait for a head that is gone."""
+    return int(os.environ.get(_RECONNECT_VARIABLE, RECONNECT_SECONDS))
+
+
+def head_arguments(address: str, port: int) -> list[str]:
+    """Return the arguments of `ray start` for a head. It offers no resources: replicas run on nodes beside it."""
+    return [
+        "--head",
+        f"--port={port}",
+        f"--node-ip-address={address}",
+        "--include-dashboard=false",
+        "--no-monitor",
+        "--num-cpus=0",
+        "--num-gpus=0",
+        f"--labels={HEAD_LABEL}=true",
+    ]
+
+
+def node_arguments(
+    head: str,
+    address: str,
+    name: str,
+    labels: Mapping[str, str],
+    *,
+    member: str,
+    cpus: int | None = None,
+    gpus: int | None = None,
+) -> list[str]:
+    """Return the arguments of `ray start` for a node. `head`: HOST:PORT; `member`: see `MEMBER_LABEL`."""
+    all_labels = {**labels, MEMBER_LABEL: member}
+    return [
+        f"--address={head}",
+        f"--node-ip-address={address}",
+        f"--node-name={name}",
+        "--labels=" + ",".join(f"{label}={value}" for label, value in all_labels.items()),
+        *([f"--num-cpus={cpus}"] if cpus is not None else []),
+        *([f"--num-gpus={gpus}"] if gpus is not None else []),
+    ]
+
+
+def new_member() -> str:
+    return secrets.token_hex(8)
+
+
+class RayProcess:
+    """A head or node of Ray in a session of its own, which ends when this process does."""
+
+    def __init__(self, name: str, arguments: list[str], variables: Mapping[str, str]) -> None:
+        self.name = name
+        # The paths of Ray's sockets are long, and those of Unix sockets are limited: not in the data folder.
+        self.folder = Path(tempfile.mkdtemp(prefix="syringa-ray-"))
+        self.log = self.folder / "ray-start.log"
+        options = RayProcessOptions(
+            arguments=[
+                "start",
+                "--block",
+                *arguments,
+                f"--temp-dir={self.folder}",
+                f"--object-store-memory={OBJECT_STORE_BYTES}",
+                "--include-log-monitor=false",
+                "--min-worker-port=0",
+                "--max-worker-port=0",
+            ]
+        )
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "syringa.ray.processes"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **variables, FOLDER_VARIABLE: str(self.folder)},
+                start_new_session=True,  # Ctrl-C is for this process, which drains first
+            )
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(msgspec.json.encode(options) + b"\n")
+            self.process.stdin.flush()
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def failure(self) -> str:
+        """Return in one line why it has ended, as far as Ray says."""
+        try:
+            lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        except OSError:
+            lines = []
+        errors = [line for line in lines if "Error" in line] or lines
+        return errors[-1] if errors else f"exit={self.process.returncode}"
+
+    def stop(self) -> None:
+        """End all its processes, and remove its files."""
+        managed_process.terminate(self.process, STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, 9)  # what is left of its session
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def wait_started(process: RayProcess, is_started: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+    """Wait until a new process of Ray is part of the cluster. Raises `StartupError`."""
+    deadline = time.monotonic() + seconds
+    while not is_started():
+        if not process.running:
+            raise StartupError(f"{process.name} could not be started: {process.failure()}")
+        if time.monotonic() > deadline:
+            raise StartupError(f"{process.name} has not started within {seconds:.0f} s; its log is {process.log}")
+        time.sleep(0.2)
+
+
+def main() -> None:
+    """Run `ray start` until the parent is gone."""
+    from syringa.ray import internals
+
+    options = managed_process.attach_to_parent(RayProcessOptions, watch=False)
+
+    def end_with_parent() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), 15)  # Ray ends its processes
+
+    threading.Thread(target=end_with_parent, daemon=True, name="parent-watch").start()
+    internals.run_command(options.arguments)
+
+
+if __name__ == "__main__":
+    main()

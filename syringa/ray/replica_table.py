@@ -1,0 +1,166 @@
+"""The replicas of a cluster: started as actors on nodes, asked for their state, and taken over after a restart."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import msgspec
+
+from syringa.fleet.bridge_protocol import ENDED_SECONDS, LaunchReplica, ReplicaReport, initial_report
+from syringa.ray.driver import Actor, ActorGone, Call, CallFailed, ClusterDriver
+from syringa.ray.internals import HeadUnavailable, RayNode
+
+logger = logging.getLogger("syringa.bridge")
+
+STATUS_SECONDS = 0.25  # between two calls of a replica
+STATUS_CALLS_PER_SECOND = 1000  # of all replicas; with more of them, each is called less often
+SILENT_SECONDS = 10.0  # after which a replica whose host does not answer hangs
+ADOPT_SECONDS = 15.0  # for replicas that were found to answer
+KILL_SECONDS = 3.0  # for a host to end its worker, before the host is killed
+
+
+@dataclass
+class _Entry:
+    report: ReplicaReport
+    actor: Actor | None = None
+    call: Call | None = None
+    called_at: float = 0.0
+    answered: bool = False
+    silent: bool = False
+    grace: float | None = None  # with which it was drained
+    kill_at: float | None = None
+    ended_at: float | None = None
+
+
+class ReplicaTable:
+    def __init__(self, driver: ClusterDriver, clock: Callable[[], float] = time.monotonic) -> None:
+        self._driver, self._clock = driver, clock
+        self._entries: dict[str, _Entry] = {}  # by the id of the replica
+        self._adopt_until = clock()
+
+    def adopt(self) -> None:
+        """Take over the replicas that run in the cluster."""
+        now = self._clock()
+        self._adopt_until = now + ADOPT_SECONDS
+        for (id, model), actor in self._driver.replicas().items():
+            logger.info("replica is taken over: replica=%s", id)
+            report = ReplicaReport(id, model, "", "hanging", reason="its node does not respond")
+            self._entries[id] = _Entry(report, actor)
+
+    @property
+    def adopting(self) -> bool:
+        """Whether replicas that were taken over have not answered yet: a report would be incomplete."""
+        if self._clock() >= self._adopt_until:
+            return False
+        return any(not entry.answered and not entry.report.node for entry in self._live())
+
+    def launch(self, launch: LaunchReplica, node: RayNode | None) -> None:
+        if launch.id in self._entries:
+            return
+        entry = self._entries[launch.id] = _Entry(initial_report(launch))
+        if node is None:
+            self._end(entry, f"the node {launch.node} is not there", failed=True)
+            return
+        logger.info("replica is started: model=%s replica=%s node=%s", launch.name, launch.id, launch.node)
+        try:
+            entry.actor = self._driver.start_replica(launch, node)
+        except (HeadUnavailable, ActorGone, ValueError) as error:
+            self._end(entry, f"it could not be placed: {error}", failed=True)
+
+    def retire(self, id: str, grace: float) -> None:
+        entry = self._entries.get(id)
+        if entry is None or entry.actor is None or (entry.grace is not None and grace >= entry.grace):
+            return
+        entry.grace = grace
+        if entry.answered:
+            self._driver.call(entry.actor, "drain", grace)
+        else:  # it was not placed yet, or does not respond
+            self._driver.kill(entry.actor)
+            self._end(entry, "it was drained")
+
+    def kill(self, id: str) -> None:
+        entry = self._entries.get(id)
+        if entry is not None and entry.actor is not None and entry.kill_at is None:
+            self._driver.call(entry.actor, "stop")
+            entry.kill_at = self._clock() + (KILL_SECONDS if entry.answered and not entry.silent else 0.0)
+
+    def nodes(self) -> set[str]:
+        """Return the names of the nodes with replicas."""
+        return {entry.report.node for entry in self._live()}
+
+    def tick(self, nodes: Collection[str], silent: Collection[str]) -> None:
+        """Look at the answers of replicas. `nodes`: those that are alive; `silent`: those that do not respond."""
+        now = self._clock()
+        finished = set(self._driver.finished([entry.call for entry in self._live() if entry.call is not None]))
+        interval = max(STATUS_SECONDS, len(self._entries) / STATUS_CALLS_PER_SECOND)
+        for entry in list(self._live()):
+            node = entry.report.node
+            if entry.answered and node not in nodes:
+                self._lose(entry)
+                continue
+            if entry.kill_at is not None and now >= entry.kill_at:
+                self._driver.kill(entry.actor)
+                self._end(entry, "it was killed")
+                continue
+            if entry.call is not None and entry.call in finished:
+                self._read(entry)
+            if entry.actor is None:
+                continue
+            if entry.call is None and now >= entry.called_at + interval:
+                entry.call, entry.called_at = self._driver.call(entry.actor, "status"), now
+            late = entry.call is not None and now > entry.called_at + SILENT_SECONDS
+            if entry.answered and not entry.silent and (late or node in silent):
+                logger.warning("host of a replica does not respond: replica=%s node=%s", entry.report.id, node)
+                entry.silent = True
+        for id, entry in list(self._entries.items()):
+            if entry.ended_at is not None and now > entry.ended_at + ENDED_SECONDS:
+                del self._entries[id]
+
+    def reports(self) -> list[ReplicaReport]:
+        return [self._report(entry) for entry in self._entries.values()]
+
+    def _live(self) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if entry.actor is not None]
+
+    def _read(self, entry: _Entry) -> None:
+        call, entry.call = entry.call, None
+        try:
+            report = msgspec.msgpack.decode(self._driver.result(call), type=ReplicaReport)
+        except CallFailed:
+            return
+        except ActorGone as error:
+            logger.warning("host of a replica has died: replica=%s reason=%s", entry.report.id, error)
+            self._lose(entry, f"its host process on {entry.report.node} has died" if entry.answered else str(error))
+            return
+        entry.report, entry.answered, entry.silent = report, True, False
+        if report.phase == "ended":
+            self._driver.kill(entry.actor)
+            entry.actor, entry.ended_at = None, self._clock()
+
+    def _lose(self, entry: _Entry, reason: str = "its node is lost") -> None:
+        """Its actor has died."""
+        wanted = entry.grace is not None or entry.kill_at is not None
+        self._end(entry, reason, failed=not wanted)
+
+    def _end(self, entry: _Entry, reason: str, *, failed: bool = False) -> None:
+        id, node = entry.report.id, entry.report.node
+        logger.log(
+            logging.WARNING if failed else logging.INFO,
+            "replica has ended: replica=%s node=%s reason=%r",
+            id,
+            node,
+            reason,
+        )
+        entry.report = msgspec.structs.replace(
+            entry.report, phase="ended", address="", stats=None, reason=reason, failed=failed
+        )
+        entry.actor, entry.call, entry.ended_at = None, None, self._clock()
+
+    @staticmethod
+    def _report(entry: _Entry) -> ReplicaReport:
+        if entry.silent and entry.report.phase == "ready":
+            return msgspec.structs.replace(entry.report, phase="hanging", reason="its node does not respond")
+        return entry.report

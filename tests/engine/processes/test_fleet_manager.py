@@ -1,0 +1,475 @@
+"""The fleet manager and the provider below it, with a cluster and a clock of the test."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+
+import msgspec
+import pytest
+
+from syringa.config import ModelSpec, Replicas, complete_spec
+from syringa.engine.processes import fleet_manager
+from syringa.engine.processes.bridge_provider import LAUNCH_SECONDS, RETIRE_MARGIN_SECONDS
+from syringa.engine.processes.control import WorkerState, acquire_request
+from syringa.engine.processes.fleet_manager import UNKNOWN_SECONDS
+from syringa.engine.worker.options import WorkerOptions
+from syringa.fleet.bridge_protocol import KillReplica, LaunchReplica, ReleaseNode, ReplicaReport, RetireReplica
+from syringa.fleet.decisions import SCALE_DOWN_GRACE
+from syringa.fleet.pools import PoolCache, PoolSpec
+from syringa.fleet.provider import Node
+from tests.engine.processes.fleet_harness import FakeCluster, FleetHarness
+
+
+def model(name: str = "m", low: int = 1, high: int = 1, **settings: object) -> ModelSpec:
+    spec = ModelSpec(id=name, path=f"/models/{name}", replicas=Replicas(min=low, max=high), threads=1, **settings)  # type: ignore[arg-type]
+    return msgspec.structs.replace(spec, preload=bool(spec.preload), idle_seconds=spec.idle_seconds or 0.0)
+
+
+def launches(harness: FleetHarness) -> list[LaunchReplica]:
+    return [each for each in harness.sent if isinstance(each, LaunchReplica)]
+
+
+def retired(harness: FleetHarness) -> list[str]:
+    return [each.id for each in harness.sent if isinstance(each, RetireReplica)]
+
+
+# Starting
+
+
+def test_request_for_a_cold_model_starts_its_replicas_on_the_nodes(folder: str) -> None:
+    harness = FleetHarness(folder, heartbeat_timeout=7.0, step_timeout=8.0)
+    key = harness.acquire(model(low=2, high=2))
+    first, second = launches(harness)
+    assert {first.node, second.node} < {"n1", "n2", "n3"}
+    assert first.id != second.id
+    assert first.id.startswith("m-")
+    assert len(first.id) == len("m-") + 6
+    options = msgspec.json.decode(first.options, type=WorkerOptions)
+    assert (options.model, options.threads, options.listen, options.tls) == ("/models/m", 1, "", None)
+    assert (first.model, first.cpus, first.gpus, first.name) == (key, 1, 0, "m")
+    assert (first.heartbeat_timeout, first.step_timeout) == (7.0, 8.0)
+    assert harness.state(key).status == "loading"
+    harness.cluster.set(first.id, phase="fetching", reason="1 of 2 GB")
+    harness.run_for(0.5)
+    assert harness.statuses(key) == {first.id: "fetching", second.id: "queued"}
+    assert harness.state(key).reason == "1 of 2 GB"
+    harness.cluster.load(first.id)
+    harness.run_for(0.5)
+    state = harness.state(key)
+    assert (state.status, state.reason) == ("loaded", "")
+    ready = next(each for each in state.replicas if each.id == first.id)
+    assert (ready.status, ready.address, ready.node, ready.fingerprint) == (
+        "ready", f"tcp:{first.node}:4000", first.node, "f",
+    )  # fmt: skip
+    assert [each for each in harness.reports if isinstance(each, WorkerState)][-1] == state
+
+
+def test_states_are_published_only_when_they_change(folder: str) -> None:
+    harness = FleetHarness(folder)
+    harness.serve(model())
+    count = len(harness.reports)
+    harness.run_for(10)
+    assert len(harness.reports) == count
+
+
+def test_opportunistic_request_does_not_start_a_model_unless_it_is_kept_loaded(folder: str) -> None:
+    harness = FleetHarness(folder)
+    harness.acquire(model("a"), opportunistic=True)
+    assert launches(harness) == []
+    harness.acquire(model("b", preload=True), opportunistic=True)
+    assert [each.name for each in launches(harness)] == ["b"]
+
+
+def test_launch_names_the_pool_and_its_cache(folder: str) -> None:
+    cluster = FakeCluster("n1")
+    cluster.nodes["n1"] = Node("n1", cpus=1, gpus=2, labels={"pool": "night"})
+    pools = (PoolSpec(name="night", cache=PoolCache(capacity=2.0)),)
+    harness = FleetHarness(folder, cluster, pools=pools)
+    harness.acquire(model())
+    (launch,) = launches(harness)
+    assert (launch.pool, launch.cache_bytes, launch.gpus) == ("night", 2 << 30, 1)
+
+
+def test_model_for_cpus_takes_no_gpu(folder: str) -> None:
+    cluster = FakeCluster("n1")
+    cluster.nodes["n1"] = Node("n1", cpus=4, gpus=1)
+    harness = FleetHarness(folder, cluster)
+    harness.acquire(model(dtype="int8"))
+    (launch,) = launches(harness)
+    assert launch.gpus == 0
+
+
+# Failures
+
+
+def test_crashed_replica_is_replaced_and_its_requests_are_suspected_first(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    key = harness.cluster.replicas[id].model
+    del harness.reports[:]
+    harness.cluster.end(id, failed=True, crashed=True, suspects=[b"1" * 16], reason="its worker ended: signal SIGSEGV")
+    harness.run_for(0.5)
+    assert harness.reports[0] == harness.suspects[0]
+    assert harness.suspects[0].levels == {b"1" * 16: 1}
+    state = harness.reports[1]
+    assert isinstance(state, WorkerState)
+    assert (state.status, state.crashes, state.replicas) == ("loading", 1, [])
+    assert harness.manager.reports()[0] == harness.suspects[0]  # for a new API server
+    harness.run_for(3)
+    assert len(launches(harness)) == 2
+    harness.cluster.load(launches(harness)[1].id)
+    harness.run_for(60)  # the end is reported on, and counted once
+    assert (harness.state(key).status, harness.state(key).crashes) == ("loaded", 1)
+    harness.manager.clear_suspect(key, b"1" * 16)
+    assert harness.suspects[-1].levels == {}
+
+
+def test_hanging_replica_is_reported_and_counted(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    key = harness.cluster.replicas[id].model
+    harness.cluster.set(id, phase="hanging", hangs=1, reason="the model worker does not respond")
+    harness.run_for(1)
+    state = harness.state(key)
+    assert (state.status, state.hangs, state.reason) == ("hanging", 1, "the model worker does not respond")
+    assert state.replicas[0].address  # used if it responds
+
+
+def test_replica_on_a_lost_node_is_replaced_on_another_one(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    key, node = harness.cluster.replicas[id].model, harness.cluster.replicas[id].node
+    del harness.cluster.nodes[node]
+    harness.run_for(0.5)
+    assert harness.statuses(key) == {}
+    harness.run_for(3)
+    assert launches(harness)[-1].node != node
+    harness.cluster.load(launches(harness)[-1].id)
+    harness.run_for(1)
+    assert (harness.state(key).status, harness.state(key).crashes) == ("loaded", 0)
+
+
+def test_replica_that_disappears_from_the_reports_is_replaced(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    key = harness.cluster.replicas[id].model
+    del harness.cluster.replicas[id]
+    harness.run_for(1)
+    assert harness.statuses(key) == {id: "ready"}  # one report may have missed it
+    harness.run_for(5)
+    assert id not in harness.statuses(key)
+    assert len(launches(harness)) == 2
+
+
+def test_launch_that_the_cluster_ignores_is_given_up(folder: str) -> None:
+    cluster = FakeCluster()
+    cluster.handle = lambda message: None  # type: ignore[method-assign]
+    harness = FleetHarness(folder, cluster)
+    harness.acquire(model())
+    harness.run_for(LAUNCH_SECONDS + 5)
+    first, second = launches(harness)
+    assert KillReplica(first.id) in harness.sent
+    assert second.id != first.id
+
+
+@pytest.mark.parametrize("retryable", [False, True])
+def test_model_that_cannot_be_loaded_is_failed_and_tried_again_on_request(folder: str, retryable: bool) -> None:
+    harness = FleetHarness(folder)
+    spec = model()
+    key = harness.acquire(spec)
+    while harness.state(key).status != "failed":
+        assert len(launches(harness)) < 5
+        for launch in launches(harness):
+            if harness.cluster.replicas[launch.id].phase == "queued":
+                harness.cluster.end(launch.id, failed=True, retryable=retryable, reason="its file is cut short")
+        harness.run_for(1)
+    assert harness.state(key).reason == "its file is cut short"
+    tries = len(launches(harness))
+    assert tries == (2 if retryable else 1)
+    harness.run_for(10)
+    assert len(launches(harness)) == tries
+    harness.acquire(spec)
+    harness.run_for(5)
+    assert len(launches(harness)) == tries + 1
+    harness.cluster.load(launches(harness)[-1].id)
+    harness.run_for(1)
+    assert harness.state(key).status == "loaded"
+
+
+# Capacity
+
+
+def test_model_without_capacity_waits_with_a_reason_and_starts_when_a_node_joins(folder: str) -> None:
+    cluster = FakeCluster("n1")
+    harness = FleetHarness(folder, cluster, load_timeout=600.0)
+    harness.serve(model("a"))
+    key = harness.acquire(model("b"))
+    state = harness.state(key)
+    assert (state.status, state.replicas) == ("loading", [])
+    assert "no node" in state.reason
+    cluster.nodes["n2"] = Node("n2", cpus=1)
+    harness.run_for(2)
+    assert launches(harness)[-1].node == "n2"
+
+
+def test_model_is_given_up_when_the_waiting_requests_have_timed_out(folder: str) -> None:
+    cluster = FakeCluster("n1")
+    harness = FleetHarness(folder, cluster, queue_timeout=20.0)
+    harness.serve(model("a"))
+    key = harness.acquire(model("b"))
+    harness.run_for(10)
+    assert harness.state(key).status == "loading"
+    harness.run_for(10)
+    assert harness.state(key).status == "cold"
+    cluster.nodes["n2"] = Node("n2", cpus=1)
+    harness.run_for(5)
+    assert len(launches(harness)) == 1
+
+
+# Scaling and unloading
+
+
+def test_replicas_are_added_while_requests_wait_and_removed_when_idle(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (first,) = harness.serve(model(high=2))
+    harness.cluster.load(first, running=4, waiting=3)
+    harness.run_for(5)
+    second = launches(harness)[1].id
+    harness.cluster.load(first, running=1)
+    harness.cluster.load(second, idle_seconds=120.0)
+    harness.run_for(3)
+    assert retired(harness) == [second]
+
+
+def test_idle_model_is_unloaded_and_comes_back_on_request(folder: str) -> None:
+    harness = FleetHarness(folder)
+    spec = model(low=2, high=2, idle_seconds=60.0)
+    first, second = harness.serve(spec)
+    key = harness.cluster.replicas[first].model
+    harness.cluster.load(first, idle_seconds=100.0)
+    harness.cluster.load(second, running=1)
+    harness.run_for(70)
+    assert retired(harness) == []  # the model is in use
+    harness.cluster.load(second, idle_seconds=61.0)
+    harness.run_for(1)
+    assert sorted(retired(harness)) == sorted([first, second])
+    assert set(harness.statuses(key).values()) == {"draining"}
+    assert harness.state(key).status == "cold"
+    for id in (first, second):
+        harness.cluster.end(id)
+    harness.run_for(5)
+    assert harness.statuses(key) == {}
+    assert len(launches(harness)) == 2
+    harness.serve(spec)
+    assert harness.state(key).status == "loaded"
+
+
+def test_released_model_is_unloaded_once_it_is_idle_and_forgotten(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model(preload=True))
+    key = harness.cluster.replicas[id].model
+    harness.cluster.load(id, running=1)
+    harness.manager.release(key)
+    harness.run_for(5)
+    assert retired(harness) == []
+    harness.cluster.load(id)
+    harness.run_for(1)
+    assert retired(harness) == [id]
+    harness.cluster.end(id)
+    harness.run_for(1)
+    assert key not in harness.model_keys()
+
+
+# Draining
+
+
+def test_drained_replica_is_announced_at_once_and_replaced(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    key = harness.cluster.replicas[id].model
+    assert harness.manager.drain(id, 12.0)
+    (replica,) = harness.state(key).replicas
+    assert (replica.status, replica.grace, replica.address) == ("draining", 12.0, f"tcp:{replica.node}:4000")
+    assert harness.reports[-1] == harness.state(key)
+    assert not harness.manager.drain(id, 12.0)
+    assert not harness.manager.drain("unknown", 12.0)
+    harness.run_for(2)
+    assert RetireReplica(id, 12.0) in harness.sent
+    assert len(launches(harness)) == 2
+    harness.cluster.end(id)
+    harness.run_for(1)
+    assert id not in harness.statuses(key)
+    assert harness.state(key).crashes == 0
+
+
+def test_draining_replica_that_does_not_end_is_killed(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    harness.manager.drain(id, 10.0)
+    harness.run_for(10.0 + RETIRE_MARGIN_SECONDS - 1)
+    assert KillReplica(id) not in harness.sent
+    harness.run_for(2)
+    assert KillReplica(id) in harness.sent
+
+
+def test_drained_node_loses_its_replicas_and_gets_no_new_ones(folder: str) -> None:
+    harness = FleetHarness(folder)
+    first, second = harness.serve(model(low=2, high=2))
+    node = harness.cluster.replicas[first].node
+    harness.manager.drain_node(node, 7.0)
+    harness.manager.drain_node("unknown", 7.0)
+    harness.run_for(2)
+    assert ReleaseNode(node, 7.0) in harness.sent
+    assert [each for each in harness.sent if isinstance(each, RetireReplica)] == [RetireReplica(first, 7.0)]
+    assert launches(harness)[-1].node not in (node, harness.cluster.replicas[second].node)
+    states = {each.name: each.state for each in harness.manager.fleet_status().nodes}
+    assert states[node] == "draining"
+
+
+def test_node_that_the_cluster_drains_is_left_in_the_same_way(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    node = harness.cluster.replicas[id].node
+    harness.cluster.nodes[node] = dataclasses.replace(
+        harness.cluster.nodes[node], condition="draining", drain_grace=5.0
+    )
+    harness.run_for(2)
+    assert [each for each in harness.sent if isinstance(each, RetireReplica)] == [RetireReplica(id, 5.0)]
+
+
+def test_closed_pool_is_left(folder: str) -> None:
+    cluster = FakeCluster("n1")
+    cluster.nodes["n1"] = Node("n1", cpus=1, labels={"pool": "night"})
+    harness = FleetHarness(folder, cluster, pools=(PoolSpec(name="night"),))
+    (id,) = harness.serve(model())
+    harness.manager.set_pool("night", False)
+    harness.run_for(2)
+    assert retired(harness) == [id]
+    assert [(each.name, each.override) for each in harness.manager.fleet_status().pools] == [("night", False)]
+
+
+# The bridge
+
+
+def test_replicas_go_on_while_the_bridge_is_gone_and_wishes_are_repeated(folder: str) -> None:
+    harness = FleetHarness(folder)
+    first, second = harness.serve(model(low=2, high=2))
+    key = harness.cluster.replicas[first].model
+    harness.disconnect()
+    harness.run_for(60)
+    assert harness.statuses(key) == {first: "ready", second: "ready"}
+    assert harness.state(key).status == "loaded"
+    harness.manager.drain(first, 30.0)
+    assert harness.statuses(key) == {first: "draining", second: "ready"}
+    harness.run_for(10)
+    other = harness.acquire(model("b"))
+    assert harness.state(other).status == "loading"
+    assert harness.state(other).reason == "the cluster cannot be reached: the bridge to the cluster is being started"
+    harness.connect()
+    harness.run_for(2)
+    (message,) = [each for each in harness.sent if isinstance(each, RetireReplica)]
+    assert message.id == first
+    assert message.grace == pytest.approx(18.0)
+    assert [each.name for each in launches(harness)] == ["m", "m", "b"]  # there is room for one more
+    assert harness.state(other).reason == ""
+
+
+def test_unreachable_cluster_changes_nothing_and_is_named(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    key = harness.cluster.replicas[id].model
+    harness.cluster.reachable = False
+    harness.run_for(30)
+    assert harness.statuses(key) == {id: "ready"}
+    other = harness.acquire(model("b"))
+    assert harness.state(other).reason == "the cluster cannot be reached: Ray's head does not answer"
+    harness.cluster.reachable = True
+    harness.run_for(2)
+    assert [each.name for each in launches(harness)] == ["m", "b"]
+
+
+# Several servers, one after another or at once
+
+
+def test_new_server_takes_over_replicas_of_its_models_and_ends_others(folder: str) -> None:
+    cluster = FakeCluster()
+    spec = model(idle_seconds=600.0)
+    old = FleetHarness(folder, cluster, (spec, model("gone")))
+    (kept,) = old.serve(spec)
+    (orphan,) = old.serve(model("gone"))
+    old.disconnect()
+    with tempfile.TemporaryDirectory() as other:
+        new = FleetHarness(other, cluster, (spec,))
+        new.run_for(1)
+        key = cluster.replicas[kept].model
+        assert new.statuses(key) == {kept: "ready"}  # before any request
+        assert new.state(key).status == "loaded"
+        assert new.manager.acquire(acquire_request(complete_spec(spec, new.config), new.config)).status == "loaded"
+        new.run_for(UNKNOWN_SECONDS - 5)
+        assert retired(new) == []
+        new.run_for(10)
+        assert [each for each in new.sent if isinstance(each, RetireReplica)] == [
+            RetireReplica(orphan, SCALE_DOWN_GRACE)
+        ]
+        assert launches(new) == []
+
+
+def test_replica_of_another_version_is_not_taken_over(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    old = msgspec.structs.replace(harness.cluster.replicas[id], id="m-old", version="0.0.1")
+    harness.cluster.replicas["m-old"] = old
+    harness.run_for(1)
+    assert "m-old" not in harness.statuses(old.model)
+    harness.run_for(UNKNOWN_SECONDS + 2)
+    assert retired(harness) == ["m-old"]
+
+
+def test_crash_that_was_reported_while_no_server_ran_is_remembered(folder: str) -> None:
+    spec = model()
+    harness = FleetHarness(folder, models=(spec,))
+    key = harness.model_keys()[0]
+    harness.cluster.replicas["m-1"] = ReplicaReport(
+        "m-1", key, "n1", "ended", failed=True, crashed=True, suspects=[b"1" * 16]
+    )
+    harness.run_for(5)
+    assert [each.levels for each in harness.suspects] == [{b"1" * 16: 1}]
+    assert (harness.state(key).status, harness.state(key).crashes) == ("cold", 1)
+
+
+def test_server_without_the_lease_routes_and_decides_nothing(folder: str) -> None:
+    cluster, spec = FakeCluster(), model(high=2, idle_seconds=10.0)
+    holder = "first"
+    first = FleetHarness(folder, cluster, (spec,), lease=lambda: holder == "first")
+    with tempfile.TemporaryDirectory() as other:
+        second = FleetHarness(other, cluster, (spec,), lease=lambda: holder == "second")
+        key = second.acquire(spec)
+        assert launches(second) == []
+        assert second.state(key).status == "loading"
+        assert "another server" in second.state(key).reason
+        (id,) = first.serve(spec)
+        cluster.load(id, running=4, waiting=3, idle_seconds=0.0)
+        cluster.replicas["x-1"] = ReplicaReport("x-1", "unknown", "n2", "ready")
+        second.run_for(UNKNOWN_SECONDS + 60)
+        assert second.statuses(key) == {id: "ready"}
+        assert (second.state(key).status, second.sent) == ("loaded", [])
+        first.disconnect()
+        holder = "second"
+        second.run_for(5)
+        assert [each.name for each in launches(second)] == ["m"]  # requests wait
+
+
+@pytest.mark.parametrize(("keep", "lease"), [(True, True), (False, False), (False, True)])
+def test_stop_ends_the_replicas_of_the_server_that_decides(
+    folder: str, keep: bool, lease: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_manager, "KILL_SECONDS", 0.0)  # this cluster does not end anything meanwhile
+    harness = FleetHarness(folder, cluster_keep_replicas=keep, lease=lambda: holds)
+    holds = True
+    (id,) = harness.serve(model())
+    holds = lease
+    harness.manager.stop(0.0)
+    harness.receive()
+    assert retired(harness) == ([id] if lease and not keep else [])
+    assert (KillReplica(id) in harness.sent) == (lease and not keep)

@@ -1,0 +1,235 @@
+"""Decisions about one snapshot: capacity, preference, priority and the order of evictions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from syringa.fleet.decisions import FleetSnapshot, ModelHistory, ModelTarget, NodeHistory, StartReplica, StopReplica
+from syringa.fleet.planner import plan
+from syringa.fleet.pools import PoolCapacity, PoolPreemption, PoolSpec, PoolTarget
+from syringa.fleet.provider import Node, Replica
+from syringa.fleet.schedule import PoolSchedule, PoolWindow
+from tests.fleet.fleet_harness import gpu_node
+
+NOW = 1000.0
+CLOSED = PoolSchedule(mode="scheduled", windows=(PoolWindow(days=("mon",)),))  # 1970-01-01 was a Thursday
+
+
+def snapshot(
+    models: Sequence[ModelTarget],
+    nodes: Sequence[Node],
+    replicas: Sequence[Replica] = (),
+    pools: Sequence[PoolSpec | PoolTarget] = (),
+    node_history: Mapping[str, NodeHistory] = {},
+    history: Mapping[str, ModelHistory] = {},
+) -> FleetSnapshot:
+    targets = [pool if isinstance(pool, PoolTarget) else PoolTarget(pool) for pool in pools]
+    return FleetSnapshot(NOW, models, replicas, nodes, history, targets, 1000.0, node_history)
+
+
+def model(key: str = "m", low: int = 1, high: int = 0, **fields: object) -> ModelTarget:
+    return ModelTarget(key, key, low, max(low, high), **fields)  # type: ignore[arg-type]
+
+
+def replica(id: str, node: str, started_at: float = 0.0, **fields: object) -> Replica:
+    return Replica(id, id.partition("-")[0], node, started_at=started_at, **fields)  # type: ignore[arg-type]
+
+
+def starts(of: FleetSnapshot) -> list[str]:
+    return [each.node for each in plan(of).decisions if isinstance(each, StartReplica)]
+
+
+def stops(of: FleetSnapshot) -> list[str]:
+    return [each.replica for each in plan(of).decisions if isinstance(each, StopReplica)]
+
+
+def test_plan_gives_each_gpu_to_one_replica() -> None:
+    nodes = [gpu_node("a", gpus=2), gpu_node("b", gpus=1)]
+    assert starts(snapshot([model(low=9)], nodes)) == ["a", "b", "a"]
+    assert starts(snapshot([model(low=9, gpus=2)], nodes)) == ["a"]
+    assert starts(snapshot([model(low=9)], nodes, [replica("x-1", "a")])) == ["b", "a"]  # of a model that is not known
+
+
+def test_plan_uses_cpu_nodes_by_threads_and_memory() -> None:
+    nodes = [Node("a", cpus=8, memory=100), Node("b", cpus=8, memory=10)]
+    assert starts(snapshot([model(low=9, cpus=4)], nodes)) == ["a", "b", "a", "b"]
+    assert starts(snapshot([model(low=9, cpus=1, memory=10)], nodes)) == ["a", "b", *(["a"] * 7)]
+    assert starts(snapshot([model(low=2, device="cuda")], nodes)) == []
+    assert starts(snapshot([model(low=3)], nodes)) == ["a", "b", "a"]  # replicas share threads
+
+
+def test_plan_runs_a_model_for_cpus_on_the_threads_of_a_gpu_node() -> None:
+    nodes = [gpu_node("a", gpus=1)]
+    full = [replica("x-1", "a")]
+    assert starts(snapshot([model(cpus=4, device="cpu")], nodes, full)) == ["a"]
+    assert starts(snapshot([model()], nodes, full)) == []
+
+
+@pytest.mark.parametrize(
+    ("capacity", "count"),
+    [
+        (PoolCapacity(), 8),
+        (PoolCapacity(max_gpus=3), 3),
+        (PoolCapacity(max_utilization_pct=50), 4),
+        (PoolCapacity(max_utilization_pct=62), 4),  # rounded down
+        (PoolCapacity(max_gpus=5, max_utilization_pct=99), 5),
+        (PoolCapacity(max_utilization_pct=0), 0),
+    ],
+)
+def test_plan_keeps_within_the_capacity_of_a_pool(capacity: PoolCapacity, count: int) -> None:
+    pools = [PoolSpec(name="p", capacity=capacity)]
+    nodes = [gpu_node(f"n{number}", "p", gpus=2) for number in range(4)]
+    assert len(starts(snapshot([model(low=9)], nodes, pools=pools))) == count
+
+
+def test_plan_counts_cpu_threads_of_nodes_without_gpus() -> None:
+    pools = [PoolSpec(name="p", capacity=PoolCapacity(max_utilization_pct=50, max_gpus=1))]
+    nodes = [Node(f"n{number}", labels={"pool": "p"}, cpus=8) for number in range(4)]
+    assert len(starts(snapshot([model(low=9, cpus=4)], nodes, pools=pools))) == 4
+    assert starts(snapshot([model(low=3)], nodes, pools=pools)) == ["n0", "n1", "n0"]  # half of the nodes, shared
+
+
+def test_plan_places_a_model_in_its_pools_by_preference() -> None:
+    pools = [PoolSpec(name="always"), PoolSpec(name="night")]
+    nodes = [gpu_node("a", "always", 4), gpu_node("n", "night", 2), gpu_node("x")]
+    assert starts(snapshot([model(low=4, pools=("night", "always"))], nodes, pools=pools)) == ["n", "n", "a", "a"]
+    assert starts(snapshot([model(low=4, pools=("night",))], nodes, pools=pools)) == ["n", "n"]
+    assert starts(snapshot([model(low=2, pools=("night", "default"))], nodes[::2], pools=pools)) == ["x"]
+
+
+def test_plan_uses_pools_by_priority_for_a_model_that_names_none() -> None:
+    pools = [PoolSpec(name="p"), PoolSpec(name="q", preemption=PoolPreemption(priority=5))]
+    nodes = [gpu_node("a", "p"), gpu_node("b", "q"), gpu_node("c")]
+    assert starts(snapshot([model(low=3)], nodes, pools=pools)) == ["b", "a", "c"]
+
+
+def test_plan_assigns_a_node_to_the_first_pool_that_selects_it() -> None:
+    pools = [
+        PoolSpec(name="h100", selector={"gpu": "h100", "site": "x"}, schedule=CLOSED),
+        PoolSpec(name="rest", selector={"site": "x"}),
+    ]
+    labels = [{"gpu": "h100", "site": "x"}, {"gpu": "a100", "site": "x"}, {"gpu": "h100", "pool": "mistyped"}]
+    nodes = [Node(f"n{number}", labels=each, gpus=1) for number, each in enumerate(labels)]
+    assert starts(snapshot([model(low=3)], nodes, pools=pools)) == ["n1"]
+
+
+def test_plan_names_why_a_model_has_no_room() -> None:
+    pools = [
+        PoolSpec(name="night", schedule=CLOSED),
+        PoolSpec(name="day", capacity=PoolCapacity(max_gpus=1)),
+        PoolSpec(name="full"),
+        PoolSpec(name="empty"),
+    ]
+    nodes = [gpu_node("a", "night"), gpu_node("b", "day", 2), gpu_node("c", "full")]
+    running = [replica("x-1", "b"), replica("x-2", "c")]
+    wanted = model(pools=("night", "day", "full", "empty"))
+    found = plan(snapshot([wanted, model("x", 2)], nodes, running, pools))
+    assert found.decisions == []
+    assert found.shortages == {
+        "m": "no capacity: pool night is closed; pool day uses 1 of 1 GPUs; no node of pool full has room; "
+        "pool empty has no node that may be used now"
+    }
+
+
+def test_plan_evicts_from_a_closed_pool_last_in_first_out() -> None:
+    pools = [PoolSpec(name="night", schedule=CLOSED, preemption=PoolPreemption(grace_period=12))]
+    nodes = [gpu_node("a", "night", 2), gpu_node("b", "night", 2)]
+    running = [
+        replica("m-1", "a", 10),
+        replica("m-3", "a", 30, condition="starting"),
+        replica("m-2", "b", 20, condition="draining"),
+        replica("m-4", "b", 40),
+        replica("gone-1", "b", 50),  # of a model that is not configured any more
+    ]
+    decisions = plan(snapshot([model(low=2)], nodes, running, pools)).decisions
+    reason = "pool night is closed"
+    assert decisions == [
+        StopReplica("gone-1", 12, reason, "pool_closed"),
+        StopReplica("m-4", 12, reason, "pool_closed"),
+        StopReplica("m-3", 0, reason, "pool_closed"),  # it serves nothing yet
+        StopReplica("m-1", 12, reason, "pool_closed"),
+    ]
+
+
+def test_plan_evicts_the_newest_replicas_when_capacity_shrinks() -> None:
+    pools = [PoolSpec(name="p", capacity=PoolCapacity(max_utilization_pct=50))]
+    nodes = [gpu_node("a", "p", 2), gpu_node("b", "p", 4), gpu_node("c", "p", 2)]
+    running = [replica(f"m-{number}", "b", number) for number in range(4)]
+    assert stops(snapshot([model(low=4)], nodes, running, pools)) == []
+    lost = [*nodes[:2], dataclasses.replace(nodes[2], condition="lost")]  # three of six GPUs may be used
+    (decision,) = plan(snapshot([model(low=4)], lost, running, pools)).decisions
+    assert decision == StopReplica("m-3", 30, "pool p uses 4 of 3 GPUs", "capacity")
+    leaving = [*running[:1], dataclasses.replace(running[1], condition="draining"), *running[2:]]
+    assert stops(snapshot([model(low=3)], lost, leaving, pools)) == []
+
+
+def test_plan_does_not_count_what_was_on_a_lost_node() -> None:
+    nodes = [dataclasses.replace(gpu_node("a"), condition="lost"), gpu_node("b")]
+    assert starts(snapshot([model()], nodes, [replica("m-1", "a")])) == ["b"]
+
+
+def test_plan_serves_models_without_any_replica_first() -> None:
+    waiting = {"busy": ModelHistory(waiting_since=0.0)}
+    models = [model("busy", 1, 9), model("low", 3), model("none", 2)]
+    running = [replica("busy-1", "a", waiting=50), replica("low-1", "a")]
+    nodes = [gpu_node("a", gpus=5)]
+    found = plan(snapshot(models, nodes, running, history=waiting))
+    assert [each.model for each in found.decisions if isinstance(each, StartReplica)] == ["none", "low", "none"]
+    assert list(found.shortages) == ["low"]
+
+
+def test_plan_stops_what_another_model_does_not_need_for_one_below_its_minimum() -> None:
+    pools = [PoolSpec(name="p", preemption=PoolPreemption(priority=1, grace_period=7)), PoolSpec(name="q")]
+    nodes = [gpu_node("a", "p", 2), gpu_node("b", "q", 2)]
+    running = [replica("big-1", "b", 1), replica("big-2", "b", 2), replica("big-3", "a", 3), replica("big-4", "a", 4)]
+    big, small = model("big", 1, 4), model("small", 2)
+    (decision,) = plan(snapshot([big, small], nodes, running, pools)).decisions
+    assert decision == StopReplica("big-2", 30, "model small has too few replicas and no room", "preempted")
+    chosen = dataclasses.replace(small, pools=("p",))
+    (decision,) = plan(snapshot([big, chosen], nodes, running, pools)).decisions
+    assert decision == StopReplica("big-4", 7, "model small has too few replicas and no room", "preempted")
+    leaving = [*running[:3], dataclasses.replace(running[3], condition="draining")]
+    assert stops(snapshot([big, small], nodes, leaving, pools)) == []  # there will be room
+    needed = dataclasses.replace(big, min_replicas=4)
+    assert stops(snapshot([needed, small], nodes, running, pools)) == []
+
+
+def test_plan_does_not_preempt_for_requests_that_wait() -> None:
+    waiting = {"busy": ModelHistory(waiting_since=0.0)}
+    running = [replica("busy-1", "a", waiting=5), replica("big-1", "a"), replica("big-2", "a")]
+    found = plan(snapshot([model("busy", 1, 2), model("big", 1, 2)], [gpu_node("a", gpus=3)], running, history=waiting))
+    assert found.decisions == []
+    assert found.shortages == {}
+
+
+def test_plan_chooses_nodes_without_failures_and_without_the_model_first() -> None:
+    nodes = [gpu_node(name, gpus=4) for name in "abc"]
+    failing = {"a": NodeHistory(failures=2, failed_at=NOW - 10), "b": NodeHistory(failures=9, failed_at=NOW - 900)}
+    assert starts(snapshot([model(low=3)], nodes, node_history=failing)) == ["b", "c", "b"]
+    assert starts(snapshot([model(low=1)], nodes[:1], node_history=failing)) == ["a"]  # there is no other
+    running = [replica("m-1", "a"), replica("x-1", "b"), replica("x-2", "b"), replica("x-3", "c")]
+    assert starts(snapshot([model(low=2), model("x", 3)], nodes, running)) == ["c"]
+
+
+def test_plan_stops_idle_replicas_of_the_least_preferred_pool_first() -> None:
+    pools = [PoolSpec(name="always"), PoolSpec(name="night")]
+    nodes = [gpu_node("a", "always", 4), gpu_node("n", "night", 4)]
+    running = [
+        replica("m-1", "n", idle_seconds=500.0),
+        replica("m-2", "a", idle_seconds=100.0),
+        replica("m-3", "a", idle_seconds=90.0),
+    ]
+    wanted = model(low=1, high=3, pools=("night", "always"))
+    (decision,) = plan(snapshot([wanted], nodes, running, pools)).decisions
+    assert decision == StopReplica("m-2", 30, "idle for 100 s, 3 replicas, min=1", "idle")
+
+
+def test_plan_follows_an_operator_rather_than_the_schedule() -> None:
+    night = PoolSpec(name="night", schedule=CLOSED)
+    nodes = [gpu_node("a", "night")]
+    assert starts(snapshot([model()], nodes, pools=[PoolTarget(night, True)])) == ["a"]
+    always = PoolSpec(name="night")
+    assert stops(snapshot([model()], nodes, [replica("m-1", "a")], [PoolTarget(always, False)])) == ["m-1"]
