@@ -56,15 +56,30 @@ LAYERS: dict[str, set[str]] = {
         "version",
     },
     "fleet": {"types"},
+    "ray": {"errors", "logs", "cluster", "fleet", "engine"},
     "beam_search": {"types"},
     "generation": VALUES | {"engine", "output", "beam_search"},
     "api": BASE | {"prompt", "output"},
     "store": VALUES | {"config"},
-    "service": VALUES | {"config", "store", "addresses"},
+    "service": VALUES | {"config", "store", "addresses", "fleet"},
     "http": BASE
     | {"logs", "flush_queue", "api", "prompt", "output", "generation", "engine", "service", "store", "fleet"},
     "bench": {"errors"},
-    "cli": BASE | {"http", "api", "prompt", "output", "generation", "engine", "bench", "service", "store", "cluster"},
+    "cli": BASE
+    | {
+        "http",
+        "api",
+        "prompt",
+        "output",
+        "generation",
+        "engine",
+        "bench",
+        "service",
+        "store",
+        "cluster",
+        "ray",
+        "logs",
+    },
     "__main__": {"cli"},
 }
 # The modules of the engine that other layers may import: its interface, and how to start one.
@@ -76,15 +91,23 @@ ENGINE_ENTRY_POINTS = {
         "syringa.engine.client.engines",
         "syringa.engine.processes.supervisor",
     },
+    "ray": {
+        "syringa.engine.client.protocol",
+        "syringa.engine.processes.managed_process",
+        "syringa.engine.processes.model_fetcher",
+        "syringa.engine.processes.nvml",
+        "syringa.engine.processes.replica_host",
+    },
     "cli": {
         "syringa.engine.interface",
         "syringa.engine.client.local",
+        "syringa.engine.processes.managed_process",
         "syringa.engine.processes.supervisor",
         "syringa.engine.processes.startup_plan",
     },
 }
 HEAVY = {"torch", "transformers", "torchvision"}
-EXTRAS = {"mcp", "psycopg"}
+EXTRAS = {"mcp", "psycopg", "vllm", "ray"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -139,6 +162,17 @@ def test_only_the_engine_imports_torch() -> None:
         if name.split(".")[0] in HEAVY
     ]
     assert not heavy, "\n".join(heavy)
+
+
+def test_only_its_package_imports_ray() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for layer, path in modules()
+        if layer != "ray"
+        for name in imports(path)
+        if name.split(".")[0] == "ray"
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_layers_have_no_cycle() -> None:

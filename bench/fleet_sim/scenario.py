@@ -144,7 +144,7 @@ class Scenario:
             return self.day_rate * (1 + self.swing * math.sin(math.tau * at / DAY))
         if at < self.peak_at:
             part = (at - self.day_seconds) / self.ramp_seconds
-            return self.day_rate * (self.peak_rate / self.day_rate) ** part
+            return self.day_rate * math.exp(part * math.log(self.peak_rate / self.day_rate))
         return self.peak_rate if at < self.requests_end else 0.0
 
 

@@ -9,6 +9,7 @@ import typer
 
 from syringa.cli import admin
 from syringa.cli.cluster import cluster
+from syringa.cli.fleet import nodes, pools
 from syringa.cli.options import (
     ENGINE_SETTINGS,
     ConfigFile,
@@ -189,6 +190,8 @@ def bench(
 
 
 app.add_typer(replicas, name="replicas")
+app.add_typer(nodes, name="nodes")
+app.add_typer(pools, name="pools")
 app.add_typer(admin.keys, name="keys")
 app.add_typer(admin.organizations, name="organizations")
 app.command()(admin.usage)

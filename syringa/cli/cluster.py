@@ -59,7 +59,15 @@ def init_cluster(
 @cluster.command("renew")
 def renew_certificates(dir: Folder = None) -> None:
     """Issue new certificates of this machine. Running servers use them for new connections."""
+    from syringa.cluster.authority import expiry
+    from syringa.cluster.join import read_membership, renew
+
     folder = cluster_folder(dir)
+    if read_membership(folder.path) is not None:
+        membership = renew(folder.path)
+        ends = expiry(Path(folder.files("node").certificate).read_bytes())
+        typer.echo(f"Renewed in {folder.path}: the certificates of the node {membership.name}, until {ends:%Y-%m-%d}.")
+        return
     authority = folder.renew(socket.gethostname())
     typer.echo(f"Renewed in {folder.path}:")
     _print_certificates(folder, authority)
@@ -83,7 +91,7 @@ def start_cluster(
             "--redis",
             metavar="HOST:PORT",
             help="Keep the state of Ray's head in this Redis, so that a head that is started again knows its nodes.",
-            envvar="SYRINGA_RAY_REDIS",
+            envvar="RAY_REDIS_ADDRESS",
         ),
     ] = "",
     **options: Any,

@@ -112,8 +112,8 @@ def parse_labels(pool: str | None, labels: Sequence[str]) -> dict[str, str]:
         key, separator, value = each.partition("=")
         if not separator or not _NAME.fullmatch(key) or not _NAME.fullmatch(value):
             raise ConfigError(
-                f"--label {each!r}: expected KEY=VALUE, each of up to 63 letters, digits, '.', '_' and '-', the first and "
-                "the last one a letter or a digit"
+                f"--label {each!r}: expected KEY=VALUE, each of up to 63 letters, digits, '.', '_' and '-', with a "
+                "letter or digit at both ends"
             )
         found[key] = value
     if pool:

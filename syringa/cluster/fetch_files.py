@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("syringa.cluster")
 
 CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
+PENDING_SECONDS = 0.2  # between two requests while the server computes checksums; each of them waits there too
 HUB_ATTEMPTS = 2
 MANIFEST_CHANGES = 3  # attempts when the files of the server change during a download
 
@@ -189,7 +190,7 @@ class _ServerClient:
     def __init__(self, server: str, folder: Path, model: str, sleep: Callable[[float], None]) -> None:
         import httpx
 
-        self._server, self._model = server, model
+        self._server, self._model, self._sleep = server, model, sleep
         self._url = f"https://{server}/models/{model_digest(model)}"
         self._client = httpx.Client(
             verify=client_context(ClusterFolder(folder).files("node")),
@@ -217,6 +218,7 @@ class _ServerClient:
             if isinstance(manifest, Manifest):
                 return manifest
             progress(manifest.done, manifest.total)
+            self._sleep(PENDING_SECONDS)
 
     def fetch(self, file: RemoteFile, part: Path, progress: Callable[[int], None]) -> bool:
         with part.open("ab+") as opened:

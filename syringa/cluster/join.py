@@ -46,8 +46,11 @@ class ServerAddress(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_server_address(text: str) -> ServerAddress:
-    """Return the parts of HOST or HOST:PORT, with an IPv6 address in brackets. Raises `ConfigError`."""
+def parse_server_address(text: str, *, listening: bool = False) -> ServerAddress:
+    """Return the parts of HOST or HOST:PORT, with an IPv6 address in brackets. Raises `ConfigError`.
+
+    `listening`: port 0 is allowed, which means one that is free.
+    """
     host, separator, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
     if not separator:
         host, port = text, str(DEFAULT_PORT)
@@ -56,7 +59,7 @@ def parse_server_address(text: str) -> ServerAddress:
     elif ":" in host:
         host = ""
     valid = host and host.isprintable() and not set(host) & set(" /@") and port.isascii() and port.isdigit()
-    if not valid or not 0 < int(port) < 1 << 16:
+    if not valid or not (0 if listening else 1) <= int(port) < 1 << 16:
         raise ConfigError(f"the address {text!r}: expected HOST or HOST:PORT of the cluster's server")
     return ServerAddress(host, int(port))
 

@@ -12,7 +12,7 @@ from syringa.errors import ModelError
 from syringa.modelfiles import ModelFiles, forget_gguf, read_gguf
 
 # What belongs to a model in a folder. Weights in other formats are not read by any engine.
-SUFFIXES = frozenset({".safetensors", ".json", ".gguf", ".jinja", ".txt", ".model", ".tiktoken"})
+SUFFIXES = frozenset({".safetensors", ".json", ".gguf", ".jinja", ".txt", ".model", ".tiktoken", ".py"})
 
 
 class ManifestFile(msgspec.Struct, frozen=True):

@@ -45,6 +45,7 @@ POLL_SECONDS = 0.5
 IDLE_SECONDS = 60.0  # of a node's connection, between requests and while nothing of a response is taken
 MANIFEST_SECONDS = 5.0  # that a request for a manifest waits for checksums
 MAX_BODY = 1 << 14  # bytes
+ACCEPT_RETRY_SECONDS = 0.1  # after an error such as too many open files
 
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
@@ -72,9 +73,8 @@ class ClusterServer(ThreadingHTTPServer):
         self.models, self.admission = models, Admission(folder, ray_port=ray_port)
         self.connections = ConnectionTable(clock) if connections is None else connections
         self.failures = FailureLimiter(clock)
-        self.authority = (folder / "ca.pem").read_bytes()
+        self.authority = ClusterFolder(folder).authority().pem().certificate
         self._tls = _ReloadingContext(ClusterFolder(folder).files("server"))
-        ClusterFolder(folder).authority()  # it has to be usable
         try:
             family, _, _, _, name = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
             self.address_family = family
@@ -88,6 +88,14 @@ class ClusterServer(ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError as error:
+            logger.error("cluster: a connection cannot be accepted: reason=%r", error.strerror)
+            time.sleep(ACCEPT_RETRY_SECONDS)
+            raise
 
     def service_actions(self) -> None:
         self.connections.expire()
@@ -182,11 +190,11 @@ class _Handler(BaseHTTPRequestHandler):
         except SyringaError as error:
             message = error.message
             if isinstance(error, ConfigError):
-                logger.error("cluster: request failed: path=%s reason=%r", self.path[:200], message)
+                logger.error("cluster: request failed: path=%r reason=%r", self.path[:200], message)
                 message = "the files of the cluster cannot be used: see the log of its server"
             elif error.status in (401, 403, 429):
                 logger.warning(
-                    "cluster: request refused: peer=%s path=%s reason=%r", self.peer, self.path[:200], message
+                    "cluster: request refused: peer=%s path=%r reason=%r", self.peer, self.path[:200], message
                 )
             headers = {"Retry-After": f"{math.ceil(error.retry_after)}"} if error.retry_after else {}
             self._send_error(error.status, message, error.code, headers)
@@ -293,4 +301,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        logger.debug("cluster: peer=%s node=%s %s", self.client_address[0], self.node, format % args)
+        logger.debug("cluster: peer=%s node=%s message=%r", self.client_address[0], self.node, format % args)

@@ -184,7 +184,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_running: Annotated[_Positive, doc("Maximum number of running sequences.")] = 256
     max_queue: Annotated[_Positive, doc("Maximum number of waiting requests; further ones get 503.")] = 1024
     queue_timeout: Annotated[
-        Seconds, doc("Seconds that a request may wait in the queue before it gets 503; 0: no limit.")
+        Seconds,
+        doc(
+            "Seconds that a request may wait in the queue before it gets 503; 0: no limit. In a cluster, also for a "
+            "node with room for its model; 0: as long as load_timeout."
+        ),
     ] = 0.0
     step_tokens: Annotated[Count, doc("Maximum number of tokens per engine step; 0: 512 on a CPU, 8192 on a GPU.")] = 0
 
@@ -240,6 +244,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             "Empty: nodes can neither join nor fetch files."
         ),
     ] = ""
+    cluster_hub: Annotated[
+        bool,
+        doc(
+            "With cluster: nodes fetch models of the Hugging Face Hub from there, in the version of this server, and "
+            "from this server only if that fails."
+        ),
+    ] = False
     cluster_keep_replicas: Annotated[
         bool,
         doc("With cluster: leave the replicas running when the server is stopped; the next one takes them over."),

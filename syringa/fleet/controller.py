@@ -38,6 +38,7 @@ from syringa.fleet.provider import Replica, ReplicaEvent, ReplicaProvider
 from syringa.fleet.recovery import RecoveryTimes
 from syringa.fleet.schedule import next_change
 from syringa.fleet.status import FleetStatus
+from syringa.types import HistogramCounts
 
 __all__ = [
     "INTERVAL_SECONDS",
@@ -98,6 +99,11 @@ class Controller:
         """Why models have fewer replicas than their minimum for want of room, by key."""
         return self._plan.shortages
 
+    @property
+    def recovery(self) -> HistogramCounts:
+        """How long it took until models had their minimum of replicas again."""
+        return self._recovery.counts()
+
     def set_pool(self, name: str, open: bool | None) -> bool:
         """Open or close a pool, whatever its schedule says; None: by its schedule. Return whether there is such one."""
         if all(spec.name != name for spec in self._pools):
@@ -110,7 +116,7 @@ class Controller:
 
     def status(self) -> FleetStatus:
         """Return what operators see of nodes and pools, as of the last decision."""
-        return describe(self._snapshot, self._plan, dict(self._evictions), self._recovery.counts())
+        return describe(self._snapshot, self._plan, dict(self._evictions), self.recovery)
 
     def tick(self) -> None:
         now = self._clock()

@@ -33,6 +33,7 @@ from syringa.http.routes.websocket import ResponsesWebSocket
 from syringa.http.routing import WEBSOCKET, Router
 from syringa.http.server.drain import DrainMiddleware
 from syringa.service.app_state import AppState
+from syringa.service.metrics.fleet_metrics import count_states
 from syringa.service.metrics.status import ModelStatus
 from syringa.store import ModelUsage
 
@@ -75,6 +76,7 @@ def create_handlers(config: Config, dispatcher: GenerationDispatcher, models: Mo
         lambda: [(id, id) for id in models.ids],
         is_ready=lambda model: dispatcher.engines.status(model) not in NOT_READY,
         replicas=lambda model: Counter[str](each.status for each in dispatcher.engines.replicas(model)),
+        fleet=lambda: count_states(dispatcher.engines.fleet()),
     )
     document = functools.partial(openapi_document, secured=bool(config.api_key), root_path=config.root_path)
     return Handlers(

@@ -49,6 +49,7 @@ logger = logging.getLogger("syringa.bridge")
 TICK_SECONDS = 0.1
 RETRY_SECONDS = 2.0  # between two attempts to reach Ray's head
 STUCK_SECONDS = 10.0  # a call to Ray that takes longer means that its head does not respond
+GIVE_UP_SECONDS = 30.0  # after which this process is started again: Ray's own time-outs are those of nodes
 READ_SIZE = 1 << 16
 
 
@@ -115,7 +116,7 @@ class SupervisorLink:
             self._wake.send(b"\0")
 
     def keep(self) -> None:
-        """Say that the last report is still true."""
+        """Say that the last report is still the current one."""
         self._updated_at = time.monotonic()
 
     def _run(self) -> None:
@@ -123,7 +124,7 @@ class SupervisorLink:
             selector.register(self._socket, selectors.EVENT_READ)
             selector.register(self._wakened, selectors.EVENT_READ)
             send_at = 0.0
-            while True:
+            while time.monotonic() < self._updated_at + GIVE_UP_SECONDS:
                 if self._changed or time.monotonic() >= send_at:
                     send_at = time.monotonic() + REPORT_SECONDS
                     self._socket.sendall(protocol.frame(self._current()))
@@ -166,6 +167,8 @@ class Bridge:
             report = fleet.report()
             if report is not None:
                 self._link.update(report)
+            else:
+                self._link.keep()
             time.sleep(TICK_SECONDS)
 
     def _handle(self, fleet: RayFleet, message: ToBridge) -> None:

@@ -6,10 +6,12 @@ certificates of an authority that only Ray's processes have; there is no dashboa
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,9 +31,9 @@ START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 OBJECT_STORE_BYTES = 80_000_000  # of Ray: close to the least that it accepts; nothing is stored there
 
-CLUSTER_DIR_VARIABLE = "SYRINGA_NODE_CLUSTER_DIR"  # also marks our processes, for the load of others
-FOLDER_VARIABLE = "SYRINGA_NODE_FOLDER"
-GPUS_VARIABLE = "SYRINGA_NODE_GPUS"  # CUDA_VISIBLE_DEVICES of the node, which Ray changes for actors
+CLUSTER_DIR_VARIABLE = "_SYRINGA_CLUSTER_DIR"  # also marks our processes, for the load of others
+FOLDER_VARIABLE = "_SYRINGA_NODE_FOLDER"
+GPUS_VARIABLE = "_SYRINGA_NODE_GPUS"  # CUDA_VISIBLE_DEVICES of the node, which Ray changes for actors
 MEMBER_LABEL = "syringa-member"  # by which a node finds itself in Ray's table
 HEAD_LABEL = "syringa-head"
 
@@ -164,9 +166,17 @@ class RayProcess:
     def stop(self) -> None:
         """End all its processes, and remove its files."""
         managed_process.terminate(self.process, STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, 9)  # what is left of its session
+        _kill_processes(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _kill_processes(folder: Path) -> None:
+    """Kill what is left of a head or node. Without a head, some of Ray's processes outlive the others."""
+    mark = f"{FOLDER_VARIABLE}={folder}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def wait_started(process: RayProcess, is_started: Callable[[], bool], seconds: float = START_SECONDS) -> None:
@@ -185,11 +195,21 @@ def main() -> None:
     from syringa.ray import internals
 
     options = managed_process.attach_to_parent(RayProcessOptions, watch=False)
+    folder, orphaned = Path(os.environ[FOLDER_VARIABLE]), threading.Event()
+
+    @atexit.register  # runs after what Ray registers
+    def clean_up() -> None:
+        _kill_processes(folder)
+        if orphaned.is_set():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def end_with_parent() -> None:
         while os.read(0, 4096):
             pass
-        os.kill(os.getpid(), 15)  # Ray ends its processes
+        orphaned.set()
+        os.kill(os.getpid(), signal.SIGTERM)  # Ray ends its processes
+        time.sleep(STOP_SECONDS)
+        os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True, name="parent-watch").start()
     internals.run_command(options.arguments)

@@ -7,6 +7,7 @@ import pytest
 
 from syringa.cli import main
 from syringa.cluster.authority import CertificateAuthority, hosts_of
+from tests.cluster.serving import running_cluster
 
 
 def run(*arguments: str) -> int:
@@ -48,6 +49,17 @@ def test_cluster_renew_issues_new_certificates(tmp_path: Path, capsys: pytest.Ca
     before = (tmp_path / "a" / "client.pem").read_bytes()
     assert run("renew", "--dir", str(tmp_path / "a")) == 0
     assert (tmp_path / "a" / "client.pem").read_bytes() != before
+
+
+def test_cluster_renew_of_a_node_gets_certificates_from_the_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_cluster(tmp_path) as server:
+        folder = server.join(tmp_path / "node", "gpu-1")
+        before = (folder / "node.pem").read_bytes()
+        assert run("renew", "--dir", str(folder)) == 0
+    assert (folder / "node.pem").read_bytes() != before
+    assert "the certificates of the node gpu-1, until" in capsys.readouterr().out
 
 
 def test_serve_refuses_to_start_without_the_certificates_of_its_workers(

@@ -1,4 +1,4 @@
-"""`syringa serve` downloads the default model at its first start."""
+"""`syringa serve` before it starts its processes: the download of the default model, and the plan of its memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from syringa.cli import models
+from syringa.cli.fleet_lease import DatabaseLease
 from syringa.cli.serve import download_default_model
+from syringa.cluster.folder import ClusterFolder
 from syringa.config import ModelSpec
+from syringa.engine.processes.lease import Lease
 from syringa.errors import ModelError
 from tests.cli.conftest import Result
 
@@ -65,3 +68,30 @@ def test_serve_checks_settings_before_it_downloads(downloads: list[str], syringa
     assert result.status != 0
     assert "there is no API key yet" in result.err
     assert downloads == []
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_serve_plans_the_memory_of_this_machine_unless_the_model_runs_on_a_cluster(
+    cluster: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, syringa: Callable[..., Result]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ModelError("there is too little memory")
+
+    started: list[Lease | None] = []
+
+    def run(*arguments: object) -> int:
+        lease = arguments[-1]
+        started.append(lease if isinstance(lease, DatabaseLease) else None)
+        return 0
+
+    ClusterFolder(tmp_path / "cluster").create("test", ["127.0.0.1"])
+    spec = ModelSpec(id="m", path="m", preload=True)
+    monkeypatch.setattr("syringa.api.models.specs.serving_specs", lambda config: (spec,))
+    monkeypatch.setattr("syringa.cli.serve.check_files", lambda specs: None)
+    monkeypatch.setattr("syringa.engine.processes.startup_plan.plan_model", refuse)
+    monkeypatch.setattr("syringa.engine.processes.supervisor.run", run)
+    options = ["--cluster", "--cluster-dir", str(tmp_path / "cluster")] if cluster else []
+    result = syringa("serve", "--model", "m", "--port", "0", *options)
+    assert (result.status == 0) == cluster
+    assert ("too little memory" in result.err) == (not cluster)
+    assert [lease is not None for lease in started] == ([True] if cluster else [])

@@ -152,6 +152,7 @@ def test_address_of_the_server_is_parsed() -> None:
     assert parse_server_address("head.example:90") == ("head.example", 90)
     assert str(parse_server_address("[::1]:90")) == "[::1]:90"
     assert parse_server_address("[::1]") == ("::1", DEFAULT_PORT)
+    assert parse_server_address("head:0", listening=True) == ("head", 0)
     for text in ("", ":1", "::1", "a:b", "a:0", "a:65536", "https://a:1", "a b:1", "a@b:1", "[::1]x:1"):
         with pytest.raises(ConfigError, match="expected HOST or HOST:PORT"):
             parse_server_address(text)

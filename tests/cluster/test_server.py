@@ -15,7 +15,7 @@ import pytest
 
 from syringa.cluster.authority import CertificateAuthority
 from syringa.cluster.checksums import Checksums
-from syringa.cluster.connection_limits import ConnectionTable, FailureLimiter
+from syringa.cluster.connection_limits import ConnectionTable
 from syringa.cluster.folder import ClusterFolder
 from syringa.cluster.join_tokens import parse_token
 from syringa.cluster.manifest import HubSource, Manifest, ManifestPending, model_digest, model_paths
@@ -369,52 +369,3 @@ def test_renewed_certificate_is_used_without_a_restart(cluster: RunningCluster) 
     before = serial()
     ClusterFolder(cluster.folder).renew("head")
     assert serial() != before
-
-
-def test_table_ends_the_oldest_connection_of_the_busiest_address() -> None:
-    table = ConnectionTable(lambda: 0.0, max_anonymous=3, max_connections=1, max_per_node=1)
-    pairs = [socket.socketpair() for _ in range(5)]
-    owned = [pair[0] for pair in pairs]
-    for connection, peer in zip(owned[:3], ["10.0.0.1", "10.0.0.2", "10.0.0.2"], strict=True):
-        assert table.add(connection, peer)
-    assert table.verify(owned[0], "node")  # a node is not displaced
-    assert not table.verify(owned[1], "node")  # it has as many connections as it may
-    assert table.add(owned[3], "10.0.0.3")
-    assert table.add(owned[4], "10.0.0.4")
-    assert len(table) == 4
-    assert [is_ended(pair[1]) for pair in pairs] == [False, True, False, False, False]
-
-
-def is_ended(connection: socket.socket) -> bool:
-    try:
-        return connection.recv(1, socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-
-
-def test_table_is_full_when_nodes_have_all_connections() -> None:
-    table = ConnectionTable(lambda: 0.0, max_anonymous=1, max_connections=1)
-    pairs = [socket.socketpair() for _ in range(3)]
-    for index in range(2):
-        assert table.add(pairs[index][0], "10.0.0.1")
-        assert table.verify(pairs[index][0], "node")
-    assert not table.add(pairs[2][0], "10.0.0.1")
-    table.remove(pairs[0][0])
-    assert table.add(pairs[2][0], "10.0.0.1")
-    for pair in pairs:
-        for each in pair:
-            each.close()
-
-
-def test_failures_are_counted_by_network_and_forgotten() -> None:
-    now = 0.0
-    limiter = FailureLimiter(lambda: now, limit=2, seconds=60.0)
-    for address in ("10.0.0.1", "10.0.0.1", "2001:db8::1", "2001:db8::2"):
-        assert limiter.wait_seconds(address) == 0.0
-        limiter.record(address)
-        now += 1.0
-    assert limiter.wait_seconds("10.0.0.1") == 56.0
-    assert limiter.wait_seconds("2001:db8::3") > 0
-    assert limiter.wait_seconds("10.0.0.2") == 0.0
-    now += 60.0
-    assert limiter.wait_seconds("10.0.0.1") == 0.0

@@ -99,6 +99,6 @@ def test_streams_with_images_survive_a_killed_and_a_drained_replica(gate: StepGa
     folder = tmp_path / "model"
     save("smolvlm", folder)
     (folder / "chat_template.jinja").write_text(IMAGE_TEMPLATE)
-    with serve("--model", str(folder), *SETTINGS, "--dtype", "fp32", module=step_gate.MODULE) as server:
+    with serve("--model", str(folder), *SETTINGS, "--dtype", "int8", module=step_gate.MODULE) as server:
         outcomes = asyncio.run(compare(server, gate, range(4), 4, kinds=[describe]))
     assert len({repr(outcome["choices"]) for outcome in outcomes}) == 4

@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 
+from syringa.engine.loading.loader import with_cache_dtype
+from syringa.engine.scheduling.limits import SchedulerLimits
 from syringa.engine.worker.core import EngineCore
 from tests.engine.conftest import drive, request
+from tests.engine.gpu.tiny_models import load_tiny_gpu_model
 
 pytestmark = pytest.mark.model
 TEXTS = sorted((Path(__file__).parents[1] / "data" / "texts").glob("*.txt"))
 LENGTH = 2048
 MAX_RATIO = 1.015
+MAX_FP8_CACHE_RATIO = 1.03
 MAX_GGUF_RATIO = 1.01  # weights are those of the file; only activations are rounded
 
 
@@ -55,3 +59,21 @@ def test_quantized_perplexity_is_close_to_fp32(
     print(f"mean: {100 * (mean - 1):+.2f} %")
     assert mean <= limit
     assert max(ratios) <= limit + 0.01  # and no single text is much worse
+
+
+@pytest.mark.slow
+def test_fp8_cache_perplexity_is_close_to_fp32(tokenizer: Any) -> None:
+    """The GPU's decoder on its reference operations, with a KV cache in fp32 and in FP8."""
+    loaded = load_tiny_gpu_model("default")
+    limits = SchedulerLimits(step_tokens=512, max_running=1)
+    cores = [
+        EngineCore(each, limits, kv_cache_tokens=LENGTH // 4) for each in (loaded, with_cache_dtype(loaded, "fp8"))
+    ]
+    ratios = []
+    for path in TEXTS:
+        tokens = list(tokenizer.encode(path.read_text()).ids)[: LENGTH // 4]
+        fp32, fp8 = (perplexity(core, tokens) for core in cores)
+        ratios.append(fp8 / fp32)
+        print(f"{path.stem}: fp32 {fp32:.3f}, FP8 cache {fp8:.3f}, {100 * (ratios[-1] - 1):+.2f} %")
+    print(f"mean: {100 * (sum(ratios) / len(ratios) - 1):+.2f} %")
+    assert max(ratios) <= MAX_FP8_CACHE_RATIO

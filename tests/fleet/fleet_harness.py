@@ -91,7 +91,7 @@ class FakeCluster:
         self._events.append(ReplicaEvent(kind, id, replica.model))  # type: ignore[arg-type]
 
 
-class FleetHarness:
+class PoolHarness:
     """A controller of a cluster. `models` may be changed at any time."""
 
     def __init__(

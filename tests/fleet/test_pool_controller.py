@@ -12,7 +12,7 @@ from syringa.fleet.decisions import MOVE_AFTER_SECONDS
 from syringa.fleet.pools import IdleThresholds, PoolCapacity, PoolPreemption, PoolSpec
 from syringa.fleet.provider import Node
 from syringa.fleet.schedule import PoolSchedule, PoolWindow
-from tests.fleet.fleet_harness import BUSY, IDLE, FleetHarness, gpu_node
+from tests.fleet.fleet_harness import BUSY, IDLE, PoolHarness, gpu_node
 
 ALWAYS = PoolSpec(name="always")
 NIGHT = PoolSpec(
@@ -31,7 +31,7 @@ def model(low: int = 1, high: int = 0, *pools: str, key: str = "m") -> ModelTarg
 
 
 def test_controller_uses_a_pool_in_its_window_over_midnight() -> None:
-    fleet = FleetHarness(NODES, [model(3, 0, "night")], [ALWAYS, NIGHT], begin="2026-01-30 21:59")
+    fleet = PoolHarness(NODES, [model(3, 0, "night")], [ALWAYS, NIGHT], begin="2026-01-30 21:59")
     fleet.run_until("2026-01-30 22:00")
     assert fleet.pool("night").state == "inactive"
     assert "pool night is closed" in fleet.controller.shortages["m"]
@@ -55,7 +55,7 @@ def test_controller_uses_a_pool_in_its_window_over_midnight() -> None:
     ("night", "hours"), [("2026-03-28", 7), ("2026-10-24", 9)], ids=["an hour is skipped", "an hour comes twice"]
 )
 def test_controller_closes_a_pool_once_in_a_night_with_a_change_of_the_clock(night: str, hours: int) -> None:
-    fleet = FleetHarness(NODES, [model(3, 0, "night")], [ALWAYS, NIGHT], begin=f"{night} 22:00", load_seconds=0)
+    fleet = PoolHarness(NODES, [model(3, 0, "night")], [ALWAYS, NIGHT], begin=f"{night} 22:00", load_seconds=0)
     seconds = 0
     while not fleet.cluster.stops and seconds < 36_000:
         fleet.run_for(1)
@@ -71,7 +71,7 @@ def test_controller_closes_a_pool_once_in_a_night_with_a_change_of_the_clock(nig
 
 
 def test_controller_evicts_last_in_first_out() -> None:
-    fleet = FleetHarness(NODES, [model(1, 0, "night")], [ALWAYS, NIGHT], begin="2026-01-30 22:00")
+    fleet = PoolHarness(NODES, [model(1, 0, "night")], [ALWAYS, NIGHT], begin="2026-01-30 22:00")
     for count in (2, 3, 4):
         fleet.run_for(10)
         fleet.models = [model(count, 0, "night")]
@@ -83,7 +83,7 @@ def test_controller_evicts_last_in_first_out() -> None:
 
 
 def test_controller_moves_from_a_closing_pool_to_the_next_one() -> None:
-    fleet = FleetHarness(NODES, [model(1, 0, "night", "always")], [ALWAYS, NIGHT], begin="2026-01-31 05:59")
+    fleet = PoolHarness(NODES, [model(1, 0, "night", "always")], [ALWAYS, NIGHT], begin="2026-01-31 05:59")
     fleet.run_for(30)
     assert fleet.ready() == ["n1"]
     fleet.run_until("2026-01-31 06:00:01")
@@ -93,7 +93,7 @@ def test_controller_moves_from_a_closing_pool_to_the_next_one() -> None:
 
 
 def test_controller_moves_to_a_preferred_pool_only_when_the_replacement_is_ready() -> None:
-    fleet = FleetHarness(NODES, [model(1, 0, "night", "always")], [ALWAYS, NIGHT], begin="2026-01-30 21:59")
+    fleet = PoolHarness(NODES, [model(1, 0, "night", "always")], [ALWAYS, NIGHT], begin="2026-01-30 21:59")
     fleet.run_until("2026-01-30 22:00:01")
     assert fleet.ready() == ["a1"]
     while len(fleet.cluster.running) == 1:
@@ -114,7 +114,7 @@ def test_controller_moves_to_a_preferred_pool_only_when_the_replacement_is_ready
 
 
 def test_controller_does_not_move_to_a_pool_that_is_about_to_close() -> None:
-    fleet = FleetHarness(NODES, [model(1, 0, "always")], [ALWAYS, NIGHT], begin="2026-01-31 05:45")
+    fleet = PoolHarness(NODES, [model(1, 0, "always")], [ALWAYS, NIGHT], begin="2026-01-31 05:45")
     fleet.run_for(10)
     fleet.models = [model(1, 0, "night", "always")]
     fleet.skip_to("2026-01-31 05:52")
@@ -124,7 +124,7 @@ def test_controller_does_not_move_to_a_pool_that_is_about_to_close() -> None:
 
 
 def test_controller_keeps_the_old_replica_when_the_replacement_fails() -> None:
-    fleet = FleetHarness(NODES, [model(1, 0, "night", "always")], [ALWAYS, NIGHT], begin="2026-01-30 21:59")
+    fleet = PoolHarness(NODES, [model(1, 0, "night", "always")], [ALWAYS, NIGHT], begin="2026-01-30 21:59")
     fleet.cluster.failing = {"n1", "n2"}
     fleet.run_for(400)
     assert fleet.ready() == ["a1"]
@@ -136,7 +136,7 @@ def test_controller_keeps_the_old_replica_when_the_replacement_fails() -> None:
 
 def test_controller_offers_an_idle_node_after_a_while_and_reclaims_it_at_once() -> None:
     nodes = (gpu_node("i1", "idle", load=BUSY), gpu_node("i2", "idle", load=None))
-    fleet = FleetHarness(nodes, [model(1, 0, "idle")], [IDLE_POOL])
+    fleet = PoolHarness(nodes, [model(1, 0, "idle")], [IDLE_POOL])
     fleet.run_for(60)
     assert not fleet.cluster.running
     assert fleet.node("i1").reason == "its owner uses 80 % of a GPU"
@@ -161,7 +161,7 @@ def test_controller_offers_an_idle_node_after_a_while_and_reclaims_it_at_once() 
 
 def test_controller_reclaims_a_replica_that_is_loading_without_grace() -> None:
     nodes = (gpu_node("i1", "idle", load=IDLE), gpu_node("a1", "always"))
-    fleet = FleetHarness(nodes, [model(1, 0, "idle", "always")], [IDLE_POOL, ALWAYS], load_seconds=60)
+    fleet = PoolHarness(nodes, [model(1, 0, "idle", "always")], [IDLE_POOL, ALWAYS], load_seconds=60)
     fleet.cluster.change("a1", condition="draining")
     fleet.run_for(40)
     assert fleet.only("m").node == "i1"
@@ -177,7 +177,7 @@ def test_controller_reclaims_a_replica_that_is_loading_without_grace() -> None:
 
 
 def test_controller_gives_a_node_back_whose_load_is_not_measured_any_more() -> None:
-    fleet = FleetHarness([gpu_node("i1", "idle", load=IDLE)], [model(1, 0, "idle")], [IDLE_POOL])
+    fleet = PoolHarness([gpu_node("i1", "idle", load=IDLE)], [model(1, 0, "idle")], [IDLE_POOL])
     fleet.run_for(40)
     fleet.cluster.change("i1", owner_load=None)
     fleet.run_for(25)
@@ -188,7 +188,7 @@ def test_controller_gives_a_node_back_whose_load_is_not_measured_any_more() -> N
 
 def test_controller_measures_the_cpu_of_a_node_without_gpus() -> None:
     nodes = [Node("c1", labels={"pool": "idle"}, cpus=8, owner_load=BUSY)]
-    fleet = FleetHarness(nodes, [model(1, 0, "idle")], [IDLE_POOL])
+    fleet = PoolHarness(nodes, [model(1, 0, "idle")], [IDLE_POOL])
     fleet.run_for(5)
     assert fleet.node("c1").reason == "its owner uses 80 % of the CPU"
     fleet.cluster.change("c1", owner_load=IDLE)
@@ -197,7 +197,7 @@ def test_controller_measures_the_cpu_of_a_node_without_gpus() -> None:
 
 
 def test_controller_keeps_replicas_of_an_idle_pool_over_a_restart() -> None:
-    fleet = FleetHarness([gpu_node("i1", "idle", load=IDLE)], [model(1, 0, "idle")], [IDLE_POOL])
+    fleet = PoolHarness([gpu_node("i1", "idle", load=IDLE)], [model(1, 0, "idle")], [IDLE_POOL])
     fleet.run_for(40)
     fleet.restart()
     fleet.run_for(40)
@@ -207,7 +207,7 @@ def test_controller_keeps_replicas_of_an_idle_pool_over_a_restart() -> None:
 
 def test_controller_replaces_what_a_lost_node_ran_and_measures_how_long_that_takes() -> None:
     nodes = [gpu_node("a1"), gpu_node("a2"), gpu_node("a3")]
-    fleet = FleetHarness(nodes, [model(2)])
+    fleet = PoolHarness(nodes, [model(2)])
     fleet.run_for(10)
     assert fleet.ready() == ["a1", "a2"]
     fleet.cluster.lose("a1")
@@ -225,7 +225,7 @@ def test_controller_replaces_what_a_lost_node_ran_and_measures_how_long_that_tak
 
 
 def test_controller_does_not_measure_a_recovery_when_a_model_is_first_loaded_or_unloaded() -> None:
-    fleet = FleetHarness([gpu_node("a1"), gpu_node("a2")], [model(2)])
+    fleet = PoolHarness([gpu_node("a1"), gpu_node("a2")], [model(2)])
     fleet.run_for(10)
     fleet.models = [ModelTarget("m", "m", 2, 2, active=False)]
     fleet.cluster.crash("m-1")
@@ -238,7 +238,7 @@ def test_controller_does_not_measure_a_recovery_when_a_model_is_first_loaded_or_
 
 def test_controller_puts_replicas_on_other_nodes_than_one_that_flaps() -> None:
     nodes = [gpu_node("a1", gpus=4), gpu_node("a2", gpus=4), gpu_node("a3", gpus=4)]
-    fleet = FleetHarness(nodes, [model(1)])
+    fleet = PoolHarness(nodes, [model(1)])
     fleet.run_for(10)
     assert fleet.ready() == ["a1"]
     for _ in range(3):
@@ -253,7 +253,7 @@ def test_controller_puts_replicas_on_other_nodes_than_one_that_flaps() -> None:
 
 def test_controller_puts_replicas_on_other_nodes_than_one_where_they_fail() -> None:
     nodes = [gpu_node("a1", gpus=4), gpu_node("a2", gpus=4)]
-    fleet = FleetHarness(nodes, [model(2)])
+    fleet = PoolHarness(nodes, [model(2)])
     fleet.cluster.failing = {"a1"}
     fleet.run_for(60)
     assert fleet.ready() == ["a2", "a2"]
@@ -267,7 +267,7 @@ def test_controller_puts_replicas_on_other_nodes_than_one_where_they_fail() -> N
 
 
 def test_controller_counts_failures_at_the_same_time_as_one() -> None:
-    fleet = FleetHarness([gpu_node("a1", gpus=8), gpu_node("a2", gpus=8)], [model(8)])
+    fleet = PoolHarness([gpu_node("a1", gpus=8), gpu_node("a2", gpus=8)], [model(8)])
     fleet.run_for(10)
     fleet.cluster.lose("a1")
     fleet.run_for(3)
@@ -275,7 +275,7 @@ def test_controller_counts_failures_at_the_same_time_as_one() -> None:
 
 
 def test_controller_drains_a_node_with_the_grace_that_it_grants() -> None:
-    fleet = FleetHarness([gpu_node("a1"), gpu_node("a2")], [model(1)])
+    fleet = PoolHarness([gpu_node("a1"), gpu_node("a2")], [model(1)])
     fleet.run_for(10)
     fleet.cluster.change("a1", condition="draining", drain_grace=5.0)
     fleet.run_for(1)
@@ -290,7 +290,7 @@ def test_controller_drains_a_node_with_the_grace_that_it_grants() -> None:
 
 def test_controller_fits_a_pool_to_its_capacity() -> None:
     pool = PoolSpec(name="p", capacity=PoolCapacity(max_utilization_pct=50))
-    fleet = FleetHarness([gpu_node(f"p{number}", "p", 2) for number in range(4)], [model(9)], [pool])
+    fleet = PoolHarness([gpu_node(f"p{number}", "p", 2) for number in range(4)], [model(9)], [pool])
     fleet.run_for(10)
     assert len(fleet.ready()) == 4
     assert fleet.pool("p").gpus == 8
@@ -312,7 +312,7 @@ def test_operator_closes_and_opens_a_pool_and_it_is_remembered(
 ) -> None:
     caplog.set_level(logging.INFO, "syringa.fleet")
     file = tmp_path / "data" / "pools.json"
-    fleet = FleetHarness(NODES, [model(1, 0, "always", "night")], [ALWAYS, NIGHT], overrides=file)
+    fleet = PoolHarness(NODES, [model(1, 0, "always", "night")], [ALWAYS, NIGHT], overrides=file)
     fleet.run_for(10)
     assert fleet.controller.set_pool("always", False)
     assert not fleet.controller.set_pool("unknown", True)
@@ -338,7 +338,7 @@ def test_operator_closes_and_opens_a_pool_and_it_is_remembered(
 def test_overrides_that_cannot_be_read_or_stored_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "pools.json"
     file.write_text("not json")
-    fleet = FleetHarness(NODES, [model()], [ALWAYS, NIGHT], overrides=file)
+    fleet = PoolHarness(NODES, [model()], [ALWAYS, NIGHT], overrides=file)
     assert "opened and closed pools cannot be read" in caplog.text
     file.unlink()
     file.mkdir()
@@ -350,7 +350,7 @@ def test_overrides_that_cannot_be_read_or_stored_are_logged(tmp_path: Path, capl
 
 def test_status_describes_nodes_and_pools() -> None:
     nodes = [*NODES, gpu_node("x1", "mistyped"), Node("c1", labels={"pool": "always"}, cpus=8)]
-    fleet = FleetHarness(nodes, [model(2, 0, "always")], [ALWAYS, NIGHT], begin="2026-01-30 12:00")
+    fleet = PoolHarness(nodes, [model(2, 0, "always")], [ALWAYS, NIGHT], begin="2026-01-30 12:00")
     fleet.run_for(10)
     always, night = fleet.controller.status().pools  # the implicit pool has no nodes
     assert (always.name, always.state, always.nodes, always.offered, always.replicas) == ("always", "active", 2, 2, 2)
@@ -374,7 +374,7 @@ def test_status_describes_nodes_and_pools() -> None:
 
 
 def test_controller_preempts_once_for_a_model_without_a_replica() -> None:
-    fleet = FleetHarness([gpu_node("a1", gpus=3)], [model(1, 3, key="big")])
+    fleet = PoolHarness([gpu_node("a1", gpus=3)], [model(1, 3, key="big")])
     fleet.run_for(10)
     for _ in range(2):
         fleet.cluster.load(next(iter(fleet.cluster.running)), waiting=9)

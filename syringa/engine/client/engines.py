@@ -40,6 +40,9 @@ from syringa.types import Grammar, ModelInfo
 OnMove = Callable[[str, MoveReason, bool], None]
 """Called with each move of a request: model, reason, and whether the replicas have the same fingerprint."""
 
+OnRoute = Callable[[str, bool], None]
+"""Called with each choice among several replicas: model, and whether one has served a prefix of the prompt."""
+
 
 class ModelEngines:
     """The engines of all configured models. Call `start` inside the event loop, and `close` at the end."""
@@ -49,6 +52,7 @@ class ModelEngines:
         # Set by the API server.
         self.on_loaded: Callable[[str, ModelInfo], None] = lambda model, info: None
         self.on_move: OnMove = lambda model, reason, same: None
+        self.on_route: OnRoute = lambda model, known: None
         self._path, self._config = path, config
         remote = config.worker_host or config.cluster
         self._tls = ClusterFolder(Path(config.cluster_dir)).files("client") if remote else None
@@ -104,6 +108,8 @@ class ModelEngines:
                 self._config.load_timeout,
                 self._loaded_callback(key),
                 lambda reason, same: self.on_move(model, reason, same),
+                lambda known: self.on_route(model, known),
+                queue_timeout=self._config.queue_timeout if self._config.cluster else 0.0,
                 tls=self._tls,
             )
             engine.suspects = self._suspects.get(key, {})

@@ -12,7 +12,7 @@ import msgspec
 from syringa.cluster.tls import TlsFiles
 from syringa.engine.client.moves import Moved, RequestProgress
 from syringa.engine.client.router import ReplicaRouter, routing_key
-from syringa.engine.client.stats import merge_stats
+from syringa.engine.client.stats import ReplicaStats
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.interface import DeltaHandler, LoadStatus, MoveReason, ReplicaState
 from syringa.engine.processes.control import (
@@ -31,6 +31,8 @@ logger = logging.getLogger("syringa.engine")
 Send = Callable[[SupervisorRequest], None]
 OnMove = Callable[[MoveReason, bool], None]
 """Called with each move: its reason, and whether the new replica has the fingerprint of the old one."""
+OnRoute = Callable[[bool], None]
+"""Called with each choice among several replicas: whether one has served a prefix of the prompt."""
 
 CLOCK_SECONDS = 0.01  # a timer of the event loop may end that much too early
 OVERLOADED_SECONDS = 0.2  # until a moved request is submitted again to a replica with a full queue
@@ -79,11 +81,14 @@ class ModelEngine:
         load_timeout: float,
         on_loaded: Callable[[ModelInfo], None],
         on_move: OnMove = lambda reason, same: None,
+        on_route: OnRoute = lambda known: None,
         *,
+        queue_timeout: float = 0.0,
         tls: TlsFiles | None = None,
     ) -> None:
         """`load_timeout` is how many seconds a request waits for the model; 0: without limit.
 
+        `queue_timeout`: how many seconds it waits while no replica is being started; 0: as long as for the model.
         `tls`: the files of a client, for replicas that are reached over TCP.
         """
         self.name = name
@@ -92,11 +97,14 @@ class ModelEngine:
         self.suspects: Mapping[bytes, int] = {}  # requests that were running at crashes, see `SuspectTable.levels`
         self._key = worker_key(acquire.options)
         self._acquire, self._send, self._load_timeout = acquire, send, load_timeout
-        self._on_loaded, self._on_move, self._tls = on_loaded, on_move, tls
+        self._on_loaded, self._on_move, self._on_route, self._tls = on_loaded, on_move, on_route, tls
+        self._queue_timeout = queue_timeout
+        self._starting = False  # whether a replica is being started, or is there
         self._reason = ""
         self._replicas: dict[str, _Replica] = {}
         self._clients: set[WorkerClient] = set()  # all that may be connected, to be closed at the end
         self._router = ReplicaRouter()
+        self._stats = ReplicaStats()
         self._runs: dict[str, _Run] = {}  # by request id
         self._updates = 0  # number of states received from the supervisor
         self._changed = asyncio.Event()
@@ -123,11 +131,13 @@ class ModelEngine:
         if state.status == "failed" and (state.status, state.reason) != (self.status, self._reason):
             logger.error("model cannot be loaded: model=%s reason=%r", self.name, state.reason)
         self.status, self._reason = state.status, state.reason
+        self._starting = any(each.status != "draining" for each in state.replicas)
         self._updates += 1
         for each in state.replicas:
             self._update_replica(each)
         for gone in self._replicas.keys() - {each.id for each in state.replicas}:
             self._replicas.pop(gone).ended = True
+            self._stats.end(gone)
         self._router.retain(self._replicas.keys())
         self._clients = {client for client in self._clients if not client.lost}
         self._notify()
@@ -206,6 +216,8 @@ class ModelEngine:
         candidates = self._candidates(run)
         assignment = self._router.choose(routing_key(request), list(candidates))
         replica = run.replica = candidates[assignment.replica]
+        if len(candidates) > 1:
+            self._on_route(assignment.cached > 0)
         if run.left is not None and not run.counted:
             reason, previous = run.left
             run.counted = True
@@ -294,13 +306,17 @@ class ModelEngine:
                 run.replica.client.abort(request_id, choice)
 
     async def stats(self) -> EngineStats:
-        """Return the statistics of the usable replicas together. One that is lost meanwhile is left out."""
-        clients = [each.client for each in self._replicas.values() if each.usable]
-        found = await asyncio.gather(*(client.stats() for client in clients), return_exceptions=True)
-        known = [each for each in found if isinstance(each, EngineStats)]
+        """Return the statistics of the usable replicas together. One that is lost meanwhile is left out.
+
+        Counters are those of all replicas since the start of this process, as far as they were seen.
+        """
+        clients = {id: each.client for id, each in self._replicas.items() if each.usable}
+        found = await asyncio.gather(*(client.stats() for client in clients.values()), return_exceptions=True)
+        answers = dict(zip(clients, found, strict=True))
+        known = {id: each for id, each in answers.items() if isinstance(each, EngineStats) and id in self._replicas}
         if not known:
             raise self._unavailable("is not loaded")
-        return merge_stats(known)
+        return self._stats.update(known)
 
     async def close(self) -> None:
         self._closed = True
@@ -322,6 +338,7 @@ class ModelEngine:
 
     async def _acquire_replica(self) -> None:
         acquired_at = -1
+        began = asyncio.get_running_loop().time()
         while True:
             if self._closed:
                 raise self._unavailable("is not loaded: the server is being stopped")
@@ -334,7 +351,13 @@ class ModelEngine:
                 acquired_at = self._updates
             elif self.status == "failed" and self._updates > acquired_at:
                 raise self._unavailable("cannot be loaded: the log of the server has the reason")
-            await self._changed.wait()
+            limit = began + self._queue_timeout if self._queue_timeout and not self._starting else None
+            try:
+                async with asyncio.timeout_at(limit):
+                    await self._changed.wait()
+            except TimeoutError:
+                waited = f"within {self._queue_timeout:g} seconds"
+                raise self._unavailable(f"has no replica, and there was no capacity for one {waited}") from None
 
     def _unavailable(self, problem: str) -> EngineUnavailable:
         return EngineUnavailable(f"The model {self.name!r} {problem}", code="model_unavailable")

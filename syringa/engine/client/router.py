@@ -46,6 +46,7 @@ class Assignment:
     replica: str
     tenant: str
     load: float
+    cached: int = 0  # tokens of the prompt that the router takes for cached
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class ReplicaRouter:
         replica = loads[chosen]
         replica.total += load
         replica.tenants[key.tenant] = replica.tenants.get(key.tenant, 0.0) + load
-        return Assignment(chosen, key.tenant, load)
+        return Assignment(chosen, key.tenant, load, cached)
 
     def release(self, assignment: Assignment) -> None:
         """Forget the load of a request that has ended or moved."""

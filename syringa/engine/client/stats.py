@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -11,6 +12,32 @@ from syringa.types import EngineStats, HistogramCounts
 _SHORTEST = ("idle_seconds", "max_length")
 _EQUAL = ("block_size", "prefix_caching")  # the same in all replicas
 _HISTOGRAMS = ("step_tokens", "token_gaps")
+_COUNTERS = (
+    "preemptions", "steps", "step_seconds", "prompt_tokens", "cached_tokens", "output_tokens", "started",
+    "queue_seconds", "refused", *_HISTOGRAMS,
+)  # fmt: skip
+
+
+class ReplicaStats:
+    """The statistics of a model over time. No counter falls when a replica ends or does not respond."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, EngineStats] = {}  # of the replicas that have not ended
+        self._ended = EngineStats()  # counters of those that have
+
+    def update(self, found: Mapping[str, EngineStats]) -> EngineStats:
+        """Return the statistics of these replicas together, of which there is at least one, with the counters of all.
+
+        Of a replica that is not among them, the counters are those that were seen last.
+        """
+        self._last.update(found)
+        merged = merge_stats(list(found.values()))
+        return msgspec.structs.replace(merged, **_sum_counters([self._ended, *self._last.values()]))
+
+    def end(self, replica: str) -> None:
+        """Keep only the counters of a replica."""
+        if (last := self._last.pop(replica, None)) is not None:
+            self._ended = EngineStats(**_sum_counters([self._ended, last]))
 
 
 def merge_stats(replicas: Sequence[EngineStats]) -> EngineStats:
@@ -26,6 +53,11 @@ def merge_stats(replicas: Sequence[EngineStats]) -> EngineStats:
         elif name not in _EQUAL:
             merged[name] = min(values) if name in _SHORTEST else sum(values)
     return msgspec.structs.replace(first, **merged)
+
+
+def _sum_counters(replicas: Sequence[EngineStats]) -> dict[str, Any]:
+    values = {name: [getattr(each, name) for each in replicas] for name in _COUNTERS}
+    return {name: _add(each) if name in _HISTOGRAMS else sum(each) for name, each in values.items()}
 
 
 def _add(histograms: Sequence[HistogramCounts]) -> HistogramCounts:

@@ -39,6 +39,7 @@ UPDATE_SECONDS = 0.5  # between two looks at a provider that has nothing new
 KILL_SECONDS = 2.0  # for replicas to end that are killed when the server stops
 POLL_SECONDS = 0.05
 
+RESTART_SECONDS = 60.0  # for which this is the reason that a model has no replica
 RESTARTING = "the model worker has ended and is being started again"
 OTHER_SERVER = "another server decides on the replicas of this cluster, and none of this model are running"
 
@@ -181,7 +182,7 @@ class FleetManager:
             model.info = replica.report.info or model.info
         if ready:
             model.failed_starts, model.failure = 0, ""
-        elif model.failure and model.restart and model.retryable and now >= model.retry_at:
+        elif model.failure and model.restart and now >= model.retry_at:
             model.failure = ""
         model.wait_reason = self._wait_reason(model)
         if model.suspects.expire():
@@ -224,7 +225,8 @@ class FleetManager:
             return f"the cluster cannot be reached: {self.provider.reason}"
         if not self._holds_lease():
             return OTHER_SERVER
-        return self.controller.shortages.get(model.key, RESTARTING if model.failed_starts or model.crashes else "")
+        recently = self._clock() - model.failed_at < RESTART_SECONDS
+        return self.controller.shortages.get(model.key, RESTARTING if recently else "")
 
     def _account(self, ended: EndedReplica) -> None:
         """Remember the requests that a crashed replica computed, and why one could not be started."""
@@ -233,6 +235,7 @@ class FleetManager:
         if model is None:
             return
         if report.failed or report.crashed:
+            model.failed_at = self._clock()
             where = f"model={model.name} replica={report.id} node={report.node}"
             logger.error("replica has ended: %s reason=%r", where, report.reason)
         if report.crashed:
@@ -242,8 +245,10 @@ class FleetManager:
                 self._publish(model.suspects_message())
         if report.failed and ended.known and not ended.was_ready and not ended.lost:
             model.failed_starts += 1
-            if not report.retryable or model.failed_starts >= MAX_FAILED_STARTS:
-                model.failure, model.retryable = report.reason, report.retryable
+            # What cannot work on this node may work on another one.
+            others = sum(node.condition == "ready" for node in self.provider.nodes()) > 1
+            if model.failed_starts >= MAX_FAILED_STARTS or not (report.retryable or others):
+                model.failure = report.reason
                 model.back_off(self._clock())
 
     def _publish_files(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
@@ -28,7 +29,7 @@ class FleetModel(ModelState):
         self.memory = memory_needs(options)["cpu"]
         self.wanted = False  # whether it should have replicas: it is kept loaded, or in use
         self.failure = ""  # why it cannot be loaded, until it is tried again
-        self.retryable = True  # whether another start may succeed without intervention
+        self.failed_at = -math.inf  # when a replica last ended that should not have
         self.wait_reason = ""  # why it has no replica yet
         self.published: WorkerState | None = None
         self._provider = provider

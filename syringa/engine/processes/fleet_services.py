@@ -32,6 +32,7 @@ def cluster_services(config: Config, bridge_socket: str, models_file: str) -> li
             cluster_dir=config.cluster_dir,
             models_file=models_file,
             ray_port=config.ray_port,
+            hub=config.cluster_hub,
             log_level=config.log_level,
             log_format=config.log_format,
         )

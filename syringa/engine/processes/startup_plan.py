@@ -16,6 +16,7 @@ from syringa.engine.loading.model_size import read_model_size
 from syringa.engine.processes import eviction
 from syringa.engine.processes.memory import MemoryPlanner, replica_threads
 from syringa.engine.processes.nvml import gpu_memories
+from syringa.engine.vllm.launch import check_interpreter
 from syringa.engine.worker.options import WorkerOptions
 
 
@@ -26,6 +27,7 @@ def plan_model(spec: ModelSpec, config: Config, replicas: int = 1) -> MemoryPlan
     """
     options = WorkerOptions.from_config(spec, config)
     if options.engine == "vllm":  # it has its own rules
+        check_interpreter(options.python)
         return None
     options = msgspec.structs.replace(options, threads=replica_threads(options.threads, replicas))
     files = modelfiles.locate(options.model)

@@ -254,7 +254,8 @@ class Supervisor:
         if now < self._fleet_reported_at + FLEET_REPORT_SECONDS:
             return
         self._fleet_reported_at = now
-        if (status := self.workers.fleet_status()) != self._fleet_status:
+        status = msgspec.structs.replace(self.workers.fleet_status(), recovery=self.controller.recovery)
+        if status != self._fleet_status:
             self._fleet_status = status
             self._broadcast(status)
 

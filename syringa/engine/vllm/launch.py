@@ -11,8 +11,32 @@ from pathlib import Path
 import syringa
 from syringa.engine.processes import managed_process
 from syringa.engine.worker.options import WorkerOptions
+from syringa.errors import ConfigError
 
 MODULE = "syringa.engine.vllm.worker"
+REQUIRED = ("vllm", "msgspec", "numpy", "tokenizers", "llguidance")  # the latter come with vLLM
+MIN_PYTHON = (3, 11)
+CHECK_SECONDS = 60.0
+
+_CHECK = (
+    "import importlib.util, sys; print(*sys.version_info[:2], "
+    "*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))"
+)
+
+
+def check_interpreter(python: str) -> None:
+    """Raise `ConfigError` for an interpreter that cannot run a worker. vLLM is not imported, which takes long."""
+    command = [python or sys.executable, "-P", "-c", _CHECK, *REQUIRED]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=CHECK_SECONDS)
+        major, minor, *missing = found.stdout.split()
+        version = int(major), int(minor)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ConfigError(f"{command[0]} cannot be run as a Python interpreter, 3.11 or newer: {error}") from error
+    if version < MIN_PYTHON:
+        raise ConfigError(f"{command[0]} is Python {major}.{minor}: a worker needs 3.11 or newer")
+    if missing:
+        raise ConfigError(f"{command[0]} has no module {missing[0]}: name the environment of vLLM with python")
 
 
 def spawn_vllm_worker(options: WorkerOptions, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -103,7 +103,8 @@ class SystemRoutes:
     async def _render_metrics(self) -> bytes:
         models = self._models.ids
         reports = await asyncio.gather(*(self._engine_report(model) for model in models))
-        return await self._app_state.metrics.render(dict(zip(models, reports, strict=True)))
+        fleet = self._engines.fleet()
+        return await self._app_state.metrics.render(dict(zip(models, reports, strict=True)), fleet)
 
     async def _engine_report(self, model: str) -> EngineReport:
         """Return what is known of a model's engine, without statistics if it does not respond."""

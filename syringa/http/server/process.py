@@ -70,6 +70,7 @@ async def run_api_server(options: ApiServerOptions) -> None:
             index=options.index,
         )
         engines.on_move = app_state.metrics.count_move
+        engines.on_route = app_state.metrics.count_route
         await serve_api(config, engines, models, listener, app_state)
     finally:
         await engines.close()

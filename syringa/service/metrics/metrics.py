@@ -24,7 +24,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from syringa.errors import ConfigError
+from syringa.fleet.status import FleetStatus
 from syringa.service.metrics.engine_metrics import MODEL, EngineReport, engine_families
+from syringa.service.metrics.fleet_metrics import fleet_families
 from syringa.service.usage.accounting import RequestAccounting
 from syringa.store.records import Outcome
 from syringa.version import installed_version
@@ -132,10 +134,14 @@ class Metrics:
         self._moves = self._counter(
             "request_moves", "Requests that went on at another replica.", MODEL, "reason", "fingerprint"
         )
+        self._routed = self._counter(
+            "router_requests", "Requests for which one of several replicas was chosen.", MODEL, "prefix"
+        )
         self._cached = self._counter("cached_tokens", "Prompt tokens found in the prefix cache.", MODEL)
         self._histograms = {name: self._histogram(name, *about) for name, about in _HISTOGRAMS.items()}
         self._before_render = before_render
         self._series: dict[str, _ModelSeries] = {}
+        self._routes: dict[tuple[str, bool], Callable[[], None]] = {}
         self._counters: dict[tuple[str, str, Outcome, int, bool], Callable[[], None]] = {}
 
     def observe(self, accounting: RequestAccounting) -> None:
@@ -164,10 +170,17 @@ class Metrics:
         """Count a request that went on at another replica; without `same_fingerprint`, its outputs may differ."""
         self._moves.labels(model, reason, "same" if same_fingerprint else "other").inc()
 
-    async def render(self, engines: Mapping[str, EngineReport]) -> bytes:
+    def count_route(self, model: str, known: bool) -> None:
+        """Count a request for which a replica was chosen; `known`: one had served a prefix of its prompt."""
+        count = self._routes.get((model, known))
+        if count is None:
+            count = self._routes[model, known] = self._routed.labels(model, "known" if known else "new").inc
+        count()
+
+    async def render(self, engines: Mapping[str, EngineReport], fleet: FleetStatus | None = None) -> bytes:
         """Return the exposition text. `engines`: by model."""
         self._before_render()
-        return await asyncio.to_thread(self._text, dict(engines))
+        return await asyncio.to_thread(self._text, dict(engines), FleetStatus() if fleet is None else fleet)
 
     def render_public(self, engines: Mapping[str, EngineReport]) -> bytes:
         """Return the exposition text of what tells nothing about other organizations: the state of models, the version.
@@ -205,10 +218,11 @@ class Metrics:
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(self._prefix + name, about, (MODEL,), buckets=buckets, registry=self._registry)
 
-    def _text(self, engines: Mapping[str, EngineReport]) -> bytes:
+    def _text(self, engines: Mapping[str, EngineReport], fleet: FleetStatus) -> bytes:
         """Runs in a thread, since it takes milliseconds with many models."""
         families = sorted(self._collect(), key=lambda family: family.name)
         families += engine_families(self._prefix, engines)
+        families += fleet_families(self._prefix, fleet)
         families.append(self._build_info())
         if memory := sum(_resident_bytes(pid) for pid in self._processes()):
             about = "Resident memory of all API processes."

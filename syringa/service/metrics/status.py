@@ -74,9 +74,13 @@ class ModelStatus:
         max_wait: float = MAX_WAIT_SECONDS,
         is_ready: Callable[[str], bool] = lambda model: True,
         replicas: Callable[[str], Mapping[str, int]] = lambda model: {},
+        fleet: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
     ) -> None:
-        """`is_ready` tells of a model's id whether it can answer requests now, `replicas` their number by status."""
-        self._is_ready, self._replicas = is_ready, replicas
+        """`is_ready` tells of a model's id whether it can answer requests now, `replicas` their number by status.
+
+        `fleet`: the number of nodes and of pools by state.
+        """
+        self._is_ready, self._replicas, self._fleet = is_ready, replicas, fleet
         self._read_usage, self._models, self._clock, self._max_wait = read_usage, models, clock, max_wait
         self._caches = {name: _WindowCache() for name in WINDOWS}
         self._queries = asyncio.Semaphore(MAX_QUERIES)
@@ -106,6 +110,7 @@ class ModelStatus:
                 }
                 for id, name in self._models()
             ],
+            **self._fleet(),
         }
 
     async def _refresh(self, cache: _WindowCache, window: StatusWindow) -> None:

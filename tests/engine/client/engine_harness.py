@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from syringa.cluster.tls import TlsFiles
 from syringa.engine.client import protocol
 from syringa.engine.client.model_engine import ModelEngine
 from syringa.engine.interface import LoadStatus, ReplicaState, ReplicaStatus
 from syringa.engine.processes.control import AcquireModel, SupervisorRequest, WorkerState
 from syringa.engine.worker.options import WorkerOptions
-from syringa.types import EngineDelta, EngineRequest
+from syringa.types import EngineDelta, EngineRequest, EngineStats
 from tests.engine.processes.stub_worker import INFO
 from tests.engine.processes.supervisor_harness import answer, until
 
@@ -22,7 +23,7 @@ class ScriptedWorker:
     """A ready worker. It records the requests, and answers only when the test says so."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.info = path, INFO
+        self.path, self.info, self.stats = path, INFO, EngineStats()
         self.requests: list[EngineRequest] = []
         self.aborted: list[tuple[str, int | None]] = []
         self.on_request: Callable[[ScriptedWorker], None] = lambda worker: None
@@ -44,6 +45,8 @@ class ScriptedWorker:
                         self.on_request(self)
                     elif isinstance(message, protocol.Abort):
                         self.aborted.append((message.request_id, message.choice))
+                    elif isinstance(message, protocol.GetStats):
+                        writer.write(protocol.frame(protocol.StatsReply(self.stats)))
 
     def send(self, *tokens: int, finish: bool = False, choice: int = 0, **fields: object) -> None:
         """Send tokens of the last request."""
@@ -86,9 +89,10 @@ def state(status: LoadStatus, *replicas: ReplicaState) -> WorkerState:
 
 
 class EngineHarness:
-    def __init__(self) -> None:
+    def __init__(self, *, queue_timeout: float = 0.0, tls: TlsFiles | None = None) -> None:
         self.sent: list[SupervisorRequest] = []
         self.moves: list[tuple[str, bool]] = []
+        self.routes: list[bool] = []
         acquire = AcquireModel(WorkerOptions(socket="", model="m"))
         self.engine = ModelEngine(
             "m",
@@ -97,6 +101,9 @@ class EngineHarness:
             5.0,
             lambda info: None,
             lambda reason, same: self.moves.append((reason, same)),
+            self.routes.append,
+            queue_timeout=queue_timeout,
+            tls=tls,
         )
 
     async def ready(self, *found: ScriptedWorker, **fields: object) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from syringa.config import Config, ModelSpec
 from syringa.errors import EngineUnavailable
+from syringa.fleet.status import NodeStatus
 from tests.engine.processes.stub_worker import INFO
 from tests.engine.processes.supervisor_harness import answer, run_supervisor, specs, until
 
@@ -34,6 +35,8 @@ async def test_default_model_is_loaded_at_start_and_others_on_demand(
         assert (await other.stats()).steps == 3
         assert set(server.processes()) == {"fine", "fine-2"}
         assert loaded == {"fine": 1000, "fine-2": 1000}
+        await until(lambda: server.engines.fleet().nodes == [NodeStatus("local", "ready", replicas=2)])
+        assert server.engines.fleet().pools == []
         with pytest.raises(EngineUnavailable, match="no longer configured"):
             server.engines.engine("unknown")
     assert server.status == [0]

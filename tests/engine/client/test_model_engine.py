@@ -181,3 +181,34 @@ async def test_two_requests_with_one_id_are_refused_also_on_different_replicas(
         with pytest.raises(InvalidRequest, match="running already"):
             await answer(engine)
         task.cancel()
+
+
+async def test_request_waits_for_capacity_no_longer_than_the_queue_timeout() -> None:
+    engine = EngineHarness(queue_timeout=0.01).engine
+    engine.update(state("loading"))
+    with pytest.raises(EngineUnavailable, match=r"no capacity for one within 0\.01 seconds") as error:
+        await answer(engine)
+    assert error.value.status == 503
+    assert error.value.retry_after
+    await engine.close()
+
+
+async def test_request_waits_for_a_replica_that_is_being_started_beyond_the_queue_timeout() -> None:
+    engine = EngineHarness(queue_timeout=0.01).engine
+    async with workers(1) as (worker,):
+        worker.on_request = answers(7)
+        engine.update(state("loading", replica(worker, "fetching")))
+        task = asyncio.create_task(answer(engine))
+        await asyncio.sleep(0.05)
+        engine.update(state("loading", replica(worker, "loading")))
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        engine.update(state("loaded", replica(worker)))
+        assert await task == [7]
+        engine.update(state("loading", replica(worker, "loading")))
+        task = asyncio.create_task(answer(engine))
+        await asyncio.sleep(0.05)
+        engine.update(state("loading"))
+        with pytest.raises(EngineUnavailable, match="no capacity"):
+            await task
+    await engine.close()

@@ -10,7 +10,7 @@ import pytest
 from syringa.engine.client.model_engine import MAX_RETRIES, ModelEngine
 from syringa.engine.processes.control import AcquireModel
 from syringa.engine.worker.options import WorkerOptions
-from syringa.types import EngineDelta, ResumedChoice
+from syringa.types import EngineDelta, EngineStats, ResumedChoice
 from tests.engine.client.engine_harness import EngineHarness, ScriptedWorker, answers, begin, replica, state, workers
 from tests.engine.processes.stub_worker import INFO
 from tests.engine.processes.supervisor_harness import answer, request, until
@@ -182,6 +182,7 @@ async def test_requests_that_share_a_prefix_go_to_one_replica(harness: EngineHar
         for number in range(6):
             assert await answer(engine, str(number), prompt=[*prompt, 500 + number]) == [7]
         assert sorted(len(worker.requests) for worker in made) == [0, 0, 6]
+        assert harness.routes == [False, True, True, True, True, True]  # whether the prefix was known
 
 
 async def test_concurrent_requests_are_spread(harness: EngineHarness, engine: ModelEngine) -> None:
@@ -282,3 +283,15 @@ async def test_changed_number_of_replicas_is_reported_to_the_supervisor(
         assert harness.sent == [msgspec.structs.replace(acquire, opportunistic=True)]
         engine.set_acquire(acquire)
         assert len(harness.sent) == 1
+
+
+async def test_counters_include_replicas_that_have_ended(harness: EngineHarness, engine: ModelEngine) -> None:
+    async with workers(2) as (old, new):
+        old.stats = EngineStats(running=1, output_tokens=50)
+        new.stats = EngineStats(running=2, output_tokens=7)
+        await harness.ready(old, new)
+        both = await engine.stats()
+        assert (both.running, both.output_tokens) == (3, 57)
+        engine.update(state("loaded", replica(new)))
+        left = await engine.stats()
+        assert (left.running, left.output_tokens) == (2, 57)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from syringa.engine.client.stats import merge_stats
+from syringa.engine.client.stats import ReplicaStats, merge_stats
 from syringa.types import EngineStats, HistogramCounts
 
 BOUNDS = (1.0, 2.0)
@@ -30,3 +30,23 @@ def test_merge_stats_adds_up_counts_and_keeps_what_is_equal() -> None:
     assert merged.step_tokens == HistogramCounts(BOUNDS, (2, 2, 4), 13.0)
     assert merged.token_gaps == HistogramCounts()
     assert merge_stats([first]) is first
+
+
+def test_counters_do_not_fall_when_a_replica_ends_or_does_not_answer() -> None:
+    steps = HistogramCounts(BOUNDS, (1, 2, 3), 9.0)
+    stats = ReplicaStats()
+    old = EngineStats(running=4, steps=100, output_tokens=70, step_tokens=steps)
+    assert stats.update({"m-1": old}) == old
+    both = stats.update({"m-1": old, "m-2": EngineStats(running=1, steps=5)})
+    assert (both.running, both.steps, both.output_tokens, both.step_tokens) == (5, 105, 70, steps)
+    silent = stats.update({"m-2": EngineStats(running=1, steps=6)})
+    assert (silent.running, silent.steps) == (1, 106)
+    assert stats.update({"m-1": EngineStats(steps=101), "m-2": EngineStats(steps=6)}).steps == 107
+    stats.end("m-1")
+    stats.end("m-1")
+    stats.end("never-asked")
+    after = stats.update({"m-2": EngineStats(steps=7), "m-3": EngineStats(steps=1, step_tokens=steps)})
+    assert (after.running, after.steps, after.step_tokens) == (0, 109, steps)
+    stats.end("m-2")
+    stats.end("m-3")
+    assert stats.update({"m-4": EngineStats()}).steps == 109

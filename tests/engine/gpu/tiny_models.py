@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def load_tiny_gpu_model(
-    folder: Path, dtype: str = "fp32", device: torch.device = CPU, ops: GpuOps | None = None
+    folder: Path | str, dtype: str = "fp32", device: torch.device = CPU, ops: GpuOps | None = None
 ) -> LoadedModel:
     files = locate(str(folder))
     description = describe(files)

@@ -80,7 +80,7 @@ class FleetHarness:
         self.sent: list[ToBridge] = []  # to the bridge
         self.reports: list[SupervisorReport] = []
         self.selector = selectors.DefaultSelector()
-        self.config = Config(models=models, cluster=True, **settings)
+        self.config = Config(model="default" if models else "/nowhere", models=models, cluster=True, **settings)
         self.manager = FleetManager(
             folder, self.config, self.selector, self.reports.append, holds_lease=lease, clock=lambda: self.now,
             wall=lambda: 1_800_000_000.0 + self.now,

@@ -35,7 +35,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> ClusterFolder:
 
 
 def settings(certificates: ClusterFolder, **values: Any) -> Config:
-    return Config(cluster=True, cluster_dir=str(certificates.path), **values)
+    return Config(cluster=True, cluster_dir=str(certificates.path), model="/nowhere", **values)
 
 
 def replicated(config: Config, name: str = "fine", low: int = 1, high: int = 1, **changes: Any) -> ModelSpec:
@@ -160,7 +160,7 @@ async def test_streams_go_on_while_the_bridge_is_gone_and_replicas_are_taken_ove
 async def test_model_without_a_node_gets_unavailable_and_starts_when_one_joins(
     monkeypatch: pytest.MonkeyPatch, certificates: ClusterFolder
 ) -> None:
-    config = settings(certificates, load_timeout=2.0)
+    config = settings(certificates, queue_timeout=1.0)
     model = replicated(config, preload=False)
     with HostedCluster(certificates) as cluster:
         async with fleet(monkeypatch, cluster, config, model) as harness:
@@ -168,11 +168,12 @@ async def test_model_without_a_node_gets_unavailable_and_starts_when_one_joins(
             with pytest.raises(EngineUnavailable) as caught:
                 await answer(engine)
             assert caught.value.retry_after
-            assert "no node" in caught.value.message
+            assert "no capacity" in caught.value.message
+            assert caught.value.status == 503
             waiting = asyncio.create_task(answer(engine, "second"))
             await until(lambda: harness.engines.status("fine") == "loading")
             cluster.nodes |= HostedCluster(certificates, "n1").nodes
-            with contextlib.suppress(EngineUnavailable):  # the stub may take longer to start than a request waits
+            with contextlib.suppress(EngineUnavailable):  # if it has waited too long before the node was seen
                 await waiting
             await until_ready(harness, "fine", 1)
             assert await answer(engine, "third") == [1, 2, 3]

@@ -173,28 +173,40 @@ def test_launch_that_the_cluster_ignores_is_given_up(folder: str) -> None:
     assert second.id != first.id
 
 
-@pytest.mark.parametrize("retryable", [False, True])
-def test_model_that_cannot_be_loaded_is_failed_and_tried_again_on_request(folder: str, retryable: bool) -> None:
-    harness = FleetHarness(folder)
+@pytest.mark.parametrize(("retryable", "nodes", "attempts"), [(False, 1, 1), (False, 2, 2), (True, 1, 2)])
+def test_model_that_cannot_be_loaded_is_failed_and_tried_again_on_request(
+    folder: str, retryable: bool, nodes: int, attempts: int
+) -> None:
+    harness = FleetHarness(folder, FakeCluster(*[f"n{number}" for number in range(nodes)]))
     spec = model()
     key = harness.acquire(spec)
     while harness.state(key).status != "failed":
-        assert len(launches(harness)) < 5
+        assert len(launches(harness)) <= attempts
         for launch in launches(harness):
             if harness.cluster.replicas[launch.id].phase == "queued":
                 harness.cluster.end(launch.id, failed=True, retryable=retryable, reason="its file is cut short")
         harness.run_for(1)
     assert harness.state(key).reason == "its file is cut short"
-    tries = len(launches(harness))
-    assert tries == (2 if retryable else 1)
+    assert len(launches(harness)) == attempts
+    assert len({each.node for each in launches(harness)}) == nodes
     harness.run_for(10)
-    assert len(launches(harness)) == tries
+    assert len(launches(harness)) == attempts
     harness.acquire(spec)
     harness.run_for(5)
-    assert len(launches(harness)) == tries + 1
+    assert len(launches(harness)) == attempts + 1
     harness.cluster.load(launches(harness)[-1].id)
     harness.run_for(1)
     assert harness.state(key).status == "loaded"
+
+
+def test_preloaded_model_that_cannot_be_loaded_is_tried_again_without_a_request(folder: str) -> None:
+    harness = FleetHarness(folder, FakeCluster("n1"))
+    key = harness.acquire(model(preload=True))
+    harness.cluster.end(launches(harness)[0].id, failed=True, retryable=False, reason="its file is cut short")
+    harness.run_for(0.5)
+    assert harness.state(key).status == "failed"
+    harness.run_for(5)
+    assert len(launches(harness)) == 2
 
 
 # Capacity

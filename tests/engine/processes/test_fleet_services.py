@@ -71,7 +71,7 @@ def is_connected(supervisor: Supervisor) -> bool:
 
 
 def test_bridge_is_restarted_and_ends_with_the_supervisor() -> None:
-    with running(Config(cluster=True)) as (supervisor, status):
+    with running(Config(model="/nowhere", cluster=True)) as (supervisor, status):
         wait_for(lambda: is_connected(supervisor))
         (first,) = pids(supervisor)
         os.kill(first, signal.SIGKILL)
@@ -82,7 +82,7 @@ def test_bridge_is_restarted_and_ends_with_the_supervisor() -> None:
 
 
 def test_bridge_that_can_never_start_ends_the_server(capfd: pytest.CaptureFixture[str]) -> None:
-    with running(Config(cluster=True, cluster_dir="broken")) as (_, status):
+    with running(Config(model="/nowhere", cluster=True, cluster_dir="broken")) as (_, status):
         wait_for(lambda: status)
     assert status == [1]
     assert capfd.readouterr().err.splitlines()[-1] == "syringa: Ray is not installed"
@@ -90,7 +90,9 @@ def test_bridge_that_can_never_start_ends_the_server(capfd: pytest.CaptureFixtur
 
 def test_cluster_server_ends_with_the_supervisor(tmp_path: Path) -> None:
     ClusterFolder(tmp_path / "cluster").create("test", ["127.0.0.1"])
-    config = Config(cluster=True, cluster_dir=str(tmp_path / "cluster"), cluster_address="127.0.0.1:0")
+    config = Config(
+        model="/nowhere", cluster=True, cluster_dir=str(tmp_path / "cluster"), cluster_address="127.0.0.1:0"
+    )
     with running(config) as (supervisor, status):
         wait_for(lambda: is_connected(supervisor))
         assert [each.name for each in supervisor.services] == ["bridge", "cluster server"]

@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from syringa.config import Config, ModelSpec
 from syringa.engine.loading.memory_plan import PROGRAM_BYTES
-from syringa.engine.processes import memory
+from syringa.engine.processes import memory, startup_plan
 from syringa.engine.processes.control import AcquireModel
 from syringa.engine.processes.eviction import GPU_OVERHEAD
 from syringa.engine.processes.memory import memory_needs, replica_threads
 from syringa.engine.processes.nvml import GpuMemory
+from syringa.engine.vllm import memory as vllm_memory
 from syringa.engine.worker.options import WorkerOptions
+from syringa.errors import ConfigError
 from tests.engine.loading.gguf_files import CACHE_BYTES, write_gguf
 from tests.engine.processes.manager_harness import GB, ManagerHarness
+from tests.engine.vllm.test_worker import write_model
 
 
 def needs(path: Path, **settings: Any) -> int:
@@ -84,3 +88,28 @@ def test_replica_threads() -> None:
     assert replica_threads(6, 1) == 6
     assert replica_threads(6, 3) == 2
     assert replica_threads(1, 3) == 1
+
+
+def test_worker_on_vllm_is_not_planned_by_the_rules_of_the_own_engine(folder: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    on_vllm = WorkerOptions(socket="", model=str(model), engine="vllm", kv_cache_gb=2.0, dtype="fp32")
+    assert (
+        memory_needs(on_vllm)["cpu"]
+        == vllm_memory.PROGRAM_BYTES + 2 * GB + (model / "model.safetensors").stat().st_size
+    )
+    harness = ManagerHarness(folder)
+    harness.gpus = [GpuMemory(free=60 * GB, total=80 * GB, name=str(index)) for index in range(4)]
+    two_gpus = msgspec.structs.replace(on_vllm, engine_args={"tensor_parallel_size": 2, "gpu_memory_utilization": 0.5})
+    harness.workers.acquire(AcquireModel(two_gpus, max_replicas=2))
+    harness.workers.tick()
+    (worker,) = harness.workers.models[0].replicas
+    assert worker.device == "cuda"  # although Syringa's own engine runs fp32 on CPUs only
+    assert worker.expected_gpu_bytes == 40 * GB
+    options = harness.processes[0].options
+    assert (options.gpu, options.free_memory, options.gpu_memory_fraction) == ("0,1", 0, 0.0)
+
+
+def test_startup_plan_of_vllm_checks_its_interpreter(tmp_path: Path) -> None:
+    spec = ModelSpec(id="m", path=str(write_model(tmp_path / "model")), engine="vllm", python=str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="cannot be run"):
+        startup_plan.plan_model(spec, Config())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from syringa.engine.processes import nvml
-from syringa.engine.processes.nvml import GpuMemory, gpu_memories
+from syringa.engine.processes.nvml import GpuMemory, GpuProcess, gpu_memories, gpu_processes
 
 GB = 1 << 30
 
@@ -83,3 +83,30 @@ def test_gpu_memories_are_empty_without_nvml(monkeypatch: pytest.MonkeyPatch) ->
         assert gpu_memories() == []
     finally:
         nvml._library.cache_clear()
+
+
+def fill(entries: Any, count: Any, values: list[dict[str, int]]) -> int:
+    for entry, value in zip(entries, values, strict=False):
+        for name, number in value.items():
+            setattr(entry, name, number)
+    count._obj.value = len(values)
+    return 0
+
+
+def test_gpu_processes_have_their_memory_and_mean_utilization(library: SimpleNamespace) -> None:
+    compute = [{"pid": 1, "memory": 5 * GB}, {"pid": 2, "memory": (1 << 64) - 1}]
+    graphics = [{"pid": 1, "memory": 4 * GB}, {"pid": 3, "memory": GB}]
+    samples = [{"pid": 1, "sm": 20}, {"pid": 1, "sm": 40}, {"pid": 2, "sm": 7}]
+    library.nvmlDeviceGetComputeRunningProcesses_v3 = lambda device, count, entries: fill(entries, count, compute)
+    library.nvmlDeviceGetGraphicsRunningProcesses_v3 = lambda device, count, entries: fill(entries, count, graphics)
+    library.nvmlDeviceGetProcessUtilization = lambda device, entries, count, since: fill(entries, count, samples)
+    expected = [GpuProcess(1, 5 * GB, 30.0), GpuProcess(2, 0, 7.0), GpuProcess(3, GB, 0.0)]
+    assert gpu_processes() == [expected, expected]
+    assert gpu_processes("1") == [expected]
+    assert gpu_processes("") == []
+
+
+def test_gpu_processes_are_empty_where_the_driver_does_not_list_them(library: SimpleNamespace) -> None:
+    for name in ("ComputeRunningProcesses_v3", "GraphicsRunningProcesses_v3", "ProcessUtilization"):
+        setattr(library, f"nvmlDeviceGet{name}", lambda *_: 3)
+    assert gpu_processes() == [[], []]

@@ -19,8 +19,9 @@ from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.processes import managed_process
 from syringa.engine.processes.health import HealthPage, create_page
 from syringa.engine.processes.worker_process import spawn_worker
+from syringa.engine.vllm import launch
 from syringa.engine.worker.options import WorkerOptions
-from syringa.errors import EngineError, InvalidRequest, WorkerLost
+from syringa.errors import ConfigError, EngineError, InvalidRequest, WorkerLost
 from syringa.types import EngineDelta, EngineRequest
 from tests.cluster.certificates import Certificates
 from tests.engine.vllm.fake.vllm import DEADLY, FAILING, REFUSED, SILENT
@@ -157,8 +158,16 @@ async def test_worker_serves_requests_and_retires(folder: Path, tmp_path: Path) 
         await remote.close()
 
         # Requests of a client that disconnects are aborted.
-        stream = asyncio.create_task(run(client, request(id="long", prompt=[5], stopping={"max_tokens": 10**6})))
-        await harness.wait_until(lambda: harness.health.read().step_started_at is not None)
+        begun = asyncio.Event()
+
+        def receive(delta: EngineDelta) -> bool:
+            begun.set()
+            return False
+
+        long = request(id="long", prompt=[5], stopping={"max_tokens": 10**6})
+        stream = asyncio.create_task(client.submit(long, receive))
+        await asyncio.wait_for(begun.wait(), HANG_SECONDS)
+        assert harness.health.read().step_started_at is not None
         await client.close()
         with contextlib.suppress(EngineError):
             await stream
@@ -224,6 +233,28 @@ async def test_worker_that_cannot_start_leaves_the_reason(folder: Path, settings
         found = harness.reason()
         assert reason in found
         assert "\n" not in found
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [(("vllm", "msgspec"), ""), (("vllm", "no_such_module"), "has no module no_such_module"), ((), "")],
+)
+def test_interpreter_without_a_module_is_refused(
+    folder: Path, modules: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "REQUIRED", modules)
+    python = write_interpreter(folder / "python", folder / "log")
+    with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
+        launch.check_interpreter(python)
+
+
+@pytest.mark.parametrize("script", ["exit 3", "kill -9 $$"])
+def test_interpreter_that_cannot_be_run_is_refused(folder: Path, script: str) -> None:
+    (folder / "python").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "python").chmod(0o755)
+    for python in (folder / "python", folder / "missing"):
+        with pytest.raises(ConfigError, match="cannot be run"):
+            launch.check_interpreter(str(python))
 
 
 def test_worker_needs_nothing_that_vllm_does_not_bring() -> None:

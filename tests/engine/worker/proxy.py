@@ -20,6 +20,7 @@ class Proxy:
         self.delay = 0.0  # seconds before each piece
         self.piece = READ_SIZE  # bytes per piece
         self.drop_pieces = 0  # next pieces from the worker that are lost
+        self.blackhole = False  # whether all data is lost, in both directions, without an error
         self.forwarded = 0  # bytes from the worker to clients
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -79,6 +80,8 @@ class Proxy:
                     await asyncio.sleep(self.delay)
                 await self._flowing.wait()
                 piece = data[at : at + size]
+                if self.blackhole:
+                    continue
                 if from_worker and self.drop_pieces:
                     self.drop_pieces -= 1
                     continue

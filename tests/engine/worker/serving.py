@@ -21,7 +21,10 @@ HANG_SECONDS = 60.0  # limit of every wait: a test that reaches it has failed
 
 
 class EchoCore:
-    """Answer each request with its prompt, one token per step. Steps wait while `hold` is in force."""
+    """Answer each request with its prompt, one token per step; a resumed one with what is left of it.
+
+    Steps wait while `hold` is in force.
+    """
 
     def __init__(self) -> None:
         self.preparing = ()
@@ -50,7 +53,7 @@ class EchoCore:
 
     def submit(self, request: EngineRequest, client_id: int = 0) -> None:
         self.requests.append(request)
-        self._running.append((client_id, request, 0))
+        self._running.append((client_id, request, len(request.resumed[0].tokens) if request.resumed else 0))
 
     def abort(self, request_id: str, choice: int | None = None, client_id: int = 0) -> None:
         self._running = deque(each for each in self._running if (each[0], each[1].id) != (client_id, request_id))

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syringa.cluster.folder import ClusterFolder
+from syringa.ray import processes
+
+
+def test_environment_requires_a_token_and_tls_of_rays_own_authority(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path)
+    variables = processes.environment(folder)
+    assert variables["RAY_AUTH_MODE"] == "token"
+    assert variables["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "ray.token")
+    assert variables["RAY_USE_TLS"] == "1"
+    assert {variables[f"RAY_TLS_{name}"] for name in ("SERVER_CERT", "SERVER_KEY", "CA_CERT")} == {
+        str(tmp_path / "ray" / name) for name in ("node.pem", "node.key", "ca.pem")
+    }
+    assert variables["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert "RAY_REDIS_ADDRESS" not in variables
+
+
+def test_nodes_wait_for_a_head_as_long_as_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "RAY_gcs_rpc_server_reconnect_timeout_s"
+    assert processes.environment(ClusterFolder(tmp_path))[name] == str(processes.RECONNECT_SECONDS)
+    monkeypatch.setenv(name, "7")
+    assert processes.environment(ClusterFolder(tmp_path))[name] == "7"
+    assert processes.reconnect_seconds() == 7
+
+
+def test_environment_names_an_external_redis(tmp_path: Path) -> None:
+    variables = processes.environment(ClusterFolder(tmp_path / "c"), redis="10.0.0.9:6379")
+    assert variables["RAY_REDIS_ADDRESS"] == "10.0.0.9:6379"
+
+
+def test_head_has_no_dashboard_and_no_resources() -> None:
+    arguments = processes.head_arguments("10.0.0.1", 6379)
+    assert {"--head", "--port=6379", "--include-dashboard=false", "--num-cpus=0", "--num-gpus=0"} <= set(arguments)
+
+
+def test_node_has_its_labels_and_resources() -> None:
+    arguments = processes.node_arguments("h:1", "10.0.0.2", "n", {"pool": "x", "zone": "a"}, member="42", cpus=3)
+    assert {"--address=h:1", "--node-ip-address=10.0.0.2", "--node-name=n", "--num-cpus=3"} <= set(arguments)
+    assert "--labels=pool=x,zone=a,syringa-member=42" in arguments
+    assert not any(each.startswith("--num-gpus") for each in arguments)
