@@ -1,23 +1,27 @@
 """Measure how long a stream pauses when its replica is taken away: `python -m bench.moves`.
 
 A server with two replicas runs one stream with 500 tokens of prompt, and does nothing else. The replica that computes
-it is drained, killed or stopped (SIGSTOP); the pause is the time from the last token before to the first after.
+it is drained, killed or stopped (SIGSTOP); the pause is the time from the last token before to the first after. The
+three ways are interleaved.
+
+    python -m bench.moves              12 of each
+    python -m bench.moves --write      write the table to docs/performance.md as well
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import itertools
 import json
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -25,14 +29,19 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from bench.pages import replace_section
 from syringa.bench.processes import RunningServer, cores, cpu_name, process_tree, start
+from syringa.bench.report import Spread, make_spread, spread_text
 from syringa.bench.runner import syringa_server
 from syringa.bench.workload import PromptGenerator
 
+RESULTS = Path(__file__).resolve().parent / "results"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 WORKER = "syringa.engine.worker.server"
+PAIRS = 12  # an announced move and one of each unannounced kind
 PROMPT_TOKENS, OUTPUT_TOKENS = 500, 120
 TAKEN_AT = 30  # tokens after which the replica is taken away
-LIMITS = {"drain": 1.0, "kill": 3.5, "stop": 3.5}  # seconds, of the median pause
+LIMITS = {"drained": 1.0, "killed": 3.5, "stopped": 3.5}  # seconds, of the median pause
 
 
 class ReplicaServer:
@@ -112,14 +121,11 @@ def _stop(server: ReplicaServer) -> None:
     os.kill(busiest(server.workers()), signal.SIGSTOP)
 
 
-_WAYS: dict[str, Callable[[ReplicaServer], None]] = {"drain": _drain, "kill": _kill, "stop": _stop}
+_WAYS: dict[str, Callable[[ReplicaServer], None]] = {"drained": _drain, "killed": _kill, "stopped": _stop}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.moves", description=__doc__)
-    parser.add_argument("--runs", type=int, default=12, help="of each kind, interleaved")
-    options = parser.parse_args()
-    console = Console()
+def measure_pairs(pairs: int, report: Callable[[str], None]) -> dict[str, list[float]]:
+    """Return the pauses in seconds, by what happened to the replica."""
     prompts = PromptGenerator(17)
     pauses: dict[str, list[float]] = {way: [] for way in _WAYS}
     with tempfile.TemporaryDirectory() as folder:
@@ -132,15 +138,62 @@ def main() -> int:
         )
         with start(spec, 1) as running:
             server = ReplicaServer(running)
-            for _ in range(options.runs):
+            for pair in range(1, pairs + 1):
                 for way, found in pauses.items():
                     found.append(measure(server, way, prompts.text(PROMPT_TOKENS)))
-                    console.print(f"{way}: {found[-1]:.2f} s", highlight=False)
-    table = Table("replica is", "median s", "largest s", "limit", title=f"{cpu_name()}, {cores()} cores")
-    for way, found in pauses.items():
-        table.add_row(way, f"{statistics.median(found):.2f}", f"{max(found):.2f}", f"{LIMITS[way]:.1f}")
+                    report(f"pair {pair:2}  {way:8} {found[-1]:.2f} s")
+    return pauses
+
+
+def summarize_pauses(pauses: Mapping[str, Sequence[float]]) -> dict[str, Spread]:
+    return {way: spread for way, found in pauses.items() if (spread := make_spread(found)) is not None}
+
+
+def meets_limit(way: str, pause: Spread) -> bool:
+    return pause.median <= LIMITS[way]
+
+
+def table_rows(spreads: Mapping[str, Spread]) -> list[list[str]]:
+    return [
+        [way, spread_text(pause), f"≤ {LIMITS[way]:g}", "yes" if meets_limit(way, pause) else "no"]
+        for way, pause in spreads.items()
+    ]
+
+
+def write_page(about: str, spreads: Mapping[str, Spread], page: Path = PAGE) -> None:
+    """Replace the table in the page, between its markers. Raises `ValueError` if they are missing."""
+    lines = [about, "", "| the replica is | pause, s | target | met |", "| --- | ---: | ---: | --- |"]
+    replace_section(page, "moves", [*lines, *("| " + " | ".join(row) + " |" for row in table_rows(spreads))])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.moves", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"of each kind (default: {PAIRS})")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md as well")
+    options = parser.parse_args(arguments)
+    console = Console(highlight=False)
+    if (load := os.getloadavg()[0]) > 0.5:
+        console.print(f"[yellow]this machine is busy (load {load:.1f}): the pauses will be longer[/]")
+    pauses = measure_pairs(options.pairs, console.print)
+    spreads = summarize_pauses(pauses)
+    about = f"{datetime.date.today()}, {cpu_name()}, {cores()} cores, {options.pairs} interleaved pairs."
+    table = Table("the replica is", "pause, s", "target", "met", title=about, title_justify="left")
+    for row in table_rows(spreads):
+        table.add_row(*row)
     console.print(table)
-    return int(any(statistics.median(found) > LIMITS[way] for way, found in pauses.items()))
+    passed = all(meets_limit(way, pause) for way, pause in spreads.items())
+    if options.pairs >= PAIRS:
+        document = {"about": about, "pairs": options.pairs, "passed": passed, "seconds": pauses}
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        path = RESULTS / "moves.json"
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        console.print(f"written: {os.path.relpath(path)}")
+    if options.write:
+        write_page(about, spreads)
+        console.print(f"written: {os.path.relpath(PAGE)}")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 One worker listens at both, so that weights, caches and memory are the same. Each pair measures both, one after the
 other, in alternating order: the output tokens per second of 16 streams, and the time to the first token of single
 requests.
+
+    python -m bench.transport              12 pairs
+    python -m bench.transport --write      write the table to docs/performance.md as well
 """
 
 from __future__ import annotations
@@ -18,12 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import msgspec
 import uvloop
 
+from bench.pages import replace_section
 from syringa.bench.processes import cores, cpu_name
 from syringa.cluster.folder import ClusterFolder
 from syringa.config import Config, single_model_spec
@@ -35,6 +39,7 @@ from syringa.errors import StartupError
 from syringa.types import EngineDelta, EngineRequest, SamplingParams, StopConditions
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 PAIRS, STREAMS, TOKENS, PROMPT_TOKENS = 12, 16, 64, 100
 REQUESTS = 2 * STREAMS  # of a measurement of tokens per second
 FIRST_TOKENS = 10  # requests of a measurement of the first token
@@ -187,11 +192,38 @@ async def measure_pairs(model: str, pairs: int, requests: int) -> list[Transport
     return runs
 
 
+def meets_targets(summary: Mapping[str, float]) -> tuple[bool, bool]:
+    """Return whether the rate and the time to the first token are as required."""
+    return summary["ratio"] >= MIN_RATIO, summary["added_first_token_ms"] <= MAX_DELAY_MS
+
+
+def write_page(about: str, summary: Mapping[str, float], page: Path = PAGE) -> None:
+    """Replace the table in the page, between its markers. Raises `ValueError` if they are missing."""
+    met = ["yes" if each else "no" for each in meets_targets(summary)]
+    rates = [f"{summary[f'{name}_tokens_per_second']:.0f}" for name in ("unix", "tls")]
+    first = [f"{summary[f'{name}_first_token_ms']:.1f}" for name in ("unix", "tls")]
+    ratio = f"{summary['ratio']:.3f} × ({summary['ratio_min']:.3f}–{summary['ratio_max']:.3f})"
+    delay = (
+        f"{summary['added_first_token_ms']:+.2f} ms "
+        f"({summary['added_first_token_ms_min']:+.2f} to {summary['added_first_token_ms_max']:+.2f})"
+    )
+    rows = [
+        [f"{STREAMS} streams, tok/s", *rates, ratio, f"≥ {MIN_RATIO} ×", met[0]],
+        [f"first token, {PROMPT_TOKENS}-token prompt, ms", *first, delay, f"≤ {MAX_DELAY_MS:+g} ms", met[1]],
+    ]
+    lines = [about, "", "| | Unix socket | TCP with TLS | by pairs | target | met |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: | --- |", *("| " + " | ".join(row) + " |" for row in rows)]
+    replace_section(page, "transport", lines)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.transport", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.transport", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=Config().model)
-    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"(default: {PAIRS})")
     parser.add_argument("--quick", action="store_true", help="one pair with few requests; nothing is written")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md as well")
     options = parser.parse_args(arguments)
     pairs, requests = (1, STREAMS) if options.quick else (options.pairs, REQUESTS)
     about = (
@@ -199,7 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     runs = uvloop.run(measure_pairs(options.model, pairs, requests))
     summary = summarize(runs)
-    passed = summary["ratio"] >= MIN_RATIO and summary["added_first_token_ms"] <= MAX_DELAY_MS
+    passed = all(meets_targets(summary))
     print(
         f"{STREAMS} streams: {summary['ratio']:.3f} of the Unix socket's tokens per second "
         f"({summary['ratio_min']:.3f} to {summary['ratio_max']:.3f}, at least {MIN_RATIO} required)\n"
@@ -212,6 +244,9 @@ def main(arguments: list[str] | None = None) -> int:
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "transport.json").write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     print(f"written: {os.path.relpath(RESULTS)}/transport.json")
+    if options.write:
+        write_page(f"{datetime.date.today()}, {cpu_name()}, {cores()} cores, {pairs} interleaved pairs.", summary)
+        print(f"written: {os.path.relpath(PAGE)}")
     return 0 if passed else 1
 
 

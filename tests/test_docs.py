@@ -15,6 +15,9 @@ from syringa import config
 from syringa.api.fields.schema import IGNORED, REFUSED
 from syringa.api.openapi.document import request_fields
 from syringa.config.specs import INHERITED
+from syringa.config.validation import base_type
+from syringa.fleet.pools import PoolSpec
+from syringa.fleet.schedule import DAYS, PoolWindow
 from syringa.http.endpoints import PUBLISHED
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -46,6 +49,26 @@ def models_table() -> str:
                 "required" if field.required else "none" if default in (None, (), msgspec.NODEFAULT) else f"`{default}`"
             )
         lines.append(f"| `{field.name}` | {shown} | {told} |")
+    return "\n".join(lines)
+
+
+def pools_table(kind: type[msgspec.Struct] = PoolSpec, path: str = "") -> str:
+    """What may be said of a pool, with the keys of inner tables."""
+    lines = [] if path else ["| key | default | what it is |", "| --- | --- | --- |"]
+    hints = get_type_hints(kind, include_extras=True)
+    for field in msgspec.structs.fields(kind):
+        inner, name = base_type(hints[field.name]), path + field.name
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            lines.append(pools_table(inner, f"{name}."))
+            continue
+        told = next(text for each in hints[field.name].__metadata__ if (text := each.description))
+        default = field.default
+        shown = f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+        if field.required or default in (DAYS, (), msgspec.NODEFAULT):
+            shown = "required" if field.required else "all" if default == DAYS else "none"
+        lines.append(f"| `{name}` | {shown} | {told} |")
+        if field.name == "windows":
+            lines.append(pools_table(PoolWindow, f"{name}[]."))
     return "\n".join(lines)
 
 
@@ -95,6 +118,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "configuration.md": settings_table,
     "models.md": models_table,
     "parameters.md": parameters_tables,
+    "pools.md": pools_table,
 }
 
 

@@ -167,7 +167,13 @@ async def test_engine_errors_are_raised(error_kind: Exception, prompts: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("error_kind", "kind"), [("engine", EngineError), ("grammar", InvalidRequest), ("overload", EngineOverloaded)]
+    ("error_kind", "kind"),
+    [
+        ("engine", EngineError),
+        ("grammar", InvalidRequest),
+        ("overload", EngineOverloaded),
+        ("unavailable", EngineUnavailable),
+    ],
 )
 async def test_failed_choice_fails_the_request(error_kind: ErrorKind, kind: type[SyringaError]) -> None:
     engine = FakeEngine()

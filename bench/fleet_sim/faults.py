@@ -49,10 +49,10 @@ class Faults:
 
     def _lose(self, node: SimulatedNode, away: float) -> None:
         self._fleet.lose(node)
-        self._loop.after(away, self._fleet.join, node)
+        self._loop.after(away, self._join, node)
 
     def _lose_rack(self, _: object) -> None:
-        nodes = [node for node in self._nodes if node.alive and node.view.condition == "ready" and node.replicas]
+        nodes = [node for node in self._nodes if node.alive and node.pool.mode == "always" and node.replicas]
         self.counts["rack"] += 1
         for node in nodes[-RACK:]:
             self._lose(node, self._random.expovariate(1 / self._scenario.away_seconds))
@@ -66,7 +66,7 @@ class Faults:
         node, changes = drained
         if node.changes == changes:
             self._fleet.leave(node)
-            self._loop.after(self._random.expovariate(1 / self._scenario.away_seconds), self._fleet.join, node)
+            self._loop.after(self._random.expovariate(1 / self._scenario.away_seconds), self._join, node)
 
     def _flap(self, flapping: tuple[SimulatedNode, int]) -> None:
         node, left = flapping
@@ -77,6 +77,17 @@ class Faults:
         if left > 1:
             self._loop.after(away + self._random.expovariate(1 / FLAP_BACK), self._flap, (node, left - 1))
 
+    def _join(self, node: SimulatedNode) -> None:
+        """A node is back; one of an idle pool is offered when its owner has left it alone for long enough."""
+        self._fleet.join(node)
+        if node.pool.mode == "idle" and node.view.owner_load != OWNER_LOAD:
+            node.owner_away = False
+            self._await_idle(node)
+
+    def _await_idle(self, node: SimulatedNode) -> None:
+        node.owner_left_at = self._loop.now
+        self._loop.after(IdleThresholds().after, self._offer, (node, self._loop.now))
+
     def _owner_comes(self, node: SimulatedNode) -> None:
         self.counts["owner"] += 1
         node.owner_away, node.owner_left_at = False, None
@@ -85,8 +96,7 @@ class Faults:
 
     def _owner_leaves(self, node: SimulatedNode) -> None:
         self._fleet.set_view(node, owner_load=OwnerLoad())
-        node.owner_left_at = self._loop.now
-        self._loop.after(IdleThresholds().after, self._offer, (node, self._loop.now))
+        self._await_idle(node)
         self._loop.after(self._random.expovariate(1 / self._scenario.owner_away_seconds), self._owner_comes, node)
 
     def _offer(self, left: tuple[SimulatedNode, float]) -> None:

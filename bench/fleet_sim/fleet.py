@@ -105,6 +105,7 @@ class SimulatedFleet:
             self._events.append(ReplicaEvent("failed", id, model, f"{node} has no place for it"))
             return id
         place.free_gpus -= clients.model.gpus
+        clients.present += 1
         place.replicas[id] = self.running[id] = replica
         self.loop.after(START_SECONDS, self._fetch, replica)
         return id
@@ -114,6 +115,7 @@ class SimulatedFleet:
         if found is None or found.condition == "draining" or found.frozen:
             return
         was_ready, found.condition = found.condition == "ready", "draining"
+        found.clients.present -= 1
         found.drained_at = self.loop.now + grace
         if not was_ready or not found.streams():
             self.end(found, "drain")
@@ -175,6 +177,8 @@ class SimulatedFleet:
         """End a replica, and move what it still runs."""
         if self.running.pop(replica.id, None) is None:
             return
+        if replica.condition != "draining":
+            replica.clients.present -= 1
         replica.clients.replica_gone(replica, reason)
         replica.freeze()
         node = self.nodes_by_name[replica.node]

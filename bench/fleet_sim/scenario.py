@@ -65,15 +65,15 @@ MODELS = (
     SimulatedModel("nano-1b", 1, 2.2, 0.009, 0.0004, 14_000, 40, 0.14, 2, CHEAP_FIRST),
     SimulatedModel("small-3b", 1, 6.5, 0.014, 0.0006, 9_000, 40, 0.16, 2, CHEAP_FIRST),
     SimulatedModel("chat-8b", 1, 16.0, 0.024, 0.0009, 5_000, 24, 0.22, 2, CHEAP_FIRST),
-    SimulatedModel("code-7b", 1, 15.0, 0.023, 0.0009, 5_000, 24, 0.10, 1, CHEAP_FIRST),
-    SimulatedModel("vision-8b", 1, 17.0, 0.026, 0.0010, 4_000, 24, 0.06, 1, CHEAP_FIRST),
-    SimulatedModel("dense-14b", 1, 15.0, 0.030, 0.0012, 3_500, 20, 0.07, 1, CHEAP_FIRST),
-    SimulatedModel("moe-30b", 2, 32.0, 0.020, 0.0008, 6_000, 40, 0.08, 1, LARGER),
-    SimulatedModel("long-14b", 2, 28.0, 0.024, 0.0010, 5_000, 32, 0.04, 1, LARGER),
-    SimulatedModel("dense-32b", 2, 33.0, 0.036, 0.0012, 3_500, 24, 0.05, 1, LARGER),
-    SimulatedModel("dense-70b", 4, 70.0, 0.042, 0.0014, 3_500, 32, 0.045, 1, ("core",)),
-    SimulatedModel("moe-120b", 4, 65.0, 0.026, 0.0010, 5_000, 40, 0.025, 1, ("core",)),
-    SimulatedModel("code-72b", 4, 72.0, 0.044, 0.0014, 3_500, 32, 0.01, 1, ("core",)),
+    SimulatedModel("code-7b", 1, 15.0, 0.023, 0.0009, 5_000, 24, 0.10, 2, CHEAP_FIRST),
+    SimulatedModel("vision-8b", 1, 17.0, 0.026, 0.0010, 4_000, 24, 0.06, 2, CHEAP_FIRST),
+    SimulatedModel("dense-14b", 1, 15.0, 0.030, 0.0012, 3_500, 20, 0.07, 2, CHEAP_FIRST),
+    SimulatedModel("moe-30b", 2, 32.0, 0.020, 0.0008, 6_000, 40, 0.08, 2, LARGER),
+    SimulatedModel("long-14b", 2, 28.0, 0.024, 0.0010, 5_000, 32, 0.04, 2, LARGER),
+    SimulatedModel("dense-32b", 2, 33.0, 0.036, 0.0012, 3_500, 24, 0.05, 2, LARGER),
+    SimulatedModel("dense-70b", 4, 70.0, 0.042, 0.0014, 3_500, 32, 0.045, 2, ("core",)),
+    SimulatedModel("moe-120b", 4, 65.0, 0.026, 0.0010, 5_000, 40, 0.025, 2, ("core",)),
+    SimulatedModel("code-72b", 4, 72.0, 0.044, 0.0014, 3_500, 32, 0.01, 2, ("core",)),
 )
 POOLS = (
     SimulatedPool("core", "always", 120, 4),
@@ -88,13 +88,14 @@ POOLS = (
 class Scenario:
     models: tuple[SimulatedModel, ...] = MODELS
     pools: tuple[SimulatedPool, ...] = POOLS
+    warmup_seconds: float = 10 * MINUTE  # at the beginning of the day, without requests
     day_rate: float = 20_000.0  # requests per hour, the mean of the day
     day_seconds: float = DAY
     swing: float = 0.5  # of the day's curve around its mean
     ramp_seconds: float = 15 * MINUTE  # from the rate at the end of the day to the peak
     peak_rate: float = 1_000_000.0  # per hour
     peak_seconds: float = HOUR
-    tail_seconds: float = 5 * MINUTE  # without new requests, in which the last ones end
+    tail_seconds: float = 12 * MINUTE  # without new requests, in which the last ones end
     api_processes: int = 4
     organizations: int = 300
     queue_timeout: float = 60.0
@@ -140,6 +141,8 @@ class Scenario:
 
     def rate(self, at: float) -> float:
         """Return the requests per hour at a time."""
+        if at < self.warmup_seconds:
+            return 0.0
         if at < self.day_seconds:
             return self.day_rate * (1 + self.swing * math.sin(math.tau * at / DAY))
         if at < self.peak_at:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -31,7 +30,7 @@ class Chat:
     organization: str
     api_process: int  # its client keeps a connection
     tokens: int  # so far
-    prefixes: list[tuple[int, bytes]] = field(default_factory=list)  # as of `routing_key`, the shortest first
+    prefixes: dict[int, bytes] = field(default_factory=dict)  # hashes of `routing_key`, by length
 
 
 @dataclass(slots=True)
@@ -97,12 +96,6 @@ class Workload:
         self._shares = np.cumsum(shares / shares.sum())
         weights = 1 / np.arange(1, scenario.organizations + 1) ** 0.8
         self._organizations = np.cumsum(weights / weights.sum())
-        self._points = list(prefix_points(2 * scenario.max_context))
-        self._systems = [
-            [(point, f"{model}/{application}/{point}".encode()) for point in prefix_points(scenario.system_tokens)]
-            for model in range(len(scenario.models))
-            for application in range(APPLICATIONS)
-        ]
 
     @property
     def requests(self) -> int:
@@ -184,17 +177,19 @@ class Workload:
         application = model * APPLICATIONS + int(draw * APPLICATIONS)
         system = self.scenario.system_tokens
         process = self._chats % self.scenario.api_processes
-        return Chat(self._chats, application, f"o{organization}", process, system, list(self._systems[application]))
+        return Chat(self._chats, application, f"o{organization}", process, system)
 
     def _prefixes(self, chat: Chat, prompt: int) -> tuple[tuple[int, bytes], ...]:
         """Return what `routing_key` returns for a prompt, without its tokens."""
-        points, known = self._points, len(chat.prefixes)
-        for position in range(known, bisect_right(points, prompt)):
-            chat.prefixes.append((points[position], b"%d/%d" % (chat.id, position)))
-        return tuple(reversed(chat.prefixes))
+        known, system = chat.prefixes, self.scenario.system_tokens
+        points = prefix_points(prompt)
+        for point in points:
+            if point not in known:
+                known[point] = b"%d/%d/%d" % (chat.application, 0 if point <= system else chat.id, point)
+        return tuple([(point, known[point]) for point in reversed(points)])
 
 
 def _lengths(draw: np.random.Generator, mean: float, count: int) -> np.ndarray:
-    """Return log-normal lengths of at least 8 tokens and at most ten times the mean."""
+    """Return log-normal lengths of at least 8 tokens and at most four times the mean."""
     lengths = draw.lognormal(np.log(mean) - SPREAD**2 / 2, SPREAD, count)
-    return np.clip(lengths, 8, 10 * mean).astype(int)
+    return np.clip(lengths, 8, 4 * mean).astype(int)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,11 +121,19 @@ def create_token(
         str,
         typer.Option("--node", metavar="NAME", help="Admit this node only, also if it has joined before."),
     ] = "",
+    list_tokens: Annotated[bool, typer.Option("--list", help="List the tokens of the last day instead.")] = False,
 ) -> None:
     """Print a token with which one machine may join the cluster of this machine, once."""
     from syringa.cluster.join_tokens import JoinTokens
 
-    typer.echo(JoinTokens(cluster_folder(dir).path).create(hours * 3600, node=node))
+    tokens = JoinTokens(cluster_folder(dir).path)
+    if not list_tokens:
+        typer.echo(tokens.create(hours * 3600, node=node))
+        return
+    for token in tokens.records():
+        expires = datetime.fromtimestamp(token.expires_at, UTC)
+        use = f"by {token.used_by}" if token.used_by else f"for {token.node or 'any machine'}"
+        typer.echo(f"{token.id}  {token.state(time.time()):<8}until {expires:%Y-%m-%d %H:%M} UTC  {use}")
 
 
 @cluster.command("join")

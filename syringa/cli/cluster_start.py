@@ -66,6 +66,7 @@ def run(flags: Mapping[str, Any], file: Path | None, *, node: MemberSettings | N
     folder.check()
     folder.check_ray()
     server = server_address(config, folder)
+    _check_port(config.ray_port)
     os.environ.update(environment(folder))  # before Ray is imported; also marks the processes of the server as ours
     start = ClusterStart(config, folder, server, redis)
     settings = {"cluster": True, "cluster_dir": str(folder.path), "cluster_address": str(server)}
@@ -89,7 +90,6 @@ class ClusterStart:
     def run(self, options: ServeOptions, node: MemberSettings | None) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        _check_port(self._config.ray_port)
         try:
             self._start_head()
             if node is not None and not self._signals:

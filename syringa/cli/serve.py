@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from syringa import config as settings
-from syringa.cli.fleet_lease import DatabaseLease
+from syringa.cli.fleet_lease import cluster_lease
 from syringa.cli.options import load_config
 from syringa.config import Config, ModelSpec
 from syringa.errors import ConfigError, StartupError, StoreError
@@ -61,8 +61,8 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
 
         planned_free = plan.free if plan is not None and plan.device == "cpu" else 0
         prepare = functools.partial(create_shared_files, config)
-        lease = DatabaseLease(config.database) if config.cluster else None
-        return supervisor.run(config, specs[0], listener, print_banner, prepare, planned_free, lease)
+        lease = cluster_lease(config) if config.cluster else None
+        return supervisor.run(config, specs[0], listener, print_banner, prepare, planned_free=planned_free, lease=lease)
 
 
 def download_default_model(spec: ModelSpec) -> None:

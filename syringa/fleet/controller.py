@@ -123,9 +123,10 @@ class Controller:
         if now < self._next_at:
             return
         self._next_at = now + INTERVAL_SECONDS
-        if not self._holds_lease():
-            return
         self._snapshot = self._observe(now)
+        if not self._holds_lease():
+            self._plan = Plan([], {})
+            return
         self._plan = plan(self._snapshot)
         names = {model.key: model.name for model in self._snapshot.models}
         for decision in self._plan.decisions:
@@ -187,12 +188,12 @@ class Controller:
         return event.node or self._node_of.get(event.replica, "")
 
     def _observe_models(self, models: Sequence[ModelTarget], replicas: Sequence[Replica], now: float) -> None:
-        waiting: set[str] = set()
+        waiting: dict[str, int] = {}  # requests of a replica for which others wait
         ready: Counter[str] = Counter()
         ids: set[str] = set()
         for each in replicas:
             if each.waiting:
-                waiting.add(each.model)
+                waiting[each.model] = max(each.running, waiting.get(each.model, 1))
             if each.condition == "ready":
                 ready[each.model] += 1
             if each.condition != "draining":
@@ -216,6 +217,7 @@ class Controller:
                 before.replacement if moving else "",
                 complete,
                 short_since,
+                waiting.get(model.key, before.full_load),
             )
             if after != before or model.key not in self._history:
                 self._history[model.key] = after
@@ -225,7 +227,7 @@ class Controller:
         now, history, none = snapshot.now, self._node_history, NodeHistory()
         present = {each.name for each in snapshot.nodes if each.condition != "lost"}
         for node in self._snapshot.nodes:
-            if node.name not in present and node.condition != "lost":
+            if node.condition == "ready" and node.name not in present:
                 failed[node.name] += 1
         for name, each in before.items():  # also of nodes that are gone, which may come back
             if each.failures and now - each.failed_at < NODE_MEMORY_SECONDS:

@@ -14,6 +14,7 @@ from syringa.fleet.provider import Node, Replica
 from syringa.fleet.schedule import is_open
 
 SCALE_UP_SECONDS = 2.0  # requests have waited for so long, without a pause
+SPARE_LOAD = 0.8  # of a full replica, up to which those of a model are filled when others need their room
 SCALE_DOWN_SECONDS = 60.0  # a replica above the minimum has been idle for so long
 SCALE_DOWN_GRACE = 30.0  # for a request that reached it at that moment
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 300.0  # after a replica failed to start or died; doubled each time
@@ -61,6 +62,7 @@ class ModelHistory:
     replacement: str = ""
     complete: bool = False  # whether its minimum of replicas has been ready
     short_since: float | None = None  # when one of these was lost
+    full_load: int = 0  # requests that a replica ran while others waited for it, the last time; 0: none have waited
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,7 @@ def reclaim_reason(node: Node, pool: PoolRoom | None, history: NodeHistory, now:
         return Reclaim("owner_returned" if lasting else None, f"node {node.name}: {activity}", grace)
     if activity:
         return Reclaim("owner_returned", f"node {node.name}: {activity}", grace)
-    idle = 0.0 if history.idle_since is None else now - history.idle_since
-    return Reclaim(None, f"node {node.name} has been idle for {idle:.0f} s of {pool.spec.idle.after:g} s", grace)
+    return Reclaim(None, f"node {node.name} has been idle for less than {pool.spec.idle.after:g} s", grace)
 
 
 def pool_rooms(snapshot: FleetSnapshot) -> list[PoolRoom]:

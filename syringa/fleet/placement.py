@@ -110,8 +110,11 @@ class PoolRoom:
         cpus = math.floor(self.total_cpus * share + 1e-9) if share < 1 else math.inf
         return min(gpus, self.spec.capacity.max_gpus or math.inf), cpus
 
-    def choose(self, model: str, needs: ReplicaNeeds) -> NodeRoom | None:
-        """Take a place for a replica, and return its node; None if there is none."""
+    def choose(self, model: str, needs: ReplicaNeeds, *, max_penalty: float = _UNLIMITED) -> NodeRoom | None:
+        """Take a place for a replica, and return its node; None if there is none.
+
+        `max_penalty`: of nodes that may be chosen, see `NodeRoom`.
+        """
         heap = self._candidates.get(needs)
         if heap is None:
             heap = [room.key() for room in self.nodes.values() if room.fits(needs)]
@@ -127,6 +130,9 @@ class PoolRoom:
             if room.key() != key:
                 heapq.heappush(heap, room.key())
                 continue
+            if room.penalty > max_penalty:  # as have all that follow
+                heapq.heappush(heap, key)
+                break
             gpus, threads = needs.gpus_on(room.node), room.new_threads(needs)
             if gpus and self.used_gpus + gpus > gpu_limit:
                 self._limited[needs] = f"pool {self.spec.name} uses {self.used_gpus} of {gpu_limit:.0f} GPUs"

@@ -16,6 +16,7 @@ from syringa.fleet.decisions import (
     SCALE_DOWN_GRACE,
     SCALE_DOWN_SECONDS,
     SCALE_UP_SECONDS,
+    SPARE_LOAD,
     Decision,
     FleetSnapshot,
     ModelHistory,
@@ -50,8 +51,8 @@ def plan(snapshot: FleetSnapshot) -> Plan:
 
     1. Replicas leave nodes and pools that may not be used any more, the last that came first.
     2. Missing replicas are started: first those of models that have none, then those below the minimum, then those for
-       which requests wait. Where there is no room for the former two, replicas above the minimum of other models give
-       way. For waiting requests, the replicas of a model are doubled at most.
+       which requests wait, at most as many as the model has. Where there is no room, replicas above the minimum of
+       other models give way; for waiting requests, those that are not needed by the requests of their own model.
     3. Replicas that are not needed any more are stopped.
     4. Replicas move to pools that their models prefer, one at a time for each model.
     """
@@ -87,6 +88,7 @@ class _Planner:
         self._spare: list[Replica] | None = None  # may be stopped for others, see `_spare_replicas`
         self._ranks: dict[tuple[str, ...], dict[str, int]] = {}  # of pools, by the pools of a model
         self._excess: dict[str, int] = {}  # how many of them, by key of their model
+        self._unused: dict[str, int] = {}  # of these, those without which no request would have to wait
 
     def run(self) -> Plan:
         self._add_nodes()
@@ -196,16 +198,21 @@ class _Planner:
         for order, model in enumerate(self._snapshot.models):
             self._add_wants(wants, model, order)
         wants.sort(key=lambda each: each[:2])
+        full: set[str] = set()  # models for which there is no room
         for want in wants:
-            if want.model.key in self._shortages:
+            if want.model.key in full:
                 continue
             needs = self._needs[want.model.key]
             room = self._choose(want.model, self._allowed(want.model))
             if room is not None:
                 self._decisions.append(StartReplica(want.model.key, room.node.name, want.reason, want.cause))
-            elif want.tier < 2:
+                continue
+            full.add(want.model.key)
+            if want.tier < 2:
                 self._shortages[want.model.key] = self._shortage(want.model, needs)
-                self._make_room(want.model, needs)
+                self._make_room(want.model, needs, self._excess, "has too few replicas and no room")
+            else:
+                self._make_room(want.model, needs, self._unused, "has waiting requests and no room")
         return {want.model.key for want in wants}
 
     def _add_wants(self, wants: list[_Want], model: ModelTarget, order: int) -> None:
@@ -230,43 +237,60 @@ class _Planner:
         """
         ready = [each for each in own if each.condition == "ready"]
         waiting, running = sum(each.waiting for each in own), sum(each.running for each in ready)
-        load = max(1.0, running / max(1, len(ready)))  # requests of one replica
+        load = max(1.0, running / max(1, len(ready)), self._history(model).full_load)  # requests of one replica
         missing = min(math.ceil(waiting / load), len(ready), model.max_replicas - len(ready)) - (len(own) - len(ready))
         reason = f"{waiting} requests wait, {len(own)} replicas, max={model.max_replicas}"
         for number in range(missing):
             wants.append(_Want(2, round(number * load) - waiting, model, reason, "waiting"))
 
-    def _make_room(self, model: ModelTarget, needs: ReplicaNeeds) -> None:
-        """Stop a replica that its model does not need, for one that has too few, unless another one leaves already."""
+    def _make_room(self, model: ModelTarget, needs: ReplicaNeeds, spares: dict[str, int], problem: str) -> None:
+        """Stop a replica that its model can spare, unless another one leaves already. `spares`: how many, by model."""
         allowed = [pool for pool in self._allowed(model) if pool.open]
         for pool in allowed:
             if self._leaving[pool.spec.name] > 0:
                 self._leaving[pool.spec.name] -= 1
                 return
+        if not self._excess:
+            self._count_spares()
+        if not any(count for key, count in spares.items() if key != model.key):
+            return
         spare = self._spare_replicas()
         for victim in spare:
             home, room = self._pool_of[victim.node], self._rooms[victim.node]
-            if home is None or home not in allowed or victim.model == model.key or not self._excess[victim.model]:
+            if home is None or home not in allowed or victim.model == model.key or not spares[victim.model]:
                 continue
             if room.fits_without(self._needs[victim.model], needs):
-                reason = f"model {model.name} has too few replicas and no room"
+                reason = f"model {model.name} {problem}"
                 self._stop(victim, home.spec.preemption.grace_period, reason, "preempted")
                 self._excess[victim.model] -= 1
+                self._unused[victim.model] = max(0, self._unused[victim.model] - 1)
                 spare.remove(victim)
                 return
+
+    def _count_spares(self) -> None:
+        for model in self._snapshot.models:
+            own = self._counted(model)
+            if len(own) > model.min_replicas:
+                self._excess[model.key] = len(own) - model.min_replicas
+                self._unused[model.key] = self._count_unused(model, own)
 
     def _spare_replicas(self) -> list[Replica]:
         """Return the replicas of models that have more than their minimum: those of pools with a low priority first,
         and of these, the last that came."""
         if self._spare is None:
-            found: list[Replica] = []
-            for model in self._snapshot.models:
-                own = self._counted(model)
-                if len(own) > model.min_replicas:
-                    self._excess[model.key] = len(own) - model.min_replicas
-                    found += own
+            found = [
+                each for model in self._snapshot.models if model.key in self._excess for each in self._counted(model)
+            ]
             self._spare = sorted(_newest_first(found), key=self._priority)
         return self._spare
+
+    def _count_unused(self, model: ModelTarget, own: Sequence[Replica]) -> int:
+        """Return how many replicas a model can spare without requests waiting: the others are not full then."""
+        full = SPARE_LOAD * self._history(model).full_load
+        if not full or any(each.waiting or each.condition != "ready" for each in own):
+            return 0
+        needed = max(model.min_replicas, math.ceil(sum(each.running for each in own) / full))
+        return max(0, len(own) - needed)
 
     # What is not needed, or would be better elsewhere
 
@@ -309,7 +333,7 @@ class _Planner:
         worst = max(own, key=lambda each: (self._rank(model, each), each.idle_seconds))
         rank = self._rank(model, worst)
         preferred = [pool for pool in self._allowed(model)[:rank] if self._is_stable(pool)] if rank else []
-        room = self._choose(model, preferred)
+        room = self._choose(model, preferred, max_penalty=0)
         if room is not None:
             pool = self._pool_of[room.node.name]
             reason = f"pool {pool.spec.name if pool else ''} is preferred"
@@ -350,10 +374,12 @@ class _Planner:
             ranks = self._ranks[pools] = {pool.spec.name: rank for rank, pool in enumerate(self._allowed(model))}
         return ranks.get(self._snapshot.pool_of.get(replica.node, ""), len(ranks))
 
-    def _choose(self, model: ModelTarget, pools: Sequence[PoolRoom]) -> NodeRoom | None:
+    def _choose(
+        self, model: ModelTarget, pools: Sequence[PoolRoom], *, max_penalty: float = math.inf
+    ) -> NodeRoom | None:
         needs = self._needs[model.key]
         for pool in pools:
-            if pool.open and (room := pool.choose(model.key, needs)) is not None:
+            if pool.open and (room := pool.choose(model.key, needs, max_penalty=max_penalty)) is not None:
                 return room
         return None
 

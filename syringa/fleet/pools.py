@@ -119,13 +119,17 @@ def pool_names(pools: Sequence[PoolTarget], nodes: Sequence[Node]) -> dict[str, 
 
 
 def owner_activity(thresholds: IdleThresholds, node: Node) -> str:
-    """Return what the owner of a node does with it, in words; empty if it is idle."""
+    """Return what the owner of a node does with it, in words; empty if it is idle.
+
+    The words do not change with every measurement: they are part of a report that is sent when it changes.
+    """
     load = node.owner_load
     if load is None:
         return "the load of its owner is not measured"
     if not node.gpus:
-        return f"its owner uses {load.cpu_pct:.0f} % of the CPU" if load.cpu_pct > thresholds.cpu_pct else ""
+        high = load.cpu_pct > thresholds.cpu_pct
+        return f"its owner uses more than {thresholds.cpu_pct:g} % of the CPU" if high else ""
     if load.gpu_utilization_pct > thresholds.gpu_utilization_pct:
-        return f"its owner uses {load.gpu_utilization_pct:.0f} % of a GPU"
-    memory = load.gpu_memory_bytes / 2**30
-    return f"its owner uses {memory:.1f} GiB of GPU memory" if memory > thresholds.gpu_memory_gb else ""
+        return f"its owner uses more than {thresholds.gpu_utilization_pct:g} % of a GPU"
+    high = load.gpu_memory_bytes > thresholds.gpu_memory_gb * 2**30
+    return f"its owner uses more than {thresholds.gpu_memory_gb:g} GiB of GPU memory" if high else ""

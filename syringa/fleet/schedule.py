@@ -28,7 +28,7 @@ class PoolWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Times at which a pool is open. Without times: all day."""
 
     days: Annotated[
-        tuple[Day, ...], Meta(description="Days on which it begins: `mon` to `sun`; default: every day.")
+        tuple[Day, ...], Meta(description="Days on which it begins: `mon` to `sun`.")
     ] = DAYS
     start: Annotated[str, Meta(description="Local time at which it begins, such as `22:00`.")] = "00:00"
     end: Annotated[

@@ -7,6 +7,7 @@ workers directly.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -54,6 +55,8 @@ class ReplicaActor:
         """`launch`: a `LaunchReplica`, msgpack. `address`: that of the node, for API servers."""
         order = msgspec.msgpack.decode(launch, type=LaunchReplica)
         logs.configure("info")
+        # Ray ignores this signal, which would hide the exit status of the worker, and is passed on to it.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it; the worker has an option for its threads
         folder = tempfile.mkdtemp(prefix="replica-", dir=os.environ.get(FOLDER_VARIABLE))
         cluster = ClusterFolder(Path(os.environ[CLUSTER_DIR_VARIABLE]))

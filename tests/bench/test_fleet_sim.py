@@ -53,7 +53,8 @@ class Serving:
 
 
 def test_event_loop_runs_events_of_a_time_in_their_order() -> None:
-    loop, seen = EventLoop(), []
+    loop = EventLoop()
+    seen: list[str] = []
     for name, at in (("b", 2.0), ("a", 1.0), ("c", 2.0), ("late", 9.0)):
         loop.at(at, seen.append, name)
     loop.run(5.0)
@@ -124,7 +125,8 @@ def test_clients_hold_requests_until_a_replica_is_ready() -> None:
 
 
 def test_shared_link_divides_its_bandwidth() -> None:
-    loop, done = EventLoop(), []
+    loop = EventLoop()
+    done: list[tuple[str, float]] = []
     link = SharedLink(loop, bandwidth=10.0, node_bandwidth=4.0)
     for name in "abcde":
         link.fetch(20.0, lambda each: done.append((each, loop.now)), name)

@@ -1,10 +1,12 @@
 """The table of the benchmark with a larger model, from measurements that are made up."""
 
+import itertools
+import time
 from pathlib import Path
 
 import pytest
 
-from bench.larger_model import LargerModelRun, summarize_rows, weight_bytes, write_page
+from bench.larger_model import LargerModelRun, read_bandwidth, summarize_rows, weight_bytes, write_page
 from syringa.bench.report import LoadSample, ServerRun, Spread
 from tests.modelfiles.gguf_builder import gguf, llama
 
@@ -60,6 +62,12 @@ def test_summarize_rows_compares_medians_with_targets() -> None:
     assert rows["memory"].met is False
     assert rows["first_token_100"].met is None
     assert rows["bandwidth"].ratio is None
+
+
+def test_read_bandwidth_counts_the_bytes_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 0.5)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert read_bandwidth(2, size=2**21) == 2 * 2**21 / 0.5
 
 
 def test_summarize_rows_keeps_figures_of_one_server_if_the_other_failed() -> None:

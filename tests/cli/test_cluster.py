@@ -7,6 +7,7 @@ import pytest
 
 from syringa.cli import main
 from syringa.cluster.authority import CertificateAuthority, hosts_of
+from syringa.cluster.join import join
 from tests.cluster.serving import running_cluster
 
 
@@ -49,6 +50,21 @@ def test_cluster_renew_issues_new_certificates(tmp_path: Path, capsys: pytest.Ca
     before = (tmp_path / "a" / "client.pem").read_bytes()
     assert run("renew", "--dir", str(tmp_path / "a")) == 0
     assert (tmp_path / "a" / "client.pem").read_bytes() != before
+
+
+def test_cluster_token_prints_a_token_and_lists_its_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with running_cluster(tmp_path) as server:
+        assert run("token", "--dir", str(server.folder), "--hours", "2") == 0
+        token = capsys.readouterr().out.strip()
+        assert run("token", "--dir", str(server.folder), "--node", "gpu-2") == 0
+        capsys.readouterr()
+        join(server.address, token, tmp_path / "node", name="gpu-1")
+        assert run("token", "--dir", str(server.folder), "--list") == 0
+    listed = capsys.readouterr().out
+    first, second = listed.splitlines()
+    assert re.fullmatch(r"[0-9a-f]{8}  used    until \d{4}-\d\d-\d\d \d\d:\d\d UTC  by gpu-1", first)
+    assert re.fullmatch(r"[0-9a-f]{8}  valid   until .* UTC  for gpu-2", second)
+    assert token not in listed
 
 
 def test_cluster_renew_of_a_node_gets_certificates_from_the_server(

@@ -79,9 +79,8 @@ def test_serve_plans_the_memory_of_this_machine_unless_the_model_runs_on_a_clust
 
     started: list[Lease | None] = []
 
-    def run(*arguments: object) -> int:
-        lease = arguments[-1]
-        started.append(lease if isinstance(lease, DatabaseLease) else None)
+    def run(*_: object, lease: Lease | None, **__: object) -> int:
+        started.append(lease)
         return 0
 
     ClusterFolder(tmp_path / "cluster").create("test", ["127.0.0.1"])
@@ -94,4 +93,4 @@ def test_serve_plans_the_memory_of_this_machine_unless_the_model_runs_on_a_clust
     result = syringa("serve", "--model", "m", "--port", "0", *options)
     assert (result.status == 0) == cluster
     assert ("too little memory" in result.err) == (not cluster)
-    assert [lease is not None for lease in started] == ([True] if cluster else [])
+    assert [isinstance(lease, DatabaseLease) for lease in started] == ([True] if cluster else [])

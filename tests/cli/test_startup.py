@@ -83,8 +83,8 @@ def test_serve_prints_the_plan_and_hands_it_to_the_supervisor(
     set_free_memory(monkeypatch, free)
     planned: list[int] = []
 
-    def run(*arguments: Any) -> int:
-        planned.append(arguments[-1])
+    def run(*_: Any, planned_free: int, **__: Any) -> int:
+        planned.append(planned_free)
         return 0
 
     monkeypatch.setattr(supervisor, "run", run)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -274,3 +275,46 @@ def test_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     content = manifest("a", 10)
     with pytest.raises(ModelError, match=r"cannot be stored in .*: File exists"):
         cache_of(tmp_path).acquire("a", content, writer(content), ignore)
+
+
+@pytest.mark.slow
+def test_cache_under_load_gives_whole_models_and_keeps_its_bound(tmp_path: Path) -> None:
+    """Threads use, download, interrupt and evict models at random. A model in use stays whole."""
+    contents = [manifest("x" * (index + 1), 1000 + index) for index in range(6)]
+    failures: list[str] = []
+    finished: list[int] = []
+
+    def work(seed: int) -> None:
+        generator = random.Random(seed)
+        cache = cache_of(tmp_path, capacity=3100)
+        for _ in range(150):
+            content = generator.choice(contents)
+
+            def download(folder: Path, content: Manifest = content) -> None:
+                if generator.random() < 0.2:
+                    raise ModelError("cut")
+                writer(content)(folder)
+
+            try:
+                model = cache.acquire("m", content, download, ignore)
+            except ModelError as error:
+                if error.message != "cut" and "in use" not in error.message:
+                    failures.append(error.message)
+                continue
+            time.sleep(generator.random() / 1000)
+            if (model.path / content.files[0].name).stat().st_size != content.size:
+                failures.append("a model in use is not whole")
+            total = sum(entry.size for entry in cache.entries())
+            if total > 3100:
+                failures.append(f"{total} bytes are in the cache")
+            model.release()
+        finished.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+        assert not thread.is_alive()
+    assert failures == []
+    assert len(finished) == 6

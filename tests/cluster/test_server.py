@@ -131,6 +131,16 @@ def test_changed_file_is_not_sent(cluster: RunningCluster, node: httpx.Client, t
     assert response.json()["error"]["code"] == "file_changed"
 
 
+def test_files_are_served_after_a_restart_without_another_manifest(cluster: RunningCluster, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    cluster.serve(model)
+    digest = model_digest(str(model))
+    cluster.server.models.manifest(digest, HANG_SECONDS)
+    restarted = ServedModels(cluster.models_file, Checksums(cluster.folder / "checksums.json"))
+    with restarted.open(digest, "config.json").file as file:
+        assert file.read() == (model / "config.json").read_bytes()
+
+
 def test_manifest_is_pending_while_checksums_are_computed(tmp_path: Path) -> None:
     computing, go_on = threading.Event(), threading.Event()
 

@@ -57,8 +57,8 @@ def hold_sequences(path: Path) -> None:
             return 0
         return schedule_sequence(scheduler, output, sequence, budget)
 
-    EngineCore.step = gated_step  # type: ignore[method-assign]
-    Scheduler._schedule_sequence = gated_schedule  # type: ignore[method-assign]
+    EngineCore.step = gated_step  # type: ignore[method-assign, assignment]
+    Scheduler._schedule_sequence = gated_schedule  # type: ignore[method-assign, assignment]
 
 
 def main() -> None:

@@ -104,11 +104,12 @@ class PoolHarness:
         zone: str = "Europe/Berlin",
         load_seconds: float = 5.0,
         overrides: Path | None = None,
+        lease: bool = True,
     ) -> None:
         self.cluster, self.models = FakeCluster(nodes, load_seconds), list(models)
         self._zone, self._pools = ZoneInfo(zone), pools
         self._begin = datetime.fromisoformat(begin).replace(tzinfo=self._zone).timestamp()
-        self._overrides = overrides
+        self._overrides, self._lease = overrides, lease
         self.restart()
 
     def restart(self) -> None:
@@ -117,6 +118,7 @@ class PoolHarness:
             self.cluster,
             lambda: self.models,
             lambda: self.cluster.now,
+            lambda: self._lease,
             pools=self._pools,
             overrides=PoolOverrides(self._overrides),
             wall=lambda: self._begin + self.cluster.now,

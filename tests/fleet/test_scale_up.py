@@ -1,11 +1,12 @@
-"""How many replicas are started for waiting requests."""
+"""How many replicas are started for waiting requests, and which ones of other models make room for them."""
 
 from __future__ import annotations
 
 import pytest
 
-from syringa.fleet.controller import FleetSnapshot, ModelHistory, ModelTarget, StartReplica, plan
+from syringa.fleet.controller import FleetSnapshot, ModelHistory, ModelTarget, StartReplica, StopReplica, plan
 from syringa.fleet.provider import Node, Replica
+from tests.fleet.fleet_harness import PoolHarness, gpu_node
 
 NOW = 1000.0
 WAITED = ModelHistory(waiting_since=0.0)
@@ -64,3 +65,53 @@ def test_plan_divides_scarce_room_among_models_by_their_waiting_requests() -> No
     found = [each.model for each in plan(snapshot).decisions if isinstance(each, StartReplica)]
     assert found.count("a") == 5  # from 60 and 30 waiting ones down to 10 each
     assert found.count("b") == 2
+
+
+def given_way(
+    *, running: int, full_load: int = 20, waiting: int = 0, starting: bool = False, minimum: int = 1
+) -> list[str]:
+    """Return which of four replicas of one model is stopped for another one that has waiting requests and no room."""
+    calm = [Replica(f"calm-{number}", "calm", f"n{number}", running=running, started_at=number) for number in range(4)]
+    if waiting:
+        calm[0] = Replica("calm-0", "calm", "n0", running=running, waiting=waiting)
+    if starting:
+        calm[0] = Replica("calm-0", "calm", "n0", "starting")
+    busy = Replica("busy-0", "busy", "n4", running=10, waiting=30)
+    targets = [ModelTarget("calm", "calm", minimum, 9, gpus=1), ModelTarget("busy", "busy", 1, 9, gpus=1)]
+    history = {"calm": ModelHistory(full_load=full_load), "busy": WAITED}
+    nodes = [Node(f"n{number}", gpus=1) for number in range(5)]
+    decisions = plan(FleetSnapshot(NOW, targets, [*calm, busy], nodes, history)).decisions
+    assert all(isinstance(each, StopReplica) and each.cause == "preempted" for each in decisions)
+    return [each.replica for each in decisions if isinstance(each, StopReplica)]
+
+
+def test_plan_stops_a_replica_that_its_model_can_spare_for_waiting_requests_of_another_one() -> None:
+    assert given_way(running=12) == ["calm-3"]  # 48 requests need three replicas of 16
+    assert given_way(running=13) == []  # 52 need four
+    assert given_way(running=1, waiting=1) == []
+    assert given_way(running=1, starting=True) == []
+    assert given_way(running=1, full_load=0) == []  # it is not known how many a replica can run
+    assert given_way(running=1, minimum=4) == []
+
+
+def test_plan_stops_one_replica_at_a_time_for_waiting_requests() -> None:
+    targets = [ModelTarget("calm", "calm", 1, 9, gpus=1), ModelTarget("busy", "busy", 1, 9, gpus=1)]
+    replicas = [
+        Replica("calm-0", "calm", "n0", running=1),
+        Replica("calm-1", "calm", "n1", running=1),
+        Replica("calm-2", "calm", "n2", "draining"),
+        Replica("busy-0", "busy", "n3", running=10, waiting=30),
+    ]
+    history = {"calm": ModelHistory(full_load=20), "busy": WAITED}
+    nodes = [Node(f"n{number}", gpus=1) for number in range(4)]
+    assert plan(FleetSnapshot(NOW, targets, replicas, nodes, history)).decisions == []
+
+
+def test_controller_remembers_how_many_requests_a_full_replica_runs() -> None:
+    fleet = PoolHarness([gpu_node("a")], [ModelTarget("m", "m", 1, 1, gpus=1)])
+    fleet.run_for(10)
+    (id,) = fleet.cluster.running
+    for running, waiting, expected in ((9, 0, 0), (7, 2, 7), (3, 0, 7)):
+        fleet.cluster.load(id, running=running, waiting=waiting)
+        fleet.run_for(1)
+        assert fleet.controller._history["m"].full_load == expected

@@ -23,7 +23,7 @@ def set_version(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
             raise metadata.PackageNotFoundError(name)
         return version
 
-    monkeypatch.setattr(installed.metadata, "version", find)
+    monkeypatch.setattr("importlib.metadata.version", find)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
@@ -53,12 +53,9 @@ def test_bridge_cannot_start_without_ray(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     set_version(monkeypatch, None)
-    monkeypatch.setattr(
-        bridge.managed_process,
-        "attach_to_parent",
-        lambda _: BridgeOptions(socket="x", cluster_dir=str(tmp_path)),
-    )
-    monkeypatch.setattr(bridge.logs, "configure", lambda *_: None)
+    options = BridgeOptions(socket="x", cluster_dir=str(tmp_path))
+    monkeypatch.setattr("syringa.engine.processes.managed_process.attach_to_parent", lambda _: options)
+    monkeypatch.setattr("syringa.logs.configure", lambda *_: None)
     with pytest.raises(SystemExit) as exit_:
         bridge.main()
     assert exit_.value.code == EXIT_CANNOT_START

@@ -80,7 +80,7 @@ def test_gpu_memory_and_utilization_are_those_of_foreign_processes(machine: Mach
 
 
 def test_a_system_without_proc_is_not_measured(tmp_path: Path) -> None:
-    meter = OwnerLoadMeter(tmp_path / "missing", lambda: [])
+    meter = OwnerLoadMeter(tmp_path / "missing", list)
     assert meter.measure() is None
     assert meter.measure() is None
 

@@ -14,6 +14,7 @@ from syringa.config import Config, single_model_spec
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.cpu.features import available_memory
 from syringa.engine.processes import managed_process
+from syringa.engine.processes.worker_process import spawn_worker
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import StartupError
 
@@ -28,7 +29,7 @@ async def start_local(config: Config, free_memory: int = 0) -> AsyncIterator[Wor
         path = str(Path(folder) / "worker.sock")
         options = WorkerOptions.from_config(single_model_spec(config), config, path)
         options = msgspec.structs.replace(options, free_memory=free_memory or available_memory())
-        process = managed_process.spawn("syringa.engine.worker.server", options)
+        process = spawn_worker(options)
         client = WorkerClient(f"unix:{path}")
         client.start()
         try:

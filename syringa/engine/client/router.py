@@ -13,7 +13,7 @@ import hashlib
 import math
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from syringa.types import EngineRequest
@@ -21,8 +21,8 @@ from syringa.types import EngineRequest
 LOAD_FACTOR, LOAD_MARGIN = 1.25, 1.0  # a replica is overloaded above this factor of the mean, plus the margin
 MAX_PREFIXES = 1 << 16
 MAX_HOLDERS = 4  # replicas that are remembered for a prefix
-COMMON_USES = 16  # a prefix that was used so often is one that many requests share
-FIRST_POINT, FINE_POINTS, GROWTH = 32, 32, 1.125
+COMMON_USES = 16  # a prefix that so many requests have continued in different ways is one that many share
+POINT_TOKENS, FINE_TOKENS = 32, 1024  # between two hashed prefixes, in so many last tokens of a prompt
 # A prompt token that is not cached costs as much as so many steps of a running stream: a step computes hundreds.
 PROMPT_TOKEN_LOAD = 1 / 256
 # Loads are sums of multiples of 1/256, which floats represent exactly: they can be compared, and return to zero.
@@ -59,7 +59,7 @@ class _ReplicaLoad:
 class ReplicaRouter:
     def __init__(self, max_prefixes: int = MAX_PREFIXES) -> None:
         self._max_prefixes = max_prefixes
-        # Replicas that served a prefix, and how often it was used, by prefix; the last used prefix last.
+        # Replicas that served a prefix, and how often it was continued, by prefix; the last used prefix last.
         self._holders: OrderedDict[bytes, tuple[tuple[str, ...], int]] = OrderedDict()
         self._loads: dict[str, _ReplicaLoad] = {}
 
@@ -94,9 +94,11 @@ class ReplicaRouter:
 
     def _longest_prefix(self, key: RoutingKey, candidates: Sequence[str], limit: float) -> tuple[int, str]:
         """Return the replica with the longest prefix among those that are not overloaded, and how long that is."""
-        loads = self._loads
+        loads, table = self._loads, self._holders
         for length, prefix in key.prefixes:
-            known, uses = self._holders.get(prefix, ((), 0))
+            if (entry := table.get(prefix)) is None:
+                continue
+            known, uses = entry
             holders = [each for each in known if each in loads and loads[each].total <= limit and each in candidates]
             if holders:
                 return length, self._least_loaded(key, candidates if uses >= COMMON_USES else holders, limit)
@@ -123,12 +125,22 @@ class ReplicaRouter:
 
     def _remember(self, key: RoutingKey, replica: str) -> None:
         holders = self._holders
-        for _, prefix in key.prefixes:
-            known, uses = holders.get(prefix, ((replica,), 0))
+        # A request continues the longest prefix that is known. Where that is all of it, it may be the same request
+        # again, or a conversation that has hardly grown.
+        continues = False
+        fresh = (replica,), 1
+        for index, (_, prefix) in enumerate(key.prefixes):
+            if (entry := holders.get(prefix)) is None:
+                holders[prefix] = fresh
+                continue
+            known, uses = entry
+            if not continues:
+                continues = True
+                uses += index > 0
+                holders[prefix] = known, uses
             if known[0] != replica:
                 others = [each for each in known if each != replica and each in self._loads]
-                known = (replica, *others[: MAX_HOLDERS - 1])
-            holders[prefix] = known, uses + 1
+                holders[prefix] = (replica, *others[: MAX_HOLDERS - 1]), uses
             holders.move_to_end(prefix)
         while len(holders) > self._max_prefixes:
             holders.popitem(last=False)
@@ -156,9 +168,20 @@ def _hash(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def prefix_points(length: int) -> Iterable[int]:
-    """Yield the lengths at which a prompt's prefixes are hashed: close together at first, then growing by a factor."""
-    point = FIRST_POINT
-    while point <= length:
-        yield point
-        point = point + FIRST_POINT if point < FIRST_POINT * FINE_POINTS else int(point * GROWTH)
+def prefix_points(length: int) -> list[int]:
+    """Return the lengths at which a prompt's prefixes are hashed, the shortest first.
+
+    They are close together at the end of the prompt, where the next turn of a conversation continues it. Before the
+    last `FINE_TOKENS` they are twice as far apart in each part that is twice as long. All are multiples of their
+    distance, so that a longer prompt has some of the same.
+    """
+    points: list[int] = []
+    step, fine = POINT_TOKENS, FINE_TOKENS
+    point = length - length % step
+    while point > 0:
+        points.append(point)
+        while length - point >= fine:
+            step, fine = 2 * step, 2 * fine
+        point = (point - 1) // step * step
+    points.reverse()
+    return points

@@ -88,7 +88,7 @@ def plan_memory(
     explicit = _requested_cache(settings, block)
     shortest = 0 if explicit else _blocks(min(MIN_CONTEXT, limit)) * block
     if max(weights + shortest, model.loading.get(dtype, 0)) + program > free:
-        raise _does_not_fit(model, dtype, settings, free)
+        raise _does_not_fit(model, dtype, settings, free, kernels)
     if explicit:
         cache = _explicit_cache(model, settings, explicit, spare, block)
     elif settings.max_model_len:
@@ -225,9 +225,10 @@ def _automatic_cache(context: int, spare: int, block: int) -> int:
     return min(wanted, max(spare // CACHE_SHARE, min(spare, usual)))
 
 
-def _does_not_fit(model: ModelSize, dtype: str, settings: MemorySettings, free: int) -> ModelError:
+def _does_not_fit(model: ModelSize, dtype: str, settings: MemorySettings, free: int, kernels: str | None) -> ModelError:
     needs = {each: least_memory(model, settings, each) for each in model.weights}
-    hint = describe_alternatives(model, dtype, needs, free, program_bytes(model, settings))
+    program = program_bytes(model, settings)
+    hint = describe_alternatives(model, dtype, needs, free, program, compiled=kernels is not None)
     return ModelError(
         f"{model.name} needs {gigabytes(needs[dtype])} of memory ({gigabytes(model.weights[dtype])} for its weights in "
         f"{dtype}) and {gigabytes(free)} are free: {hint}",

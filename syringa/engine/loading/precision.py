@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from syringa.engine.cpu.features import NO_MEMORY, available_memory, cpu_flags
-from syringa.engine.loading.model_size import ModelSize
+from syringa.engine.loading.model_size import ModelSize, gigabytes
 from syringa.errors import ConfigError, ModelError
 
-BYTES_PER_WEIGHT = {"int8": 1.0, "bf16": 2.0, "fp32": 4.0}
+LOADED_BYTES_PER_WEIGHT = {"bf16": 2, "fp32": 4}  # int8 weights are quantized from bf16 ones
 # A smaller model is bound by arithmetic in batches, and int8 needs less of it.
 MIN_GGUF_PARAMETERS = 500_000_000
 HEAD_SIZE_MULTIPLE = 16  # head sizes that the compiled attention kernels support
@@ -39,13 +39,17 @@ def prefers_gguf(model: ModelSize, kernels: str) -> bool:
     return smaller and model.parameters >= MIN_GGUF_PARAMETERS and kernels != "base"
 
 
-def check_memory(parameters: int, dtype: str, name: str) -> None:
-    """Raise `ModelError` if the weights do not fit in memory, with half a GiB for torch and the cache."""
-    need, have = parameters * BYTES_PER_WEIGHT[dtype] + (512 << 20), available_memory()
+def check_host_memory(parameters: int, dtype: str, name: str) -> None:
+    """Raise `ModelError` if the weights of transformers' definition do not fit in memory while they are loaded.
+
+    On a CPU this repeats `memory_plan.plan_memory`, which counts the weights in the files: the definition of a
+    malformed model may have far more. Weights for a GPU pass through the host's memory, too.
+    """
+    need, have = parameters * LOADED_BYTES_PER_WEIGHT[dtype], available_memory()
     if need > have:
         raise ModelError(
-            f"{name} needs about {need / 2**30:.1f} GiB in {dtype} and {have / 2**30:.1f} GiB are free: "
-            "free some memory, choose a smaller model, or a smaller --dtype",
+            f"{name} needs {gigabytes(need)} of memory for its weights in {dtype} while it is loaded and "
+            f"{gigabytes(have)} are free: free some memory, or choose a smaller model",
             code=NO_MEMORY,
         )
 

@@ -303,7 +303,7 @@ class BridgeProvider:
         self.unknown = {id: each for id, each in self.unknown.items() if id in reported}
         for each in report.replicas:
             if each.phase == "ended":
-                self._end(each, lost=False)
+                self._end(each, lost=each.node not in present)
             elif each.node not in present:
                 self._end(_lost(each, f"its node {each.node} is lost"), lost=True)
             else:

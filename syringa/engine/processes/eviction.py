@@ -25,7 +25,7 @@ class ResidentModel:
     used_at: float
     busy: bool = False
     state: Literal["loading", "loaded", "unloading"] = "loaded"
-    memory: int = 0  # bytes once it is loaded
+    memory: int = 0  # bytes once it is loaded and its cache is filled
     held: int = 0  # bytes now
     idle_timeout: float = 0.0  # seconds without use after which it is unloaded; 0: never
     released: bool = False  # no longer configured
@@ -48,7 +48,7 @@ class LoadDecision:
     action: Literal["start", "evict", "wait", "never"]
     key: str = ""  # the replica to evict
     reason: str = ""
-    spare: int = 0  # bytes that it may use, for "start": what is free, less what loading replicas will take
+    spare: int = 0  # bytes that it may use, for "start": what is free, less what others will take
 
 
 def estimate_gpu_memory(weights: int, dtype: str) -> int:
@@ -84,20 +84,20 @@ def decide_load(
 
     `free`: bytes on the model's device; `max_loaded`: 0 for any number. The least recently used idle replica is evicted
     first; for memory, only those on the same device count. If all are busy, the new one waits. With `evict_busy`, a
-    busy one is evicted, which finishes its requests first.
+    busy one is evicted, which finishes its requests first. Nothing is evicted for a model that would not fit then.
     """
     same_device = [each for each in resident if (each.device, each.gpu) == (new.device, new.gpu)]
-    spare = free - sum(max(0, each.memory - each.held) for each in same_device if each.state == "loading")
+    spare = free - sum(max(0, each.memory - each.held) for each in same_device)
     reachable = spare + sum(max(each.memory, each.held) for each in same_device)
     memory = "memory" if new.device == "cpu" else "GPU memory"
-    if new.insufficient_when_empty and reachable < new.insufficient_when_empty + MARGIN:
-        return LoadDecision("never", reason=f"there is too little {memory} for it")
     models = {each.model or each.key for each in resident} - {new.model}
     full = 0 < max_loaded <= len(models)
+    if _never_fits(new, reachable, alone=not same_device, full=full):
+        return LoadDecision("never", reason=f"there is too little {memory} for it")
     if new.insufficient_free:
         short = spare < new.insufficient_free + MARGIN
     else:
-        # If even evicting all would not be enough by this rough estimate, try: the worker checks exactly.
+        # If even evicting all would not be enough, it may try: the worker explains what would fit.
         short = spare < new.estimate <= reachable
     if not full and not (short and same_device):
         return LoadDecision("start", spare=spare)
@@ -109,3 +109,17 @@ def decide_load(
     if not evictable:
         return LoadDecision("wait", reason=f"{reason}, and all of them are in use")
     return LoadDecision("evict", min(evictable, key=lambda each: (each.busy, each.used_at)).key, reason)
+
+
+def _never_fits(new: PendingModel, reachable: int, *, alone: bool, full: bool) -> bool:
+    """Return whether a model would not fit if all others were evicted, of which `reachable` bytes would be the result.
+
+    On a CPU its need is known exactly from its files; on a GPU, from an attempt to load it.
+    """
+    if new.insufficient_when_empty and reachable < new.insufficient_when_empty + MARGIN:
+        return True
+    if alone:
+        return False
+    if new.device == "cpu":
+        return new.estimate > reachable and bool(new.insufficient_free or full)
+    return bool(new.insufficient_free) and reachable < new.insufficient_free + MARGIN

@@ -41,7 +41,6 @@ POLL_SECONDS = 0.05
 
 RESTART_SECONDS = 60.0  # for which this is the reason that a model has no replica
 RESTARTING = "the model worker has ended and is being started again"
-OTHER_SERVER = "another server decides on the replicas of this cluster, and none of this model are running"
 
 
 class FleetManager:
@@ -55,12 +54,16 @@ class FleetManager:
         publish: Callable[[SupervisorReport], None],
         *,
         holds_lease: Callable[[], bool] = lambda: True,
+        lease_reason: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`publish` is called with every change; `holds_lease` says whether this server decides on replicas."""
+        """`publish` is called with every change.
+
+        `holds_lease` says whether this server decides on replicas, and `lease_reason`, why it does not.
+        """
         self._config, self._publish = config, publish
-        self._holds_lease, self._clock, self._wall = holds_lease, clock, wall
+        self._holds_lease, self._lease_reason, self._clock, self._wall = holds_lease, lease_reason, clock, wall
         self.models_file = str(Path(folder) / "served_models.json")  # read by the cluster's server
         self._served: set[str] | None = None  # what the file names
         self._revision, self._next_at = -1, 0.0  # of the provider when it was last looked at, and when to look again
@@ -158,6 +161,8 @@ class FleetManager:
             self._wait_until_ended(grace)
             self.provider.kill_all()
             self._wait_until_ended(KILL_SECONDS)
+            if left := len(self.provider.running):
+                logger.warning("replicas are left running: count=%d reason=%r", left, self.provider.reason)
         self.provider.close()
 
     def _wait_until_ended(self, seconds: float) -> None:
@@ -224,7 +229,7 @@ class FleetManager:
         if not self.provider.connected:
             return f"the cluster cannot be reached: {self.provider.reason}"
         if not self._holds_lease():
-            return OTHER_SERVER
+            return self._lease_reason()
         recently = self._clock() - model.failed_at < RESTART_SECONDS
         return self.controller.shortages.get(model.key, RESTARTING if recently else "")
 

@@ -36,6 +36,7 @@ class WorkerHandle(WorkerProcess):
         self.device, self.memory_device = device, device  # the latter is the one whose memory it waits for
         self.gpu = 0  # number of its GPU among those that are visible
         self.expected_gpu_bytes = 0  # what the worker may allocate
+        self.planned_bytes = 0  # what it will take of a CPU's memory, with all of its cache
         self.gpu_bytes = 0  # what the worker reported
         self.phase: Phase = "cold"
         self.reason = ""
@@ -92,6 +93,8 @@ class WorkerHandle(WorkerProcess):
         held = self._held(free)
         loading = self.phase == "loading"
         expected = max(self.expected_gpu_bytes, self.model.memory_needs[self.device]) if loading else held
+        if self.device == "cpu":
+            expected = max(expected, self.planned_bytes)
         return eviction.ResidentModel(
             key=self.id,
             model=self.model.key,

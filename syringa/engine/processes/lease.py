@@ -34,6 +34,7 @@ class LeaseKeeper:
     def __init__(self, lease: Lease, clock: Callable[[], float] = time.monotonic) -> None:
         self._lease, self._clock = lease, clock
         self._held_until = -math.inf
+        self.reason = "the lease on the cluster is being taken"  # why it is not held
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="lease")
 
@@ -48,6 +49,7 @@ class LeaseKeeper:
     def stop(self) -> None:
         """Give the lease back, so that another server need not wait until it expires."""
         self._held_until = -math.inf
+        self.reason = "the lease on the cluster is being taken"  # why it is not held
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
@@ -59,7 +61,9 @@ class LeaseKeeper:
             taken = self._lease.take(LEASE_SECONDS)
         except Exception as error:
             logger.warning("lease: cannot be renewed: error=%s", error)
+            self.reason = "the database, which has the lease on the cluster, does not answer"
             return
+        self.reason = "another server decides on the replicas of this cluster, and has none of this model"
         if self._stopping.is_set():
             return
         self._held_until = asked_at + LEASE_SECONDS if taken else -math.inf

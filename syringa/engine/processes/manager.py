@@ -292,14 +292,17 @@ class WorkerManager:
         model.retryable = status != managed_process.EXIT_CANNOT_START
         if status in (managed_process.EXIT_NO_MEMORY, managed_process.EXIT_NO_GPU_MEMORY):
             device: eviction.Device = "cpu" if status == managed_process.EXIT_NO_MEMORY else "cuda"
-            if worker.memory_device != device:
+            checked = worker.memory_device == device
+            if not checked:
                 worker.free_at_start = self._memory.free(device, worker.gpu)
             if device == "cuda":
                 worker.device = device  # the expected device may have been wrong
             worker.memory_device = device
-            model.insufficient_free, model.insufficient_reason = worker.free_at_start, reason
+            # What it may use of free memory is what others will not take.
+            insufficient = max(1, worker.spare_at_start if checked else worker.free_at_start)
+            model.insufficient_free, model.insufficient_reason = insufficient, reason
             if not any(each.device == device for each in self._running()):
-                model.insufficient_when_empty = worker.free_at_start
+                model.insufficient_when_empty = insufficient
             else:
                 self._set_phase(worker, "queued", "memory is short")
                 return

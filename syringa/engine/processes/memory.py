@@ -11,16 +11,16 @@ import msgspec
 from syringa.config import Config, model_specs
 from syringa.engine.cpu.features import available_cores
 from syringa.engine.cpu.native import kernel_variant
-from syringa.engine.loading.memory_plan import PROGRAM_BYTES, MemorySettings, least_memory
+from syringa.engine.loading.memory_plan import PROGRAM_BYTES, MemorySettings, least_memory, plan_memory
 from syringa.engine.loading.model_size import read_size
 from syringa.engine.loading.precision import choose_dtype
 from syringa.engine.processes import eviction
 from syringa.engine.processes.control import worker_key
 from syringa.engine.processes.handle import WorkerHandle
 from syringa.engine.processes.nvml import GpuMemory
-from syringa.engine.vllm.memory import cpu_bytes, gpu_utilization, weight_bytes
+from syringa.engine.vllm.memory import cpu_bytes, gpu_bytes, weight_bytes
 from syringa.engine.worker.options import WorkerOptions
-from syringa.errors import ConfigError
+from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import forget_gguf
 
 
@@ -96,7 +96,7 @@ def launch_options(worker: WorkerHandle, memory: MemoryPlanner, known: Sequence[
     threads = replica_threads(model.options.threads, model.max_replicas)
     options = msgspec.structs.replace(model.options, socket=worker.socket, threads=threads)
     if options.engine == "vllm":
-        worker.expected_gpu_bytes = memory.gpu_bytes(gpu_utilization(options), worker.gpu)
+        worker.expected_gpu_bytes = gpu_bytes(options, memory.gpu_bytes(1.0, worker.gpu))
         return msgspec.structs.replace(options, gpu=memory.gpu_name(worker.gpu, options.gpus))
     if worker.device != "cuda":
         free, model.planned_free = model.planned_free or worker.spare_at_start, 0
@@ -104,7 +104,9 @@ def launch_options(worker: WorkerHandle, memory: MemoryPlanner, known: Sequence[
         if others and model.info is not None and not options.kv_cache_tokens and not options.kv_cache_gb:
             # With less memory, its context would be shorter than that of the others.
             options = msgspec.structs.replace(options, kv_cache_tokens=model.info.max_model_len)
-        return msgspec.structs.replace(options, free_memory=free)
+        options = msgspec.structs.replace(options, free_memory=max(1, free))  # 0: not known
+        worker.planned_bytes = planned_memory(options)
+        return options
     fraction = memory.gpu_fraction(
         model.options, [(each.model.options, each.device, each.model.max_replicas) for each in known]
     )
@@ -115,6 +117,23 @@ def launch_options(worker: WorkerHandle, memory: MemoryPlanner, known: Sequence[
 def replica_threads(threads: int, replicas: int) -> int:
     """Return the threads of one of several replicas of a model; 0: chosen for the machine."""
     return threads if replicas <= 1 else max(1, (threads or available_cores()) // replicas)
+
+
+def planned_memory(options: WorkerOptions) -> int:
+    """Return the bytes that a worker will take on a CPU, with all of its cache; 0 if its files cannot be read."""
+    size = read_size(options.model)
+    forget_gguf()
+    with contextlib.suppress(ConfigError, ModelError):  # it does not fit: its worker says so
+        if size is not None:
+            plan = plan_memory(
+                size,
+                MemorySettings.of(options),
+                free=options.free_memory,
+                kernels=kernel_variant(),
+                cores=available_cores(),
+            )
+            return plan.total
+    return 0
 
 
 def memory_needs(options: WorkerOptions) -> Mapping[eviction.Device, int]:

@@ -111,6 +111,8 @@ class Supervisor:
     def _replicas(self, folder: str) -> tuple[ReplicaManager, Controller]:
         """Return what runs the replicas, on this machine or on a cluster, and what decides how many there are."""
         if not self.config.cluster:
+            if self.config.pools:
+                logger.warning("pools are used in a cluster only, which `syringa cluster start` starts")
             workers = WorkerManager(folder, self.config, self._selector, self._broadcast)
             provider = LocalProvider(workers)
             return workers, Controller(provider, provider.targets, time.monotonic)
@@ -124,6 +126,7 @@ class Supervisor:
             self._selector,
             self._broadcast,
             holds_lease=lambda: lease is None or lease.held,
+            lease_reason=lambda: lease.reason if lease is not None else "",
         )
         self.services = cluster_services(self.config, fleet.provider.path, fleet.models_file)
         return fleet, fleet.controller

@@ -38,7 +38,7 @@ def spawn_worker(options: WorkerOptions) -> subprocess.Popen[bytes]:
     environment = {"CUDA_VISIBLE_DEVICES": options.gpu} if options.gpu else {}
     if options.engine == "vllm":
         return spawn_vllm_worker(options, environment)
-    return managed_process.spawn(WORKER_MODULE, options, pass_fds=(options.health_fd,), environment=environment)
+    return managed_process.spawn(WORKER_MODULE, options, pass_fds=options.inherited_fds, environment=environment)
 
 
 class WorkerProcess:

@@ -50,7 +50,7 @@ def spawn_vllm_worker(options: WorkerOptions, environment: Mapping[str, str]) ->
         return managed_process.spawn(
             MODULE,
             options,
-            pass_fds=(options.health_fd,),
+            pass_fds=options.inherited_fds,
             environment=variables,
             python=options.python or sys.executable,
         )

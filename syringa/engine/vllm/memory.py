@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from syringa.engine.processes.eviction import GPU_OVERHEAD
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ModelError
 from syringa.modelfiles import locate
@@ -23,8 +24,15 @@ def weight_bytes(model: str) -> int:
 
 def cpu_bytes(options: WorkerOptions) -> int:
     """Return the bytes that a worker needs on the host, if it runs on a CPU."""
-    cache = options.engine_args.get("kv_cache_memory_bytes") or int(options.kv_cache_gb * (1 << 30)) or CPU_CACHE_BYTES
-    return weight_bytes(options.model) + cache + PROGRAM_BYTES
+    return weight_bytes(options.model) + (_cache_bytes(options) or CPU_CACHE_BYTES) + PROGRAM_BYTES
+
+
+def gpu_bytes(options: WorkerOptions, total: int) -> int:
+    """Return the bytes that a worker takes of each of its GPUs, which have a memory of `total`."""
+    if cache := _cache_bytes(options):
+        return weight_bytes(options.model) // options.gpus + cache + GPU_OVERHEAD
+    given = options.engine_args.get("gpu_memory_utilization", options.gpu_memory_fraction)
+    return int(total * (given if isinstance(given, float | int) and 0 < given <= 1 else GPU_UTILIZATION))
 
 
 def sets_cache_size(options: WorkerOptions) -> bool:
@@ -33,7 +41,7 @@ def sets_cache_size(options: WorkerOptions) -> bool:
     return bool(options.kv_cache_gb or options.gpu_memory_fraction or options.engine_args.keys() & set(names))
 
 
-def gpu_utilization(options: WorkerOptions) -> float:
-    """Return the fraction of each of its GPUs that a worker will take."""
-    given = options.engine_args.get("gpu_memory_utilization", options.gpu_memory_fraction)
-    return given if isinstance(given, float | int) and 0 < given <= 1 else GPU_UTILIZATION
+def _cache_bytes(options: WorkerOptions) -> int:
+    """Return the size of the KV cache that is set; 0: none."""
+    given = options.engine_args.get("kv_cache_memory_bytes")
+    return given if isinstance(given, int) and given > 0 else int(options.kv_cache_gb * (1 << 30))

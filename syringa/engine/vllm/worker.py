@@ -28,6 +28,7 @@ from syringa.engine.processes import managed_process
 from syringa.engine.structured_output.grammar_tokenizer import rename_special_tokens
 from syringa.engine.vllm.arguments import check_device, engine_arguments, set_environment
 from syringa.engine.vllm.engine import Generate, VllmEngine, VllmLimits
+from syringa.engine.vllm.memory import gpu_bytes
 from syringa.engine.vllm.orphans import guard_children
 from syringa.engine.vllm.requests import ChoiceRequest
 from syringa.engine.vllm.stats import VllmCounters
@@ -43,6 +44,7 @@ logger = logging.getLogger("syringa.worker")
 TESTED = "0.32."  # the versions of vLLM that the worker was tested with
 CHECK_SECONDS = 0.5  # interval at which the processes of vLLM are checked
 EXIT_FAILED = 1  # of vLLM, for a reason that may pass
+MAX_REASON = 400  # characters
 
 
 class VllmServer(WorkerServer):
@@ -84,7 +86,7 @@ class LoadedEngine:
         try:
             config = AsyncEngineArgs(**arguments).create_engine_config()
         except (ValueError, TypeError, NotImplementedError) as error:
-            raise ConfigError(f"vLLM refuses the settings of {arguments['model']}: {_first_line(error)}") from error
+            raise ConfigError(f"vLLM refuses the settings of {arguments['model']}: {_one_line(error)}") from error
         return AsyncLLM.from_vllm_config(config, stat_loggers=[self._make_stat_logger()], disable_log_stats=True)
 
     def _make_stat_logger(self) -> Any:
@@ -135,7 +137,8 @@ class LoadedEngine:
                 async for output in llm.generate(prompt, params, id, priority=priority):
                     yield output
             except EngineDeadError:
-                _die()
+                if not self._closing:
+                    _die()
 
         return generate
 
@@ -148,7 +151,7 @@ def load_engine(options: WorkerOptions) -> tuple[VllmEngine, protocol.Ready, Loa
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
     except ImportError as error:
-        raise ConfigError(f"vLLM cannot be imported by {sys.executable}: {_first_line(error)}") from error
+        raise ConfigError(f"vLLM cannot be imported by {sys.executable}: {_one_line(error)}") from error
     if not vllm.__version__.startswith(TESTED):
         logger.warning("worker: this version of vLLM was not tested: version=%s tested=%sx", vllm.__version__, TESTED)
     check_device(options.device, current_platform.device_type)
@@ -197,12 +200,7 @@ def _ready(options: WorkerOptions, files: ModelFiles, info: ModelInfo, platform:
     fingerprint = worker_fingerprint(
         files, settings, device=name, torch_version=version("torch"), cache_dtype=options.kv_cache_dtype
     )
-    memory = 0
-    if on_gpu:
-        import torch
-
-        free, total = torch.cuda.mem_get_info()
-        memory = total - free  # it has just been loaded: what others use of the GPU is little beside it
+    memory = gpu_bytes(options, platform.get_device_total_memory()) if on_gpu else 0
     return protocol.Ready(info, "cuda" if on_gpu else "cpu", memory, fingerprint)
 
 
@@ -221,8 +219,9 @@ def _to_error(error: Exception) -> SyringaError | None:
     return None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= MAX_REASON else text[:MAX_REASON] + " …"
 
 
 def _die() -> None:
@@ -247,7 +246,7 @@ def main() -> None:
         managed_process.exit_with_reason(error.message, exit_status(error), options.reason_file)
     except Exception as error:
         logger.debug("worker: vLLM cannot load the model", exc_info=True)
-        reason = f"vLLM cannot load {options.model}: {_first_line(error)}"
+        reason = f"vLLM cannot load {options.model}: {_one_line(error)}"
         managed_process.exit_with_reason(reason, EXIT_FAILED, options.reason_file)
     server = VllmServer(engine, ready, listeners, health)
 

@@ -59,6 +59,11 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         return cls(socket=socket, model=spec.path, **settings)
 
     @property
+    def inherited_fds(self) -> tuple[int, ...]:
+        """The open file descriptors that a worker gets from its parent."""
+        return (self.health_fd,) if self.health_fd >= 0 else ()
+
+    @property
     def gpus(self) -> int:
         """The number of GPUs that a replica uses, where it runs on GPUs."""
         return parallel_gpus(self.engine_args) if self.engine == "vllm" else 1

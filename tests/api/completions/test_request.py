@@ -75,7 +75,7 @@ async def test_completion_sampling_fields_reach_the_engine() -> None:
     sampling, stopping = engine.requests[0].sampling, engine.requests[0].stopping
     for name in ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"):
         assert getattr(sampling, name) == body[name]
-    assert (sampling.repetition_penalty, sampling.seed) == (1.5, 2**63 - 2)
+    assert (sampling.repetition_penalty, sampling.seed, sampling.seeded) == (1.5, 2**63 - 2, True)
     assert sampling.logit_bias == {5: -100, 6: 1.5}
     assert (sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length) == (0.8, 2, 3)
     assert sampling.dry_breakers == {97, 98}
@@ -92,6 +92,7 @@ async def test_completion_defaults() -> None:
     first, second = (request.sampling for request in engine.requests)
     assert (first.temperature, first.top_k, first.top_p, first.repetition_penalty) == (1.0, 0, 1.0, 1.0)
     assert first.seed != second.seed
+    assert not first.seeded
     assert engine.requests[0].stopping.max_tokens == 16
     assert first.dry_breakers == frozenset()
 

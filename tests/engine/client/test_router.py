@@ -12,6 +12,7 @@ from syringa.engine.client.router import (
     LOAD_MARGIN,
     Assignment,
     ReplicaRouter,
+    prefix_points,
     routing_key,
 )
 from syringa.types import EngineRequest, Image, ResumedChoice
@@ -47,8 +48,17 @@ def test_routing_key_has_equal_hashes_for_equal_prefixes_only() -> None:
 
 
 def test_routing_key_of_long_prompt_has_few_hashes() -> None:
-    assert len(routing_key(make(list(range(100_000)))).prefixes) < 100
+    assert len(routing_key(make(list(range(100_000)))).prefixes) < 150
     assert routing_key(make([1, 2, 3])).prefixes == ()
+
+
+@pytest.mark.parametrize("length", [31, 32, 1024, 1500, 9000, 50_001])
+@pytest.mark.parametrize("growth", [1, 40, 900, 5000])
+def test_prefix_points_of_a_longer_prompt_include_one_near_the_end_of_a_shorter_one(length: int, growth: int) -> None:
+    """Within about a sixteenth of what has been added."""
+    before, after = prefix_points(length), prefix_points(length + growth)
+    assert before == sorted(set(before))
+    assert length - max({0, *before} & {0, *after}) <= 32 + growth / 16
 
 
 def test_routing_key_counts_resumed_tokens() -> None:
@@ -151,3 +161,28 @@ def test_router_finds_the_replica_of_multi_turn_chats(seed: int) -> None:
         homes[number] = assignment.replica
         chats[number] += [generator.randrange(10**6) for _ in range(50)]
     assert stayed / turns > 0.9
+
+
+@pytest.mark.parametrize("system", [20, 6000])
+def test_router_keeps_long_conversations_with_many_short_turns_on_their_replica(system: int) -> None:
+    """Also those of agents with one long system prompt. Turns are shorter than the distance of prefixes before them."""
+    router, generator = ReplicaRouter(), random.Random(3)
+    chats = [[*range(system), *(generator.randrange(10**6) for _ in range(50))] for _ in range(20)]
+    homes: list[set[str]] = [set() for _ in chats]
+    for _ in range(24):
+        for chat, home in zip(chats, homes, strict=True):
+            assignment = choose(router, chat)
+            router.release(assignment)
+            home.add(assignment.replica)
+            chat += [generator.randrange(10**6) for _ in range(40)]
+    assert [len(home) for home in homes] == [1] * len(chats)
+
+
+def test_router_does_not_take_a_repeated_prompt_for_one_that_many_requests_share() -> None:
+    router = ReplicaRouter()
+    used = set()
+    for _ in range(2 * COMMON_USES):
+        assignment = choose(router, prompt(1, 2))
+        router.release(assignment)
+        used.add(assignment.replica)
+    assert len(used) == 1

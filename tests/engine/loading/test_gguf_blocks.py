@@ -113,7 +113,8 @@ def test_gguf_logits_match_fp32_and_are_batch_invariant(
     expected = run(load(path, "fp32"), PROMPTS)
     batch = run(loaded, PROMPTS)
     for got, wanted in zip(batch, expected, strict=True):
-        assert float((got - wanted).norm() / wanted.norm()) < 0.05
+        # Activations have one scale per 256 inputs: here, one for a whole row of random numbers.
+        assert float((got - wanted).norm() / wanted.norm()) < 0.1
     for i, prompt in enumerate(PROMPTS):
         assert torch.equal(run(loaded, [prompt])[0], batch[i])
     for chunk in (1, 13):

@@ -114,6 +114,14 @@ def test_plan_suggests_a_quantized_file_of_a_folder() -> None:
         plan(6, size(**FOLDER))
 
 
+def test_plan_suggests_no_quantized_weights_without_compiled_kernels() -> None:
+    message = r"in bf16\).* are free: free some memory, choose a smaller model, or install a C\+\+ compiler"
+    with pytest.raises(ModelError, match=message):
+        plan(10, size(**FOLDER), kernels=None, dtype="bf16")
+    with pytest.raises(ModelError, match=r"in fp32\).*: --dtype bf16 would fit"):
+        plan(20, size(**FOLDER), kernels=None, dtype="fp32")
+
+
 def test_plan_suggests_free_memory_where_nothing_fits() -> None:
     with pytest.raises(ModelError, match="free: free some memory, or choose a smaller model"):
         plan(0.01)

@@ -9,11 +9,12 @@ from syringa.engine.loading.model_size import ModelSize
 from syringa.errors import ConfigError, ModelError
 
 
-def test_check_memory_refuses_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "available_memory", lambda: 4 << 30)
-    precision.check_memory(3_000_000_000, "int8", "small")
-    with pytest.raises(ModelError, match=r"large needs about 15\.4 GiB in bf16 and 4\.0 GiB are free"):
-        precision.check_memory(8_000_000_000, "bf16", "large")
+def test_check_host_memory_refuses_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "available_memory", lambda: 8_000_000_000)
+    precision.check_host_memory(4_000_000_000, "bf16", "small")
+    message = r"large needs 16\.0 GB of memory for its weights in fp32 while it is loaded and 8\.00 GB are free"
+    with pytest.raises(ModelError, match=message):
+        precision.check_host_memory(4_000_000_000, "fp32", "large")
 
 
 def test_choose_dtype_without_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

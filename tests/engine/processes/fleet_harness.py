@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from syringa.config import Config, ModelSpec
+from syringa.config import Config, ModelSpec, Replicas
 from syringa.engine.client import protocol
 from syringa.engine.processes.control import AcquireModel, SupervisorReport, Suspects, WorkerState, acquire_request
 from syringa.engine.processes.fleet_manager import FleetManager
@@ -82,7 +82,8 @@ class FleetHarness:
         self.selector = selectors.DefaultSelector()
         self.config = Config(model="default" if models else "/nowhere", models=models, cluster=True, **settings)
         self.manager = FleetManager(
-            folder, self.config, self.selector, self.reports.append, holds_lease=lease, clock=lambda: self.now,
+            folder, self.config, self.selector, self.reports.append, holds_lease=lease,
+            lease_reason=lambda: "another server decides", clock=lambda: self.now,
             wall=lambda: 1_800_000_000.0 + self.now,
         )  # fmt: skip
         self._bridge: socket.socket | None = None
@@ -160,3 +161,16 @@ class FleetHarness:
     @property
     def suspects(self) -> list[Suspects]:
         return [each for each in self.reports if isinstance(each, Suspects)]
+
+
+def model(name: str = "m", low: int = 1, high: int = 1, **settings: object) -> ModelSpec:
+    spec = ModelSpec(id=name, path=f"/models/{name}", replicas=Replicas(min=low, max=high), threads=1, **settings)  # type: ignore[arg-type]
+    return msgspec.structs.replace(spec, preload=bool(spec.preload), idle_seconds=spec.idle_seconds or 0.0)
+
+
+def launches(harness: FleetHarness) -> list[LaunchReplica]:
+    return [each for each in harness.sent if isinstance(each, LaunchReplica)]
+
+
+def retired(harness: FleetHarness) -> list[str]:
+    return [each.id for each in harness.sent if isinstance(each, RetireReplica)]

@@ -59,7 +59,8 @@ class HostedCluster:
     # What a test does to it
 
     def connect(self, path: str) -> None:
-        """Start the bridge to a server."""
+        """Start the bridge to a server. That to another one ends."""
+        self.disconnect()
         with self._lock:
             self._path = path
 

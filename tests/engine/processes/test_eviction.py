@@ -77,6 +77,27 @@ def test_decide_load_reserves_memory_of_loading_models() -> None:
     assert decide(loading, need=6 * GB, free=8 * GB).action == "wait"
 
 
+def test_decide_load_reserves_the_cache_that_loaded_models_have_not_filled() -> None:
+    loaded = resident("a", memory=4 * GB, held=GB)
+    assert decide(loaded, need=5 * GB, free=8 * GB) == LoadDecision("start", spare=5 * GB)
+    assert decide(loaded, need=6 * GB, free=8 * GB) == LoadDecision("evict", "a", "memory is short")
+
+
+def test_decide_load_evicts_nothing_for_a_model_that_would_not_fit_then() -> None:
+    never = LoadDecision("never", reason="there is too little memory for it")
+    models = [resident("a"), resident("b")]
+    # The first attempt tells what would fit, and evicts nothing.
+    assert decide(*models, need=11 * GB, free=8 * GB).action == "start"
+    assert decide(*models, need=11 * GB, free=8 * GB, insufficient_free=8 * GB) == never
+    assert decide(*models, need=10 * GB, free=8 * GB, insufficient_free=8 * GB).action == "evict"
+    # Here it could not be attempted without an eviction.
+    assert decide(*models, need=11 * GB, free=8 * GB, max_loaded=2) == never
+    # The need on a GPU is an estimate, but it was more than what there was at an attempt.
+    cuda = [resident("a", device="cuda"), resident("b", device="cuda")]
+    assert decide(*cuda, need=90 * GB, free=8 * GB, insufficient_free=8 * GB, device="cuda").action == "evict"
+    assert decide(*cuda, need=GB, free=8 * GB, insufficient_free=10 * GB, device="cuda").action == "never"
+
+
 def test_decide_load_starts_first_model_whatever_the_estimate() -> None:
     assert decide(need=100 * GB, free=GB).action == "start"
 

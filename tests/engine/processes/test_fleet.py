@@ -23,7 +23,7 @@ from tests.engine.processes.stub_worker import CRASH
 from tests.engine.processes.supervisor_harness import SupervisorHarness, answer, run_supervisor, specs, until
 from tests.tiers import slow
 
-LONG = 400  # tokens, which take the stub two seconds
+LONG = 200  # tokens, which take the stub a second
 GUARD_SECONDS = 60.0
 
 

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 
 import msgspec
 import pytest
 
-from syringa.config import ModelSpec, Replicas, complete_spec
-from syringa.engine.processes import fleet_manager
 from syringa.engine.processes.bridge_provider import LAUNCH_SECONDS, RETIRE_MARGIN_SECONDS
-from syringa.engine.processes.control import WorkerState, acquire_request
-from syringa.engine.processes.fleet_manager import UNKNOWN_SECONDS
+from syringa.engine.processes.control import WorkerState
 from syringa.engine.worker.options import WorkerOptions
-from syringa.fleet.bridge_protocol import KillReplica, LaunchReplica, ReleaseNode, ReplicaReport, RetireReplica
-from syringa.fleet.decisions import SCALE_DOWN_GRACE
+from syringa.fleet.bridge_protocol import KillReplica, ReleaseNode, RetireReplica
 from syringa.fleet.pools import PoolCache, PoolSpec
 from syringa.fleet.provider import Node
-from tests.engine.processes.fleet_harness import FakeCluster, FleetHarness
-
-
-def model(name: str = "m", low: int = 1, high: int = 1, **settings: object) -> ModelSpec:
-    spec = ModelSpec(id=name, path=f"/models/{name}", replicas=Replicas(min=low, max=high), threads=1, **settings)  # type: ignore[arg-type]
-    return msgspec.structs.replace(spec, preload=bool(spec.preload), idle_seconds=spec.idle_seconds or 0.0)
-
-
-def launches(harness: FleetHarness) -> list[LaunchReplica]:
-    return [each for each in harness.sent if isinstance(each, LaunchReplica)]
-
-
-def retired(harness: FleetHarness) -> list[str]:
-    return [each.id for each in harness.sent if isinstance(each, RetireReplica)]
-
+from tests.engine.processes.fleet_harness import FakeCluster, FleetHarness, launches, model, retired
 
 # Starting
 
@@ -148,6 +129,21 @@ def test_replica_on_a_lost_node_is_replaced_on_another_one(folder: str) -> None:
     harness.cluster.load(launches(harness)[-1].id)
     harness.run_for(1)
     assert (harness.state(key).status, harness.state(key).crashes) == ("loaded", 0)
+
+
+def test_model_whose_nodes_are_lost_while_it_loads_is_not_failed(folder: str) -> None:
+    harness = FleetHarness(folder)
+    key = harness.acquire(model())
+    for _ in range(2):
+        launch = launches(harness)[-1]
+        del harness.cluster.nodes[launch.node]
+        harness.cluster.end(launch.id, failed=True, reason="its node is lost")
+        harness.run_for(5)
+        assert harness.state(key).status == "loading"
+    assert len(launches(harness)) == 3
+    harness.cluster.load(launches(harness)[-1].id)
+    harness.run_for(1)
+    assert harness.state(key).status == "loaded"
 
 
 def test_replica_that_disappears_from_the_reports_is_replaced(folder: str) -> None:
@@ -359,129 +355,3 @@ def test_closed_pool_is_left(folder: str) -> None:
     harness.run_for(2)
     assert retired(harness) == [id]
     assert [(each.name, each.override) for each in harness.manager.fleet_status().pools] == [("night", False)]
-
-
-# The bridge
-
-
-def test_replicas_go_on_while_the_bridge_is_gone_and_wishes_are_repeated(folder: str) -> None:
-    harness = FleetHarness(folder)
-    first, second = harness.serve(model(low=2, high=2))
-    key = harness.cluster.replicas[first].model
-    harness.disconnect()
-    harness.run_for(60)
-    assert harness.statuses(key) == {first: "ready", second: "ready"}
-    assert harness.state(key).status == "loaded"
-    harness.manager.drain(first, 30.0)
-    assert harness.statuses(key) == {first: "draining", second: "ready"}
-    harness.run_for(10)
-    other = harness.acquire(model("b"))
-    assert harness.state(other).status == "loading"
-    assert harness.state(other).reason == "the cluster cannot be reached: the bridge to the cluster is being started"
-    harness.connect()
-    harness.run_for(2)
-    (message,) = [each for each in harness.sent if isinstance(each, RetireReplica)]
-    assert message.id == first
-    assert message.grace == pytest.approx(18.0)
-    assert [each.name for each in launches(harness)] == ["m", "m", "b"]  # there is room for one more
-    assert harness.state(other).reason == ""
-
-
-def test_unreachable_cluster_changes_nothing_and_is_named(folder: str) -> None:
-    harness = FleetHarness(folder)
-    (id,) = harness.serve(model())
-    key = harness.cluster.replicas[id].model
-    harness.cluster.reachable = False
-    harness.run_for(30)
-    assert harness.statuses(key) == {id: "ready"}
-    other = harness.acquire(model("b"))
-    assert harness.state(other).reason == "the cluster cannot be reached: Ray's head does not answer"
-    harness.cluster.reachable = True
-    harness.run_for(2)
-    assert [each.name for each in launches(harness)] == ["m", "b"]
-
-
-# Several servers, one after another or at once
-
-
-def test_new_server_takes_over_replicas_of_its_models_and_ends_others(folder: str) -> None:
-    cluster = FakeCluster()
-    spec = model(idle_seconds=600.0)
-    old = FleetHarness(folder, cluster, (spec, model("gone")))
-    (kept,) = old.serve(spec)
-    (orphan,) = old.serve(model("gone"))
-    old.disconnect()
-    with tempfile.TemporaryDirectory() as other:
-        new = FleetHarness(other, cluster, (spec,))
-        new.run_for(1)
-        key = cluster.replicas[kept].model
-        assert new.statuses(key) == {kept: "ready"}  # before any request
-        assert new.state(key).status == "loaded"
-        assert new.manager.acquire(acquire_request(complete_spec(spec, new.config), new.config)).status == "loaded"
-        new.run_for(UNKNOWN_SECONDS - 5)
-        assert retired(new) == []
-        new.run_for(10)
-        assert [each for each in new.sent if isinstance(each, RetireReplica)] == [
-            RetireReplica(orphan, SCALE_DOWN_GRACE)
-        ]
-        assert launches(new) == []
-
-
-def test_replica_of_another_version_is_not_taken_over(folder: str) -> None:
-    harness = FleetHarness(folder)
-    (id,) = harness.serve(model())
-    old = msgspec.structs.replace(harness.cluster.replicas[id], id="m-old", version="0.0.1")
-    harness.cluster.replicas["m-old"] = old
-    harness.run_for(1)
-    assert "m-old" not in harness.statuses(old.model)
-    harness.run_for(UNKNOWN_SECONDS + 2)
-    assert retired(harness) == ["m-old"]
-
-
-def test_crash_that_was_reported_while_no_server_ran_is_remembered(folder: str) -> None:
-    spec = model()
-    harness = FleetHarness(folder, models=(spec,))
-    key = harness.model_keys()[0]
-    harness.cluster.replicas["m-1"] = ReplicaReport(
-        "m-1", key, "n1", "ended", failed=True, crashed=True, suspects=[b"1" * 16]
-    )
-    harness.run_for(5)
-    assert [each.levels for each in harness.suspects] == [{b"1" * 16: 1}]
-    assert (harness.state(key).status, harness.state(key).crashes) == ("cold", 1)
-
-
-def test_server_without_the_lease_routes_and_decides_nothing(folder: str) -> None:
-    cluster, spec = FakeCluster(), model(high=2, idle_seconds=10.0)
-    holder = "first"
-    first = FleetHarness(folder, cluster, (spec,), lease=lambda: holder == "first")
-    with tempfile.TemporaryDirectory() as other:
-        second = FleetHarness(other, cluster, (spec,), lease=lambda: holder == "second")
-        key = second.acquire(spec)
-        assert launches(second) == []
-        assert second.state(key).status == "loading"
-        assert "another server" in second.state(key).reason
-        (id,) = first.serve(spec)
-        cluster.load(id, running=4, waiting=3, idle_seconds=0.0)
-        cluster.replicas["x-1"] = ReplicaReport("x-1", "unknown", "n2", "ready")
-        second.run_for(UNKNOWN_SECONDS + 60)
-        assert second.statuses(key) == {id: "ready"}
-        assert (second.state(key).status, second.sent) == ("loaded", [])
-        first.disconnect()
-        holder = "second"
-        second.run_for(5)
-        assert [each.name for each in launches(second)] == ["m"]  # requests wait
-
-
-@pytest.mark.parametrize(("keep", "lease"), [(True, True), (False, False), (False, True)])
-def test_stop_ends_the_replicas_of_the_server_that_decides(
-    folder: str, keep: bool, lease: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet_manager, "KILL_SECONDS", 0.0)  # this cluster does not end anything meanwhile
-    harness = FleetHarness(folder, cluster_keep_replicas=keep, lease=lambda: holds)
-    holds = True
-    (id,) = harness.serve(model())
-    holds = lease
-    harness.manager.stop(0.0)
-    harness.receive()
-    assert retired(harness) == ([id] if lease and not keep else [])
-    assert (KillReplica(id) in harness.sent) == (lease and not keep)

@@ -58,6 +58,7 @@ def test_one_of_two_servers_holds_the_lease_until_it_stops_renewing() -> None:
     first.renew()
     second.renew()
     assert (first.held, second.held) == (True, False)
+    assert "another server" in second.reason
     lease.now += LEASE_SECONDS - 1
     first.renew()
     lease.now += LEASE_SECONDS - 1
@@ -81,6 +82,7 @@ def test_lease_is_lost_while_the_database_does_not_answer() -> None:
     lease.now += 1
     only.renew()
     assert not holds(only)
+    assert "does not answer" in only.reason
     lease.broken = False
     only.renew()
     assert holds(only)
@@ -102,9 +104,12 @@ def test_keeper_takes_the_lease_in_a_thread_and_gives_it_back() -> None:
 
 def test_lease_in_a_database_has_one_owner(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'test.db'}"
-    first, second = DatabaseLease(database, "a"), DatabaseLease(database, "b")
+    first, second = DatabaseLease(database, "fleet-1", "a"), DatabaseLease(database, "fleet-1", "b")
+    other = DatabaseLease(database, "fleet-2", "c")  # of another cluster
     assert first.take(60.0)
     assert not second.take(60.0)
+    assert other.take(60.0)
+    other.release()
     assert first.take(60.0)
     first.release()
     assert second.take(60.0)

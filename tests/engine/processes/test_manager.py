@@ -137,6 +137,37 @@ def test_manager_evicts_when_memory_is_short(folder: str, monkeypatch: pytest.Mo
     assert harness.processes[-1].options.model == "b"
 
 
+def test_manager_reserves_the_cache_of_a_running_worker(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cache fills with time, so the memory that it has not used yet is not free for others."""
+    monkeypatch.setattr("syringa.engine.processes.memory.read_size", lambda model: model_size(4 * GB))
+    monkeypatch.setattr("syringa.engine.processes.memory.planned_memory", lambda options: 7 * GB)
+    monkeypatch.setattr("syringa.engine.processes.handle.WorkerHandle._resident_bytes", lambda self: 5 * GB)
+    harness = ManagerHarness(folder)
+    harness.free = 20 * GB
+    process = harness.load("a")
+    harness.free = 15 * GB
+    assert harness.load("b").options.free_memory == 13 * GB
+    harness.free = 8 * GB  # of which the two will take 4
+    harness.acquire("c")
+    assert retire_message(process)
+
+
+def test_manager_evicts_nothing_for_a_model_that_never_fits(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {"small": model_size(GB), "large": model_size(50 * GB)}
+    monkeypatch.setattr("syringa.engine.processes.memory.read_size", lambda model: needs[model])
+    monkeypatch.setattr("syringa.engine.processes.handle.WorkerHandle._resident_bytes", lambda self: 2 * GB)
+    harness = ManagerHarness(folder)
+    harness.free = 10 * GB
+    small = harness.load("small")
+    harness.acquire("large")
+    harness.processes[-1].end(managed_process.EXIT_NO_MEMORY)
+    harness.advance(0)
+    harness.advance(1)
+    assert harness.status("large") == "failed"
+    assert retire_message(small) is None
+    assert len(harness.processes) == 2
+
+
 def test_manager_evicts_for_worker_out_of_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("syringa.engine.processes.handle.WorkerHandle._resident_bytes", lambda self: GB)
     harness = ManagerHarness(folder)

@@ -92,11 +92,12 @@ def test_replica_threads() -> None:
 
 def test_worker_on_vllm_is_not_planned_by_the_rules_of_the_own_engine(folder: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
-    on_vllm = WorkerOptions(socket="", model=str(model), engine="vllm", kv_cache_gb=2.0, dtype="fp32")
-    assert (
-        memory_needs(on_vllm)["cpu"]
-        == vllm_memory.PROGRAM_BYTES + 2 * GB + (model / "model.safetensors").stat().st_size
-    )
+    on_vllm = WorkerOptions(socket="", model=str(model), engine="vllm", dtype="fp32")
+    size = (model / "model.safetensors").stat().st_size
+    assert memory_needs(on_vllm)["cpu"] == vllm_memory.PROGRAM_BYTES + vllm_memory.CPU_CACHE_BYTES + size
+    with_cache = msgspec.structs.replace(on_vllm, kv_cache_gb=2.0)
+    assert memory_needs(with_cache)["cpu"] == vllm_memory.PROGRAM_BYTES + 2 * GB + size
+    assert vllm_memory.gpu_bytes(with_cache, 80 * GB) == size + 2 * GB + GPU_OVERHEAD
     harness = ManagerHarness(folder)
     harness.gpus = [GpuMemory(free=60 * GB, total=80 * GB, name=str(index)) for index in range(4)]
     two_gpus = msgspec.structs.replace(on_vllm, engine_args={"tensor_parallel_size": 2, "gpu_memory_utilization": 0.5})

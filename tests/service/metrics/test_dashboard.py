@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from syringa.errors import RateLimited
+from syringa.fleet.status import FleetStatus, NodeStatus, PoolStatus
 from syringa.service.metrics.engine_metrics import EngineReport
 from syringa.service.metrics.metrics import Metrics
 from syringa.types import EngineStats
@@ -18,6 +19,7 @@ from tests.service.metrics.test_metrics import accounting, parsed, refused
 DOCS = Path(__file__).parents[3] / "docs"
 DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana.json").read_text())
 PREFIX = "syringa_"
+FLEET = FleetStatus([NodeStatus("n", "ready", "p")], [PoolStatus("p", "active")], {"capacity": 1})
 ADDED = {"instance", "job"}  # labels added by Prometheus
 
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -32,8 +34,9 @@ def rendered() -> dict[str, set[str]]:
     metrics = Metrics(PREFIX)
     metrics.observe(accounting())
     metrics.observe(refused(RateLimited("slower")))
+    metrics.count_route("qwen", True)
     found: dict[str, set[str]] = {}
-    for name, labels in parsed(metrics._text({"qwen": EngineReport(EngineStats())})):
+    for name, labels in parsed(metrics._text({"qwen": EngineReport(EngineStats())}, FLEET)):
         found.setdefault(name, set()).update(dict(labels))
     return found
 

@@ -2,7 +2,7 @@
 //
 // All have one form: a block holds small unsigned numbers u, and each sub-block of SUB inputs a scale and, in some
 // formats, a minimum. A weight is scale · (u − ZERO) − minimum, or scale · TABLE[u] for formats with a table. Packed
-// scales are those that quantized_linear.h stores: of LANES channels side by side.
+// scales are those that quantized_product.h stores: of LANES channels side by side.
 #pragma once
 
 #include "simd.h"

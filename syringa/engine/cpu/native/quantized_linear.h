@@ -163,16 +163,6 @@ struct PanelTask {
     PanelOutput out;
 };
 
-// Fetch the cache lines to which rows of a task are stored: they are in as many pages.
-inline void prefetch_outputs(const PanelTask& task, int row, int count) {
-    const int n = task.p * (task.out.gated ? LANES : PANEL);
-    for (int m = 0; m < count; m++) {
-        const float* to = task.out.y + (task.first + row + m) * task.out.stride + n;
-        __builtin_prefetch(to, 1);
-        if (!task.out.gated) __builtin_prefetch(to + LANES, 1);
-    }
-}
-
 // Multiply the rows of a task chunk by chunk.
 template <class Format>
 void multiply_panel(const PanelTask& task, const QuantizedRows<Format::Scales::CHUNK>& x, int inputs) {
@@ -202,7 +192,6 @@ void multiply_panel(const PanelTask& task, const QuantizedRows<Format::Scales::C
                 else
                     add_chunk<Format, M, false>(chunk + Layout::NUMBERS, scales, activations, ahead, sums + row);
             });
-            if (k + CHUNK >= inputs) prefetch_outputs(task, row, count);
         }
     }
     for (int row = 0; row < rows; row++) store_panel(task.out, task.p, task.first + row, sums[row]);

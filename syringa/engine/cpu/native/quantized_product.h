@@ -268,10 +268,10 @@ struct LinesAhead {
     int per_strip;
 };
 
-// Add the products of M rows with a chunk. The order of sums does not depend on M.
+// Add the products of M rows with a chunk. The order of sums does not depend on M. (Inlined, it takes 4 % longer.)
 template <class Format, int M, bool WIDE>
-void add_chunk(const uint8_t* numbers, const ChunkScales<Format>& scales, const ActivationsOf<Format>* x,
-               LinesAhead ahead, floats (*sums)[VECTORS]) {
+__attribute__((noinline)) void add_chunk(const uint8_t* numbers, const ChunkScales<Format>& scales,
+                                         const ActivationsOf<Format>* x, LinesAhead ahead, floats (*sums)[VECTORS]) {
     typedef typename ChunkScales<Format>::Number Number;
     constexpr int SUBS = ChunkScales<Format>::SUBS, PER_STRIP = STRIP / Format::Scales::SUB;
     Number total[M][VECTORS] = {};

@@ -21,7 +21,7 @@ from syringa.engine.gpu.cache import GpuCacheShape
 from syringa.engine.gpu.model import GpuModel
 from syringa.engine.gpu.ops.base import GpuOps
 from syringa.engine.loading.loader import CacheShape
-from syringa.engine.loading.precision import check_memory
+from syringa.engine.loading.precision import check_host_memory
 from syringa.engine.models.decoder import Model
 from syringa.engine.models.hf import attention as hf_attention
 from syringa.engine.models.hf import gpu as hf_gpu
@@ -144,8 +144,7 @@ def _load_hf_model(
         gpu, free = torch.cuda.get_device_name(device), gpu_device.free_memory(device)
         gpu_device.check_weights_fit(parameters, dtype, description.name, free, gpu, supports_fp8=False)
     if dtype != "gguf":  # blocks are packed as they are read
-        # int8 weights are quantized from bf16 ones, and GPU weights pass through host memory: those must fit first.
-        check_memory(parameters, "bf16" if dtype == "int8" else dtype, description.name)
+        check_host_memory(parameters, "fp32" if dtype == "fp32" else "bf16", description.name)
     half = torch.float32 if dtype == "fp32" else torch.bfloat16
     gguf = None
     if files.kind == "gguf":

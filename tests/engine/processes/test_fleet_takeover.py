@@ -1,0 +1,167 @@
+"""The fleet manager when the bridge is gone, after a restart, and beside another server."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from syringa.cli.fleet_lease import DatabaseLease
+from syringa.config import complete_spec
+from syringa.engine.processes import fleet_manager
+from syringa.engine.processes.control import acquire_request
+from syringa.engine.processes.fleet_manager import UNKNOWN_SECONDS
+from syringa.engine.processes.lease import LeaseKeeper
+from syringa.fleet.bridge_protocol import KillReplica, ReplicaReport, RetireReplica
+from syringa.fleet.decisions import SCALE_DOWN_GRACE
+from tests.engine.processes.fleet_harness import FakeCluster, FleetHarness, launches, model, retired
+
+# The bridge
+
+
+def test_replicas_go_on_while_the_bridge_is_gone_and_wishes_are_repeated(folder: str) -> None:
+    harness = FleetHarness(folder)
+    first, second = harness.serve(model(low=2, high=2))
+    key = harness.cluster.replicas[first].model
+    harness.disconnect()
+    harness.run_for(60)
+    assert harness.statuses(key) == {first: "ready", second: "ready"}
+    assert harness.state(key).status == "loaded"
+    harness.manager.drain(first, 30.0)
+    assert harness.statuses(key) == {first: "draining", second: "ready"}
+    harness.run_for(10)
+    other = harness.acquire(model("b"))
+    assert harness.state(other).status == "loading"
+    assert harness.state(other).reason == "the cluster cannot be reached: the bridge to the cluster is being started"
+    harness.connect()
+    harness.run_for(2)
+    (message,) = [each for each in harness.sent if isinstance(each, RetireReplica)]
+    assert message.id == first
+    assert message.grace == pytest.approx(18.0)
+    assert [each.name for each in launches(harness)] == ["m", "m", "b"]  # there is room for one more
+    assert harness.state(other).reason == ""
+
+
+def test_unreachable_cluster_changes_nothing_and_is_named(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    key = harness.cluster.replicas[id].model
+    harness.cluster.reachable = False
+    harness.run_for(30)
+    assert harness.statuses(key) == {id: "ready"}
+    other = harness.acquire(model("b"))
+    assert harness.state(other).reason == "the cluster cannot be reached: Ray's head does not answer"
+    harness.cluster.reachable = True
+    harness.run_for(2)
+    assert [each.name for each in launches(harness)] == ["m", "b"]
+
+
+# Several servers, one after another or at once
+
+
+def test_new_server_takes_over_replicas_of_its_models_and_ends_others(folder: str) -> None:
+    cluster = FakeCluster()
+    spec = model(idle_seconds=600.0)
+    old = FleetHarness(folder, cluster, (spec, model("gone")))
+    (kept,) = old.serve(spec)
+    (orphan,) = old.serve(model("gone"))
+    old.disconnect()
+    with tempfile.TemporaryDirectory() as other:
+        new = FleetHarness(other, cluster, (spec,))
+        new.run_for(1)
+        key = cluster.replicas[kept].model
+        assert new.statuses(key) == {kept: "ready"}  # before any request
+        assert new.state(key).status == "loaded"
+        assert new.manager.acquire(acquire_request(complete_spec(spec, new.config), new.config)).status == "loaded"
+        new.run_for(UNKNOWN_SECONDS - 5)
+        assert retired(new) == []
+        new.run_for(10)
+        assert [each for each in new.sent if isinstance(each, RetireReplica)] == [
+            RetireReplica(orphan, SCALE_DOWN_GRACE)
+        ]
+        assert launches(new) == []
+
+
+def test_replica_of_another_version_is_not_taken_over(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    old = msgspec.structs.replace(harness.cluster.replicas[id], id="m-old", version="0.0.1")
+    harness.cluster.replicas["m-old"] = old
+    harness.run_for(1)
+    assert "m-old" not in harness.statuses(old.model)
+    harness.run_for(UNKNOWN_SECONDS + 2)
+    assert retired(harness) == ["m-old"]
+
+
+def test_crash_that_was_reported_while_no_server_ran_is_remembered(folder: str) -> None:
+    spec = model()
+    harness = FleetHarness(folder, models=(spec,))
+    key = harness.model_keys()[0]
+    harness.cluster.replicas["m-1"] = ReplicaReport(
+        "m-1", key, "n1", "ended", failed=True, crashed=True, suspects=[b"1" * 16]
+    )
+    harness.run_for(5)
+    assert [each.levels for each in harness.suspects] == [{b"1" * 16: 1}]
+    assert (harness.state(key).status, harness.state(key).crashes) == ("cold", 1)
+
+
+def test_server_without_the_lease_routes_and_decides_nothing(folder: str) -> None:
+    cluster, spec = FakeCluster(), model(high=2, idle_seconds=10.0)
+    holder = "first"
+    first = FleetHarness(folder, cluster, (spec,), lease=lambda: holder == "first")
+    with tempfile.TemporaryDirectory() as other:
+        second = FleetHarness(other, cluster, (spec,), lease=lambda: holder == "second")
+        key = second.acquire(spec)
+        assert launches(second) == []
+        assert second.state(key).status == "loading"
+        assert "another server" in second.state(key).reason
+        (id,) = first.serve(spec)
+        cluster.load(id, running=4, waiting=3, idle_seconds=0.0)
+        cluster.replicas["x-1"] = ReplicaReport("x-1", "unknown", "n2", "ready")
+        second.run_for(UNKNOWN_SECONDS + 60)
+        assert second.statuses(key) == {id: "ready"}
+        assert (second.state(key).status, second.sent) == ("loaded", [])
+        first.disconnect()
+        holder = "second"
+        second.run_for(5)
+        assert [each.name for each in launches(second)] == ["m"]  # requests wait
+
+
+def test_lease_in_a_database_decides_which_of_two_servers_starts_replicas(folder: str, tmp_path: Path) -> None:
+    cluster, spec = FakeCluster(), model()
+    leases = [DatabaseLease(f"sqlite:///{tmp_path / 'test.db'}", "fleet", owner) for owner in ("a", "b")]
+    first, second = (LeaseKeeper(lease, lambda: 0.0) for lease in leases)
+    with tempfile.TemporaryDirectory() as other:
+        one = FleetHarness(folder, cluster, (spec,), lease=lambda: first.held)
+        two = FleetHarness(other, cluster, (spec,), lease=lambda: second.held)
+        first.renew()
+        second.renew()
+        two.acquire(spec)
+        one.acquire(spec)
+        two.run_for(2)
+        assert (len(launches(one)), len(launches(two))) == (1, 0)
+        first.stop()
+        leases[0].release()
+        second.renew()
+        cluster.end(launches(one)[0].id, failed=True, crashed=True)
+        one.run_for(5)
+        two.run_for(5)
+        assert (len(launches(one)), len(launches(two))) == (1, 1)
+    leases[1].release()
+
+
+@pytest.mark.parametrize(("keep", "lease"), [(True, True), (False, False), (False, True)])
+def test_stop_ends_the_replicas_of_the_server_that_decides(
+    folder: str, keep: bool, lease: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_manager, "KILL_SECONDS", 0.0)  # this cluster does not end anything meanwhile
+    harness = FleetHarness(folder, cluster_keep_replicas=keep, lease=lambda: holds)
+    holds = True
+    (id,) = harness.serve(model())
+    holds = lease
+    harness.manager.stop(0.0)
+    harness.receive()
+    assert retired(harness) == ([id] if lease and not keep else [])
+    assert (KillReplica(id) in harness.sent) == (lease and not keep)

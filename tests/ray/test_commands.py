@@ -1,0 +1,209 @@
+"""`syringa cluster start` and `join` as processes: what they start and survive, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from syringa.cluster.folder import ClusterFolder
+from syringa.cluster.own_address import own_address
+from syringa.ray.processes import CLUSTER_DIR_VARIABLE
+from tests.engine.worker.tiny_llama import save_tiny_llama
+from tests.ray.harness import cluster_folder, free_port, processes_with, until
+
+pytestmark = pytest.mark.slow
+
+SERVER, GCS = b"syringa.cli.serve_process", b"gcs_server"
+
+
+class Command:
+    """A running `syringa cluster` command."""
+
+    def __init__(self, log: Path, *arguments: str, **variables: str) -> None:
+        self.log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "syringa", "cluster", *arguments],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=os.environ | variables,
+            )
+
+    def until_logged(self, pattern: str, count: int = 1) -> re.Match[str]:
+        """Wait until a pattern was logged so many times, and return the last one."""
+
+        def found() -> re.Match[str] | None:
+            matches = list(re.finditer(pattern, self.log.read_text()))
+            if len(matches) < count:
+                assert self.process.poll() is None, self.log.read_text()
+                return None
+            return matches[-1]
+
+        match = until(found)
+        assert isinstance(match, re.Match)
+        return match
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(120)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+class StartedCluster(Command):
+    def __init__(self, folder: Path, *arguments: str, **variables: str) -> None:
+        self.folder = ClusterFolder(folder / "cluster")
+        self.address = f"{own_address()}:{free_port()}"
+        model = folder / "model"
+        model.mkdir()
+        save_tiny_llama(model)
+        super().__init__(
+            folder / "start.log",
+            *("start", "--port", "0", "--model", str(model), "--served-model-name", "m", "--cpus", "1"),
+            *("--threads", "1", "--kv-cache-tokens", "1024", "--database", str(folder / "syringa.db")),
+            *("--cluster-dir", str(self.folder.path), "--cluster-address", self.address),
+            *("--ray-port", str(free_port()), *arguments),
+            **variables,
+        )
+
+    def url(self, starts: int = 1) -> str:
+        return f"http://127.0.0.1:{self.until_logged(r'listening host=[^ ]+ port=([0-9]+)', starts)[1]}"
+
+    def replicas(self, starts: int = 1) -> list[dict[str, Any]]:
+        data = httpx.get(self.url(starts) + "/admin/replicas", timeout=60).raise_for_status().json()["data"]
+        return [each for each in data if each["status"] == "ready"]
+
+    def complete(self, starts: int = 1) -> str:
+        body = {"prompt": "the", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        answer = httpx.post(self.url(starts) + "/v1/completions", json=body, timeout=300)
+        return str(answer.raise_for_status().json()["choices"][0]["text"])
+
+    def find(self, module: bytes) -> list[int]:
+        """Return the ids of the processes of this cluster that run a module or program."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                if module in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+    def processes(self) -> list[int]:
+        return processes_with(CLUSTER_DIR_VARIABLE, str(self.folder.path))
+
+    def token(self) -> str:
+        command = [sys.executable, "-m", "syringa", "cluster", "token", "--dir", str(self.folder.path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@contextlib.contextmanager
+def started(folder: Path, *arguments: str, **variables: str) -> Iterator[StartedCluster]:
+    cluster = StartedCluster(folder, *arguments, **variables)
+    try:
+        until(cluster.replicas)
+        yield cluster
+    finally:
+        cluster.end()
+        until(lambda: not cluster.processes())
+
+
+def test_a_cluster_starts_is_joined_and_left_and_adopts_its_replicas(tmp_path: Path) -> None:
+    with started(tmp_path) as cluster:
+        text = cluster.complete()
+        node = Command(
+            tmp_path / "node.log",
+            *("join", cluster.address, "--token", cluster.token(), "--dir", str(tmp_path / "node")),
+            *("--name", "n1", "--pool", "x", "--label", "zone=a", "--cpus", "1", "--grace", "5"),
+        )
+        try:
+            node.until_logged("Joined .* as n1 .*zone=a, pool=x")
+            url = cluster.url() + "/admin/nodes"
+            nodes = until(
+                lambda: {each["name"]: each for each in httpx.get(url).json()["data"] if each["name"] == "n1"}
+            )
+            assert nodes["n1"]["labels"] == {"zone": "a", "pool": "x"}
+            node.process.terminate()
+            assert node.process.wait(120) == 0
+            assert "Left the cluster." in node.log.read_text()
+            until(lambda: all(each["name"] != "n1" for each in httpx.get(url).json()["data"]))
+        finally:
+            node.end()
+        assert processes_with(CLUSTER_DIR_VARIABLE, str(tmp_path / "node")) == []
+
+        (before,) = cluster.replicas()
+        (server,) = cluster.find(SERVER)
+        os.kill(server, signal.SIGKILL)
+        cluster.url(2)
+        assert cluster.complete(2) == text
+        assert [each["id"] for each in cluster.replicas(2)] == [before["id"]]  # the same process
+
+        cluster.process.terminate()
+        assert cluster.process.wait(120) == 0
+
+
+def test_a_killed_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    with started(tmp_path) as cluster:
+        assert cluster.find(GCS)
+        cluster.process.kill()
+        cluster.process.wait()
+        until(lambda: not cluster.processes())
+
+
+def test_serving_goes_on_without_a_head_which_is_started_again_after_the_time_that_nodes_wait(tmp_path: Path) -> None:
+    with started(tmp_path, RAY_gcs_rpc_server_reconnect_timeout_s="20") as cluster:
+        text = cluster.complete()
+        (gcs,) = cluster.find(GCS)
+        os.kill(gcs, signal.SIGKILL)
+        cluster.until_logged("Ray's head has died")
+        assert cluster.complete() == text
+        cluster.until_logged("replica is started: ", 4)  # two lines each: that of the server, and that of the bridge
+        assert cluster.complete() == text
+
+
+def test_join_refuses_a_head_that_does_not_accept_it(tmp_path: Path) -> None:
+    with started(tmp_path) as cluster:
+        folder = tmp_path / "node"
+
+        def join(*arguments: str) -> str:
+            command = [sys.executable, "-m", "syringa", "cluster", "join", "--dir", str(folder), *arguments]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            assert result.returncode == 1
+            assert result.stderr.count("\n") == 1
+            return result.stderr
+
+        assert "the join token is not one of this cluster" in join(
+            cluster.address, "--token", _with_another_secret(cluster.token()), "--name", "n1"
+        )
+        node = Command(
+            tmp_path / "node.log",
+            *("join", cluster.address, "--token", cluster.token(), "--dir", str(folder), "--name", "n1", "--cpus", "1"),
+        )
+        node.until_logged("Joined")
+        node.process.send_signal(signal.SIGINT)
+        node.process.send_signal(signal.SIGINT)
+        assert node.process.wait(120) == 0
+
+        token = (folder / "ray.token").read_bytes()
+        (folder / "ray.token").write_text("0" * 64)
+        assert "refuses the token of this cluster (ray.token)" in join()
+        (folder / "ray.token").write_bytes(token)
+        foreign = cluster_folder(tmp_path / "foreign")
+        for name in ("node.pem", "node.key", "ca.pem"):
+            (folder / "ray" / name).write_bytes((foreign.path / "ray" / name).read_bytes())
+        assert "cannot be trusted: its certificate is not from the authority of this cluster" in join()
+
+
+def _with_another_secret(token: str) -> str:
+    return token[:-4] + ("AAAA" if token[-4:] != "AAAA" else "BBBB")

@@ -1,0 +1,50 @@
+"""What is relied on of Ray and is not public."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from syringa.ray.internals import ConnectionRefused, HeadUnavailable, check_head
+from tests.ray.harness import LocalCluster, cluster_folder, free_port
+
+pytestmark = pytest.mark.slow
+
+
+def test_nodes_are_listed_and_drained_as_expected(cluster: LocalCluster) -> None:
+    cluster.add("a", cpus=3, labels={"pool": "x"})
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.ray.contract", cluster.address],
+        env={**os.environ, **cluster.variables},
+        stdout=subprocess.PIPE,
+        timeout=300,
+        check=True,
+    )
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found == {
+        "drain reason": True,
+        "label names": [],
+        "same view": True,
+        "labels": {"pool": "x"},
+        "cpus": 3,
+        "draining before": {},
+        "observation": True,
+        "draining id": True,
+        "draining deadline": True,
+        "alive while it is occupied": True,
+        "drained": [True, True],
+    }
+
+
+def test_a_head_that_cannot_be_used_is_described(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The token is tried in tests/ray/test_security.py."""
+    with pytest.raises(HeadUnavailable, match=r"127\.0\.0\.1:\d+ cannot be reached: Connection refused"):
+        check_head(f"127.0.0.1:{free_port()}", cluster.folder.ray_files())
+    foreign = cluster_folder(tmp_path / "foreign")
+    with pytest.raises(ConnectionRefused, match="cannot be trusted: its certificate is not from the authority"):
+        check_head(cluster.address, foreign.ray_files())
