@@ -105,8 +105,7 @@ class FleetSimulation:
         self._arrivals: Iterator[Arrivals] = self.workload.arrivals()
         self._burst: Arrivals | None = None
         self._position = 0
-        self._rejected_before = [0.0] * len(scenario.models)
-        self._rejections_before = 0
+        self._unexplained: Counter[int] = Counter()  # requests that got 503 in the last second, by model
 
     def run(self, progress: Callable[[float], None] = lambda at: None) -> None:
         self._next_burst()
@@ -146,6 +145,7 @@ class FleetSimulation:
 
     def _check_ended(self) -> None:
         """Whatever has neither completed nor got 503 is lost."""
+        self._explain_rejections()
         for clients in self.clients:
             for stream in clients.pending:
                 self.collector.lost(stream, "still waits for a replica at the end")
@@ -187,25 +187,26 @@ class FleetSimulation:
 
     def _explain_rejections(self) -> None:
         """Find out why requests got 503 in this second: was there a GPU for another replica of their model?"""
-        count = self.collector.rejections.total()
-        if count == self._rejections_before:
+        unexplained = self._unexplained
+        self._unexplained = Counter()
+        rejected = self.collector.take_rejections()
+        if not rejected and not unexplained:
             return
-        self._rejections_before = count
         most_free: dict[str, int] = {}
         for node in self.fleet.nodes_by_name.values():
             if self._is_offered(node):
                 most_free[node.pool.name] = max(most_free.get(node.pool.name, 0), node.free_gpus)
-        loading = Counter(
-            each.model.name for each in self.fleet.running.values() if each.condition not in ("ready", "draining")
-        )
-        for index, number in self.collector.take_rejections().items():
+        running = self.fleet.running.values()
+        loading = {each.model.name for each in running if each.condition not in ("ready", "draining")}
+        for index in sorted({*rejected, *unexplained}):
             model = self.scenario.models[index]
             if not any(most_free.get(pool, 0) >= model.gpus for pool in model.pools):
-                self.explanations["no GPU is free"] += number
-            elif loading[model.name]:
-                self.explanations["replicas are being loaded"] += number
-            else:
-                self.explanations["other"] += number
+                self.explanations["no GPU is free"] += rejected[index] + unexplained[index]
+            elif model.name in loading:
+                self.explanations["replicas are being loaded"] += rejected[index] + unexplained[index]
+            else:  # the room may be new: the controller has a second to use it
+                self._unexplained.update({index: rejected[index]} if rejected[index] else {})
+                self.explanations.update({"other": unexplained[index]} if unexplained[index] else {})
 
     # Once a minute
 

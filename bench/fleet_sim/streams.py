@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -182,11 +183,17 @@ class Workload:
     def _prefixes(self, chat: Chat, prompt: int) -> tuple[tuple[int, bytes], ...]:
         """Return what `routing_key` returns for a prompt, without its tokens."""
         known, system = chat.prefixes, self.scenario.system_tokens
-        points = prefix_points(prompt)
+        points = _points(prompt)
         for point in points:
             if point not in known:
                 known[point] = b"%d/%d/%d" % (chat.application, 0 if point <= system else chat.id, point)
-        return tuple([(point, known[point]) for point in reversed(points)])
+        return tuple([(point, known[point]) for point in points])
+
+
+@functools.cache
+def _points(length: int) -> tuple[int, ...]:
+    """Return `prefix_points`, the longest first."""
+    return tuple(reversed(prefix_points(length)))
 
 
 def _lengths(draw: np.random.Generator, mean: float, count: int) -> np.ndarray:

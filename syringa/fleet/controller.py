@@ -35,9 +35,8 @@ from syringa.fleet.overrides import PoolOverrides
 from syringa.fleet.planner import decide, plan
 from syringa.fleet.pools import PoolSpec, PoolTarget, owner_activity, with_default
 from syringa.fleet.provider import Replica, ReplicaEvent, ReplicaProvider
-from syringa.fleet.recovery import RecoveryTimes
 from syringa.fleet.schedule import next_change
-from syringa.fleet.status import FleetStatus
+from syringa.fleet.status import FleetStatus, RecoveryTimes
 from syringa.types import HistogramCounts
 
 __all__ = [

@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from syringa.fleet.decisions import (
     MOVE_AFTER_SECONDS,
     MOVE_BEFORE_SECONDS,
     SCALE_DOWN_GRACE,
     SCALE_DOWN_SECONDS,
-    SCALE_UP_SECONDS,
     SPARE_LOAD,
     Decision,
     FleetSnapshot,
@@ -25,7 +23,6 @@ from syringa.fleet.decisions import (
     Plan,
     PoolHistory,
     Reclaim,
-    StartCause,
     StartReplica,
     StopCause,
     StopReplica,
@@ -35,6 +32,7 @@ from syringa.fleet.decisions import (
     recent_failures,
     reclaim_reason,
 )
+from syringa.fleet.demand import MissingReplica, missing_replicas
 from syringa.fleet.placement import NodeRoom, PoolRoom, ReplicaNeeds, in_preference
 from syringa.fleet.provider import Node, Replica
 
@@ -57,16 +55,6 @@ def plan(snapshot: FleetSnapshot) -> Plan:
     4. Replicas move to pools that their models prefer, one at a time for each model.
     """
     return _Planner(snapshot).run()
-
-
-class _Want(NamedTuple):
-    """A replica that is missing. Wants are served in their order."""
-
-    tier: int  # 0: its model has none, 1: below the minimum, 2: requests wait
-    order: int
-    model: ModelTarget
-    reason: str
-    cause: StartCause
 
 
 class _Planner:
@@ -194,9 +182,10 @@ class _Planner:
 
     def _start_missing(self) -> set[str]:
         """Start what is missing. Return the models that need more replicas, whether there was room or not."""
-        wants: list[_Want] = []
-        for order, model in enumerate(self._snapshot.models):
-            self._add_wants(wants, model, order)
+        wants: list[MissingReplica] = []
+        count = len(self._snapshot.models)
+        for position, model in enumerate(self._snapshot.models):
+            wants += missing_replicas(model, self._counted(model), self._history(model), self._now, position, count)
         wants.sort(key=lambda each: each[:2])
         full: set[str] = set()  # models for which there is no room
         for want in wants:
@@ -214,34 +203,6 @@ class _Planner:
             else:
                 self._make_room(want.model, needs, self._unused, "has waiting requests and no room")
         return {want.model.key for want in wants}
-
-    def _add_wants(self, wants: list[_Want], model: ModelTarget, order: int) -> None:
-        history = self._history(model)
-        if not model.active or self._now < history.failed_at + backoff(history.failures):
-            return
-        own = self._counted(model)
-        if len(own) < model.min_replicas:
-            reason = f"{len(own)} replicas, min={model.min_replicas}"
-            for number in range(len(own), model.min_replicas):
-                turn = number * len(self._snapshot.models) + order  # all models have two before one has three
-                wants.append(_Want(min(number, 1), turn, model, reason, "minimum"))
-            return
-        waits = history.waiting_since is not None and self._now - history.waiting_since >= SCALE_UP_SECONDS
-        if waits:
-            self._add_wants_of_waiting(wants, model, own)
-
-    def _add_wants_of_waiting(self, wants: list[_Want], model: ModelTarget, own: Sequence[Replica]) -> None:
-        """Want as many replicas as the waiting requests would fill like the present ones, of which they are double.
-
-        Replicas that are being started count.
-        """
-        ready = [each for each in own if each.condition == "ready"]
-        waiting, running = sum(each.waiting for each in own), sum(each.running for each in ready)
-        load = max(1.0, running / max(1, len(ready)), self._history(model).full_load)  # requests of one replica
-        missing = min(math.ceil(waiting / load), len(ready), model.max_replicas - len(ready)) - (len(own) - len(ready))
-        reason = f"{waiting} requests wait, {len(own)} replicas, max={model.max_replicas}"
-        for number in range(missing):
-            wants.append(_Want(2, round(number * load) - waiting, model, reason, "waiting"))
 
     def _make_room(self, model: ModelTarget, needs: ReplicaNeeds, spares: dict[str, int], problem: str) -> None:
         """Stop a replica that its model can spare, unless another one leaves already. `spares`: how many, by model."""

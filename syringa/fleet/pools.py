@@ -51,8 +51,8 @@ class PoolPreemption(msgspec.Struct, frozen=True, kw_only=True):
     priority: Annotated[
         int,
         Meta(
-            description="Models that name no pools use those with a higher priority first, and leave those with a lower"
-            " one first when a model without a replica needs the place."
+            description="Models that name no pools use those with a higher priority first. Where another model needs"
+            " the place, replicas leave those with a lower priority first."
         ),
     ] = 0
 

@@ -27,9 +27,7 @@ _HORIZON_DAYS = 8  # a week, and the day on which it began
 class PoolWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Times at which a pool is open. Without times: all day."""
 
-    days: Annotated[
-        tuple[Day, ...], Meta(description="Days on which it begins: `mon` to `sun`.")
-    ] = DAYS
+    days: Annotated[tuple[Day, ...], Meta(description="Days on which it begins: `mon` to `sun`.")] = DAYS
     start: Annotated[str, Meta(description="Local time at which it begins, such as `22:00`.")] = "00:00"
     end: Annotated[
         str, Meta(description="Local time at which it ends, on the next day if it is not later than `start`.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import Literal
 
 import msgspec
@@ -11,6 +12,9 @@ from syringa.types import HistogramCounts
 
 PoolState = Literal["active", "closing", "inactive", "degraded"]
 """closing: it is not open, and replicas are left; degraded: it is open, and a node is lost or too few are there."""
+
+
+RECOVERY_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class NodeStatus(msgspec.Struct, frozen=True, array_like=True):
@@ -53,3 +57,18 @@ class FleetStatus(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pools: list[PoolStatus] = []
     evictions: dict[str, int] = {}  # replicas that had to leave their place, by cause
     recovery: HistogramCounts = HistogramCounts()  # seconds from the loss of a replica until the minimum was ready
+
+
+class RecoveryTimes:
+    """A histogram of seconds from the loss of a replica until the minimum of its model was ready again."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(RECOVERY_BOUNDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect.bisect_left(RECOVERY_BOUNDS, seconds)] += 1
+        self._sum += seconds
+
+    def counts(self) -> HistogramCounts:
+        return HistogramCounts(RECOVERY_BOUNDS, tuple(self._counts), self._sum)

@@ -297,8 +297,10 @@ class VllmEngine:
     async def _run(self, choice: _Choice) -> None:
         run = choice.run
         id = f"{run.client_id}-{run.request.id}-{choice.wanted.choice}"
+        # vLLM orders the requests of all tenants by it: none may get ahead of those of the others.
+        priority = max(0, run.request.priority)
         try:
-            async for output in self._generate(choice.wanted, id, run.request.priority):
+            async for output in self._generate(choice.wanted, id, priority):
                 self._put(choice, output)
         except Exception as error:
             self._put(choice, error)

@@ -15,6 +15,7 @@ from syringa.engine.client import protocol
 from syringa.engine.interface import ReplicaState
 from syringa.engine.processes import control
 from syringa.engine.processes.control import (
+    MAX_UNSENT_BYTES,
     AcquireModel,
     MessageConnection,
     ReleaseModel,
@@ -86,8 +87,9 @@ def test_connection_closes_when_peer_does_not_read(
     pair: tuple[MessageConnection[SupervisorRequest], socket.socket],
 ) -> None:
     connection, _ = pair
-    for _ in range(5000):
-        connection.send(WorkerState("k", "cold", reason="x" * 1000))
+    message = WorkerState("k", "cold", reason="x" * 100_000)
+    for _ in range(2 * MAX_UNSENT_BYTES // 100_000):
+        connection.send(message)
     assert not connection.open
 
 

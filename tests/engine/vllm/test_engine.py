@@ -114,6 +114,11 @@ def test_outputs_become_deltas_of_their_client(harness: EngineHarness) -> None:
     assert (stats.running, stats.output_tokens, stats.prompt_tokens, stats.started) == (0, 2, 3, 1)
 
 
+def test_priority_does_not_put_a_request_before_those_of_other_tenants(harness: EngineHarness) -> None:
+    harness.submit(priority=-5)
+    assert harness.started["1-r-0"][1] == 0
+
+
 def test_outputs_of_one_step_wake_the_server_once(harness: EngineHarness) -> None:
     wakes: list[None] = []
     harness.submit(choices=2)

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from syringa.engine.interface import Engine, LoadStatus, ReplicaState, WorkerCounts
 from syringa.errors import EngineUnavailable, InvalidRequest, NotFound
+from syringa.fleet.status import FleetStatus, NodeStatus
 from syringa.http.context import RequestContext, set_request_context
 from syringa.http.routes import system
 from syringa.http.routes.system import SystemRoutes
@@ -59,6 +60,9 @@ class Engines:
     def replicas(self, model: str) -> Sequence[ReplicaState]:
         return [ReplicaState("m-1", "ready"), ReplicaState("m-2", "ready"), ReplicaState("m-3", "draining")]
 
+    def fleet(self) -> FleetStatus:
+        return FleetStatus([NodeStatus("local", "ready")])
+
 
 class Service:
     """`/metrics` and `/status` over engines by name. The engines of `removed` models do not exist."""
@@ -103,6 +107,7 @@ async def test_metrics_show_replicas_by_status_and_moves_by_reason() -> None:
     service = Service(warm=FakeEngine())
     for same in (True, True, False):
         service.metrics.count_move("warm", "drain", same)
+        service.metrics.count_route("warm", same)
     async with service.client() as http:
         found = parsed((await http.get("/metrics")).content)
     assert value(found, "syringa_replicas", model_name="warm", status="ready") == 2
@@ -110,6 +115,8 @@ async def test_metrics_show_replicas_by_status_and_moves_by_reason() -> None:
     moves = {"model_name": "warm", "reason": "drain"}
     assert value(found, "syringa_request_moves_total", **moves, fingerprint="same") == 2
     assert value(found, "syringa_request_moves_total", **moves, fingerprint="other") == 1
+    assert value(found, "syringa_router_requests_total", model_name="warm", prefix="known") == 2
+    assert value(found, "syringa_router_requests_total", model_name="warm", prefix="new") == 1
 
 
 async def test_metrics_show_an_ordinary_key_nothing_of_other_organizations() -> None:
