@@ -207,9 +207,11 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # on which Ray prints pages when a node is lost
     try:
         Bridge(options, SupervisorLink(options.socket)).run()
+    except HeadUnavailable as error:
+        logger.error("the bridge is started again: reason=%s", error)
     except Exception:
         logger.exception("the bridge to Ray has failed")
-        os._exit(1)  # Ray's own exit handlers may wait for a head that is gone
+    os._exit(1)  # Ray's own exit handlers may wait for a head that is gone
 
 
 if __name__ == "__main__":

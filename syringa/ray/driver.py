@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -73,8 +73,17 @@ class RayDriver:
         self._address = address
         self._replica_class: Any = ray.remote(ReplicaActor)
         self._agent_class: Any = ray.remote(NodeAgent)
-        self.nodes: Callable[[], Sequence[RayNode]] = internals.nodes
-        self.draining: Callable[[], Mapping[str, float]] = internals.draining_nodes
+        self._own_node = ray.get_runtime_context().get_node_id()
+
+    def nodes(self) -> Sequence[RayNode]:
+        """Return all nodes. Raises `HeadUnavailable` if that of this process has died: nothing can be started then."""
+        found = internals.nodes()
+        if any(node.id == self._own_node and not node.alive for node in found):
+            raise internals.HeadUnavailable("Ray's head was started again")
+        return found
+
+    def draining(self) -> Mapping[str, float]:
+        return internals.draining_nodes()
 
     def drain(self, node_id: str, grace: float) -> None:
         client = internals.HeadClient(self._address)

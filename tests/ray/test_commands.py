@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,6 +171,34 @@ def test_serving_goes_on_without_a_head_which_is_started_again_after_the_time_th
         assert cluster.complete() == text
         cluster.until_logged("replica is started: ", 4)  # two lines each: that of the server, and that of the bridge
         assert cluster.complete() == text
+
+
+@contextlib.contextmanager
+def redis(folder: Path) -> Iterator[str]:
+    """Run a Redis, and yield its address."""
+    if (program := shutil.which("redis-server")) is None:
+        pytest.skip("needs redis-server")
+    port = free_port()
+    command = [program, "--port", str(port), "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_a_head_with_redis_is_started_again_at_once_and_finds_its_replicas(tmp_path: Path) -> None:
+    with redis(tmp_path) as address, started(tmp_path, "--redis", address) as cluster:
+        text = cluster.complete()
+        (before,) = cluster.replicas()
+        (gcs,) = cluster.find(GCS)
+        os.kill(gcs, signal.SIGKILL)
+        cluster.until_logged("replica is taken over: replica=")  # by the next bridge
+        assert cluster.complete() == text
+        assert [each["id"] for each in until(cluster.replicas)] == [before["id"]]
+        nodes = httpx.get(cluster.url() + "/admin/nodes", timeout=60).json()["data"]
+        assert [each["state"] for each in nodes] == ["ready"]
 
 
 def test_join_refuses_a_head_that_does_not_accept_it(tmp_path: Path) -> None:

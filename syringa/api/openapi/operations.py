@@ -170,9 +170,20 @@ STATUS = Operation(
                 replicas={
                     "type": "object",
                     "additionalProperties": {"type": "integer"},
-                    "description": "Number of replicas by status: `queued`, `loading`, `ready`, `hanging`, `draining`.",
+                    "description": "Number of replicas by status: `queued`, `fetching`, `loading`, `ready`, `hanging`, "
+                    "`draining`.",
                 },
             ),
+        },
+        nodes={
+            "type": "object",
+            "additionalProperties": {"type": "integer"},
+            "description": "Number of nodes by state: `ready`, `draining`, `lost`.",
+        },
+        pools={
+            "type": "object",
+            "additionalProperties": {"type": "integer"},
+            "description": "Number of pools by state: `active`, `closing`, `inactive`, `degraded`.",
         },
     ),
     errors=(400,),
