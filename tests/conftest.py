@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from syringa import logs
 from tests.store.postgres import Postgres, why_not
 from tests.tiers import SLOW, examples
 
@@ -91,3 +94,17 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return str(tmp_path / "data" / "syringa.db")
     url: str = request.getfixturevalue("postgres").new_database()
     return url
+
+
+@pytest.fixture
+def restore_logging() -> Iterator[None]:
+    """Undo what `logs.configure` does to the process."""
+    root, ours = logging.getLogger(), logging.getLogger("syringa")
+    levels, handlers, hook = (root.level, ours.level, logs.PROMPTS.level), list(root.handlers), sys.excepthook
+    yield
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    sys.excepthook = hook
+    for logger, level in zip((root, ours, logs.PROMPTS), levels, strict=True):
+        logger.setLevel(level)
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = True

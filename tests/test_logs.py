@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import uvloop
@@ -16,22 +16,9 @@ import uvloop
 from syringa import logs
 from syringa.errors import InvalidRequest
 
+pytestmark = pytest.mark.usefixtures("restore_logging")
 SECRET = "my grandmother's recipe"
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
-
-
-@pytest.fixture(autouse=True)
-def _restore_logging() -> Iterator[None]:
-    """Undo what `configure` does to the process."""
-    root, ours = logging.getLogger(), logging.getLogger("syringa")
-    levels, handlers, hook = (root.level, ours.level, logs.PROMPTS.level), list(root.handlers), sys.excepthook
-    yield
-    logging.captureWarnings(False)
-    root.handlers[:] = handlers
-    sys.excepthook = hook
-    for logger, level in zip((root, ours, logs.PROMPTS), levels, strict=True):
-        logger.setLevel(level)
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = True
 
 
 def log_line(logger: str, message: str, fields: dict[str, object], request_id: str) -> None:

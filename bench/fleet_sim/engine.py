@@ -19,7 +19,7 @@ from syringa.engine.client.router import Assignment, ReplicaRouter, RoutingKey
 OVERLOADED_SECONDS = 0.2  # until a moved request is submitted again to a replica with a full queue
 MAX_RETRIES = 3  # of a request after crashes
 TIMED_ROUTES = 16  # of so many requests in the peak, the time of the router is measured for one
-LOAD_TIMEOUT = 600.0  # of a request that waits while a replica is being started
+LOAD_TIMEOUT = 600.0  # of a request that has begun, or waits while a replica is being started
 
 
 class ModelClients:
@@ -126,9 +126,9 @@ class ModelClients:
     def expire(self) -> None:
         """End the requests that have waited for a replica for too long."""
         now = self._loop.now
-        limit = LOAD_TIMEOUT if self.present else self._scenario.queue_timeout
         for _ in range(len(self.pending)):
             stream = self.pending.popleft()
+            limit = LOAD_TIMEOUT if stream.prefilled or self.present else self._scenario.queue_timeout
             if now - stream.waits_since < limit:
                 self.pending.append(stream)
             elif stream.prefilled:

@@ -14,7 +14,6 @@ from syringa.fleet.provider import OwnerLoad
 GRACES = (10.0, 30.0, 120.0)  # seconds that a reclaimed node grants
 FLAPS = 10  # losses of a flapping node
 FLAP_AWAY, FLAP_BACK = 20.0, 60.0  # mean seconds
-RACK = 20  # nodes that are lost together, once in the peak
 
 
 class Faults:
@@ -54,7 +53,7 @@ class Faults:
     def _lose_rack(self, _: object) -> None:
         nodes = [node for node in self._nodes if node.alive and node.pool.mode == "always" and node.replicas]
         self.counts["rack"] += 1
-        for node in nodes[-RACK:]:
+        for node in nodes[-self._scenario.rack_nodes :]:
             self._lose(node, self._random.expovariate(1 / self._scenario.away_seconds))
 
     def _drain(self, node: SimulatedNode) -> None:

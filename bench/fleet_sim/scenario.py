@@ -116,6 +116,7 @@ class Scenario:
     loss_seconds: float = 5 * DAY  # mean time between unannounced losses of a node
     drain_seconds: float = 4 * DAY  # mean time between announced ones
     flap_seconds: float = 40 * DAY  # mean time between the begins of flapping
+    rack_nodes: int = 20  # that are lost together, once in the peak
     away_seconds: float = 15 * MINUTE  # mean
     owner_away_seconds: float = 100 * MINUTE  # mean, of a node of the idle pool
     owner_active_seconds: float = 35 * MINUTE  # mean
@@ -169,4 +170,5 @@ def quick() -> Scenario:
         loss_seconds=12 * HOUR,
         drain_seconds=12 * HOUR,
         flap_seconds=DAY,
+        rack_nodes=2,
     )

@@ -64,7 +64,10 @@ def run_node(options: MemberOptions, grace: float) -> int:
     os.environ.update(environment(options.folder))  # before Ray is imported
     member = ClusterMember(options)
     try:
-        node = member.start()
+        node = member.start(lambda: bool(signals))
+        if node is None:
+            typer.echo("Stopped before the cluster was joined.")
+            return 0
         shown = ", ".join(f"{key}={value}" for key, value in options.labels.items()) or "no labels"
         typer.echo(f"Joined {options.head} as {options.name} ({node.address}, {shown}). Leave with Ctrl-C.")
         while not signals:

@@ -28,6 +28,7 @@ from syringa.cluster.authority import hosts_of
 from syringa.cluster.folder import ClusterFolder
 from syringa.cluster.join import DEFAULT_PORT, ServerAddress, parse_server_address
 from syringa.cluster.own_address import own_address
+from syringa.cluster.tls import describe_tls_error
 from syringa.config import Config
 from syringa.errors import ConfigError
 from syringa.ray import internals
@@ -43,8 +44,10 @@ from syringa.ray.processes import (
 logger = logging.getLogger("syringa.cluster")
 
 POLL_SECONDS = 0.2
+CONNECT_SECONDS = 5.0
 STOP_MARGIN_SECONDS = 30.0  # for the server to stop, beyond its drain_timeout
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 30.0
+STABLE_SECONDS = 60.0  # after which a server that dies is started again without a longer pause
 
 
 class MemberSettings(msgspec.Struct, frozen=True):
@@ -67,6 +70,8 @@ def run(flags: Mapping[str, Any], file: Path | None, *, node: MemberSettings | N
     folder.check_ray()
     server = server_address(config, folder)
     _check_port(config.ray_port)
+    if redis:
+        _check_redis(redis)
     os.environ.update(environment(folder))  # before Ray is imported; also marks the processes of the server as ours
     start = ClusterStart(config, folder, server, redis)
     settings = {"cluster": True, "cluster_dir": str(folder.path), "cluster_address": str(server)}
@@ -83,7 +88,8 @@ class ClusterStart:
         self._head_start_at = 0.0
         self._member: ClusterMember | None = None
         self._server: subprocess.Popen[bytes] | None = None
-        self._server_start_at = 0.0
+        self._server_start_at = 0.0  # when it is due, and then when it was started
+        self._terminated = False  # whether the server was told to stop
         self._backoff = MIN_BACKOFF_SECONDS
         self._signals = 0
 
@@ -115,6 +121,7 @@ class ClusterStart:
     def _on_signal(self, *_: object) -> None:
         self._signals += 1
         if self._server is not None and self._server.poll() is None:
+            self._terminated = True
             self._server.terminate()  # drains; the second time, stops
 
     def _start_head(self) -> None:
@@ -144,7 +151,7 @@ class ClusterStart:
                 gpus=node.gpus,
             )
         )
-        self._member.start()
+        self._member.start(lambda: self._signals > 0)
 
     def _poll_head(self) -> None:
         now = time.monotonic()
@@ -168,7 +175,7 @@ class ClusterStart:
         now = time.monotonic()
         if self._server is None:
             if now >= self._server_start_at:
-                self._server = _spawn_server(options)
+                self._server, self._server_start_at = _spawn_server(options), now
             return None
         status = self._server.poll()
         if status is None:
@@ -178,6 +185,8 @@ class ClusterStart:
         self._server = None
         if status >= 0:
             return status
+        if now - self._server_start_at >= STABLE_SECONDS:
+            self._backoff = MIN_BACKOFF_SECONDS
         logger.error("cluster: the server died and is started again: signal=%s", signal.Signals(-status).name)
         self._server_start_at, self._backoff = now + self._backoff, min(2 * self._backoff, MAX_BACKOFF_SECONDS)
         return None
@@ -185,8 +194,8 @@ class ClusterStart:
     def _stop_server(self) -> int:
         if self._server is None:
             return 0
-        if self._server.poll() is None and not self._signals:
-            self._server.terminate()
+        if self._server.poll() is None and not self._terminated:
+            self._server.terminate()  # also after a signal that arrived while it was being started
         try:
             status = self._server.wait(self._config.drain_timeout + STOP_MARGIN_SECONDS)
         except subprocess.TimeoutExpired:
@@ -230,6 +239,17 @@ def _check_port(port: int) -> None:
         except OSError as error:
             reason = f"ray_port {port}: {error.strerror}; is there a cluster on this machine already?"
             raise ConfigError(reason, param="ray_port") from None
+
+
+def _check_redis(text: str) -> None:
+    """Raise `ConfigError` unless something listens at an address: Ray would try for a minute."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--redis {text!r}: expected HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--redis {text}: cannot be reached: {describe_tls_error(error)}") from None
 
 
 def _spawn_server(options: ServeOptions) -> subprocess.Popen[bytes]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from syringa.cluster.authority import KeyPair, hosts_of
+from syringa.cluster.authority import KeyPair, hosts_of, serial_of
 from syringa.cluster.folder import RAY_FOLDER, RAY_TOKEN, ClusterFolder, replace_file
 from syringa.cluster.join_tokens import JoinTokens, TokenRecord
 from syringa.errors import ConfigError, Forbidden, InvalidRequest
@@ -49,6 +49,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...]
     peer: str  # the address that it joined from
     joined_at: float
+    serials: tuple[str, ...] = ()  # of its last certificate, and of the one with which it got that
 
 
 class Admission:
@@ -66,18 +67,31 @@ class Admission:
             nodes = self._nodes()
             hosts = self._check(request, peer, token, nodes)
             files = self._issue(request.name, hosts)
-            nodes[request.name] = NodeRecord(request.name, hosts, peer, self._clock())
-            replace_file(self._folder / NODES, msgspec.json.encode(list(nodes.values())))
+            if (self._folder / RAY_FOLDER).exists():
+                files[RAY_TOKEN] = ClusterFolder(self._folder).ray_token.read_text()
+            serials = (_node_serial(files),)
+            nodes[request.name] = NodeRecord(request.name, hosts, peer, self._clock(), serials)
+            self._store(nodes)
         logger.info("cluster: node joined: node=%s peer=%s hosts=%s", request.name, peer, ",".join(hosts))
         return JoinAnswer(files, self._ray_port)
 
-    def renew(self, name: str) -> JoinAnswer:
-        """Issue the certificates of a node again, with the hosts that it has joined with. Raises `RequestError`."""
-        with _readable():
-            record = self._nodes().get(name)
+    def renew(self, name: str, serial: str) -> JoinAnswer:
+        """Issue the certificates of a node again, with the hosts that it has joined with. Raises `RequestError`.
+
+        `serial`: of the certificate of its connection. It has to be the last one of this name, as a machine that has
+        joined under it since has taken it over; or the one before, as the last answer may not have arrived.
+        """
+        with self._tokens.locked(), _readable():
+            nodes = self._nodes()
+            record = nodes.get(name)
             if record is None:
                 raise Forbidden(f"the node {name} has not joined this cluster")
-            return JoinAnswer(self._issue(name, record.hosts), self._ray_port)
+            if serial not in record.serials:
+                raise Forbidden(f"the certificate of the node {name} was replaced by another: it has to join again")
+            files = self._issue(name, record.hosts)
+            nodes[name] = msgspec.structs.replace(record, serials=(_node_serial(files), serial))
+            self._store(nodes)
+            return JoinAnswer(files, self._ray_port)
 
     def _check(
         self, request: JoinRequest, peer: str, token: TokenRecord, nodes: dict[str, NodeRecord]
@@ -119,8 +133,10 @@ class Admission:
             ray = ClusterFolder(self._folder / RAY_FOLDER).authority()
             files[f"{RAY_FOLDER}/ca.pem"] = ray.pem().certificate.decode()
             files |= _named(f"{RAY_FOLDER}/node", ray.issue(name, roles={"server", "client"}, hosts=hosts))
-            files[RAY_TOKEN] = ClusterFolder(self._folder).ray_token.read_text()
         return files
+
+    def _store(self, nodes: dict[str, NodeRecord]) -> None:
+        replace_file(self._folder / NODES, msgspec.json.encode(list(nodes.values())))
 
     def _nodes(self) -> dict[str, NodeRecord]:
         path = self._folder / NODES
@@ -160,6 +176,10 @@ def _is_loopback(host: str) -> bool:
         return address.is_loopback or address.is_unspecified
     except ValueError:
         return host == "localhost" or host.endswith(".localhost") or host.startswith("localhost.")
+
+
+def _node_serial(files: dict[str, str]) -> str:
+    return serial_of(files["node.pem"].encode())
 
 
 def _named(name: str, pair: KeyPair) -> dict[str, str]:

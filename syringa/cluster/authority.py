@@ -130,6 +130,14 @@ def expiry(certificate: bytes) -> datetime:
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
 
+def serial_of(certificate: bytes) -> str:
+    """Return the serial number of a PEM certificate, as in Python's `getpeercert`."""
+    from cryptography import x509
+
+    text = f"{x509.load_pem_x509_certificate(certificate).serial_number:X}"
+    return text if len(text) % 2 == 0 else f"0{text}"
+
+
 def hosts_of(certificate: bytes) -> list[str]:
     """Return the names and IP addresses of a PEM certificate."""
     from cryptography import x509

@@ -58,11 +58,16 @@ class ConnectionTable:
             self._open[connection] = _Connection(peer, self._clock() + self._seconds)
             return True
 
-    def replace(self, connection: socket.socket, wrapped: socket.socket) -> None:
-        """Go on with the TLS connection that has taken over the file descriptor of a connection."""
+    def replace(self, connection: socket.socket, wrapped: socket.socket) -> bool:
+        """Go on with the TLS connection that has taken over the file descriptor of a connection.
+
+        Return False if the connection was ended meanwhile. It had no descriptor by which to end it: close the other.
+        """
         with self._lock:
-            if (entry := self._open.pop(connection, None)) is not None:  # or it was ended: TLS will notice
-                self._open[wrapped] = entry
+            if (entry := self._open.pop(connection, None)) is None:
+                return False
+            self._open[wrapped] = entry
+            return True
 
     def verify(self, connection: socket.socket, node: str) -> bool:
         """Record that the client is a node, which has no deadline. Return False if the node has too many."""

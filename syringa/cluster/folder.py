@@ -131,18 +131,29 @@ class ClusterFolder:
 
     def _write(self, name: str, pair: KeyPair) -> None:
         certificate, key = self._paths(name)
-        replace_file(key, pair.key, 0o600)
-        replace_file(certificate, pair.certificate, 0o644)
+        replace_files([(key, pair.key, 0o600), (certificate, pair.certificate, 0o644)])
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write a file that has its mode from the first byte on, and that readers see whole."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(fd, "wb") as out:
-        os.fchmod(fd, mode)  # whatever the umask
-        out.write(content)
-        out.flush()
-        os.fsync(fd)
-    temporary.replace(path)
+    replace_files([(path, content, mode)])
+
+
+def replace_files(files: Sequence[tuple[Path, bytes, int]]) -> None:
+    """Write files, given with their modes, like `replace_file`: all of them first, then they are put in their places.
+
+    Readers see some of the old ones with some of the new ones for a moment only.
+    """
+    written: list[tuple[Path, Path]] = []
+    for path, content, mode in files:
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.unlink(missing_ok=True)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(fd, "wb") as out:
+            os.fchmod(fd, mode)  # whatever the umask
+            out.write(content)
+            out.flush()
+            os.fsync(fd)
+        written.append((temporary, path))
+    for temporary, path in written:
+        temporary.replace(path)

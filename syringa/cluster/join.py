@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from syringa.cluster.admission import JoinAnswer, JoinRequest
-from syringa.cluster.folder import RAY_FOLDER, RAY_TOKEN, ClusterFolder, replace_file
+from syringa.cluster.folder import RAY_FOLDER, RAY_TOKEN, ClusterFolder, replace_file, replace_files
 from syringa.cluster.join_tokens import parse_token
 from syringa.cluster.tls import client_context, describe_tls_error
 from syringa.errors import ConfigError
@@ -202,7 +202,7 @@ def _create(folder: Path, files: Mapping[str, str], membership: Membership) -> N
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    for name, content in files.items():
-        path = folder / name
+    contents = {folder / name: content.encode() for name, content in files.items()}
+    for path in contents:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        replace_file(path, content.encode(), 0o644 if path.suffix == ".pem" else 0o600)
+    replace_files([(path, content, 0o644 if path.suffix == ".pem" else 0o600) for path, content in contents.items()])

@@ -113,6 +113,12 @@ class JoinTokens:
             records[index] = msgspec.structs.replace(record, used_at=now, used_by=node)
 
     @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let others that use tokens wait meanwhile. Raises `ConfigError`."""
+        with self._locked():
+            yield
+
+    @contextlib.contextmanager
     def _locked(self) -> Iterator[list[TokenRecord]]:
         """Lock the tokens, and store what the body has changed unless it raises. Raises `ConfigError`."""
         path = self._folder / TOKENS

@@ -52,6 +52,18 @@ _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
 _MODEL = re.compile(r"/models/([0-9a-f]{32})/(manifest|files/([^/]+))")
 
 
+class TooManyConnections(SyringaError):
+    """A node has as many connections as it may. It is to try again later."""
+
+    status = 503
+    code = "too_many_connections"
+    retry_after = 2.0
+
+
+def _node_required(message: str) -> Forbidden:
+    return Forbidden(message, code="node_certificate_required")
+
+
 class ClusterServer(ThreadingHTTPServer):
     """Use `serve_forever` and `shutdown`; then `server_close`."""
 
@@ -114,7 +126,8 @@ class ClusterServer(ThreadingHTTPServer):
             request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             request.settimeout(IDLE_SECONDS)
             connection = self._tls.context().wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-            self.connections.replace(request, connection)
+            if not self.connections.replace(request, connection):
+                return
             try:
                 connection.do_handshake()
             except OSError as error:
@@ -166,15 +179,17 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self.peer = peer_address(self.client_address[0])
         certificate = self.connection.getpeercert()
-        self.node = ""
-        self.refusal = "this needs the certificate of a node: `syringa cluster join` gets one"
+        self.node, self.serial = "", ""
+        self.refusal: SyringaError = _node_required(
+            "this needs the certificate of a node: `syringa cluster join` gets one"
+        )
         if certificate:
             try:
-                self.node = check_role(certificate, "node")
+                self.node, self.serial = check_role(certificate, "node"), str(certificate["serialNumber"])
             except WrongRole:
-                self.refusal = "the certificate of this client is not that of a node"
+                self.refusal = _node_required("the certificate of this client is not that of a node")
         if self.node and not self.server.connections.verify(self.connection, self.node):
-            self.refusal, self.node = f"the node {self.node} has too many connections", ""
+            self.refusal, self.node = TooManyConnections(f"the node {self.node} has too many connections"), ""
 
     def do_GET(self) -> None:
         self._answer(self._get)
@@ -192,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
             if isinstance(error, ConfigError):
                 logger.error("cluster: request failed: path=%r reason=%r", self.path[:200], message)
                 message = "the files of the cluster cannot be used: see the log of its server"
-            elif error.status in (401, 403, 429):
+            elif error.status in (401, 403, 429, 503):
                 logger.warning(
                     "cluster: request refused: peer=%s path=%r reason=%r", self.peer, self.path[:200], message
                 )
@@ -218,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/renew":
             self._require_node()
             self._read_body()
-            self._send_json(self.server.admission.renew(self.node))
+            self._send_json(self.server.admission.renew(self.node, self.serial))
         elif self.path == "/join":
             if wait := self.server.failures.wait_seconds(self.peer):
                 raise RateLimited("too many attempts with wrong join tokens", retry_after=wait)
@@ -237,7 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _require_node(self) -> None:
         if not self.node:
-            raise Forbidden(self.refusal, code="node_certificate_required")
+            raise self.refusal
 
     def _read_body(self) -> bytes:
         length = self.headers.get("Content-Length", "")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import ssl
+import time
 from typing import Any
 
 import msgspec
 
 from syringa.cluster.authority import Role
 from syringa.errors import ConfigError
+
+RENEWAL_SECONDS = 0.02  # more than passes between the replacement of a certificate and that of its key
 
 # Reasons of OpenSSL, of certificates that this process has refused.
 _VERIFY_MESSAGES = {
@@ -114,7 +117,13 @@ def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
         if os.stat(file).st_mode & 0o007:
             raise ConfigError(f"{file}: this key can be read by every user of the machine: chmod 600 {file}")
         file = files.certificate
-        context.load_cert_chain(file, files.key, password=_refuse_password)
+        try:
+            context.load_cert_chain(file, files.key, password=_refuse_password)
+        except ssl.SSLError as error:
+            if error.reason != "KEY_VALUES_MISMATCH":
+                raise
+            time.sleep(RENEWAL_SECONDS)  # they may be renewed just now
+            context.load_cert_chain(file, files.key, password=_refuse_password)
     except ssl.SSLError as error:
         reason = "the key is that of another certificate" if error.reason == "KEY_VALUES_MISMATCH" else "no PEM file"
         raise ConfigError(f"{file}: cannot be used for TLS: {reason}") from None

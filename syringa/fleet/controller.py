@@ -98,6 +98,11 @@ class Controller:
         """Why models have fewer replicas than their minimum for want of room, by key."""
         return self._plan.shortages
 
+    def backs_off(self, key: str) -> bool:
+        """Return whether nothing is started for a model because its replicas have failed."""
+        history = self._history.get(key, ModelHistory())
+        return self._clock() < history.failed_at + backoff(history.failures)
+
     @property
     def recovery(self) -> HistogramCounts:
         """How long it took until models had their minimum of replicas again."""
@@ -245,7 +250,7 @@ class Controller:
             elif not owner_activity(thresholds, node):
                 idle_since = now if last.idle_since is None else last.idle_since
             after = NodeHistory(idle_since, unmeasured_since, current.failures, current.failed_at)
-            history[node.name] = last if last.idle_since == idle_since and not after.failures else after
+            history[node.name] = last if last == after else after
 
     def _observe_pools(self, pools: Sequence[PoolTarget], now: float, wall: float) -> None:
         history: dict[str, PoolHistory] = {}

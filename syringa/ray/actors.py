@@ -6,6 +6,7 @@ workers directly.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import tempfile
@@ -26,6 +27,8 @@ from syringa.ray.observation import NodeObservation
 from syringa.ray.owner_load import OwnerLoadMeter
 from syringa.ray.processes import CLUSTER_DIR_VARIABLE, FOLDER_VARIABLE, GPUS_VARIABLE
 
+logger = logging.getLogger("syringa.replica")
+
 TICK_SECONDS = 0.1
 LOAD_SECONDS = 2.0  # between two measurements of the owner's load
 
@@ -33,9 +36,10 @@ LOAD_SECONDS = 2.0  # between two measurements of the owner's load
 class NodeAgent:
     """Observes the machine of a node. There is one per node; it ends with the bridge that has started it."""
 
-    def __init__(self) -> None:
-        gpus = os.environ.get(GPUS_VARIABLE)
-        self._meter = OwnerLoadMeter(gpus=lambda: gpu_processes(gpus))
+    def __init__(self, gpus: int) -> None:
+        """`gpus`: how many the node offers."""
+        visible = os.environ.get(GPUS_VARIABLE)
+        self._meter = OwnerLoadMeter(gpus=lambda: gpu_processes(visible), has_gpus=gpus > 0)
         self._load: OwnerLoad | None = None
         threading.Thread(target=self._measure, daemon=True, name="owner-load").start()
 
@@ -44,7 +48,11 @@ class NodeAgent:
 
     def _measure(self) -> None:
         while True:
-            self._load = self._meter.measure()
+            try:
+                self._load = self._meter.measure()
+            except Exception:
+                logger.exception("the load of the machine's owner cannot be measured")
+                self._load = None
             time.sleep(LOAD_SECONDS)
 
 
@@ -82,6 +90,10 @@ class ReplicaActor:
 
     def _tick(self) -> None:
         while not self._host.ended:
-            with self._lock:
-                self._host.tick()
+            try:
+                with self._lock:
+                    self._host.tick()
+            except Exception:
+                logger.exception("host of a replica has failed")
+                os._exit(1)  # its worker ends with it, and Ray reports it; otherwise its last status would stand
             time.sleep(TICK_SECONDS)

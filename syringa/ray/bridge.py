@@ -81,14 +81,25 @@ class RayFleet:
 
     def tick(self) -> None:
         self._nodes.tick(self._replicas.nodes())
-        alive = {node.name for node in self._nodes.nodes() if self._nodes.find(node.name) is not None}
-        self._replicas.tick(alive, self._nodes.silent())
+        self._replicas.tick(self._nodes.alive(), self._nodes.silent())
+
+    @property
+    def adopting(self) -> bool:
+        """Whether replicas that were taken over have not answered: what becomes of wishes depends on them."""
+        return self._replicas.adopting
 
     def report(self) -> FleetReport | None:
         """Return what there is; None while replicas that were taken over have not answered."""
-        if self._replicas.adopting:
+        if self.adopting:
             return None
         return FleetReport(self._nodes.nodes(), self._replicas.reports())
+
+
+def state_of(report: FleetReport) -> object:
+    """Return what is reported at once when it changes; loads, statistics and progress wait for the next report."""
+    nodes = [(each.name, each.condition) for each in report.nodes]
+    replicas = [(each.id, each.phase, each.node, each.address, each.hangs) for each in report.replicas]
+    return report.connected, report.reason, nodes, replicas
 
 
 class SupervisorLink:
@@ -109,7 +120,7 @@ class SupervisorLink:
     def update(self, report: FleetReport) -> None:
         """Replace the report that is sent."""
         with self._lock:
-            changed, self._report = report != self._report, report
+            changed, self._report = state_of(report) != state_of(self._report), report
             self._changed = self._changed or changed
             self._updated_at = time.monotonic()
         if changed:
@@ -160,16 +171,21 @@ class Bridge:
         logger.info("connected to Ray: address=%s", self._address)
         fleet = RayFleet(RayDriver(self._address))
         while True:
+            self.step(fleet)
+            time.sleep(TICK_SECONDS)
+
+    def step(self, fleet: RayFleet) -> None:
+        """Look at the cluster, then do what the supervisor wants; it repeats its wishes to a bridge that connects."""
+        fleet.tick()
+        if not fleet.adopting:
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._handle(fleet, self._link.messages.get_nowait())
-            fleet.tick()
-            report = fleet.report()
-            if report is not None:
-                self._link.update(report)
-            else:
-                self._link.keep()
-            time.sleep(TICK_SECONDS)
+        report = fleet.report()
+        if report is not None:
+            self._link.update(report)
+        else:
+            self._link.keep()
 
     def _handle(self, fleet: RayFleet, message: ToBridge) -> None:
         try:

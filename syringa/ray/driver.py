@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -41,8 +41,8 @@ class ClusterDriver(Protocol):
 
     def drain(self, node_id: str, grace: float) -> None: ...
 
-    def replicas(self) -> Mapping[tuple[str, str], Actor]:
-        """Return the replicas that run in the cluster, by their id and the key of their model."""
+    def replicas(self, known: Collection[str] = ()) -> Mapping[tuple[str, str], Actor]:
+        """Return the replicas that run in the cluster but are not `known`, by their id and the key of their model."""
         ...
 
     def start_replica(self, launch: LaunchReplica, node: RayNode) -> Actor: ...
@@ -89,11 +89,13 @@ class RayDriver:
         client = internals.HeadClient(self._address)
         client.drain(node_id, "syringa nodes drain", time.time() + grace)
 
-    def replicas(self) -> dict[tuple[str, str], Actor]:
+    def replicas(self, known: Collection[str] = ()) -> dict[tuple[str, str], Actor]:
         found = {}
         for name in self._ray.util.list_named_actors():
             if name.startswith(_PREFIX):
                 id, _, model = name.removeprefix(_PREFIX).partition("/")
+                if id in known:
+                    continue
                 try:
                     found[id, model] = self._ray.get_actor(name, namespace=NAMESPACE)
                 except ValueError:  # it has just died
@@ -112,7 +114,8 @@ class RayDriver:
         return options.remote(msgspec.msgpack.encode(launch), node.address)
 
     def start_agent(self, node: RayNode) -> Actor:
-        return self._agent_class.options(num_cpus=0, scheduling_strategy=self._on(node)).remote()
+        options = self._agent_class.options(num_cpus=0, scheduling_strategy=self._on(node))
+        return options.remote(int(node.resources.get("GPU", 0)))
 
     def call(self, actor: Actor, method: str, *arguments: object) -> Call:
         return getattr(actor, method).remote(*arguments)
@@ -127,17 +130,26 @@ class RayDriver:
         exceptions = self._ray.exceptions
         try:
             answer = self._ray.get(call, timeout=internals.CONNECT_SECONDS)
-        except (exceptions.ActorUnavailableError, exceptions.GetTimeoutError) as error:
+        except exceptions.ActorUnavailableError as error:
             raise CallFailed(internals.first_line(error)) from None
         except exceptions.RayTaskError as error:
             logger.exception("an actor has failed to answer")
             raise CallFailed(internals.first_line(error)) from None
-        except exceptions.RayError as error:
+        except (
+            exceptions.RayActorError,
+            exceptions.ActorUnschedulableError,
+            exceptions.RuntimeEnvSetupError,
+        ) as error:
             raise ActorGone(internals.first_line(error)) from None
+        except exceptions.RayError as error:  # of this process, of the head or of the network: the actor may live
+            raise CallFailed(internals.first_line(error)) from None
         return bytes(answer or b"")
 
     def kill(self, actor: Actor) -> None:
-        self._ray.kill(actor, no_restart=True)
+        try:
+            self._ray.kill(actor, no_restart=True)
+        except self._ray.exceptions.RayError as error:
+            logger.warning("an actor cannot be killed: reason=%s", internals.first_line(error))
 
     def _on(self, node: RayNode) -> Any:
         return self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)

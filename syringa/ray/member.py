@@ -46,8 +46,8 @@ class ClusterMember:
         self._start_at = 0.0
         self._backoff = MIN_BACKOFF_SECONDS
 
-    def start(self) -> RayNode:
-        """Join the cluster, and return the node as Ray lists it. Raises `StartupError`."""
+    def start(self, is_cancelled: Callable[[], bool] = lambda: False) -> RayNode | None:
+        """Join the cluster, and return the node as Ray lists it; None if cancelled. Raises `StartupError`."""
         try:
             internals.check_head(self._options.head, self._options.folder.ray_files())
         except HeadUnavailable as error:
@@ -56,6 +56,8 @@ class ClusterMember:
         found: list[RayNode] = []
 
         def is_listed() -> bool:
+            if is_cancelled():
+                return True
             node = self._look()
             if node is not None and node.alive:
                 found.append(node)
@@ -66,6 +68,9 @@ class ClusterMember:
         except BaseException:
             self.stop()
             raise
+        if not found:
+            self.stop()
+            return None
         return found[0]
 
     def poll(self) -> MemberState:

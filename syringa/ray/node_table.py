@@ -20,6 +20,7 @@ logger = logging.getLogger("syringa.bridge")
 LIST_SECONDS = 0.5  # between two looks at Ray's table
 OBSERVE_SECONDS = 1.0  # between two calls of an agent
 SILENT_SECONDS = 10.0  # after which a node that does not answer is lost; Ray itself takes up to a minute
+PAUSE_SECONDS = 2.0  # between two ticks: this process was stopped or waited for Ray, and agents may have answered
 AGENT_RETRY_SECONDS = 5.0
 LOST_SECONDS = 600.0  # for which a node that is gone is shown
 
@@ -38,7 +39,8 @@ class _Entry:
     agent_at: float = -AGENT_RETRY_SECONDS  # when an agent was started last
     call: Call | None = None
     called_at: float = 0.0
-    answered: bool = False
+    heard_at: float = 0.0  # the last answer of the agent
+    answered: bool = False  # whether this agent has answered
     silent: bool = False
     load: OwnerLoad | None = None
 
@@ -52,17 +54,22 @@ class NodeTable:
     ) -> None:
         self._driver, self._clock, self._wall_clock = driver, clock, wall_clock
         self._entries: dict[str, _Entry] = {}  # by Ray's id
+        self._by_name: dict[str, _Entry] = {}  # those that are alive
         self._listed_at = -LIST_SECONDS
+        self._ticked_at = clock()
 
     def tick(self, occupied: Collection[str]) -> None:
         """Look at Ray's table and at the answers of agents. `occupied`: the names of nodes on which replicas are."""
         now = self._clock()
+        paused, self._ticked_at = now - self._ticked_at > PAUSE_SECONDS, now
         if now >= self._listed_at + LIST_SECONDS:
             self._listed_at = now
             self._list(now)
         calls = [entry.call for entry in self._entries.values() if entry.call is not None]
         finished = set(self._driver.finished(calls))
         for entry in self._entries.values():
+            if paused:
+                entry.heard_at = now
             if entry.alive:
                 self._tick_agent(entry, finished, entry.name in occupied, now)
 
@@ -71,10 +78,12 @@ class NodeTable:
 
     def find(self, name: str) -> RayNode | None:
         """Return the node of a name, if it is alive."""
-        for entry in self._entries.values():
-            if entry.name == name and entry.alive:
-                return entry.row
-        return None
+        entry = self._by_name.get(name)
+        return entry.row if entry is not None else None
+
+    def alive(self) -> Collection[str]:
+        """Return the names of the nodes that are in the cluster, whether they respond or not."""
+        return self._by_name.keys()
 
     def silent(self) -> set[str]:
         """Return the names of the nodes that do not respond."""
@@ -97,6 +106,7 @@ class NodeTable:
         for id, entry in list(self._entries.items()):
             if not entry.alive and now > entry.lost_at + LOST_SECONDS:
                 del self._entries[id]
+        self._by_name = {entry.name: entry for entry in self._entries.values() if entry.alive}
 
     def _leave(self, entry: _Entry, row: RayNode, now: float) -> None:
         entry.alive, entry.lost_at, entry.agent, entry.call = False, now, None, None
@@ -131,19 +141,25 @@ class NodeTable:
                 answer = msgspec.msgpack.decode(self._driver.result(call), type=NodeObservation)
             except ActorGone as error:
                 logger.warning("agent of a node has ended: node=%s reason=%s", entry.name, error)
-                entry.agent = None
+                entry.agent, entry.load, entry.answered = None, None, False
                 return
-            except CallFailed:
-                return
-            entry.load, entry.answered = answer.owner_load, True
-            if entry.silent:
-                logger.info("node responds again: node=%s", entry.name)
-                entry.silent = False
+            except CallFailed as error:
+                logger.warning("agent of a node has failed: node=%s reason=%s", entry.name, error)
+                entry.load = None
+            else:
+                self._hear(entry, answer, now)
         if entry.call is None and now >= entry.called_at + OBSERVE_SECONDS:
             self._observe(entry, now)
-        elif entry.call is not None and entry.answered and not entry.silent and now > entry.called_at + SILENT_SECONDS:
+        if entry.answered and not entry.silent and now > entry.heard_at + OBSERVE_SECONDS + SILENT_SECONDS:
             logger.warning("node does not respond: node=%s", entry.name)
             entry.silent = True
+
+    @staticmethod
+    def _hear(entry: _Entry, answer: NodeObservation, now: float) -> None:
+        entry.load, entry.answered, entry.heard_at = answer.owner_load, True, now
+        if entry.silent:
+            logger.info("node responds again: node=%s", entry.name)
+            entry.silent = False
 
     def _observe(self, entry: _Entry, now: float) -> None:
         assert entry.agent is not None

@@ -34,8 +34,10 @@ class OwnerLoadMeter:
         gpus: Callable[[], Sequence[Sequence[GpuProcess]] | None] = gpu_processes,
         clock: Callable[[], float] = time.monotonic,
         cores: int | None = None,
+        has_gpus: bool = False,
     ) -> None:
-        self._proc, self._gpus, self._clock = proc, gpus, clock
+        """`has_gpus`: the node offers GPUs; without a look at them, its load is not known."""
+        self._proc, self._gpus, self._clock, self._has_gpus = proc, gpus, clock, has_gpus
         self._capacity = os.sysconf("SC_CLK_TCK") * (cores or os.cpu_count() or 1)  # ticks per second
         self._processes: dict[int, _Process] = {}
         self._measured_at: float | None = None
@@ -56,13 +58,16 @@ class OwnerLoadMeter:
                 same = known is not None and known.started == process.started
                 ticks += process.ticks - (known.ticks if known is not None and same else 0)
         cpu = 100 * ticks / (self._capacity * (now - measured_at))
-        memory, utilization = self._measure_gpus()
+        gpus = self._gpus()
+        if self._has_gpus and not gpus:
+            return None
+        memory, utilization = self._measure_gpus(gpus or ())
         return OwnerLoad(gpu_utilization_pct=utilization, gpu_memory_bytes=memory, cpu_pct=min(100.0, cpu))
 
-    def _measure_gpus(self) -> tuple[int, float]:
+    def _measure_gpus(self, gpus: Sequence[Sequence[GpuProcess]]) -> tuple[int, float]:
         """Return the GPU memory of foreign processes in bytes, and their utilization of the busiest GPU in percent."""
         memory, utilization = 0, 0.0
-        for processes in self._gpus() or ():
+        for processes in gpus:
             foreign = [each for each in processes if not self._is_ours(each.pid)]
             memory += sum(each.memory for each in foreign)
             utilization = max(utilization, sum(each.utilization_pct for each in foreign))

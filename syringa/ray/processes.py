@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
@@ -24,7 +25,7 @@ import msgspec
 
 from syringa.cluster.folder import ClusterFolder
 from syringa.engine.processes import managed_process
-from syringa.errors import StartupError
+from syringa.errors import ConfigError, StartupError
 
 RECONNECT_SECONDS = 600  # for which nodes wait for a head that is gone, while their replicas serve
 START_SECONDS = 120.0
@@ -67,13 +68,18 @@ def environment(folder: ClusterFolder, *, redis: str = "") -> dict[str, str]:
         variables[GPUS_VARIABLE] = gpus
     if redis:
         variables["RAY_REDIS_ADDRESS"] = redis
-        variables["RAY_external_storage_namespace"] = f"syringa-{folder.path.name}"
+        # Several clusters may share a Redis, also with folders of the same name.
+        authority = hashlib.sha256(Path(files.ca).read_bytes()).hexdigest()
+        variables["RAY_external_storage_namespace"] = f"syringa-{authority[:16]}"
     return variables
 
 
 def reconnect_seconds() -> int:
-    """Return for how long nodes wait for a head that is gone."""
-    return int(os.environ.get(_RECONNECT_VARIABLE, RECONNECT_SECONDS))
+    """Return for how long nodes wait for a head that is gone. Raises `ConfigError`."""
+    value = os.environ.get(_RECONNECT_VARIABLE, str(RECONNECT_SECONDS))
+    if not (value.isascii() and value.isdigit()):
+        raise ConfigError(f"{_RECONNECT_VARIABLE}={value!r}: expected a number of seconds")
+    return int(value)
 
 
 def head_arguments(address: str, port: int) -> list[str]:

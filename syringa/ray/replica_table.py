@@ -18,7 +18,12 @@ logger = logging.getLogger("syringa.bridge")
 STATUS_SECONDS = 0.25  # between two calls of a replica
 STATUS_CALLS_PER_SECOND = 1000  # of all replicas; with more of them, each is called less often
 SILENT_SECONDS = 10.0  # after which a replica whose host does not answer hangs
+SILENT_KILL_SECONDS = 40.0  # after which such a host is killed, if its node responds
+QUEUED_SECONDS = 60.0  # after which a replica whose host has never answered is given up
+LIST_SECONDS = 5.0  # between two looks for replicas that other servers have started
+PAUSE_SECONDS = 2.0  # between two ticks: this process was stopped or waited for Ray, and hosts may have answered
 ADOPT_SECONDS = 15.0  # for replicas that were found to answer
+REAP_SECONDS = 2.0  # for the bridges of other servers to read how a replica has ended, before its host is killed
 KILL_SECONDS = 3.0  # for a host to end its worker, before the host is killed
 
 
@@ -28,11 +33,14 @@ class _Entry:
     actor: Actor | None = None
     call: Call | None = None
     called_at: float = 0.0
+    heard_at: float = 0.0  # its last answer, or when it was started or found
     answered: bool = False
     silent: bool = False
     grace: float | None = None  # with which it was drained
     kill_at: float | None = None
     ended_at: float | None = None
+    shared: bool = False  # it was found: other bridges may watch it too
+    reap: Actor | None = None  # its host, which has reported the end
 
 
 class ReplicaTable:
@@ -40,15 +48,20 @@ class ReplicaTable:
         self._driver, self._clock = driver, clock
         self._entries: dict[str, _Entry] = {}  # by the id of the replica
         self._adopt_until = clock()
+        self._listed_at = self._ticked_at = clock()
 
     def adopt(self) -> None:
-        """Take over the replicas that run in the cluster."""
-        now = self._clock()
-        self._adopt_until = now + ADOPT_SECONDS
-        for (id, model), actor in self._driver.replicas().items():
-            logger.info("replica is taken over: replica=%s", id)
+        """Take over the replicas that run in the cluster, before the first report."""
+        self._adopt_until = self._clock() + ADOPT_SECONDS
+        self._list(self._clock())
+
+    def _list(self, now: float) -> None:
+        """Add the replicas that this bridge has not started. Their nodes are known when they answer."""
+        self._listed_at = now
+        for (id, model), actor in self._driver.replicas(self._entries.keys()).items():
+            logger.info("replica is found: replica=%s", id)
             report = ReplicaReport(id, model, "", "hanging", reason="its node does not respond")
-            self._entries[id] = _Entry(report, actor)
+            self._entries[id] = _Entry(report, actor, heard_at=now, shared=True)
 
     @property
     def adopting(self) -> bool:
@@ -60,7 +73,7 @@ class ReplicaTable:
     def launch(self, launch: LaunchReplica, node: RayNode | None) -> None:
         if launch.id in self._entries:
             return
-        entry = self._entries[launch.id] = _Entry(initial_report(launch))
+        entry = self._entries[launch.id] = _Entry(initial_report(launch), heard_at=self._clock())
         if node is None:
             self._end(entry, f"the node {launch.node} is not there", failed=True)
             return
@@ -75,9 +88,9 @@ class ReplicaTable:
         if entry is None or entry.actor is None or (entry.grace is not None and grace >= entry.grace):
             return
         entry.grace = grace
-        if entry.answered:
+        if entry.answered or not entry.report.node:  # one that was found may serve, also if it has not answered yet
             self._driver.call(entry.actor, "drain", grace)
-        else:  # it was not placed yet, or does not respond
+        else:  # it was not placed yet
             self._driver.kill(entry.actor)
             self._end(entry, "it was drained")
 
@@ -94,10 +107,15 @@ class ReplicaTable:
     def tick(self, nodes: Collection[str], silent: Collection[str]) -> None:
         """Look at the answers of replicas. `nodes`: those that are alive; `silent`: those that do not respond."""
         now = self._clock()
+        paused, self._ticked_at = now - self._ticked_at > PAUSE_SECONDS, now
+        if now >= self._listed_at + LIST_SECONDS:
+            self._list(now)
         finished = set(self._driver.finished([entry.call for entry in self._live() if entry.call is not None]))
         interval = max(STATUS_SECONDS, len(self._entries) / STATUS_CALLS_PER_SECOND)
         for entry in list(self._live()):
             node = entry.report.node
+            if paused:
+                entry.heard_at = now
             if entry.answered and node not in nodes:
                 self._lose(entry)
                 continue
@@ -111,12 +129,19 @@ class ReplicaTable:
                 continue
             if entry.call is None and now >= entry.called_at + interval:
                 entry.call, entry.called_at = self._driver.call(entry.actor, "status"), now
-            late = entry.call is not None and now > entry.called_at + SILENT_SECONDS
-            if entry.answered and not entry.silent and (late or node in silent):
+            unheard = now - entry.heard_at - interval
+            if entry.answered and not entry.silent and (unheard > SILENT_SECONDS or node in silent):
                 logger.warning("host of a replica does not respond: replica=%s node=%s", entry.report.id, node)
                 entry.silent = True
+            if node not in silent and unheard > (SILENT_KILL_SECONDS if entry.answered else QUEUED_SECONDS):
+                self._lose(entry, _silence(entry))
         for id, entry in list(self._entries.items()):
-            if entry.ended_at is not None and now > entry.ended_at + ENDED_SECONDS:
+            if entry.ended_at is None:
+                continue
+            if entry.reap is not None and now >= entry.ended_at + (REAP_SECONDS if entry.shared else 0.0):
+                self._driver.kill(entry.reap)
+                entry.reap = None
+            if now > entry.ended_at + ENDED_SECONDS:
                 del self._entries[id]
 
     def reports(self) -> list[ReplicaReport]:
@@ -135,13 +160,13 @@ class ReplicaTable:
             logger.warning("host of a replica has died: replica=%s reason=%s", entry.report.id, error)
             self._lose(entry, f"its host process on {entry.report.node} has died" if entry.answered else str(error))
             return
-        entry.report, entry.answered, entry.silent = report, True, False
+        entry.report, entry.answered, entry.silent, entry.heard_at = report, True, False, self._clock()
         if report.phase == "ended":
-            self._driver.kill(entry.actor)
-            entry.actor, entry.ended_at = None, self._clock()
+            entry.reap, entry.actor, entry.ended_at = entry.actor, None, self._clock()
 
     def _lose(self, entry: _Entry, reason: str = "its node is lost") -> None:
-        """Its actor has died."""
+        """Its actor has died, or is given up."""
+        self._driver.kill(entry.actor)  # it may live on a node that is cut off, and must not keep its GPUs
         wanted = entry.grace is not None or entry.kill_at is not None
         self._end(entry, reason, failed=not wanted)
 
@@ -164,3 +189,10 @@ class ReplicaTable:
         if entry.silent and entry.report.phase == "ready":
             return msgspec.structs.replace(entry.report, phase="hanging", reason="its node does not respond")
         return entry.report
+
+
+def _silence(entry: _Entry) -> str:
+    """Return why a replica is given up whose host has not answered."""
+    if entry.answered or not entry.report.node:
+        return "its host process does not respond"
+    return f"it found no room on {entry.report.node} within {QUEUED_SECONDS:.0f} s"

@@ -137,6 +137,26 @@ def test_start_refuses_a_port_of_ray_that_is_taken(folder: ClusterFolder, capsys
     assert f"ray_port {port}: Address already in use" in error
 
 
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("localhost", "--redis 'localhost': expected HOST:PORT"),
+        ("127.0.0.1:PORT", "--redis 127.0.0.1:PORT: cannot be reached: Connection refused"),
+    ],
+)
+def test_start_refuses_a_redis_that_cannot_be_reached(
+    folder: ClusterFolder, capsys: pytest.CaptureFixture[str], address: str, message: str
+) -> None:
+    with socket.socket() as closed, socket.socket() as unused:
+        for each in (closed, unused):
+            each.bind(("127.0.0.1", 0))  # not listening
+        port, ray_port = (str(each.getsockname()[1]) for each in (closed, unused))
+        unused.close()
+        arguments = ("--cluster-dir", str(folder.path), "--ray-port", ray_port)
+        error = fails(capsys, "start", *arguments, "--redis", address.replace("PORT", port))
+    assert error == f"syringa: {message.replace(':PORT:', f':{port}:')}\n"
+
+
 def test_nodes_join_at_the_address_of_this_machine_by_default(folder: ClusterFolder) -> None:
     assert str(server_address(Config(), folder)) == f"{own_address()}:8470"
     assert str(server_address(Config(cluster_address="localhost:1"), folder)) == "localhost:1"

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from syringa.cluster import tls
 from syringa.cluster.authority import CertificateAuthority, expiry, hosts_of
-from syringa.cluster.folder import ClusterFolder
+from syringa.cluster.folder import ClusterFolder, replace_file, replace_files
 from syringa.cluster.tls import client_context, server_context
 from syringa.errors import ConfigError
 
@@ -98,6 +99,33 @@ def test_renewal_replaces_certificates_and_keeps_hosts_and_authority(tmp_path: P
     server_context(folder.files("server"))
     with pytest.raises(ConfigError, match="cluster init"):
         ClusterFolder(tmp_path / "missing").renew("node")
+
+
+def test_context_is_loaded_while_the_files_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of certificate and key is new already: it is tried again when the other one is there."""
+    folder = ClusterFolder(tmp_path / "cluster")
+    folder.create("node", ["node"])
+    key = folder.path / "server.key"
+    old = key.read_bytes()
+    folder.renew("node")
+    new = key.read_bytes()
+    pauses: list[float] = []
+
+    def finish_renewal(seconds: float) -> None:
+        pauses.append(seconds)
+        replace_file(key, new)
+
+    monkeypatch.setattr("syringa.cluster.tls.time.sleep", finish_renewal)
+    replace_file(key, old)
+    server_context(folder.files("server"))
+    assert pauses == [tls.RENEWAL_SECONDS]
+
+
+def test_files_are_put_in_place_after_all_are_written(tmp_path: Path) -> None:
+    (tmp_path / "first").write_bytes(b"old")
+    with pytest.raises(OSError, match="No such file"):
+        replace_files([(tmp_path / "first", b"new", 0o600), (tmp_path / "missing" / "second", b"new", 0o600)])
+    assert (tmp_path / "first").read_bytes() == b"old"
 
 
 def test_ray_has_an_authority_of_its_own_and_a_certificate_of_both_sides(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from syringa.cluster import join as join_module
 from syringa.cluster.admission import Admission, JoinRequest, peer_address
-from syringa.cluster.authority import hosts_of
+from syringa.cluster.authority import hosts_of, serial_of
 from syringa.cluster.folder import ClusterFolder, replace_file
 from syringa.cluster.join import DEFAULT_PORT, Membership, join, parse_server_address, read_membership, renew
 from syringa.cluster.join_tokens import JoinTokens, parse_token
@@ -135,15 +135,22 @@ def listening(answer: bytes) -> Iterator[str]:
         thread.join(HANG_SECONDS)
 
 
-def test_unreachable_or_foreign_server_is_one_line(cluster: RunningCluster, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        unused = f"127.0.0.1:{closed.getsockname()[1]}"
-    with pytest.raises(ConfigError, match="cannot be reached: Connection refused"):
-        join(unused, cluster.token(), tmp_path / "node", name="node")
+def test_unreachable_or_foreign_server_is_one_line(
+    cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(ConfigError, match="cannot be reached: Connection refused"):
+            join(f"127.0.0.1:{bound.getsockname()[1]}", cluster.token(), tmp_path / "node", name="node")
     no_tls = pytest.raises(ConfigError, match="cannot be reached: it does not use TLS")
     with listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as plain, no_tls:
         join(plain, cluster.token(), tmp_path / "node", name="node")
-    with pytest.raises(ConfigError, match="cannot be reached: "):
+
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(ConfigError, match="cannot be reached: Name or service not known"):
         join("host.invalid:1", cluster.token(), tmp_path / "node", name="node")
 
 
@@ -172,6 +179,35 @@ def test_node_renews_its_certificates(cluster: RunningCluster, tmp_path: Path) -
     assert hosts_of(after["server.pem"]) == hosts_of(before["server.pem"])
     with pytest.raises(ConfigError, match="has not joined"):
         renew(cluster.folder)
+
+
+def test_node_renews_with_its_last_certificate_or_the_one_before(cluster: RunningCluster, tmp_path: Path) -> None:
+    folder, copy = cluster.join(tmp_path / "node"), tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    renew(folder)
+    renew(copy)  # as if the answer had been lost
+    with pytest.raises(ConfigError, match="was replaced by another: it has to join again"):
+        renew(folder)
+    renew(copy)
+
+
+def test_machine_does_not_renew_the_certificates_of_a_node_that_has_moved(
+    cluster: RunningCluster, tmp_path: Path
+) -> None:
+    old = cluster.join(tmp_path / "old", "a")
+    join(cluster.address, cluster.token(node="a"), tmp_path / "new", name="a", hosts=["new.example"])
+    before = read_all(old)
+    with pytest.raises(ConfigError, match="was replaced by another"):
+        renew(old)
+    assert read_all(old) == before
+    renew(tmp_path / "new")
+
+
+def test_renewal_does_not_contain_the_token_of_ray(folder: Path) -> None:
+    secret = parse_token(JoinTokens(folder).create()).secret
+    joined = Admission(folder).admit(JoinRequest(secret, "a", ("10.0.0.2",)), "10.0.0.2")
+    renewed = Admission(folder).renew("a", serial_of(joined.files["node.pem"].encode()))
+    assert joined.files.keys() - renewed.files.keys() == {"ray.token"}
 
 
 def test_answer_with_unexpected_files_is_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -346,6 +347,32 @@ def test_clients_without_a_request_are_closed_after_a_time(tmp_path: Path) -> No
         now = 21.0
         assert connection.recv(1) == b""
         connection.close()
+
+
+def test_connection_that_is_ended_while_tls_takes_it_over_is_closed(tmp_path: Path) -> None:
+    class EndingTable(ConnectionTable):
+        def replace(self, connection: socket.socket, wrapped: socket.socket) -> bool:
+            self.end_all()  # another thread does, while the connection has no descriptor
+            return super().replace(connection, wrapped)
+
+    with (
+        running_cluster(tmp_path, connections=EndingTable(lambda: 0.0)) as cluster,
+        pytest.raises((ssl.SSLError, ConnectionError)),
+    ):
+        cluster.connect()
+
+
+def test_node_with_too_many_connections_is_asked_to_try_again(tmp_path: Path) -> None:
+    table = ConnectionTable(lambda: 0.0, max_per_node=1)
+    with running_cluster(tmp_path, connections=table) as cluster:
+        files = ClusterFolder(cluster.join(tmp_path / "node")).files("node")
+        model = write_model(tmp_path / "model")
+        cluster.serve(model)
+        with cluster.client(files) as first, cluster.client(files) as second:
+            assert first.get(served_path(model, "manifest")).is_success
+            response = second.get(served_path(model, "manifest"))
+            assert (response.status_code, response.headers["Retry-After"]) == (503, "2")
+            assert response.json()["error"]["code"] == "too_many_connections"
 
 
 def test_node_that_reads_slowly_does_not_block_others(

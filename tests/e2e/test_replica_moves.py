@@ -60,9 +60,9 @@ async def run_disturbed(server: Server, gate: StepGate, numbers: range, streams:
 
 async def compare(server: Server, gate: StepGate, numbers: range, streams: int, **options: Any) -> list[Outcome]:
     """Check that requests that are disturbed end like those that are not. Return the outcomes of all."""
-    await until(lambda: len(ready_replicas(server)) == 2)
     expected = await run_all(server.url, numbers, **options)
     assert moves(server) == {}
+    await until(lambda: len(ready_replicas(server)) == 2)
     disturbed = await run_disturbed(server, gate, numbers, streams, **options)
     check_equal(disturbed, expected)
     assert set(moves(server)) == {"crash", "drain"}

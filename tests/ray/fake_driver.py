@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,8 +84,8 @@ class FakeDriver:
     def drain(self, node_id: str, grace: float) -> None:
         self.drained.append((node_id, grace))
 
-    def replicas(self) -> Mapping[tuple[str, str], FakeActor]:
-        return {key: actor for key, actor in self.actors.items() if not actor.killed}
+    def replicas(self, known: Collection[str] = ()) -> Mapping[tuple[str, str], FakeActor]:
+        return {key: actor for key, actor in self.actors.items() if not actor.killed and key[0] not in known}
 
     def start_replica(self, launch: LaunchReplica, node: RayNode) -> FakeActor:
         report = msgspec.structs.replace(initial_report(launch), phase="loading")
@@ -103,7 +103,7 @@ class FakeDriver:
         return FakeCall(actor, method)
 
     def finished(self, calls: Sequence[FakeCall]) -> Sequence[FakeCall]:
-        return [call for call in calls if call.actor.responds or isinstance(call.actor.answer, ActorGone)]
+        return [call for call in calls if call.actor.responds or isinstance(call.actor.answer, (ActorGone, CallFailed))]
 
     def result(self, call: FakeCall) -> bytes:
         if isinstance(call.actor.answer, (ActorGone, CallFailed)):

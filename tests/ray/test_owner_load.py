@@ -20,7 +20,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.clock = folder, Clock()
-        self.gpus: list[list[GpuProcess]] = []
+        self.gpus: list[list[GpuProcess]] | None = []
         self.meter = OwnerLoadMeter(folder, lambda: self.gpus, self.clock, cores=2)
 
     def set(self, pid: int, seconds: float, environment: str | None = "HOME=/root\0", started: int = 1) -> None:
@@ -77,6 +77,23 @@ def test_gpu_memory_and_utilization_are_those_of_foreign_processes(machine: Mach
         [GpuProcess(1, 5, 10.0)],
     ]
     assert machine.measure() == OwnerLoad(gpu_utilization_pct=35.0, gpu_memory_bytes=115, cpu_pct=0.0)
+
+
+def test_a_node_with_gpus_is_not_measured_while_they_cannot_be_seen(machine: Machine) -> None:
+    machine.set(1, 0)
+    meter = OwnerLoadMeter(machine.proc, lambda: machine.gpus, machine.clock, cores=2, has_gpus=True)
+    loads = []
+    for gpus in ([[]], [[]], [], None, [[GpuProcess(1, 100)]]):
+        machine.gpus = gpus
+        machine.clock.now += 10
+        loads.append(meter.measure())
+    assert loads == [None, OwnerLoad(), None, None, OwnerLoad(gpu_memory_bytes=100)]
+
+
+def test_a_node_without_gpus_is_measured_by_its_cpu_alone(machine: Machine) -> None:
+    machine.set(1, 0)
+    machine.gpus = None
+    assert [machine.measure(), machine.measure()] == [None, OwnerLoad()]
 
 
 def test_a_system_without_proc_is_not_measured(tmp_path: Path) -> None:

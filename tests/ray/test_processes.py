@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from syringa.cluster.folder import ClusterFolder
+from syringa.errors import ConfigError
 from syringa.ray import processes
 
 
@@ -30,8 +31,21 @@ def test_nodes_wait_for_a_head_as_long_as_is_set(tmp_path: Path, monkeypatch: py
 
 
 def test_environment_names_an_external_redis(tmp_path: Path) -> None:
-    variables = processes.environment(ClusterFolder(tmp_path / "c"), redis="10.0.0.9:6379")
-    assert variables["RAY_REDIS_ADDRESS"] == "10.0.0.9:6379"
+    namespaces = set()
+    for user in ("ada", "bob"):
+        folder = ClusterFolder(tmp_path / user / "cluster")
+        (folder.path / "ray").mkdir(parents=True)
+        Path(folder.ray_files().ca).write_text(f"authority of {user}")
+        variables = processes.environment(folder, redis="10.0.0.9:6379")
+        assert variables["RAY_REDIS_ADDRESS"] == "10.0.0.9:6379"
+        namespaces.add(variables["RAY_external_storage_namespace"])
+    assert len(namespaces) == 2  # clusters with folders of the same name share nothing
+
+
+def test_a_time_to_wait_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "10m")
+    with pytest.raises(ConfigError, match="RAY_gcs_rpc_server_reconnect_timeout_s='10m': expected a number"):
+        processes.environment(ClusterFolder(tmp_path))
 
 
 def test_head_has_no_dashboard_and_no_resources() -> None:

@@ -207,7 +207,7 @@ class ModelEngine:
 
     async def _run_once(self, run: _Run) -> bool:
         """Run a request on one replica. Return whether it has ended; otherwise it is to be run on the next one."""
-        await self._wait_usable()
+        await self._wait_usable(begun=run.progress.begun)
         crashes = self._crashes(run.request)
         level = min(max(crashes, run.hangs), len(ISOLATION) - 1)
         request = run.progress.next_request(ISOLATION[level])
@@ -325,18 +325,21 @@ class ModelEngine:
 
     # Waiting for a replica
 
-    async def _wait_usable(self) -> None:
-        """Wait until there is a usable replica; one is acquired if there is none."""
+    async def _wait_usable(self, *, begun: bool = False) -> None:
+        """Wait until there is a usable replica; one is acquired if there is none.
+
+        `begun`: for a request that has begun. As in the queue of a worker, it does not end by `queue_timeout`.
+        """
         if self.ready:
             return
         try:
             async with asyncio.timeout(self._load_timeout or None):
-                await self._acquire_replica()
+                await self._acquire_replica(begun)
         except TimeoutError:
             why = f": {self._reason}" if self._reason and self.status != "failed" else ""
             raise self._unavailable(f"could not be loaded within {self._load_timeout:g} seconds{why}") from None
 
-    async def _acquire_replica(self) -> None:
+    async def _acquire_replica(self, begun: bool) -> None:
         acquired_at = -1
         began = asyncio.get_running_loop().time()
         while True:
@@ -351,7 +354,8 @@ class ModelEngine:
                 acquired_at = self._updates
             elif self.status == "failed" and self._updates > acquired_at:
                 raise self._unavailable("cannot be loaded: the log of the server has the reason")
-            limit = began + self._queue_timeout if self._queue_timeout and not self._starting else None
+            limited = self._queue_timeout and not self._starting and not begun
+            limit = began + self._queue_timeout if limited else None
             try:
                 async with asyncio.timeout_at(limit):
                     await self._changed.wait()

@@ -47,6 +47,7 @@ class Assignment:
     tenant: str
     load: float
     cached: int = 0  # tokens of the prompt that the router takes for cached
+    counted_in: _ReplicaLoad | None = None  # not by id: a replica that was forgotten may return with the same one
 
 
 @dataclass(slots=True)
@@ -75,11 +76,11 @@ class ReplicaRouter:
         replica = loads[chosen]
         replica.total += load
         replica.tenants[key.tenant] = replica.tenants.get(key.tenant, 0.0) + load
-        return Assignment(chosen, key.tenant, load, cached)
+        return Assignment(chosen, key.tenant, load, cached, replica)
 
     def release(self, assignment: Assignment) -> None:
         """Forget the load of a request that has ended or moved."""
-        replica = self._loads.get(assignment.replica)
+        replica = assignment.counted_in
         if replica is None:
             return
         replica.total -= assignment.load

@@ -9,6 +9,8 @@ import msgspec
 
 from syringa.types import EngineStats, HistogramCounts
 
+MAX_ENDED = 256  # replicas whose return would be noticed: those of a node that could not be reached for a while
+
 _SHORTEST = ("idle_seconds", "max_length")
 _EQUAL = ("block_size", "prefix_caching")  # the same in all replicas
 _HISTOGRAMS = ("step_tokens", "token_gaps")
@@ -23,21 +25,29 @@ class ReplicaStats:
 
     def __init__(self) -> None:
         self._last: dict[str, EngineStats] = {}  # of the replicas that have not ended
-        self._ended = EngineStats()  # counters of those that have
+        self._ended: dict[str, EngineStats] = {}  # of those that have, the oldest first
+        self._forgotten = EngineStats()  # counters of those that ended before these
 
     def update(self, found: Mapping[str, EngineStats]) -> EngineStats:
         """Return the statistics of these replicas together, of which there is at least one, with the counters of all.
 
         Of a replica that is not among them, the counters are those that were seen last.
         """
+        for returned in found.keys() & self._ended.keys():
+            del self._ended[returned]
         self._last.update(found)
         merged = merge_stats(list(found.values()))
-        return msgspec.structs.replace(merged, **_sum_counters([self._ended, *self._last.values()]))
+        return msgspec.structs.replace(
+            merged, **_sum_counters([self._forgotten, *self._ended.values(), *self._last.values()])
+        )
 
     def end(self, replica: str) -> None:
-        """Keep only the counters of a replica."""
+        """Keep only the counters of a replica, which go on if it returns."""
         if (last := self._last.pop(replica, None)) is not None:
-            self._ended = EngineStats(**_sum_counters([self._ended, last]))
+            self._ended[replica] = last
+            if len(self._ended) > MAX_ENDED:
+                oldest = self._ended.pop(next(iter(self._ended)))
+                self._forgotten = EngineStats(**_sum_counters([self._forgotten, oldest]))
 
 
 def merge_stats(replicas: Sequence[EngineStats]) -> EngineStats:

@@ -41,7 +41,7 @@ MISSING_SECONDS = 2.0  # after which a replica that is no longer in a report has
 # What a draining replica may take beyond its grace period before it is killed.
 RETIRE_MARGIN_SECONDS = DRAIN_MARGIN_SECONDS + UNLOAD_SECONDS + 10.0
 KILL_SECONDS = 10.0  # after which it is asked for again
-SCHEDULED_RELEASE_SECONDS = 60.0  # for a node that is drained without a grace period of its own
+RELEASE_SECONDS = 5.0  # after which the release of a node is asked for again
 NOT_CONNECTED = "the bridge to the cluster is being started"
 
 _CONDITIONS: dict[ReplicaPhase, ReplicaCondition] = {
@@ -62,6 +62,14 @@ class EndedReplica(NamedTuple):
     known: bool  # whether this process knew it when it was running
     was_ready: bool
     lost: bool  # with its node, or in an unknown way
+
+
+class _Drain(NamedTuple):
+    """How an operator drains a node."""
+
+    grace: float | None  # as asked for; None: that of the node's pool
+    release: float  # for the cluster: the same, in seconds
+    asked_at: float
 
 
 class ClusterReplica:
@@ -145,8 +153,8 @@ class BridgeProvider:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._connection: MessageConnection[FromBridge] | None = None
         self._by_model: dict[str, dict[str, ClusterReplica]] = {}  # those of `running`
-        self._nodes: list[Node] = []
-        self._draining: dict[str, float | None] = {}  # nodes that an operator drains, with their grace periods
+        self._nodes: dict[str, Node] = {}
+        self._draining: dict[str, _Drain] = {}  # nodes that an operator drains
         self._gone: set[str] = set()  # replicas in the report whose end was noticed
         self._events: list[ReplicaEvent] = []
         self._ended: list[EndedReplica] = []
@@ -186,11 +194,12 @@ class BridgeProvider:
     # The interface of the controller
 
     def nodes(self) -> Sequence[Node]:
+        drains = self._draining
         return [
-            dataclasses.replace(node, condition="draining", drain_grace=self._draining[node.name])
-            if node.name in self._draining and node.condition == "ready"
+            dataclasses.replace(node, condition="draining", drain_grace=drains[name].grace)
+            if name in drains and node.condition != "lost"
             else node
-            for node in self._nodes
+            for name, node in self._nodes.items()
         ]
 
     def replicas(self) -> Sequence[Replica]:
@@ -223,7 +232,7 @@ class BridgeProvider:
         return list(self._by_model.get(key, {}).values())
 
     def node(self, name: str) -> Node | None:
-        return next((node for node in self._nodes if node.name == name), None)
+        return self._nodes.get(name)
 
     def take_ended(self) -> list[EndedReplica]:
         """Return the replicas that have ended since the last call."""
@@ -235,11 +244,14 @@ class BridgeProvider:
         hung, self._hung = self._hung, []
         return hung
 
-    def drain_node(self, name: str, grace: float | None) -> None:
-        """Take a node out of use: the controller ends its replicas, and the cluster places nothing on it."""
+    def drain_node(self, name: str, grace: float | None, default: float) -> None:
+        """Take a node out of use: the controller ends its replicas, and the cluster places nothing on it.
+
+        `default`: the grace period of its pool, which applies where `grace` is None.
+        """
         if self.node(name) is not None:
-            self._draining[name] = grace
-            self._send(ReleaseNode(name, SCHEDULED_RELEASE_SECONDS if grace is None else grace))
+            self._draining[name] = _Drain(grace, default if grace is None else grace, self._clock())
+            self._send(ReleaseNode(name, self._draining[name].release))
 
     def retire_unknown(self, since: float, grace: float) -> None:
         """End the replicas that no model has taken over since then."""
@@ -250,7 +262,7 @@ class BridgeProvider:
                 self._send(RetireReplica(id, grace))
 
     def kill_all(self) -> None:
-        for id in self.running:
+        for id in (*self.running, *self.unknown):
             self._send(KillReplica(id))
 
     # Reports
@@ -275,8 +287,12 @@ class BridgeProvider:
             if replica.retired_at is not None:
                 left = replica.retired_at + replica.grace - self._clock()
                 self._send(RetireReplica(replica.id, max(0.0, left)))
-        for name, grace in self._draining.items():
-            self._send(ReleaseNode(name, SCHEDULED_RELEASE_SECONDS if grace is None else grace))
+        for name in self._draining:
+            self._release(name)
+
+    def _release(self, name: str) -> None:
+        drain = self._draining[name] = self._draining[name]._replace(asked_at=self._clock())
+        self._send(ReleaseNode(name, drain.release))
 
     def _send(self, message: msgspec.Struct) -> None:
         if self._connection is not None:
@@ -295,15 +311,20 @@ class BridgeProvider:
             self.connected, self.reason = False, report.reason
             return
         self.connected, self.reason = True, ""
-        self._nodes = report.nodes
+        self._nodes = {node.name: node for node in report.nodes}
         present = {node.name for node in report.nodes if node.condition != "lost"}
-        self._draining = {name: grace for name, grace in self._draining.items() if name in present}
+        self._draining = {name: drain for name, drain in self._draining.items() if name in present}
+        for name, drain in list(self._draining.items()):
+            if self._nodes[name].condition == "ready" and now >= drain.asked_at + RELEASE_SECONDS:
+                self._release(name)
         reported = {each.id for each in report.replicas}
         self._gone &= reported
         self.unknown = {id: each for id, each in self.unknown.items() if id in reported}
         for each in report.replicas:
             if each.phase == "ended":
                 self._end(each, lost=each.node not in present)
+            elif not each.node:
+                self._notice_silent(each)
             elif each.node not in present:
                 self._end(_lost(each, f"its node {each.node} is lost"), lost=True)
             else:
@@ -328,6 +349,14 @@ class BridgeProvider:
             self._hung += [report.model] * (report.hangs - before.hangs)
         if report.phase == "ready" and before.phase not in SERVING:
             self._events.append(ReplicaEvent("ready", report.id, report.model, node=report.node))
+
+    def _notice_silent(self, report: ReplicaReport) -> None:
+        """A replica that has not answered a new bridge: where it is, is known from the last one, or not yet."""
+        replica = self.running.get(report.id)
+        if replica is not None:
+            replica.launch = replica.missing_since = None
+            if replica.report.phase == "ready":
+                replica.report = msgspec.structs.replace(replica.report, phase="hanging", reason=report.reason)
 
     def _notice_missing(self, replica: ClusterReplica, now: float) -> None:
         if replica.launch is not None:

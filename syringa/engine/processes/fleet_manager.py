@@ -24,9 +24,10 @@ from syringa.engine.processes.fleet_model import FleetModel
 from syringa.engine.worker.options import WorkerOptions
 from syringa.fleet.bridge_protocol import LaunchReplica, ReplicaReport
 from syringa.fleet.controller import Controller, ModelTarget
-from syringa.fleet.decisions import SCALE_DOWN_GRACE
+from syringa.fleet.decisions import MAX_BACKOFF_SECONDS, SCALE_DOWN_GRACE
 from syringa.fleet.overrides import PoolOverrides
-from syringa.fleet.pools import selects
+from syringa.fleet.pools import PoolSpec, selects
+from syringa.fleet.provider import Node
 from syringa.fleet.status import FleetStatus
 from syringa.version import installed_version
 
@@ -36,11 +37,12 @@ OVERRIDES_FILE = "pools.json"  # in the cluster's folder: what operators have op
 UNKNOWN_SECONDS = 30.0  # after which a replica of a model that no API server has asked for is ended
 MAX_FAILED_STARTS = 2  # in a row, before the failure is reported
 UPDATE_SECONDS = 0.5  # between two looks at a provider that has nothing new
-KILL_SECONDS = 2.0  # for replicas to end that are killed when the server stops
+KILL_SECONDS = 5.0  # for replicas to end that are killed when the server stops; the bridge itself takes up to 3
 POLL_SECONDS = 0.05
 
 RESTART_SECONDS = 60.0  # for which this is the reason that a model has no replica
 RESTARTING = "the model worker has ended and is being started again"
+BACKING_OFF = f"replicas of the model have failed; the next one is started after up to {MAX_BACKOFF_SECONDS:g} s"
 
 
 class FleetManager:
@@ -66,6 +68,7 @@ class FleetManager:
         self._holds_lease, self._lease_reason, self._clock, self._wall = holds_lease, lease_reason, clock, wall
         self.models_file = str(Path(folder) / "served_models.json")  # read by the cluster's server
         self._served: set[str] | None = None  # what the file names
+        self._files_error: str | None = None  # why it could not be written
         self._revision, self._next_at = -1, 0.0  # of the provider when it was last looked at, and when to look again
         self._version = installed_version()
         self._models: dict[str, FleetModel] = {}
@@ -113,7 +116,8 @@ class FleetManager:
         return True
 
     def drain_node(self, name: str, grace: float | None) -> None:
-        self.provider.drain_node(name, grace)
+        pool = self._pool(self.provider.node(name))
+        self.provider.drain_node(name, grace, pool.preemption.grace_period if pool is not None else SCALE_DOWN_GRACE)
 
     def set_pool(self, name: str, open: bool | None) -> None:
         self.controller.set_pool(name, open)
@@ -158,18 +162,20 @@ class FleetManager:
         if self._holds_lease() and not self._config.cluster_keep_replicas:
             for id in list(self.provider.running):
                 self.provider.stop(id, 0.0)
+            self.provider.retire_unknown(self._clock(), 0.0)
             self._wait_until_ended(grace)
             self.provider.kill_all()
             self._wait_until_ended(KILL_SECONDS)
-            if left := len(self.provider.running):
+            if left := len(self.provider.running) + len(self.provider.unknown):
                 logger.warning("replicas are left running: count=%d reason=%r", left, self.provider.reason)
         self.provider.close()
 
     def _wait_until_ended(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self.provider.running and self.provider.connected and time.monotonic() < deadline:
+        provider = self.provider
+        while (provider.running or provider.unknown) and provider.connected and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-            self.provider.tick()
+            provider.tick()
 
     # Models
 
@@ -230,8 +236,11 @@ class FleetManager:
             return f"the cluster cannot be reached: {self.provider.reason}"
         if not self._holds_lease():
             return self._lease_reason()
-        recently = self._clock() - model.failed_at < RESTART_SECONDS
-        return self.controller.shortages.get(model.key, RESTARTING if recently else "")
+        if shortage := self.controller.shortages.get(model.key):
+            return shortage
+        if self._clock() - model.failed_at < RESTART_SECONDS:
+            return RESTARTING
+        return BACKING_OFF if self.controller.backs_off(model.key) else ""
 
     def _account(self, ended: EndedReplica) -> None:
         """Remember the requests that a crashed replica computed, and why one could not be started."""
@@ -259,9 +268,16 @@ class FleetManager:
     def _publish_files(self) -> None:
         """Name the models whose files nodes may fetch."""
         served = {model.options.model for model in self._models.values()}
-        if served != self._served:
+        if served == self._served:
+            return
+        try:
             served_models.publish(Path(self.models_file), served)
-            self._served = served
+        except OSError as error:  # tried again at the next update
+            if error.strerror != self._files_error:
+                logger.error("nodes cannot fetch new models: file=%s error=%s", self.models_file, error.strerror)
+            self._files_error = error.strerror
+            return
+        self._served, self._files_error = served, None
 
     def _publish_changes(self) -> None:
         for model in self._models.values():
@@ -285,17 +301,15 @@ class FleetManager:
         """Describe a new replica. Its options name no file of this machine but the model's, which the node fetches."""
         model, node = self._models[key], self.provider.node(node_name)
         needs = model.target().needs
-        pool = None
-        if node is not None:
-            pool = next((each for each in self._config.pools if selects(each, node.labels)), None)
+        gpus, pool = needs.gpus_on(node) if node is not None else 0, self._pool(node)
         options = msgspec.structs.replace(model.options, socket="", listen="", tls=None)
         return LaunchReplica(
-            f"{model.short_name}-{secrets.token_hex(3)}",
+            self._new_id(model.short_name),
             key,
             node_name,
             msgspec.json.encode(options),
-            gpus=needs.gpus_on(node) if node is not None else 0,
-            cpus=needs.cpus,
+            gpus=gpus,
+            cpus=0 if gpus else needs.cpus,  # as the controller counts them
             pool=pool.name if pool is not None else "",
             cache_bytes=int(pool.cache.capacity * 2**30) if pool is not None else 0,
             started_at=self._wall(),
@@ -304,6 +318,17 @@ class FleetManager:
             step_timeout=self._config.step_timeout,
             version=self._version,
         )
+
+    def _pool(self, node: Node | None) -> PoolSpec | None:
+        if node is None:
+            return None
+        return next((each for each in self._config.pools if selects(each, node.labels)), None)
+
+    def _new_id(self, name: str) -> str:
+        while True:
+            id = f"{name}-{secrets.token_hex(5)}"
+            if id not in self.provider.running and id not in self.provider.unknown:
+                return id
 
     def _adopts(self, report: ReplicaReport) -> bool:
         model = self._models.get(report.model)

@@ -49,7 +49,6 @@ class LeaseKeeper:
     def stop(self) -> None:
         """Give the lease back, so that another server need not wait until it expires."""
         self._held_until = -math.inf
-        self.reason = "the lease on the cluster is being taken"  # why it is not held
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)

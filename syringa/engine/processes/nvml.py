@@ -18,6 +18,7 @@ MAX_PROCESSES = 1024  # on one GPU
 UTILIZATION_SECONDS = 2.0  # over which the utilization of a process is averaged
 
 _NOT_AVAILABLE = (1 << 64) - 1
+_NOT_SUPPORTED = 3
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,14 @@ def gpu_memories() -> list[GpuMemory]:
     return found
 
 
-def gpu_processes(visible: str | None = None) -> list[list[GpuProcess]]:
-    """Return the processes on each GPU of `visible`, which is like CUDA_VISIBLE_DEVICES; by default on all GPUs."""
+def gpu_processes(visible: str | None = None) -> list[list[GpuProcess]] | None:
+    """Return the processes on each GPU of `visible`, which is like CUDA_VISIBLE_DEVICES; by default on all GPUs.
+
+    None: they cannot be listed.
+    """
     library = _library()
     if library is None:
-        return []
+        return None
     found = []
     for name in _visible(visible):
         device = _device(library, name)
@@ -91,8 +95,10 @@ def gpu_processes(visible: str | None = None) -> list[list[GpuProcess]]:
         for kind in ("Compute", "Graphics"):
             infos, count = (_ProcessInfo * MAX_PROCESSES)(), ctypes.c_uint(MAX_PROCESSES)
             function = getattr(library, f"nvmlDeviceGet{kind}RunningProcesses_v3")
-            failed = function(device, ctypes.byref(count), infos)
-            for info in infos[: 0 if failed else count.value]:
+            status = function(device, ctypes.byref(count), infos)
+            if status and not (kind == "Graphics" and status == _NOT_SUPPORTED):
+                return None
+            for info in infos[: 0 if status else count.value]:
                 known = 0 if info.memory == _NOT_AVAILABLE else info.memory
                 memory[info.pid] = max(memory.get(info.pid, 0), known)
         utilization = _utilization(library, device)

@@ -102,7 +102,7 @@ class VllmEngine:
         self._arrived: deque[tuple[_Choice, VllmOutput | Exception]] = deque()  # filled by the event loop
         self._wake_scheduled = False  # of the event loop
         self._failed: list[tuple[int, EngineDelta]] = []
-        self._held: list[tuple[int, EngineDelta]] = []  # while requests are computed alone
+        self._held: list[tuple[int, EngineDelta]] = []  # while a request is computed alone
         self._refused: list[tuple[int, str, SyringaError]] = []
         self._progress = (0, False)
         self._wake: Callable[[], None] = lambda: None
@@ -233,9 +233,9 @@ class VllmEngine:
         self._forget_ended(run)
 
     def _hold(self, deltas: list[tuple[int, EngineDelta]]) -> list[tuple[int, EngineDelta]]:
-        """Hold deltas while requests are computed alone: if one of these crashes the worker, the others begin again."""
+        """Hold deltas while a request is computed alone: if it crashes the worker, the others begin again."""
         self._held += deltas
-        if self._gate.active:
+        if self._gate.computes_alone:
             return []
         held, self._held = self._held, []
         return held

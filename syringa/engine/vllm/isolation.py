@@ -1,7 +1,7 @@
 """Requests that are computed alone, because they were running when a worker crashed: see `engine/scheduling/isolation`.
 
-vLLM cannot pause requests, so one that is to be alone waits until those before it have ended, and those after it wait
-for it; neither for longer than `MAX_SECONDS`.
+vLLM cannot pause requests, so one that is to be alone waits until those before it have ended, except those that were
+computed alone themselves and go on; and those after it wait for it. Neither waits for longer than `MAX_SECONDS`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,17 @@ class IsolationGate(Generic[R]):
         self._alone: deque[R] = deque()  # to be computed alone
         self._others: deque[R] = deque()  # that arrived meanwhile
         self._current: R | None = None
+        self._released: list[R] = []  # that were computed alone and go on: none waits for them
         self._until = 0.0  # when the current one, or the first of those that wait, has had its time
 
     @property
     def active(self) -> bool:
         return self._current is not None or bool(self._alone)
+
+    @property
+    def computes_alone(self) -> bool:
+        """Whether a request is computed alone now."""
+        return self._current is not None
 
     @property
     def waiting(self) -> Iterable[R]:
@@ -71,10 +77,13 @@ class IsolationGate(Generic[R]):
             if not released and now < self._until:
                 return
             self._current, self._until = None, now + MAX_SECONDS
+            self._released.append(current)
+        self._released = [each for each in self._released if not each.ended]
+        others = any(each not in self._released for each in running)
         while self._alone and self._current is None:
             if self._alone[0].ended:
                 self._alone.popleft()
-            elif any(each is not current for each in running) and now < self._until:
+            elif others and now < self._until:
                 return
             else:
                 self._current = self._alone.popleft()

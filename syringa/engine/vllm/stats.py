@@ -42,12 +42,11 @@ class VllmCounters:
 
     def record_delta(self, request: EngineRequest, delta: EngineDelta, *, first: bool) -> None:
         self.counts["output_tokens"] += len(delta.tokens)
-        if first and delta.finish != "error":
+        if first and delta.finish != "error" and delta.choice == 0 and not request.resumed:  # once for a request
             self.counts["started"] += 1
-            if delta.choice == 0 and not request.resumed:
-                self.counts["prompt_tokens"] += len(request.prompt)
-                self.counts["cached_tokens"] += delta.cached_tokens
-                self.queue_seconds += delta.queued_ms / 1000
+            self.counts["prompt_tokens"] += len(request.prompt)
+            self.counts["cached_tokens"] += delta.cached_tokens
+            self.queue_seconds += delta.queued_ms / 1000
 
     def stats(
         self,

@@ -11,7 +11,7 @@ from syringa.engine.client.model_engine import MAX_RETRIES, ModelEngine
 from syringa.engine.processes.suspects import REFUSED, fingerprint
 from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected
 from syringa.types import ResumedChoice
-from tests.engine.client.engine_harness import EngineHarness, ScriptedWorker, answers, replica, state, workers
+from tests.engine.client.engine_harness import EngineHarness, ScriptedWorker, answers, begin, replica, state, workers
 from tests.engine.processes.supervisor_harness import answer, request, until
 
 
@@ -211,4 +211,21 @@ async def test_request_waits_for_a_replica_that_is_being_started_beyond_the_queu
         engine.update(state("loading"))
         with pytest.raises(EngineUnavailable, match="no capacity"):
             await task
+    await engine.close()
+
+
+async def test_request_that_has_begun_waits_for_capacity_beyond_the_queue_timeout() -> None:
+    engine = EngineHarness(queue_timeout=0.01).engine
+    async with workers(2) as made:
+        engine.update(state("loaded", replica(made[0])))
+        task = await begin(engine, made, 7)
+        made[0].die()
+        engine.update(state("loading"))
+        with pytest.raises(EngineUnavailable, match="no capacity"):
+            await answer(engine, "not begun")
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        made[1].on_request = answers(8)
+        engine.update(state("loaded", replica(made[1])))
+        assert await task == [7, 8]
     await engine.close()

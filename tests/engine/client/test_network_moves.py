@@ -29,7 +29,7 @@ PROMPTS = [[number] * TOKENS for number in range(1, 7)]
 class BadNetwork:
     """The engine of a model with a replica behind a proxy, and one that is near.
 
-    The time by which the first one is judged to be silent is the test's.
+    The time by which the first one is judged to be silent is the test's; for the other one no time passes.
     """
 
     def __init__(self, proxy: Proxy, near: str, far_core: EchoCore, harness: EngineHarness) -> None:
@@ -68,9 +68,9 @@ async def network(tmp_path: Path, timers: FakeTimers, monkeypatch: pytest.Monkey
         proxy = await stack.enter_async_context(Proxy(far_address).running())
 
         def make_client(address: str, **options: Any) -> WorkerClient:
-            if address == proxy.address:
-                options["monitor"] = functools.partial(SilenceMonitor, clock=timers.clock, call_later=timers.call_later)
-            return WorkerClient(address, **options)
+            time = timers if address == proxy.address else FakeTimers()
+            monitor = functools.partial(SilenceMonitor, clock=time.clock, call_later=time.call_later)
+            return WorkerClient(address, monitor=monitor, **options)
 
         monkeypatch.setattr(model_engine, "WorkerClient", make_client)
         monkeypatch.setattr(model_engine, "RECONNECT_SECONDS", 0.01)

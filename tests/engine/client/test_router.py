@@ -133,6 +133,17 @@ def test_router_forgets_replicas_that_are_gone() -> None:
     assert gone.replica not in router._loads
 
 
+def test_router_does_not_take_the_load_of_a_replica_from_one_that_returns_with_its_id() -> None:
+    router = ReplicaRouter()
+    before = choose(router, prompt(1), replicas=["a"])
+    router.retain([])
+    after = choose(router, prompt(1), replicas=["a"])
+    router.release(before)
+    assert router._loads["a"].total == after.load > 0
+    router.release(after)
+    assert router._loads["a"].total == 0
+
+
 def test_router_table_is_bounded() -> None:
     router = ReplicaRouter(max_prefixes=50)
     for part in range(100):

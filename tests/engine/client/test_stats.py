@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from syringa.engine.client.stats import ReplicaStats, merge_stats
+from syringa.engine.client.stats import MAX_ENDED, ReplicaStats, merge_stats
 from syringa.types import EngineStats, HistogramCounts
 
 BOUNDS = (1.0, 2.0)
@@ -50,3 +50,23 @@ def test_counters_do_not_fall_when_a_replica_ends_or_does_not_answer() -> None:
     stats.end("m-2")
     stats.end("m-3")
     assert stats.update({"m-4": EngineStats()}).steps == 109
+
+
+def test_counters_of_a_replica_that_returns_are_not_added_twice() -> None:
+    """A node that could not be reached for a while brings its replicas back, with their ids and counters."""
+    stats = ReplicaStats()
+    stats.update({"m-1": EngineStats(steps=100), "m-2": EngineStats(steps=10)})
+    stats.end("m-1")
+    assert stats.update({"m-2": EngineStats(steps=10)}).steps == 110
+    assert stats.update({"m-1": EngineStats(steps=103), "m-2": EngineStats(steps=10)}).steps == 113
+    stats.end("m-1")
+    assert stats.update({"m-2": EngineStats(steps=10)}).steps == 113
+
+
+def test_counters_of_many_ended_replicas_stay_in_the_sum() -> None:
+    stats = ReplicaStats()
+    for number in range(2 * MAX_ENDED):
+        stats.update({str(number): EngineStats(steps=1)})
+        stats.end(str(number))
+    assert stats.update({"last": EngineStats()}).steps == 2 * MAX_ENDED
+    assert len(stats._ended) == MAX_ENDED

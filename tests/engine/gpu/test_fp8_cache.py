@@ -12,7 +12,14 @@ from syringa.engine.gpu.kernels import reference, rotary
 from syringa.engine.gpu.kernels.batch_invariant_attention import batch_invariant_decode_attention
 from syringa.engine.gpu.kernels.decode_attention import DecodeConfig, NewTokens, decode_attention
 from syringa.engine.gpu.kernels.prefill_attention import PrefillConfig, prefill_attention, query_tiles
-from tests.engine.gpu.kernel_inputs import FP32_TOLERANCE, PagedCache, nan_filled, random, relative_error
+from tests.engine.gpu.kernel_inputs import (
+    BF16_TOLERANCE,
+    FP32_TOLERANCE,
+    PagedCache,
+    nan_filled,
+    random,
+    relative_error,
+)
 
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 64, 16
 
@@ -62,16 +69,23 @@ def test_rotate_and_store_writes_saturated_fp8() -> None:
     assert torch.equal(values.float(), expected_values.float())
 
 
+# Queries in bf16, as in production, are multiplied in fp16, which the interpreter does.
+with_both_dtypes = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, FP32_TOLERANCE), (torch.bfloat16, BF16_TOLERANCE)], ids=["fp32", "bf16"]
+)
+
+
+@with_both_dtypes
 @pytest.mark.parametrize("splits", [1, 3])
-def test_decode_attention_reads_fp8_cache(splits: int) -> None:
+def test_decode_attention_reads_fp8_cache(splits: int, dtype: torch.dtype, tolerance: float) -> None:
     cache = fp8_cache([1, 16, 0, 33, 70])
-    q = random(5, HEADS * SIZE)
+    q = random(5, HEADS * SIZE, dtype=dtype)
     expected = reference.decode_attention(q.view(5, HEADS, SIZE), cache.keys, cache.values, cache.tables, cache.lengths)
     out = decode_attention(
         q, cache.keys, cache.values, cache.tables, cache.lengths, HEADS,
-        out=nan_filled(5, HEADS * SIZE), config=DecodeConfig(splits, keys=16, warps=1),
+        out=nan_filled(5, HEADS * SIZE, dtype=dtype), config=DecodeConfig(splits, keys=16, warps=1),
     )  # fmt: skip
-    assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
+    assert relative_error(out, expected.flatten(1)) < tolerance
 
 
 def test_decode_attention_stores_new_tokens_in_fp8() -> None:
@@ -94,19 +108,20 @@ def test_decode_attention_stores_new_tokens_in_fp8() -> None:
     assert torch.equal(cache.values.view(torch.uint8), values.view(torch.uint8))
 
 
-def test_prefill_attention_reads_fp8_cache() -> None:
+@with_both_dtypes
+def test_prefill_attention_reads_fp8_cache(dtype: torch.dtype, tolerance: float) -> None:
     first, starts = [0, 20], [0, 25, 43]
     cache = fp8_cache([25, 38])
-    q = random(43, HEADS * SIZE)
+    q = random(43, HEADS * SIZE, dtype=dtype)
     row_starts, first_positions = torch.tensor(starts, dtype=torch.int32), torch.tensor(first, dtype=torch.int32)
     expected = reference.paged_attention(
         q.view(43, HEADS, SIZE), cache.keys, cache.values, cache.tables, row_starts, first_positions
     )
     out = prefill_attention(
         q, cache.keys, cache.values, cache.tables, query_tiles(starts, first, 16), row_starts, first_positions, HEADS,
-        out=nan_filled(43, HEADS * SIZE), config=PrefillConfig(rows=16, keys=16, warps=1),
+        out=nan_filled(43, HEADS * SIZE, dtype=dtype), config=PrefillConfig(rows=16, keys=16, warps=1),
     )  # fmt: skip
-    assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
+    assert relative_error(out, expected.flatten(1)) < tolerance
 
 
 def test_batch_invariant_decode_attention_reads_fp8_cache() -> None:

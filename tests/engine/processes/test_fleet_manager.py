@@ -25,7 +25,7 @@ def test_request_for_a_cold_model_starts_its_replicas_on_the_nodes(folder: str) 
     assert {first.node, second.node} < {"n1", "n2", "n3"}
     assert first.id != second.id
     assert first.id.startswith("m-")
-    assert len(first.id) == len("m-") + 6
+    assert len(first.id) == len("m-") + 10
     options = msgspec.json.decode(first.options, type=WorkerOptions)
     assert (options.model, options.threads, options.listen, options.tls) == ("/models/m", 1, "", None)
     assert (first.model, first.cpus, first.gpus, first.name) == (key, 1, 0, "m")
@@ -70,6 +70,57 @@ def test_launch_names_the_pool_and_its_cache(folder: str) -> None:
     harness.acquire(model())
     (launch,) = launches(harness)
     assert (launch.pool, launch.cache_bytes, launch.gpus) == ("night", 2 << 30, 1)
+
+
+def test_replica_on_a_gpu_asks_for_no_cpus_which_the_controller_does_not_count(folder: str) -> None:
+    cluster = FakeCluster("n1")
+    cluster.nodes["n1"] = Node("n1", cpus=1, gpus=1)
+    harness = FleetHarness(folder, cluster)
+    harness.acquire(msgspec.structs.replace(model(), threads=8))
+    (launch,) = launches(harness)
+    assert (launch.gpus, launch.cpus) == (1, 0)
+
+
+def test_id_of_a_replica_is_never_that_of_another_one(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter(["aa", "aa", "bb"])
+    monkeypatch.setattr(fleet_manager.secrets, "token_hex", lambda _: next(drawn))
+    harness = FleetHarness(folder)
+    assert sorted(harness.serve(model(low=2, high=2))) == ["m-aa", "m-bb"]
+
+
+def test_file_of_served_models_is_written_again_when_the_disk_has_room(
+    folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    harness = FleetHarness(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(served_models, "publish", fail)
+        harness.acquire(model())
+        harness.run_for(2)
+    assert [each.message.rpartition("error=")[2] for each in caplog.records if "cannot fetch" in each.message] == [
+        "No space left on device"
+    ]
+    harness.run_for(1)
+    assert "/models/m" in Path(harness.manager.models_file).read_text()
+
+
+def test_model_that_backs_off_says_so(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    key = harness.cluster.replicas[id].model
+    for _ in range(8):  # the pause is doubled each time
+        harness.cluster.end(id, failed=True, crashed=True)
+        harness.run_for(1)
+        while harness.state(key).replicas == []:
+            harness.run_for(1)
+            if harness.state(key).reason == fleet_manager.BACKING_OFF:
+                return
+        id = harness.state(key).replicas[0].id
+        harness.cluster.set(id, phase="loading")
+        harness.run_for(1)
+    raise AssertionError("it never waits for longer than a minute")
 
 
 def test_model_for_cpus_takes_no_gpu(folder: str) -> None:
@@ -333,6 +384,33 @@ def test_drained_node_loses_its_replicas_and_gets_no_new_ones(folder: str) -> No
     assert launches(harness)[-1].node not in (node, harness.cluster.replicas[second].node)
     states = {each.name: each.state for each in harness.manager.fleet_status().nodes}
     assert states[node] == "draining"
+
+
+def test_node_is_drained_with_the_grace_period_of_its_pool_unless_another_is_given(folder: str) -> None:
+    cluster = FakeCluster("n1")
+    cluster.nodes["n1"] = Node("n1", cpus=1, labels={"pool": "night"})
+    pool = PoolSpec(name="night", preemption=PoolPreemption(grace_period=12.0))
+    harness = FleetHarness(folder, cluster, pools=(pool,))
+    (id,) = harness.serve(model())
+    harness.manager.drain_node("n1", None)
+    harness.receive()
+    assert harness.sent[-1] == ReleaseNode("n1", 12.0)
+    # Ray reports the node as draining, with its deadline, before the controller decides.
+    cluster.nodes["n1"] = dataclasses.replace(cluster.nodes["n1"], condition="draining", drain_grace=3.0)
+    harness.run_for(2)
+    assert [each for each in harness.sent if isinstance(each, RetireReplica)] == [RetireReplica(id, 12.0)]
+
+
+def test_release_of_a_node_is_repeated_until_the_cluster_drains_it(folder: str) -> None:
+    harness = FleetHarness(folder)
+    harness.run_for(1)
+    harness.manager.drain_node("n1", 7.0)
+    harness.run_for(2 * RELEASE_SECONDS + 1)
+    assert harness.sent == [ReleaseNode("n1", 7.0)] * 3
+    node = harness.cluster.nodes["n1"]
+    harness.cluster.nodes["n1"] = dataclasses.replace(node, condition="draining")
+    harness.run_for(2 * RELEASE_SECONDS)
+    assert len(harness.sent) == 3
 
 
 def test_node_that_the_cluster_drains_is_left_in_the_same_way(folder: str) -> None:

@@ -44,6 +44,23 @@ def test_replicas_go_on_while_the_bridge_is_gone_and_wishes_are_repeated(folder:
     assert harness.state(other).reason == ""
 
 
+def test_replica_that_does_not_answer_a_new_bridge_hangs_where_it_was(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (id,) = harness.serve(model())
+    before = harness.cluster.replicas[id]
+    harness.cluster.set(id, node="", phase="hanging", address="", reason="its node does not respond")
+    other = msgspec.structs.replace(harness.cluster.replicas[id], id="m-other")
+    harness.cluster.replicas["m-other"] = other  # of another server: where it is, is not known yet
+    harness.run_for(5)
+    (replica,) = harness.state(before.model).replicas
+    assert (replica.id, replica.status, replica.node) == (id, "hanging", before.node)
+    assert harness.state(before.model).crashes == 0
+    harness.cluster.replicas[id] = before
+    harness.cluster.replicas["m-other"] = msgspec.structs.replace(before, id="m-other", node="n3")
+    harness.run_for(1)
+    assert harness.statuses(before.model) == {id: "ready", "m-other": "ready"}
+
+
 def test_unreachable_cluster_changes_nothing_and_is_named(folder: str) -> None:
     harness = FleetHarness(folder)
     (id,) = harness.serve(model())
@@ -165,3 +182,17 @@ def test_stop_ends_the_replicas_of_the_server_that_decides(
     harness.receive()
     assert retired(harness) == ([id] if lease and not keep else [])
     assert (KillReplica(id) in harness.sent) == (lease and not keep)
+
+
+def test_stop_ends_replicas_that_were_not_taken_over_too(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_manager, "KILL_SECONDS", 0.0)  # this cluster does not end anything meanwhile
+    harness = FleetHarness(folder)
+    harness.cluster.replicas["x-1"] = ReplicaReport("x-1", "unknown", "n2", "ready")
+    harness.run_for(1)
+    harness.manager.stop(0.0)
+    harness.receive()
+    assert harness.sent == [RetireReplica("x-1", 0.0), KillReplica("x-1")]
+
+
+def test_stop_waits_longer_for_killed_replicas_than_the_bridge_takes() -> None:
+    assert fleet_manager.KILL_SECONDS > replica_table.KILL_SECONDS + 1

@@ -106,7 +106,14 @@ def test_gpu_processes_have_their_memory_and_mean_utilization(library: SimpleNam
     assert gpu_processes("") == []
 
 
-def test_gpu_processes_are_empty_where_the_driver_does_not_list_them(library: SimpleNamespace) -> None:
+def test_gpu_processes_are_unknown_where_the_driver_does_not_list_them(library: SimpleNamespace) -> None:
     for name in ("ComputeRunningProcesses_v3", "GraphicsRunningProcesses_v3", "ProcessUtilization"):
         setattr(library, f"nvmlDeviceGet{name}", lambda *_: 3)
-    assert gpu_processes() == [[], []]
+    assert gpu_processes() is None
+    library.nvmlDeviceGetComputeRunningProcesses_v3 = lambda device, count, entries: fill(entries, count, [{"pid": 1}])
+    assert gpu_processes() == [[GpuProcess(1)], [GpuProcess(1)]]  # graphics and utilization are not always supported
+
+
+def test_gpu_processes_are_unknown_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_library", lambda: None)
+    assert gpu_processes() is None

@@ -262,6 +262,17 @@ def test_statistics_are_those_of_vllm(harness: EngineHarness) -> None:
     assert (stats.running, stats.idle_seconds) == (1, 0.0)
 
 
+def test_request_with_several_choices_is_counted_once(harness: EngineHarness) -> None:
+    harness.engine._limits = LIMITS._replace(max_queue=8)
+    harness.submit(choices=3)
+    metrics = SimpleNamespace(queued_ts=1.0, scheduled_ts=1.25)
+    for choice in range(3):
+        harness.send(f"1-r-{choice}", output(5, finish="stop", num_cached_tokens=2, metrics=metrics))
+    stats = harness.engine.stats()
+    assert (stats.started, stats.queue_seconds) == (1, 0.25)
+    assert (stats.prompt_tokens, stats.cached_tokens, stats.output_tokens) == (3, 2, 3)
+
+
 def test_requests_after_a_crash_are_computed_alone(harness: EngineHarness) -> None:
     harness.engine._limits = LIMITS._replace(max_queue=8)
     harness.submit("a", isolation="start")
@@ -277,3 +288,11 @@ def test_requests_after_a_crash_are_computed_alone(harness: EngineHarness) -> No
     assert harness.send("1-b-0", output(6)) == [(1, EngineDelta("a", 0, [5])), (1, EngineDelta("b", 0, [6]))]
     harness.settle()
     assert list(harness.started) == ["1-a-0", "1-b-0", "1-c-0"]
+
+
+def test_streams_go_on_while_a_request_waits_to_be_computed_alone(harness: EngineHarness) -> None:
+    harness.engine._limits = LIMITS._replace(max_queue=8)
+    harness.submit("a")
+    harness.submit("b", isolation="start")
+    assert harness.send("1-a-0", output(5)) == [(1, EngineDelta("a", 0, [5]))]
+    assert list(harness.started) == ["1-a-0"]

@@ -65,6 +65,25 @@ def test_requests_are_computed_alone_one_after_another() -> None:
     assert not harness.gate.active
 
 
+def test_requests_do_not_wait_for_those_that_were_computed_alone_and_go_on() -> None:
+    harness = GateHarness()
+    suspects = [harness.add("start") for _ in range(4)]
+    for number, run in enumerate(suspects):
+        harness.advance()
+        assert harness.started == suspects[: number + 1]
+        assert harness.gate.computes_alone
+        run.begun = True
+    harness.advance()
+    assert not harness.gate.active
+    ordinary, another = harness.add(), harness.add("start")
+    harness.advance()
+    assert harness.started == [*suspects, ordinary]  # for that one it does wait
+    assert not harness.gate.computes_alone
+    ordinary.ended = True
+    harness.advance()
+    assert harness.started == [*suspects, ordinary, another]
+
+
 def test_neither_waits_for_longer_than_the_limit() -> None:
     harness = GateHarness()
     before, alone, after = harness.add(), harness.add("full"), harness.add()
