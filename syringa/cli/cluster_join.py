@@ -17,7 +17,7 @@ import typer
 from syringa import logs
 from syringa.cli.options import load_config
 from syringa.cluster.folder import ClusterFolder
-from syringa.cluster.join import Membership, join, parse_server_address, read_membership
+from syringa.cluster.join import Membership, ServerAddress, join, parse_server_address, read_membership
 from syringa.cluster.own_address import own_address
 from syringa.errors import ConfigError, StartupError
 from syringa.ray import internals
@@ -98,7 +98,7 @@ def member_options(
     if ip_address(address).is_loopback:  # Ray does not use addresses that only this machine can reach
         address = own_address()
     return MemberOptions(
-        head=f"{server.host}:{membership.ray_port}",
+        head=str(ServerAddress(server.host, membership.ray_port)),
         folder=folder,
         name=membership.name,
         address=address,
@@ -132,10 +132,10 @@ def head_address(folder: ClusterFolder, file: Path | None) -> str:
     """Return where Ray's head is, on a node or on the machine of the server."""
     membership = read_membership(folder.path)
     if membership is not None:
-        return f"{parse_server_address(membership.server).host}:{membership.ray_port}"
+        return str(ServerAddress(parse_server_address(membership.server).host, membership.ray_port))
     config = load_config({}, file)
     host = parse_server_address(config.cluster_address).host if config.cluster_address else own_address()
-    return f"{host}:{config.ray_port}"
+    return str(ServerAddress(host, config.ray_port))
 
 
 def print_status(folder: ClusterFolder, head: str) -> None:

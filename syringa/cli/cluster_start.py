@@ -73,6 +73,7 @@ def run(flags: Mapping[str, Any], file: Path | None, *, node: MemberSettings | N
     if redis:
         _check_redis(redis)
     os.environ.update(environment(folder))  # before Ray is imported; also marks the processes of the server as ours
+    typer.echo(f"Machines join with `syringa cluster join {server} --token TOKEN`; `syringa cluster token` makes one.")
     start = ClusterStart(config, folder, server, redis)
     settings = {"cluster": True, "cluster_dir": str(folder.path), "cluster_address": str(server)}
     options = ServeOptions(flags={**flags, **settings}, file=str(file) if file else None)
@@ -83,7 +84,7 @@ class ClusterStart:
     def __init__(self, config: Config, folder: ClusterFolder, server: ServerAddress, redis: str) -> None:
         self._config, self._folder, self._redis = config, folder, redis
         self._address = _node_address(server.host)
-        self._head_address = f"{self._address}:{config.ray_port}"
+        self._head_address = str(ServerAddress(self._address, config.ray_port))
         self._head: RayProcess | None = None
         self._head_start_at = 0.0
         self._member: ClusterMember | None = None

@@ -135,7 +135,8 @@ class SupervisorLink:
             selector.register(self._socket, selectors.EVENT_READ)
             selector.register(self._wakened, selectors.EVENT_READ)
             send_at = 0.0
-            while time.monotonic() < self._updated_at + GIVE_UP_SECONDS:
+            # Before it is connected, Ray's own time-outs apply, and a slow machine takes its time.
+            while not self._report.connected or time.monotonic() < self._updated_at + GIVE_UP_SECONDS:
                 if self._changed or time.monotonic() >= send_at:
                     send_at = time.monotonic() + REPORT_SECONDS
                     self._socket.sendall(protocol.frame(self._current()))

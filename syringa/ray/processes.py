@@ -60,6 +60,7 @@ def environment(folder: ClusterFolder, *, redis: str = "") -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nodes are drained before their processes are stopped
         "RAY_health_check_period_ms": "1000",  # of nodes, by the head; 5 failures in a row mean that one is lost
+        "RAY_memory_monitor_refresh_ms": "0",  # would kill replicas when the owner's processes fill the memory
         "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
         _RECONNECT_VARIABLE: str(reconnect_seconds()),
         CLUSTER_DIR_VARIABLE: str(folder.path),

@@ -186,6 +186,18 @@ def test_controller_gives_a_node_back_whose_load_is_not_measured_any_more() -> N
     assert fleet.ready() == []
 
 
+def test_controller_gives_a_node_back_whose_load_it_has_never_measured() -> None:
+    fleet = PoolHarness([gpu_node("i1", "idle", load=IDLE)], [model(1, 0, "idle")], [IDLE_POOL])
+    fleet.run_for(40)
+    assert fleet.ready() == ["i1"]
+    fleet.cluster.change("i1", owner_load=None)
+    fleet.restart()
+    fleet.run_for(25)
+    assert fleet.ready() == ["i1"]
+    fleet.run_for(10)
+    assert fleet.ready() == []
+
+
 def test_controller_measures_the_cpu_of_a_node_without_gpus() -> None:
     nodes = [Node("c1", labels={"pool": "idle"}, cpus=8, owner_load=BUSY)]
     fleet = PoolHarness(nodes, [model(1, 0, "idle")], [IDLE_POOL])

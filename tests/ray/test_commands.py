@@ -194,7 +194,7 @@ def test_a_head_with_redis_is_started_again_at_once_and_finds_its_replicas(tmp_p
         (before,) = cluster.replicas()
         (gcs,) = cluster.find(GCS)
         os.kill(gcs, signal.SIGKILL)
-        cluster.until_logged("replica is taken over: replica=")  # by the next bridge
+        cluster.until_logged("replica is found: ")  # by the next bridge
         assert cluster.complete() == text
         assert [each["id"] for each in until(cluster.replicas)] == [before["id"]]
         nodes = httpx.get(cluster.url() + "/admin/nodes", timeout=60).json()["data"]

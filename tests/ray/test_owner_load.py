@@ -83,8 +83,8 @@ def test_a_node_with_gpus_is_not_measured_while_they_cannot_be_seen(machine: Mac
     machine.set(1, 0)
     meter = OwnerLoadMeter(machine.proc, lambda: machine.gpus, machine.clock, cores=2, has_gpus=True)
     loads = []
-    for gpus in ([[]], [[]], [], None, [[GpuProcess(1, 100)]]):
-        machine.gpus = gpus
+    seen: list[list[list[GpuProcess]] | None] = [[[]], [[]], [], None, [[GpuProcess(1, 100)]]]
+    for machine.gpus in seen:
         machine.clock.now += 10
         loads.append(meter.measure())
     assert loads == [None, OwnerLoad(), None, None, OwnerLoad(gpu_memory_bytes=100)]

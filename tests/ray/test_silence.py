@@ -1,4 +1,4 @@
-"""What the bridge makes of nodes and replicas that do not answer, of its own restart, and of other servers' replicas."""
+"""What the bridge makes of nodes and replicas that do not answer, of its own restart, and of other servers."""
 
 from __future__ import annotations
 
@@ -141,16 +141,16 @@ def test_the_host_of_a_replica_of_another_server_is_killed_if_that_does_not(flee
 
 
 class Link:
-    """Wishes for a bridge, and its last report."""
+    """Wishes for a bridge, and its reports."""
 
     def __init__(self, *messages: ToBridge) -> None:
         self.messages: queue.SimpleQueue[ToBridge] = queue.SimpleQueue()
         for each in messages:
             self.messages.put(each)
-        self.last: FleetReport | None = None
+        self.reports: list[FleetReport] = []
 
     def update(self, report: FleetReport) -> None:
-        self.last = report
+        self.reports.append(report)
 
     def keep(self) -> None:
         pass
@@ -165,23 +165,21 @@ def test_wishes_that_are_repeated_to_a_new_bridge_wait_until_it_knows_nodes_and_
     bridge = Bridge(BridgeOptions(socket="", cluster_dir=""), cast(SupervisorLink, link))
     restarted = RayFleet(fleet.driver, fleet.clock, fleet.wall_clock)
     bridge.step(restarted)
-    assert link.last is None
+    assert link.reports == []
     actor.responds = True
     fleet.clock.now += 0.5
     bridge.step(restarted)
     assert ("drain", 25.0) in actor.calls
     assert not actor.killed
     assert fleet.driver.drained == [("id-a", 12.0)]
-    assert link.last is not None
-    assert {each.id: each.phase for each in link.last.replicas} == {"m-1": "ready", "m-2": "queued"}
+    assert {each.id: each.phase for each in link.reports[-1].replicas} == {"m-1": "ready", "m-2": "queued"}
 
 
 def test_a_new_bridge_without_replicas_knows_nodes_before_it_handles_wishes(fleet: Fleet) -> None:
     link = Link(LaunchReplica("m-1", "key", "a", b"{}"))
     bridge = Bridge(BridgeOptions(socket="", cluster_dir=""), cast(SupervisorLink, link))
     bridge.step(RayFleet(fleet.driver, fleet.clock, fleet.wall_clock))
-    assert link.last is not None
-    assert [(each.id, each.phase) for each in link.last.replicas] == [("m-1", "queued")]
+    assert [(each.id, each.phase) for each in link.reports[-1].replicas] == [("m-1", "queued")]
 
 
 def test_a_replica_that_was_found_is_drained_also_if_it_has_not_answered(fleet: Fleet) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Device = Literal["cpu", "cuda"]
@@ -109,6 +109,13 @@ def decide_load(
     if not evictable:
         return LoadDecision("wait", reason=f"{reason}, and all of them are in use")
     return LoadDecision("evict", min(evictable, key=lambda each: (each.busy, each.used_at)).key, reason)
+
+
+def strictest(decisions: Sequence[LoadDecision]) -> LoadDecision:
+    """Return the decision for a model that needs several GPUs, from those for each of them."""
+    order = ("never", "wait", "evict", "start")
+    found = min(decisions, key=lambda each: order.index(each.action))
+    return replace(found, spare=min(each.spare for each in decisions))
 
 
 def _never_fits(new: PendingModel, reachable: int, *, alone: bool, full: bool) -> bool:

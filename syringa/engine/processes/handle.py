@@ -34,7 +34,7 @@ class WorkerHandle(WorkerProcess):
         self.model = model
         self.id = ""  # of the current process or the next one
         self.device, self.memory_device = device, device  # the latter is the one whose memory it waits for
-        self.gpu = 0  # number of its GPU among those that are visible
+        self.gpus: tuple[int, ...] = (0,)  # numbers of its GPUs among those that are visible
         self.expected_gpu_bytes = 0  # what the worker may allocate
         self.planned_bytes = 0  # what it will take of a CPU's memory, with all of its cache
         self.gpu_bytes = 0  # what the worker reported
@@ -83,8 +83,8 @@ class WorkerHandle(WorkerProcess):
         recent = now - max(model.requested_at, self.used_at) < RECENT_SECONDS
         return not model.released and (model.restart or recent)
 
-    def resident_model(self, now: float, free: int = 0) -> eviction.ResidentModel:
-        """`free`: bytes that its device has free now."""
+    def resident_model(self, now: float, free: int = 0, gpu: int = 0) -> eviction.ResidentModel:
+        """`free`: bytes that its device has free now. `gpu`: which of its GPUs."""
         state: Literal["loading", "loaded", "unloading"] = "loading"
         if self.phase == "unloading":
             state = "unloading"
@@ -99,7 +99,7 @@ class WorkerHandle(WorkerProcess):
             key=self.id,
             model=self.model.key,
             device=self.device,
-            gpu=self.gpu,
+            gpu=gpu,
             used_at=self.used_at,
             busy=self.busy or self.hanging,  # it would not exit if it was asked to
             state=state,

@@ -19,7 +19,7 @@ from syringa.engine.cpu.features import available_memory
 from syringa.engine.processes import eviction, managed_process, watchdog
 from syringa.engine.processes.control import AcquireModel, SupervisorReport, worker_key
 from syringa.engine.processes.handle import Phase, WorkerHandle
-from syringa.engine.processes.memory import MemoryPlanner, launch_options, memory_needs
+from syringa.engine.processes.memory import MemoryPlanner, launch_options, memory_needs, place
 from syringa.engine.processes.model_workers import ModelWorkers
 from syringa.engine.processes.nvml import GpuMemory, gpu_memories
 from syringa.engine.processes.worker_process import (
@@ -294,7 +294,7 @@ class WorkerManager:
             device: eviction.Device = "cpu" if status == managed_process.EXIT_NO_MEMORY else "cuda"
             checked = worker.memory_device == device
             if not checked:
-                worker.free_at_start = self._memory.free(device, worker.gpu)
+                worker.free_at_start = min(self._memory.free(device, gpu) for gpu in worker.gpus)
             if device == "cuda":
                 worker.device = device  # the expected device may have been wrong
             worker.memory_device = device
@@ -328,13 +328,11 @@ class WorkerManager:
             return
         if worker.opportunistic and any(each.phase == "queued" and not each.opportunistic for each in self._workers()):
             return  # a request waits for memory, which this one would take
-        if worker.memory_device == "cuda":
-            worker.gpu = self._memory.choose_gpu([each.gpu for each in self._running() if each.device == "cuda"])
-        free = self._memory.free(worker.memory_device, worker.gpu)
-        decision = eviction.decide_load(
-            model.pending_model(worker.memory_device, worker.gpu),
-            self._resident(),
-            free=free,
+        decision, free = place(
+            worker,
+            self._running(),
+            self._memory,
+            now=now,
             max_loaded=self._config.max_loaded,
             evict_busy=now - worker.queued_at > EVICT_BUSY_AFTER_SECONDS,
         )
@@ -383,10 +381,6 @@ class WorkerManager:
         self._set_phase(worker, "unloading")
         if worker.connection is not None:
             worker.connection.send(protocol.Retire(idle, drain))
-
-    def _resident(self) -> list[eviction.ResidentModel]:
-        now = self._clock()
-        return [each.resident_model(now, self._memory.free(each.device, each.gpu)) for each in self._running()]
 
     def _workers(self) -> list[WorkerHandle]:
         return [worker for model in self._models.values() for worker in model.replicas]

@@ -41,20 +41,24 @@ class MemoryPlanner:
             return "cuda" if self._gpus() else "cpu"
         return "cuda" if options.device == "cuda" else "cpu"
 
-    def choose_gpu(self, used: Sequence[int]) -> int:
+    def choose_gpus(self, used: Sequence[int], count: int = 1) -> tuple[int, ...]:
         """Return the GPU with the fewest workers, and of those the one with the most free memory.
 
-        `used` has the GPU of each running worker.
+        `used` has the GPUs of each running worker. With a `count`, it is a group of so many GPUs. Groups do not
+        overlap: the first begins with the first GPU, and each other one after another. Too few GPUs: all of them.
         """
         gpus = self._gpus()
-        return min(range(len(gpus)), key=lambda each: (used.count(each), -gpus[each].free), default=0)
+        groups = [tuple(range(first, first + count)) for first in range(0, len(gpus) - count + 1, count)]
+        return min(
+            groups,
+            key=lambda group: (sum(used.count(each) for each in group), -min(gpus[each].free for each in group)),
+            default=tuple(range(len(gpus))) or (0,),
+        )
 
-    def gpu_name(self, gpu: int, count: int = 1) -> str:
-        """Return the names of a GPU and those after it for CUDA_VISIBLE_DEVICES; empty if there is no choice."""
+    def gpu_names(self, chosen: Sequence[int]) -> str:
+        """Return the names of GPUs for CUDA_VISIBLE_DEVICES; empty if there is no choice."""
         gpus = self._gpus()
-        if len(gpus) <= count:
-            return ""
-        return ",".join(gpus[(gpu + each) % len(gpus)].name for each in range(count))
+        return "" if len(gpus) <= len(chosen) else ",".join(gpus[each].name for each in chosen)
 
     def gpu_fraction(
         self, options: WorkerOptions, known: Iterable[tuple[WorkerOptions, eviction.Device, int]]
@@ -90,14 +94,46 @@ class MemoryPlanner:
         return gpus[gpu] if gpu < len(gpus) else None
 
 
+def place(
+    worker: WorkerHandle,
+    running: Sequence[WorkerHandle],
+    memory: MemoryPlanner,
+    *,
+    now: float,
+    max_loaded: int,
+    evict_busy: bool,
+) -> tuple[eviction.LoadDecision, int]:
+    """Choose the GPUs of a replica that is to be loaded. Return what must happen before, and the free bytes there."""
+    device = worker.memory_device
+    used = [gpu for each in running if each.device == "cuda" for gpu in each.gpus]
+    worker.gpus = memory.choose_gpus(used, worker.model.options.gpus) if device == "cuda" else (0,)
+    resident = [  # one on several GPUs is there once for each of them
+        each.resident_model(now, memory.free(each.device, gpu), gpu)
+        for each in running
+        for gpu in (each.gpus if each.device == "cuda" else (0,))
+    ]
+    free = {gpu: memory.free(device, gpu) for gpu in worker.gpus}
+    decisions = [
+        eviction.decide_load(
+            worker.model.pending_model(device, gpu),
+            resident,
+            free=free[gpu],
+            max_loaded=max_loaded,
+            evict_busy=evict_busy,
+        )
+        for gpu in worker.gpus
+    ]
+    return eviction.strictest(decisions), min(free.values())
+
+
 def launch_options(worker: WorkerHandle, memory: MemoryPlanner, known: Sequence[WorkerHandle]) -> WorkerOptions:
     """Return the options of a replica's process. `known`: the replicas that may share its GPU."""
     model = worker.model
     threads = replica_threads(model.options.threads, model.max_replicas)
     options = msgspec.structs.replace(model.options, socket=worker.socket, threads=threads)
     if options.engine == "vllm":
-        worker.expected_gpu_bytes = gpu_bytes(options, memory.gpu_bytes(1.0, worker.gpu))
-        return msgspec.structs.replace(options, gpu=memory.gpu_name(worker.gpu, options.gpus))
+        worker.expected_gpu_bytes = gpu_bytes(options, memory.gpu_bytes(1.0, worker.gpus[0]))
+        return msgspec.structs.replace(options, gpu=memory.gpu_names(worker.gpus))
     if worker.device != "cuda":
         free, model.planned_free = model.planned_free or worker.spare_at_start, 0
         others = any(each is not worker and each.process is not None for each in model.replicas)
@@ -110,8 +146,8 @@ def launch_options(worker: WorkerHandle, memory: MemoryPlanner, known: Sequence[
     fraction = memory.gpu_fraction(
         model.options, [(each.model.options, each.device, each.model.max_replicas) for each in known]
     )
-    worker.expected_gpu_bytes = memory.gpu_bytes(fraction, worker.gpu)
-    return msgspec.structs.replace(options, gpu_memory_fraction=fraction, gpu=memory.gpu_name(worker.gpu))
+    worker.expected_gpu_bytes = memory.gpu_bytes(fraction, worker.gpus[0])
+    return msgspec.structs.replace(options, gpu_memory_fraction=fraction, gpu=memory.gpu_names(worker.gpus))
 
 
 def replica_threads(threads: int, replicas: int) -> int:

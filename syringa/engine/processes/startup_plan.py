@@ -41,7 +41,7 @@ def plan_model(spec: ModelSpec, config: Config, replicas: int = 1) -> MemoryPlan
     gpus = gpu_memories()
     if not gpus:
         return None
-    gpu = gpus[planner.choose_gpu([])]
+    gpu = gpus[planner.choose_gpus([])[0]]
     return plan_gpu_memory(
         size,
         settings,

@@ -14,6 +14,7 @@ from syringa.engine.processes.eviction import (
     estimate_gpu_memory,
     gpu_memory_share,
     models_to_unload,
+    strictest,
 )
 
 GB = 1 << 30
@@ -184,3 +185,12 @@ def test_models_to_unload_returns_idle_and_released_models() -> None:
         resident("released and busy", 99, released=True, busy=True),
     ]
     assert models_to_unload(models, now=100) == ["due", "released"]
+
+
+def test_model_on_several_gpus_starts_when_all_of_them_have_room() -> None:
+    start, more = LoadDecision("start", spare=2 * GB), LoadDecision("start", spare=3 * GB)
+    evict, wait, never = LoadDecision("evict", "a"), LoadDecision("wait"), LoadDecision("never")
+    assert strictest([more, start]) == start
+    assert strictest([start, evict]).key == "a"
+    assert strictest([evict, wait, start]).action == "wait"
+    assert strictest([wait, never, evict]).action == "never"

@@ -16,6 +16,7 @@ from syringa.engine.processes.fleet_manager import UNKNOWN_SECONDS
 from syringa.engine.processes.lease import LeaseKeeper
 from syringa.fleet.bridge_protocol import KillReplica, ReplicaReport, RetireReplica
 from syringa.fleet.decisions import SCALE_DOWN_GRACE
+from syringa.ray import replica_table
 from tests.engine.processes.fleet_harness import FakeCluster, FleetHarness, launches, model, retired
 
 # The bridge
@@ -46,7 +47,7 @@ def test_replicas_go_on_while_the_bridge_is_gone_and_wishes_are_repeated(folder:
 
 def test_replica_that_does_not_answer_a_new_bridge_hangs_where_it_was(folder: str) -> None:
     harness = FleetHarness(folder)
-    (id,) = harness.serve(model())
+    (id,) = harness.serve(model(high=2))
     before = harness.cluster.replicas[id]
     harness.cluster.set(id, node="", phase="hanging", address="", reason="its node does not respond")
     other = msgspec.structs.replace(harness.cluster.replicas[id], id="m-other")

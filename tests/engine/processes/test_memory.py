@@ -110,6 +110,42 @@ def test_worker_on_vllm_is_not_planned_by_the_rules_of_the_own_engine(folder: st
     assert (options.gpu, options.free_memory, options.gpu_memory_fraction) == ("0,1", 0, 0.0)
 
 
+def test_gpus_of_a_worker_are_a_group_that_overlaps_no_other(folder: str) -> None:
+    harness = ManagerHarness(folder)
+    harness.gpus = [GpuMemory(free=60 * GB, total=80 * GB, name=str(index)) for index in range(5)]
+    planner = memory.MemoryPlanner(Config(), lambda: 0, lambda: harness.gpus)
+    assert planner.choose_gpus([], 2) == (0, 1)
+    assert planner.choose_gpus([1], 2) == (2, 3)
+    assert planner.choose_gpus([0, 1, 2, 3], 2) == (0, 1)  # not (4, 0)
+    assert planner.choose_gpus([0, 1, 2, 3]) == (4,)
+    assert planner.choose_gpus([], 8) == (0, 1, 2, 3, 4)
+    assert planner.gpu_names((2, 3)) == "2,3"
+    harness.gpus.clear()
+    assert planner.choose_gpus([], 2) == (0,)
+
+
+def test_worker_on_several_gpus_is_counted_on_each_of_them(folder: str, tmp_path: Path) -> None:
+    """Another one does not share the GPUs of the first, and waits when they are all in use."""
+    harness = ManagerHarness(folder)
+    harness.gpus = [GpuMemory(free=80 * GB, total=80 * GB, name=str(index)) for index in range(4)]
+
+    def acquire(name: str, gpus: int) -> None:
+        model = write_model(tmp_path / name)
+        arguments = {"tensor_parallel_size": gpus, "gpu_memory_utilization": 0.99}
+        options = WorkerOptions(socket="", model=str(model), engine="vllm", engine_args=arguments)
+        harness.workers.acquire(AcquireModel(options))
+        harness.workers.tick()
+
+    acquire("a", 2)
+    acquire("b", 1)
+    acquire("c", 1)
+    assert [process.options.gpu for process in harness.processes] == ["0,1", "2", "3"]
+    acquire("d", 2)
+    assert len(harness.processes) == 3
+    (waiting,) = [each for model in harness.workers.models for each in model.replicas if each.phase == "queued"]
+    assert "GPU memory is short" in waiting.reason
+
+
 def test_startup_plan_of_vllm_checks_its_interpreter(tmp_path: Path) -> None:
     spec = ModelSpec(id="m", path=str(write_model(tmp_path / "model")), engine="vllm", python=str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="cannot be run"):

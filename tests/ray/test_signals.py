@@ -1,0 +1,116 @@
+"""Signals that arrive while `syringa cluster start` and `join` are starting something, without Ray."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syringa.cli import cluster_start
+from syringa.cli.cluster_start import ClusterStart
+from syringa.cli.serve_process import ServeOptions
+from syringa.cluster.folder import ClusterFolder
+from syringa.cluster.join import ServerAddress
+from syringa.config import Config
+from syringa.ray import internals, member
+from syringa.ray.member import ClusterMember, MemberOptions
+
+
+class FakeProcess:
+    """A server that ends when it is told to."""
+
+    stdin = None
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.terminated = 0
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def terminate(self) -> None:
+        self.terminated += 1
+        self.status = 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.status is None:
+            raise subprocess.TimeoutExpired("server", timeout or 0.0)
+        return self.status
+
+    def kill(self) -> None:
+        self.status = -9
+
+
+class FakeNode:
+    """A node of Ray that has not been listed yet."""
+
+    running, stopped = True, False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> ClusterStart:
+    return ClusterStart(Config(), ClusterFolder(tmp_path), ServerAddress("10.0.0.7", 8470), "")
+
+
+def test_a_signal_while_the_server_is_being_started_still_stops_it(
+    start: ClusterStart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeProcess()
+
+    def spawn(_: ServeOptions) -> Any:
+        start._on_signal()
+        return server
+
+    monkeypatch.setattr(cluster_start, "_spawn_server", spawn)
+    start._poll_server(ServeOptions(flags={}, file=None))
+    assert (start._stop_server(), server.terminated) == (0, 1)
+
+
+def test_a_server_that_drains_after_a_signal_is_not_told_twice(
+    start: ClusterStart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeProcess()
+    monkeypatch.setattr(cluster_start, "_spawn_server", lambda _: server)
+    start._poll_server(ServeOptions(flags={}, file=None))
+    start._on_signal()
+    assert (start._stop_server(), server.terminated) == (0, 1)
+
+
+def test_the_pause_before_a_restart_is_short_again_after_the_server_ran_for_a_while(
+    start: ClusterStart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    server = FakeProcess()
+    monkeypatch.setattr(cluster_start, "_spawn_server", lambda _: server)
+    pauses = []
+    for seconds in (1, 1, 1, cluster_start.STABLE_SECONDS, 1):
+        start._poll_server(ServeOptions(flags={}, file=None))
+        now += seconds
+        server.status = -9
+        start._poll_server(ServeOptions(flags={}, file=None))
+        pauses.append(start._server_start_at - now)
+        now, server.status = start._server_start_at, None
+    assert pauses == [0.5, 1.0, 2.0, 0.5, 1.0]
+
+
+def test_joining_is_given_up_at_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internals, "check_head", lambda *_: None)
+    node = FakeNode()
+    monkeypatch.setattr(member, "RayProcess", lambda *_: node)
+    monkeypatch.setattr(member, "environment", lambda *_: {})
+    joining = ClusterMember(
+        MemberOptions(
+            head="h:1", folder=ClusterFolder(tmp_path), name="n", address="10.0.0.8", labels={}, cpus=None, gpus=None
+        )
+    )
+    monkeypatch.setattr(joining, "_look", lambda: None)
+    looks = iter([False, True])
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    assert joining.start(lambda: next(looks)) is None
+    assert node.stopped
