@@ -52,7 +52,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     serials: tuple[str, ...] = ()  # of its last certificate, and of the one with which it got that
 
 
-class Admission:
+class NodeAdmission:
     def __init__(self, folder: Path, *, ray_port: int = 0, clock: Callable[[], float] = time.time) -> None:
         """`folder`: that of the cluster, with the authority's key."""
         self._folder, self._ray_port, self._clock = folder, ray_port, clock

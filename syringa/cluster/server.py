@@ -30,7 +30,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from syringa.cluster.admission import Admission, JoinRequest, peer_address
+from syringa.cluster.admission import JoinRequest, NodeAdmission, peer_address
 from syringa.cluster.connection_limits import ConnectionTable, FailureLimiter
 from syringa.cluster.folder import ClusterFolder
 from syringa.cluster.join import ServerAddress
@@ -82,7 +82,7 @@ class ClusterServer(ThreadingHTTPServer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`folder`: that of the cluster. Port 0: one that is free. Raises `ConfigError`."""
-        self.models, self.admission = models, Admission(folder, ray_port=ray_port)
+        self.models, self.admission = models, NodeAdmission(folder, ray_port=ray_port)
         self.connections = ConnectionTable(clock) if connections is None else connections
         self.failures = FailureLimiter(clock)
         self.authority = ClusterFolder(folder).authority().pem().certificate

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from syringa.cluster import join as join_module
-from syringa.cluster.admission import Admission, JoinRequest, peer_address
+from syringa.cluster.admission import JoinRequest, NodeAdmission, peer_address
 from syringa.cluster.authority import hosts_of, serial_of
 from syringa.cluster.folder import ClusterFolder, replace_file
 from syringa.cluster.join import DEFAULT_PORT, Membership, join, parse_server_address, read_membership, renew
@@ -205,8 +205,8 @@ def test_machine_does_not_renew_the_certificates_of_a_node_that_has_moved(
 
 def test_renewal_does_not_contain_the_token_of_ray(folder: Path) -> None:
     secret = parse_token(JoinTokens(folder).create()).secret
-    joined = Admission(folder).admit(JoinRequest(secret, "a", ("10.0.0.2",)), "10.0.0.2")
-    renewed = Admission(folder).renew("a", serial_of(joined.files["node.pem"].encode()))
+    joined = NodeAdmission(folder).admit(JoinRequest(secret, "a", ("10.0.0.2",)), "10.0.0.2")
+    renewed = NodeAdmission(folder).renew("a", serial_of(joined.files["node.pem"].encode()))
     assert joined.files.keys() - renewed.files.keys() == {"ray.token"}
 
 
@@ -235,7 +235,7 @@ def folder(tmp_path: Path) -> Path:
 def admit(folder: Path, name: str, hosts: list[str], peer: str, node: str = "") -> list[str]:
     """Join, and return the hosts of the server certificate."""
     secret = parse_token(JoinTokens(folder).create(node=node)).secret
-    answer = Admission(folder).admit(JoinRequest(secret, name, tuple(hosts)), peer)
+    answer = NodeAdmission(folder).admit(JoinRequest(secret, name, tuple(hosts)), peer)
     return hosts_of(answer.files["server.pem"].encode())
 
 
