@@ -196,6 +196,12 @@ BUILDERS: dict[tuple[str, str], tuple[float, Builder]] = {  # with their weights
     ("GET", "/admin/replicas"): (0.5, _on("/admin/replicas")),
     # Of no replica: draining the only one of a model would leave nothing to measure.
     ("POST", "/admin/replicas/{replica_id}/drain"): (0.3, _on("/admin/replicas/soak-none/drain", lambda d: {})),
+    ("GET", "/admin/nodes"): (0.3, _on("/admin/nodes")),
+    ("POST", "/admin/nodes/{node}/drain"): (0.2, _on("/admin/nodes/soak-none/drain", lambda d: {})),
+    ("GET", "/admin/pools"): (0.3, _on("/admin/pools")),
+    ("POST", "/admin/pools/{pool}/open"): (0.1, _on("/admin/pools/soak-none/open")),
+    ("POST", "/admin/pools/{pool}/close"): (0.1, _on("/admin/pools/soak-none/close")),
+    ("POST", "/admin/pools/{pool}/reset"): (0.1, _on("/admin/pools/soak-none/reset")),
     ("GET", "/admin/usage"): (0.5, _on("/admin/usage?by=organization")),
     ("GET", "/v1/usage"): (1, _on("/v1/usage?by=model")),
 }

@@ -120,4 +120,6 @@ def test_requests_of_all_kinds_survive_nodes_that_come_and_go(
         check_equal(disturbed, expected)
         assert conditions(server)[gone["removed"]] == "lost"
         assert pool_state(server, "night") == "inactive"
-        assert moves(server).keys() >= {"silence", "drain"}
+        reasons = moves(server).keys()
+        assert "drain" in reasons
+        assert reasons & {"silence", "crash"}  # which of them is noticed first

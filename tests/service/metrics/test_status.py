@@ -16,6 +16,7 @@ from tests.store.helpers import read, write
 
 NOON = 1_769_860_800.0  # 2026-01-31T12:00:00Z
 SCHEMA: Any = STATUS.response
+FLEET = {"nodes": {"ready": 2, "lost": 1}, "pools": {"active": 1}}
 
 
 def usage(model: str = "m", **given: Any) -> ModelUsage:
@@ -34,7 +35,7 @@ class FakeUsage:
         self.open = asyncio.Event()
         self.open.set()
         self.models = [("m", "The model")]
-        self.status = ModelStatus(self.read, lambda: self.models, lambda: self.now, max_wait=30)
+        self.status = ModelStatus(self.read, lambda: self.models, lambda: self.now, max_wait=30, fleet=lambda: FLEET)
 
     async def read(self, since: float) -> list[ModelUsage]:
         self.asked.append(since)
@@ -77,6 +78,7 @@ async def test_report_format() -> None:
                 "replicas": {},
             }
         ],
+        **FLEET,
     }
 
 

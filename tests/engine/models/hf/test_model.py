@@ -263,7 +263,7 @@ def test_loader_refuses_missing_and_broken_weights(tmp_path: Path) -> None:
 def test_loader_checks_memory_before_reading_weights(tmp_path: Path) -> None:
     config = config_of("gemma2", hidden_size=65536, intermediate_size=262144, num_hidden_layers=80)
     save_config(tmp_path, config.to_dict() | {"architectures": ["Gemma2ForCausalLM"]})
-    with pytest.raises(ModelError, match="GiB in bf16"):
+    with pytest.raises(ModelError, match="GB of memory for its weights in bf16"):
         load(tmp_path, "bf16")
 
 
