@@ -125,9 +125,12 @@ class ClusterStart:
             self._terminated = True
             self._server.terminate()  # drains; the second time, stops
 
-    def _start_head(self) -> None:
+    def _launch_head(self) -> RayProcess:
         arguments = head_arguments(self._address, self._config.ray_port)
-        self._head = RayProcess("Ray's head", arguments, environment(self._folder, redis=self._redis))
+        return RayProcess("Ray's head", arguments, environment(self._folder, redis=self._redis))
+
+    def _start_head(self) -> None:
+        self._head = self._launch_head()
         wait_started(self._head, lambda: self._signals > 0 or self._head_accepts())
         logger.info("cluster: Ray's head is ready: address=%s", self._head_address)
 
@@ -168,8 +171,7 @@ class ClusterStart:
                 logger.error("cluster: the replicas serve on for %d s; then head and nodes are started again", wait)
                 self._head_start_at = now + wait
         if self._head is None and now >= self._head_start_at:
-            arguments = head_arguments(self._address, self._config.ray_port)
-            self._head = RayProcess("Ray's head", arguments, environment(self._folder, redis=self._redis))
+            self._head = self._launch_head()
 
     def _poll_server(self, options: ServeOptions) -> int | None:
         """Start the server if it is due. Return its exit status if it has stopped, and None if it goes on or died."""

@@ -16,9 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from syringa.fleet.decisions import (
     EVICTIONS,
     NODE_MEMORY_SECONDS,
-    SCALE_DOWN_SECONDS,
-    SCALE_UP_SECONDS,
-    Decision,
     FleetSnapshot,
     ModelHistory,
     ModelTarget,
@@ -32,28 +29,12 @@ from syringa.fleet.decisions import (
 )
 from syringa.fleet.fleet_view import describe
 from syringa.fleet.overrides import PoolOverrides
-from syringa.fleet.planner import decide, plan
+from syringa.fleet.planner import plan
 from syringa.fleet.pools import PoolSpec, PoolTarget, owner_activity, with_default
 from syringa.fleet.provider import Replica, ReplicaEvent, ReplicaProvider
 from syringa.fleet.schedule import next_change
 from syringa.fleet.status import FleetStatus, RecoveryTimes
 from syringa.types import HistogramCounts
-
-__all__ = [
-    "INTERVAL_SECONDS",
-    "SCALE_DOWN_SECONDS",
-    "SCALE_UP_SECONDS",
-    "Controller",
-    "Decision",
-    "FleetSnapshot",
-    "ModelHistory",
-    "ModelTarget",
-    "StartReplica",
-    "StopReplica",
-    "backoff",
-    "decide",
-    "plan",
-]
 
 logger = logging.getLogger("syringa.fleet")
 

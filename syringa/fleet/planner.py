@@ -39,11 +39,6 @@ from syringa.fleet.provider import Node, Replica
 _NO_NODE_HISTORY, _NO_HISTORY, _NO_NEEDS = NodeHistory(), ModelHistory(), ReplicaNeeds()
 
 
-def decide(snapshot: FleetSnapshot) -> list[Decision]:
-    """Return what is to be started and stopped."""
-    return plan(snapshot).decisions
-
-
 def plan(snapshot: FleetSnapshot) -> Plan:
     """Return what is to be started and stopped, and which models have no room.
 
@@ -309,7 +304,7 @@ class _Planner:
             return True
         return history.changes_at - self._snapshot.wall >= MOVE_BEFORE_SECONDS
 
-    # Small things
+    # Lookups and records
 
     def _history(self, model: ModelTarget) -> ModelHistory:
         return self._snapshot.history.get(model.key, _NO_HISTORY)

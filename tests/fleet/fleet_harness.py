@@ -9,7 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from syringa.fleet.controller import Controller, ModelTarget
+from syringa.fleet.controller import Controller
+from syringa.fleet.decisions import ModelTarget
 from syringa.fleet.overrides import PoolOverrides
 from syringa.fleet.pools import PoolSpec
 from syringa.fleet.provider import Node, OwnerLoad, Replica, ReplicaEvent

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from syringa.fleet.controller import (
-    INTERVAL_SECONDS,
+from syringa.fleet.controller import INTERVAL_SECONDS, Controller
+from syringa.fleet.decisions import (
     SCALE_DOWN_SECONDS,
     SCALE_UP_SECONDS,
-    Controller,
     Decision,
     FleetSnapshot,
     ModelHistory,
@@ -20,11 +19,15 @@ from syringa.fleet.controller import (
     StartReplica,
     StopReplica,
     backoff,
-    decide,
 )
+from syringa.fleet.planner import plan
 from syringa.fleet.provider import Node, Replica, ReplicaEvent
 
 NOW = 1000.0
+
+
+def decide(observed: FleetSnapshot) -> Sequence[Decision]:
+    return plan(observed).decisions
 
 
 def snapshot(

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from syringa.fleet.controller import ModelTarget
-from syringa.fleet.decisions import MOVE_AFTER_SECONDS
+from syringa.fleet.decisions import MOVE_AFTER_SECONDS, ModelTarget
 from syringa.fleet.pools import IdleThresholds, PoolCapacity, PoolPreemption, PoolSpec
 from syringa.fleet.provider import Node
 from syringa.fleet.schedule import PoolSchedule, PoolWindow

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from syringa.fleet.controller import FleetSnapshot, ModelHistory, ModelTarget, StartReplica, StopReplica, plan
+from syringa.fleet.decisions import FleetSnapshot, ModelHistory, ModelTarget, StartReplica, StopReplica
+from syringa.fleet.planner import plan
 from syringa.fleet.provider import Node, Replica
 from tests.fleet.fleet_harness import PoolHarness, gpu_node
 

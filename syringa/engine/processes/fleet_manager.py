@@ -23,8 +23,8 @@ from syringa.engine.processes.control import AcquireModel, SupervisorReport, acq
 from syringa.engine.processes.fleet_model import FleetModel
 from syringa.engine.worker.options import WorkerOptions
 from syringa.fleet.bridge_protocol import LaunchReplica, ReplicaReport
-from syringa.fleet.controller import Controller, ModelTarget
-from syringa.fleet.decisions import MAX_BACKOFF_SECONDS, SCALE_DOWN_GRACE
+from syringa.fleet.controller import Controller
+from syringa.fleet.decisions import MAX_BACKOFF_SECONDS, SCALE_DOWN_GRACE, ModelTarget
 from syringa.fleet.overrides import PoolOverrides
 from syringa.fleet.pools import PoolSpec, selects
 from syringa.fleet.provider import Node

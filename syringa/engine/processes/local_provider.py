@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from syringa.engine.processes.handle import WorkerHandle
 from syringa.engine.processes.manager import WorkerManager
 from syringa.engine.processes.model_workers import ModelWorkers
-from syringa.fleet.controller import ModelTarget
+from syringa.fleet.decisions import ModelTarget
 from syringa.fleet.provider import LOCAL_NODE, Node, Replica, ReplicaCondition, ReplicaEvent
 
 

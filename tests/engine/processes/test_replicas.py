@@ -11,7 +11,8 @@ from syringa.engine.processes import managed_process
 from syringa.engine.processes.local_provider import LocalProvider
 from syringa.engine.processes.nvml import GpuMemory
 from syringa.engine.processes.worker_process import DRAIN_MARGIN_SECONDS, UNLOAD_SECONDS
-from syringa.fleet.controller import SCALE_DOWN_SECONDS, Controller
+from syringa.fleet.controller import Controller
+from syringa.fleet.decisions import SCALE_DOWN_SECONDS
 from syringa.types import EngineStats
 from tests.engine.processes.manager_harness import GB, FakeProcess, ManagerHarness, retire_message
 from tests.engine.processes.stub_worker import INFO
