@@ -21,7 +21,7 @@ import torch
 
 from bench.gpu_models import build_model
 from bench.gpu_workloads import log, make_request
-from syringa.engine.execution.batch import build_step_tensors
+from syringa.engine.execution.batch import build_step_tensors, locate_states
 from syringa.engine.gpu.ops.base import ReferenceOps
 from syringa.engine.gpu.ops.quantized_linear import quantized_matmul
 from syringa.engine.gpu.packed_weight import pack_fp8, unpack_weight
@@ -102,18 +102,24 @@ Log = Callable[[str], None]
 def logits_of(loaded: LoadedModel, prompts: list[list[int]], chunk: int) -> list[torch.Tensor]:
     """Return the logits of every token, computed `chunk` tokens of each prompt at a time."""
     needed = [-(-len(prompt) // BLOCK_SIZE) for prompt in prompts]
-    cache: Any = loaded.cache.allocate(sum(needed))
+    states = loaded.cache.states.allocate(len(prompts)) if loaded.cache.states is not None else None
+    cache: Any = loaded.cache.allocate(sum(needed), states)
     order = torch.randperm(sum(needed)).tolist()
     sequences = [
-        SimpleNamespace(tokens=p, block_table=[order.pop() for _ in range(n)])
-        for p, n in zip(prompts, needed, strict=True)
+        SimpleNamespace(tokens=p, block_table=[order.pop() for _ in range(n)], state_slot=slot)
+        for slot, (p, n) in enumerate(zip(prompts, needed, strict=True))
     ]
     found: list[list[torch.Tensor]] = [[] for _ in prompts]
     done = 0
     while left := [(i, s) for i, s in enumerate(sequences) if len(s.tokens) > done]:
-        items: Any = [SimpleNamespace(sequence=s, start=done, count=min(chunk, len(s.tokens) - done)) for _, s in left]
+        items: Any = [
+            SimpleNamespace(sequence=s, start=done, count=min(chunk, len(s.tokens) - done), snapshot=None)
+            for _, s in left
+        ]
         counts = [item.count for item in items]
-        logits = loaded.model.forward(build_step_tensors(items, range(sum(counts))), cache)
+        step = build_step_tensors(items, range(sum(counts)))
+        step.states = locate_states(items) if states is not None else None
+        logits = loaded.model.forward(step, cache)
         for (i, _), part in zip(left, logits.split(counts), strict=True):
             found[i].append(part.clone())
         done += chunk
@@ -367,6 +373,12 @@ def check_images(log: Log) -> bool:
     return gpu_images.check_images(log)
 
 
+def check_hybrid(log: Log) -> bool:
+    from bench.gpu_hybrid import check_hybrid_models
+
+    return check_hybrid_models(log)
+
+
 def check_oom(log: Log) -> bool:
     from bench import gpu_oom
 
@@ -420,6 +432,7 @@ def check(log: Log, only: str = "") -> bool:
         check_fp8,
         check_fp8_cache,
         check_quantized,
+        check_hybrid,
     )
     names = only.split(",") if only else [part.__name__ for part in parts]
     for part in [part for part in parts if part.__name__ in names]:

@@ -114,6 +114,38 @@ MODELS["glm-4.5-air"] = {  # 107 GB in FP8; bf16 does not fit one GPU
     "max_position_embeddings": 131_072,
     "rope_theta": 1_000_000.0,
 }
+HYBRID_CONFIG = {
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "vocab_size": 248_320,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 262_144,
+    "rope_theta": 10_000_000.0,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+MODELS["qwen3.5-9b"] = HYBRID_CONFIG | {
+    "model_type": "qwen3_5_text",
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+}
+MODELS["qwen3.5-35b-a3b"] = HYBRID_CONFIG | {  # Qwen3-Next with half the experts: 70 GB in bf16
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 
 
 class RandomWeights:
@@ -151,12 +183,21 @@ class RandomWeights:
             "sinks": (c.heads,),
         }
         self.router, self.router_shape = c.expert_names.router, (c.experts, c.hidden)
+        self.shapes["g_proj"] = self.shapes["q_proj"]
+        self.shared_shapes = {
+            "gate_proj": (c.shared_intermediate, c.hidden),
+            "up_proj": (c.shared_intermediate, c.hidden),
+            "down_proj": (c.hidden, c.shared_intermediate),
+        }
+        self.delta_net = c.delta_net
         self.sizes = {"q_norm": c.head_size, "k_norm": c.head_size}
         self.hidden = c.hidden
 
     def quantized(self, name: str, device: torch.device, dtype: str) -> QuantizedWeight | None:
         """Return random weights as a quantized checkpoint has them: fp8 (one scale per output), fp8-block or int4."""
         kind = name.split(".")[-2]
+        if ".linear_attn." in name or ".shared_expert" in name.replace(".shared_experts.", "."):
+            return None  # becomes `dtype` when it is loaded
         shapes = self._expert_or_dense(name)
         if kind not in shapes or kind in ("embed_tokens", "lm_head") or dtype == "mxfp4":
             return None
@@ -175,6 +216,12 @@ class RandomWeights:
 
     def __call__(self, name: str) -> torch.Tensor:
         kind, last = name.split(".")[-2:]
+        if ".linear_attn." in name:
+            return self._delta_net_tensor(name.split(".linear_attn.")[1])
+        if kind == "shared_expert_gate":
+            return self._matrix((1, self.hidden), self.hidden)
+        if ".shared_expert." in name:
+            return self._matrix(self.shared_shapes[kind], self.shared_shapes[kind][1])
         if last.endswith(("_proj_blocks", "_proj_scales")):
             experts, inputs, outputs = self.packed_shapes[last.rsplit("_", 1)[0]]
             blocks = last.endswith("_blocks")
@@ -200,6 +247,24 @@ class RandomWeights:
             noise = torch.randn(size, device=self.device, generator=self.generator)
             return middle + 0.1 * noise
         return self._matrix(self.shapes[kind], self.shapes[kind][1])
+
+    def _delta_net_tensor(self, name: str) -> torch.Tensor:
+        assert self.delta_net is not None
+        net, hidden = self.delta_net, self.hidden
+        shapes = {
+            "qkv_proj.weight": (net.channels, hidden),
+            "z_proj.weight": (net.value_width, hidden),
+            "b_proj.weight": (net.value_heads, hidden),
+            "a_proj.weight": (net.value_heads, hidden),
+            "out_proj.weight": (hidden, net.value_width),
+            "conv1d.weight": (net.channels, 1, net.kernel),
+        }
+        if name in shapes:
+            return self._matrix(shapes[name], shapes[name][-1])
+        if name == "A_log":
+            return torch.linspace(-4, 2.5, net.value_heads, device=self.device)
+        length = net.value_size if name == "norm.weight" else net.value_heads
+        return 1 + 0.1 * torch.randn(length, device=self.device, generator=self.generator)
 
     def _expert_or_dense(self, name: str) -> dict[str, tuple[int, int]]:
         """Return the shapes of the module that a tensor belongs to. Models with shared experts have one of them."""

@@ -12,8 +12,18 @@ import torch
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from syringa.engine.execution.interruption import IsInterrupted
     from syringa.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
     from syringa.engine.vision.step_images import StepImages
+
+
+@dataclass
+class StepStates:
+    """The slots in the state cache of a hybrid model's sequences. All tensors are `[S]`, int32."""
+
+    slots: torch.Tensor
+    snapshot_rows: torch.Tensor  # a sequence's state after so many of its rows is saved, too; 0: it is not
+    snapshot_slots: torch.Tensor  # where
 
 
 @dataclass
@@ -29,6 +39,8 @@ class StepTensors:
     logit_rows: torch.Tensor  # int64: rows whose logits are needed
     native: Any = None  # the same layout for the compiled kernels
     images: StepImages | None = None
+    states: StepStates | None = None  # of a hybrid model
+    is_interrupted: IsInterrupted | None = None  # None: the step may not be given up
 
 
 def build_step_tensors(scheduled: Sequence[ScheduledSequence], logit_rows: Sequence[int]) -> StepTensors:
@@ -58,6 +70,17 @@ def build_step_tensors(scheduled: Sequence[ScheduledSequence], logit_rows: Seque
         block_tables=torch.from_numpy(tables),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
     )
+
+
+def locate_states(scheduled: Sequence[ScheduledSequence]) -> StepStates:
+    """Return where the states of the scheduled sequences are."""
+    snapshots = [item.snapshot or (item.start, 0) for item in scheduled]
+    columns = (
+        [item.sequence.state_slot for item in scheduled],
+        [position - item.start for (position, _), item in zip(snapshots, scheduled, strict=True)],
+        [slot for _, slot in snapshots],
+    )
+    return StepStates(*(torch.tensor(column, dtype=torch.int32) for column in columns))
 
 
 def select_logit_rows(

@@ -34,6 +34,9 @@ class Executor(Protocol):
     out_of_memory: bool
     """Whether the last output ran out of memory. Then it sampled no token, and the scheduler has to roll it back."""
 
+    interrupted: bool
+    """Whether the last output was given up for a request that has arrived. Then it sampled no token, like above."""
+
     @property
     def busy(self) -> bool:
         """Whether a step is in flight, whose tokens the next call to `step` returns."""

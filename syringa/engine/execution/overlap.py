@@ -100,7 +100,7 @@ class OverlapExecutor:
     """Start each step before the tokens of the one before it are processed."""
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, max_length: int, callbacks: StepCallbacks) -> None:
-        self.out_of_memory = False
+        self.out_of_memory = self.interrupted = False
         self._runner, self._scheduler, self._max_length = runner, scheduler, max_length
         self._callbacks = callbacks
         self._in_flight: InFlightStep | None = None

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from syringa.engine.execution.batch import build_step_tensors, select_logit_rows
+from syringa.engine.execution.batch import build_step_tensors, locate_states, select_logit_rows
 from syringa.engine.execution.executor import ClientDelta, StepCallbacks
+from syringa.engine.execution.interruption import IsInterrupted, StepInterrupted
 from syringa.engine.sampling.sampler import SampledTokens, Sampler
 from syringa.engine.scheduling.oom import OOMGuard
 from syringa.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
@@ -30,21 +31,26 @@ class SyncExecutor:
     def __init__(
         self, loaded: LoadedModel, cache: Any, sampler: Sampler, scheduler: Scheduler, callbacks: StepCallbacks
     ) -> None:
-        self.out_of_memory = False
+        self.out_of_memory = self.interrupted = False
+        self.is_interrupted: IsInterrupted | None = None  # None: no step is given up
         self._loaded, self._cache, self._sampler, self._scheduler = loaded, cache, sampler, scheduler
         self._callbacks = callbacks
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
     def step(self, output: SchedulerOutput) -> list[ClientDelta]:
+        self.out_of_memory = self.interrupted = False
         if not output.scheduled:
-            self.out_of_memory = False
             return []
         sampled = [(item, sequence) for item in output.scheduled for sequence in item.sampled]
         result = SampledTokens([], [])
         with OOMGuard() as guard:
-            result = self._compute(output, sampled)
+            try:
+                result = self._compute(output, sampled)
+            except StepInterrupted:
+                self.interrupted = True
         self.out_of_memory = guard.out_of_memory
-        rows = zip(sampled, result.tokens, result.logprobs, strict=not self.out_of_memory)
+        failed = self.out_of_memory or self.interrupted
+        rows = zip(sampled, result.tokens, result.logprobs, strict=not failed)
         return [self._callbacks.process_token(sequence, token, logprobs) for (_, sequence), token, logprobs in rows]
 
     def forget(self, sequence: Sequence) -> None:
@@ -61,6 +67,10 @@ class SyncExecutor:
             step = build_step_tensors(output.scheduled, logit_rows)
             if self._loaded.vision is not None:
                 step.images = locate_images(output.scheduled, step)
+            if self._scheduler.states is not None:
+                step.states = locate_states(output.scheduled)
+            if self.is_interrupted is not None and self._scheduler.may_interrupt(output):
+                step.is_interrupted = self.is_interrupted
             logits = self._loaded.model.forward(step, self._cache)
             for item, begin, end in scored:
                 self._callbacks.score_prompt(item, logits[begin:end])

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from syringa.engine.models.state_cache import StateShape, StateTensors
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -21,23 +25,25 @@ class GpuCacheShape:
     head_size: int
     dtype: torch.dtype
     device: torch.device
+    states: StateShape | None = None  # of a hybrid model
 
     @property
     def bytes_per_block(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_size * BLOCK_SIZE * self.dtype.itemsize
 
-    def allocate(self, blocks: int) -> GpuCache:
-        return GpuCache(self, blocks)
+    def allocate(self, blocks: int, states: StateTensors | None = None) -> GpuCache:
+        return GpuCache(self, blocks, states)
 
 
 class GpuCache:
     """Paged keys and values of all layers. Uninitialized: slots are written before they are read."""
 
-    def __init__(self, shape: GpuCacheShape, blocks: int) -> None:
+    def __init__(self, shape: GpuCacheShape, blocks: int, states: StateTensors | None = None) -> None:
         size = (shape.layers, blocks, shape.kv_heads, BLOCK_SIZE, shape.head_size)
         self.keys = torch.empty(size, dtype=shape.dtype, device=shape.device)
         self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
         self.layers = list(zip(self.keys, self.values, strict=True))
+        self.states = states
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (source, target) blocks in every layer."""

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from syringa.engine.gpu.cache import GpuCache
+from syringa.engine.gpu.delta_net_rows import DeltaNet, DeltaNetRows
 from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.ops.base import GpuOps, QKNormRope
 from syringa.engine.gpu.packed_weight import PackedWeight
+from syringa.engine.gpu.state_rows import StateRows
 from syringa.engine.models.config import ClampedSwiglu, DecoderConfig
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ class GpuExperts:
     swiglu: ClampedSwiglu | None = None
     sigmoid: SigmoidScores | None = None  # how experts are scored; None: by a softmax
     shared: int = 0  # the last experts, which the router does not know and every token uses
+    weighted: GpuMlp | None = None  # an expert that every token uses, weighted by the sigmoid of a logit
+    weighted_gate: torch.Tensor | None = None  # [1, hidden]: of that logit
 
 
 @dataclass
@@ -53,6 +57,8 @@ class GpuMlp:
 
 @dataclass
 class GpuLayer:
+    """A layer with attention, or with a gated delta net whose input projection is `qkv`."""
+
     input_norm: torch.Tensor
     qkv: GpuLinear
     out: GpuLinear
@@ -61,6 +67,7 @@ class GpuLayer:
     qk_norm_rope: QKNormRope
     window: int
     sinks: torch.Tensor | None = None  # [heads], fp32
+    delta_net: DeltaNet | None = None
 
 
 @dataclass
@@ -90,6 +97,7 @@ class ModelInput:
     logit_rows: torch.Tensor | None = None  # int64: rows whose logits are needed; None: all
     images: StepImages | None = None
     position_deltas: torch.Tensor | None = None  # of decode rows: rotary position minus token index
+    states: StateRows | None = None  # of a hybrid model
 
 
 class GpuDecoderInterface(Protocol):
@@ -148,31 +156,36 @@ class GpuDecoder:
     def forward(
         self, rows: ModelInput, sampled: torch.Tensor, cache: GpuCache, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        self.ops.begin_step(len(rows.tokens), rows.prefill is None)
-        x = self.ops.embed(self.embedding, rows.tokens, rows.token_sources, sampled)
-        decode_only = rows.prefill is None and rows.logit_rows is None
-        if decode_only and len(x) <= self.ops.max_fused_rows:
-            x = self._forward_fused(x, rows, cache)
-        else:
-            x = self._forward_unfused(x, rows, cache)
+        x = self.hidden_states(rows, sampled, cache)
         if rows.logit_rows is not None:
             x = x.index_select(0, rows.logit_rows)
         if out is None:
             out = torch.empty(len(x), len(self.head), dtype=torch.float32, device=x.device)
         return self.ops.compute_logits(x, self.head, out)
 
+    @torch.inference_mode()
+    def hidden_states(self, rows: ModelInput, sampled: torch.Tensor, cache: GpuCache) -> torch.Tensor:
+        """Return the normalized output of the last layer for all rows, in the model's precision."""
+        self.ops.begin_step(len(rows.tokens), rows.prefill is None)
+        x = self.ops.embed(self.embedding, rows.tokens, rows.token_sources, sampled)
+        decode_only = rows.prefill is None and rows.logit_rows is None
+        if decode_only and len(x) <= self.ops.max_fused_rows:
+            return self._forward_fused(x, rows, cache)
+        return self._forward_unfused(x, rows, cache)
+
     def _forward_fused(self, x: torch.Tensor, rows: ModelInput, cache: GpuCache) -> torch.Tensor:
-        ops, heads, eps = self.ops, self.config.heads, self.config.eps
-        for layer, (keys, values) in zip(self.layers, cache.layers, strict=True):
+        ops, eps = self.ops, self.config.eps
+        for layer, caches in zip(self.layers, self._caches(cache), strict=True):
             qkv = ops.linear(x, layer.qkv.weight, layer.qkv.bias, norm_weight=layer.input_norm, eps=eps)
-            store = rows.slot_mapping, layer.qk_norm_rope
-            attended = ops.decode_attention(
-                qkv, keys, values, rows.block_tables, rows.lengths, heads, layer.window, store, sinks=layer.sinks
-            )
-            ops.linear(attended, layer.out.weight, layer.out.bias, residual=x, out=x)
+            mixed = self._mix(layer, qkv, rows, *caches)
+            ops.linear(mixed, layer.out.weight, layer.out.bias, residual=x, out=x)
             mlp = layer.mlp
             if isinstance(mlp, GpuExperts):
-                x = self._experts(ops.rms_norm(x, layer.post_norm, eps), mlp, residual=x)
+                normed = ops.rms_norm(x, layer.post_norm, eps)
+                x = self._experts(normed, mlp, residual=x)
+                if (weighted := mlp.weighted) is not None and mlp.weighted_gate is not None:
+                    hidden = ops.linear(normed, weighted.gate_up.weight, weighted.gate_up.bias, gated=True)
+                    ops.add_weighted(x, ops.linear(hidden, weighted.down.weight, None), normed, mlp.weighted_gate)
                 continue
             hidden = ops.linear(
                 x, mlp.gate_up.weight, mlp.gate_up.bias, norm_weight=layer.post_norm, eps=eps, gated=True
@@ -184,15 +197,47 @@ class GpuDecoder:
         ops, eps = self.ops, self.config.eps
         norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         normed = ops.rms_norm(x, self.layers[0].input_norm, eps)
-        for layer, (keys, values), next_norm in zip(self.layers, cache.layers, norms, strict=True):
-            attended = self._attend(layer, self._matmul(normed, layer.qkv), rows, keys, values)
-            normed = ops.add_rms_norm(self._matmul(attended, layer.out), x, layer.post_norm, eps)
-            if isinstance(layer.mlp, GpuExperts):
-                output = self._experts(normed, layer.mlp)
+        for layer, caches, next_norm in zip(self.layers, self._caches(cache), norms, strict=True):
+            mixed = self._mix(layer, self._matmul(normed, layer.qkv), rows, *caches)
+            normed = ops.add_rms_norm(self._matmul(mixed, layer.out), x, layer.post_norm, eps)
+            mlp = layer.mlp
+            if isinstance(mlp, GpuExperts):
+                output = self._experts(normed, mlp)
+                if mlp.weighted is not None and mlp.weighted_gate is not None:
+                    ops.add_weighted(output, self._mlp(normed, mlp.weighted), normed, mlp.weighted_gate)
             else:
-                output = self._matmul(ops.silu_mul(self._matmul(normed, layer.mlp.gate_up)), layer.mlp.down)
+                output = self._mlp(normed, mlp)
             normed = ops.add_rms_norm(output, x, next_norm, eps)
         return normed
+
+    def _mlp(self, x: torch.Tensor, mlp: GpuMlp) -> torch.Tensor:
+        return self._matmul(self.ops.silu_mul(self._matmul(x, mlp.gate_up)), mlp.down)
+
+    def _caches(self, cache: GpuCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the keys and values of each layer; of a delta net, its convolution and recurrent states."""
+        if cache.states is None:
+            return cache.layers
+        attention, states = iter(cache.layers), zip(cache.states.conv, cache.states.recurrent, strict=True)
+        return [next(attention) if layer.delta_net is None else next(states) for layer in self.layers]
+
+    def _mix(
+        self, layer: GpuLayer, projected: torch.Tensor, rows: ModelInput, first: torch.Tensor, second: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the output of attention or of a delta net before its last projection. Caches as in `_caches`."""
+        if layer.delta_net is None:
+            attended = self._attend(layer, projected, rows, first, second)
+            if self.config.output_gate:
+                self.ops.sigmoid_mul(attended, projected[:, -attended.shape[1] :])
+            return attended
+        assert rows.states is not None
+        prefill = rows.prefill
+        sequences = DeltaNetRows(
+            rows.states,
+            rows.lengths,
+            None if prefill is None else prefill.row_starts,
+            None if prefill is None else prefill.first_positions,
+        )
+        return self.ops.delta_net(projected, layer.delta_net, sequences, first, second)
 
     def _experts(self, x: torch.Tensor, experts: GpuExperts, residual: torch.Tensor | None = None) -> torch.Tensor:
         return self.ops.moe_mlp(

@@ -7,13 +7,15 @@ from collections.abc import Callable
 import torch
 
 from syringa.engine.cpu.layers.rotary import rotary_tables
-from syringa.engine.gpu.decoder import GpuDecoder, GpuLayer, GpuLinear, GpuMlp
+from syringa.engine.gpu.decoder import GpuDecoder, GpuExperts, GpuLayer, GpuLinear, GpuMlp
+from syringa.engine.gpu.delta_net_rows import DeltaNet
 from syringa.engine.gpu.expert_loading import load_experts
 from syringa.engine.gpu.ops.base import GpuOps, QKNormRope, choose_ops
 from syringa.engine.gpu.packed_weight import concat_quantized, pack_fp8, pack_weight
 from syringa.engine.loading.quantized import ReadQuantized
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.models.decoder import ReadWeight
+from syringa.engine.models.delta_rule import read_delta_net_parameters
 
 
 def load_gpu_decoder(
@@ -52,6 +54,18 @@ def load_gpu_decoder(
     def load_mlp(prefix: str) -> GpuMlp:
         return GpuMlp(fused(prefix, ("gate", "up"), config.mlp_bias), fused(prefix, ("down",), config.mlp_bias))
 
+    def load_sparse(layer: int) -> GpuExperts:
+        experts = load_experts(config, weights, layer, device, dtype, quantized)
+        if config.shared_intermediate:
+            shared = f"model.layers.{layer}.{config.expert_names.shared}"
+            experts.weighted, experts.weighted_gate = load_mlp(f"{shared}."), on_device(f"{shared}_gate.weight")
+        return experts
+
+    def load_delta_net(prefix: str) -> DeltaNet:
+        assert config.delta_net is not None
+        parameters = read_delta_net_parameters(prefix, in_fp32)
+        return DeltaNet(parameters, config.delta_net, config.eps)
+
     cosine, sine = (
         table.to(device) for table in rotary_tables(config.rope, config.rotary, length, config.max_positions)
     )
@@ -59,18 +73,29 @@ def load_gpu_decoder(
     head = embedding if config.tied else on_device("lm_head.weight")
     layers = []
     for i in range(config.layers):
-        attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
-        norms = (in_fp32(attention + "q_norm.weight"), in_fp32(attention + "k_norm.weight")) if config.qk_norm else None
+        prefix = f"model.layers.{i}."
+        attention, linear = f"{prefix}self_attn.", config.is_linear(i)
+        norms = None
+        if config.qk_norm and not linear:
+            norms = in_fp32(attention + "q_norm.weight"), in_fp32(attention + "k_norm.weight")
+        projections = ("q", "k", "v", "g") if config.output_gate else ("q", "k", "v")
+        if linear:
+            qkv = fused(f"{prefix}linear_attn.", ("qkv", "z", "b", "a"), False)
+            out = fused(f"{prefix}linear_attn.", ("out",), False)
+        else:
+            qkv = fused(attention, projections, config.qkv_bias)
+            out = fused(attention, ("o",), config.out_bias)
         layers.append(
             GpuLayer(
-                input_norm=in_fp32(f"model.layers.{i}.input_layernorm.weight"),
-                qkv=fused(attention, ("q", "k", "v"), config.qkv_bias),
-                out=fused(attention, ("o",), config.out_bias),
-                post_norm=in_fp32(f"model.layers.{i}.post_attention_layernorm.weight"),
-                mlp=load_experts(config, weights, i, device, dtype, quantized) if config.sparse[i] else load_mlp(mlp),
+                input_norm=in_fp32(f"{prefix}input_layernorm.weight"),
+                qkv=qkv,
+                out=out,
+                post_norm=in_fp32(f"{prefix}post_attention_layernorm.weight"),
+                mlp=load_sparse(i) if config.sparse[i] else load_mlp(f"{prefix}mlp."),
                 qk_norm_rope=QKNormRope((cosine, sine) if config.rotated[i] else None, norms, config.eps),
                 window=config.windows[i],
                 sinks=in_fp32(attention + "sinks") if config.sinks else None,
+                delta_net=load_delta_net(f"{prefix}linear_attn.") if linear else None,
             )
         )
         if tick:

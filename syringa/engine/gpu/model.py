@@ -16,14 +16,17 @@ from syringa.engine.gpu.cuda_graphs import CaptureProgress
 from syringa.engine.gpu.decoder import GpuDecoderInterface, ModelInput, PrefillInput
 from syringa.engine.gpu.input_batch import table_width
 from syringa.engine.gpu.model_runner import GpuModelRunner
+from syringa.engine.gpu.state_rows import make_state_rows
 from syringa.engine.gpu.transfer import copy_images_to_device, upload
 from syringa.engine.sampling.sampler import Sampler
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.engine.scheduling.limits import SCORING_ROWS, SchedulerLimits
+from syringa.engine.scheduling.state_cache import SNAPSHOT_SLOTS, count_slots
 
 logger = logging.getLogger("syringa.worker")
 
 CUDA_GRAPH_RESERVE = 1 << 30  # bytes for CUDA graphs and library workspaces
+STATE_SHARE = 4  # a hybrid model's states take a fourth of the memory beside the weights at most
 CPU_BLOCKS = 256  # cache size without a GPU, in tests
 # Prefill tokens and rows of logits of steps that together use all kernels and tile sizes of mixed steps.
 COMPILED_STEPS = ((4, 1), (16, 3), (48, 24), (112, 48), (250, 80), (700, 1), (2000, 1), (5000, 1))
@@ -56,6 +59,17 @@ class GpuModel:
             )
         return gpu_device.num_cache_blocks(free, size, BLOCK_SIZE, requested, supports_fp8=self.decoder.supports_fp8)
 
+    def num_state_slots(self, limits: SchedulerLimits) -> int:
+        """Return the number of slots in the state cache of a hybrid model, given the loaded weights."""
+        device = self.shape.device
+        assert self.shape.states is not None
+        if device.type != "cuda":
+            return limits.max_running + SNAPSHOT_SLOTS
+        free = gpu_device.free_memory(device)
+        if 0 < limits.gpu_memory_fraction < 1:
+            free = min(free, gpu_device.remaining_memory_share(device, limits.gpu_memory_fraction))
+        return count_slots(limits.max_running, self.shape.states.bytes_per_slot, free // STATE_SHARE)
+
     @torch.inference_mode()
     def forward(self, step: StepTensors, cache: Any) -> torch.Tensor:
         """Run one step synchronously, with the contract of `models.decoder.Model`: for tests and load-time checks."""
@@ -79,6 +93,11 @@ class GpuModel:
         logit_rows = None if all_rows else step.logit_rows.to(self.shape.device)
         images = copy_images_to_device(step.images, self.shape.device)
         rows = ModelInput(token, source, slot, table[:num_decodes], length, prefill, logit_rows, images)
+        if (states := step.states) is not None:
+            snapshots = torch.stack([states.snapshot_rows, states.snapshot_slots], dim=1)[num_decodes:].tolist()
+            rows.states = make_state_rows(
+                states.slots.tolist(), first.tolist(), starts.diff().tolist(), snapshots, self.shape.device
+            )
         return self.decoder.forward(rows, torch.zeros(1, dtype=torch.int64, device=self.shape.device), cache)
 
     def profile_peak_memory(self, tokens: int) -> int:
@@ -90,10 +109,12 @@ class GpuModel:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        cache = self.shape.allocate(-(-tokens // BLOCK_SIZE) + 1)
+        states = self.shape.states.allocate(1) if self.shape.states is not None else None
+        cache = self.shape.allocate(-(-tokens // BLOCK_SIZE) + 1, states)
         self._run_dummy_step(cache, tokens, 1)
         torch.cuda.synchronize(device)
         cached = cache.keys.nbytes + cache.values.nbytes
+        cached += states.conv.nbytes + states.recurrent.nbytes if states is not None else 0
         peak = max(0, torch.cuda.max_memory_allocated(device) - before - cached)
         for smaller, num_logits in COMPILED_STEPS:
             if smaller < tokens:
@@ -121,6 +142,9 @@ class GpuModel:
         prefill = PrefillInput(position, table[num_decodes:], tile, start, begin)
         logit_rows = torch.zeros(num_logits, dtype=torch.int64, device=device)
         rows_input = ModelInput(token, source, slot, table[:num_decodes], length, prefill, logit_rows)
+        if self.shape.states is not None:
+            sequences = num_decodes + len(counts)  # all of them in one slot
+            rows_input.states = make_state_rows([0] * sequences, first.tolist(), counts, [(0, 0)] * len(counts), device)
         self.decoder.forward(rows_input, logit_rows[:1], cache)
 
     def make_runner(

@@ -18,6 +18,7 @@ from syringa.engine.gpu.cache import GpuCache
 from syringa.engine.gpu.cuda_graphs import CaptureProgress, CudaGraphRunner, graph_batch_sizes
 from syringa.engine.gpu.decoder import GpuDecoderInterface, ModelInput, PrefillInput
 from syringa.engine.gpu.input_batch import InputBatch, table_width
+from syringa.engine.gpu.state_rows import StateRows, upload_states
 from syringa.engine.gpu.transfer import HostCopy, copy_images_to_device, packed_views, upload
 from syringa.engine.sampling.sampler import PendingTokens, SampledTokens, Sampler
 from syringa.engine.sampling.sampler_input import SamplingRow
@@ -35,7 +36,8 @@ SAMPLING_DTYPES: list[type[np.generic]] = [
     np.int32,
 ]  # temperature, seed, choice, position
 FILTER_DTYPES: list[type[np.generic]] = [np.int32, np.float64, np.float32]  # top-k, top-p, min-p
-ROW_DTYPES: list[type[np.generic]] = [np.int32] * 5  # token, source, slot, length, position delta
+# Token, source, slot, length, position delta, slot of the state.
+ROW_DTYPES: list[type[np.generic]] = [np.int32] * 6
 
 
 @dataclass
@@ -136,7 +138,8 @@ class GpuModelRunner:
         slots = tables[np.arange(count), starts // BLOCK_SIZE] * BLOCK_SIZE + starts % BLOCK_SIZE
         columns = [*self._sampling_columns(step.sampled, indices), step.tokens(), step.token_sources, slots, starts + 1]
         columns.append(self.input_batch.position_deltas[indices])
-        fills = [0, 0, 0, 0, 0, 1, 0, 0, -1, -1, 0, 0]  # a padding row: no cache slot, length 0
+        columns.append([item.sequence.state_slot for item in items] if self.cache.states is not None else [-1] * count)
+        fills = [0, 0, 0, 0, 0, 1, 0, 0, -1, -1, 0, 0, -1]  # a padding row: no cache slot, length 0
         packed = []
         for column, dtype, fill in zip(columns, SAMPLING_DTYPES + FILTER_DTYPES + ROW_DTYPES, fills, strict=True):
             padded = np.full(size, fill, dtype=dtype)
@@ -161,8 +164,9 @@ class GpuModelRunner:
 
     def _graph_body(self, size: int) -> None:
         """The decode step that a CUDA graph records: forward pass and unfiltered sampling, at fixed addresses."""
-        sampling, _, (tokens, sources, slots, lengths, position_deltas) = self._graph_views(size, size)
-        rows = ModelInput(tokens, sources, slots, self._graph_tables[:size], lengths, position_deltas=position_deltas)
+        sampling, _, (tokens, sources, slots, lengths, deltas, state_slots) = self._graph_views(size, size)
+        tables, states = self._graph_tables[:size], StateRows(state_slots)
+        rows = ModelInput(tokens, sources, slots, tables, lengths, position_deltas=deltas, states=states)
         logits = self.model.forward(rows, self.sampled_tokens, self.cache, self._graph_logits[:size])
         self.model.ops.sample(logits, sampling, (), self.sampled_tokens[:size])
 
@@ -230,6 +234,8 @@ class GpuModelRunner:
             locate_images(items, RowPositions(torch.from_numpy(positions), table)), self.device
         )
         rows = ModelInput(token, source, slot, table[:num_decodes], length, prefill, logit_rows, images)
+        if self.cache.states is not None:
+            rows.states = upload_states(items, num_decodes, self.device)
         in_order = step.sample_rows == list(range(len(step.logit_rows)))
         return rows, None if in_order else sample_rows, (tensors[11:15], tensors[15:18])
 

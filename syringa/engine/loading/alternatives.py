@@ -30,7 +30,8 @@ def describe_alternatives(
     need = needs[dtype] - max(model.weights[dtype], model.loading.get(dtype, 0)) + quantized
     if quantized < MIN_SAVING * model.weights[dtype] and need <= free:
         hints.append(f"a GGUF file of it in Q4_K_M would fit (about {gigabytes(need)})")
-    smaller = [entry for entry in fitting_models(free, program) if entry.bytes < model.weights[dtype]]
+    fitting = [entry for entry in fitting_models(free, program) if entry.kind == "generate"]
+    smaller = [entry for entry in fitting if entry.bytes < model.weights[dtype]]
     if smaller:
         largest = max(smaller, key=lambda entry: entry.bytes)
         hints.append(f"{largest.name} of `syringa models --available` fits ({gigabytes(largest.memory + program)})")

@@ -22,7 +22,7 @@ from syringa.engine.cpu.layers.linear import (
     TorchLinear,
 )
 from syringa.engine.cpu.layers.native_ops import NativeOps, supports_head_size
-from syringa.engine.cpu.layers.ops import TorchOps
+from syringa.engine.cpu.layers.ops import CpuOps, TorchOps
 from syringa.engine.cpu.layers.rotary import rotary_tables
 from syringa.engine.cpu.native import BLOCK_TYPES, Kernels, load_kernels
 from syringa.engine.gpu.device import choose_device
@@ -41,8 +41,12 @@ from syringa.engine.models.decoder import (
     load_qk_norms,
 )
 from syringa.engine.models.fused import FusedDecoder
+from syringa.engine.models.hybrid import HybridDecoder, load_hybrid_layers
+from syringa.engine.models.hybrid_config import language_config
 from syringa.engine.models.quantization import stored_dtype
+from syringa.engine.models.state_cache import StateShape, StateTensors
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+from syringa.engine.scheduling.state_cache import count_slots
 from syringa.errors import ConfigError
 from syringa.modelfiles import ModelDescription, ModelFiles, describe, locate
 from syringa.types import ModelInfo
@@ -70,13 +74,14 @@ class CacheShape:
     kv_heads: int
     head_size: int
     dtype: torch.dtype
+    states: StateShape | None = None  # of a hybrid model
 
     @property
     def bytes_per_block(self) -> int:
         return CacheTensors.bytes_per_block(self.layers, self.kv_heads, self.head_size, self.dtype)
 
-    def allocate(self, blocks: int) -> CacheTensors:
-        return CacheTensors(self.layers, blocks, self.kv_heads, self.head_size, self.dtype)
+    def allocate(self, blocks: int, states: StateTensors | None = None) -> CacheTensors:
+        return CacheTensors(self.layers, blocks, self.kv_heads, self.head_size, self.dtype, states)
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ def load_model(options: LoadOptions, progress: Progress | None = None) -> Loaded
         weights = open_weights(files, description.config, kernels)
         parameters = plan.model.parameters
         model, cache = _load_cpu_decoder(files, description, weights, dtype, kernels, length, progress)
-        vocabulary = description.config["vocab_size"]
+        vocabulary = language_config(description.config)["vocab_size"]
     else:
         from syringa.engine.models.hf.model import load_hf_model
 
@@ -186,11 +191,13 @@ def load_on_gpu(
     started = time.perf_counter()
     length = context_limit(options.max_model_len, description.max_model_len, description.name)
     native = is_native(description.config, "cuda")
-    experts = native and read_config(description.config).experts > 0
+    decoder = read_config(description.config) if native else None
+    experts = decoder is not None and decoder.experts > 0
+    hybrid = decoder is not None and decoder.delta_net is not None
     stored = stored_dtype(description.config) if native else "bf16"
     dtype = stored if options.dtype == "auto" else options.dtype
     if options.deterministic:
-        check_deterministic_gpu(dtype, native=native, attention=options.attention, experts=experts)
+        check_deterministic_gpu(dtype, native=native, attention=options.attention, experts=experts, hybrid=hybrid)
     if stored == "fp8" == dtype:
         gpu_device.check_fp8_capability(device, f"{description.name}, whose weights are in FP8,")
     if experts and dtype == "fp8" and stored != "fp8":
@@ -276,7 +283,10 @@ def load_native_on_gpu(
         ops=ops,
         tick=report_progress,
     )
-    shape = GpuCacheShape(config.layers, config.kv_heads, config.head_size, kind, device)
+    states = None
+    if config.delta_net is not None:
+        states = StateShape(sum(config.linear), config.delta_net, device)
+    shape = GpuCacheShape(config.attention_layers, config.kv_heads, config.head_size, kind, device, states)
     gpu = GpuModel(decoder, shape, length)
     return wrap_gpu_model(gpu, description, count_parameters(config), dtype, started, threads)
 
@@ -353,6 +363,9 @@ def _load_cpu_decoder(
         weight = torch.cat([read(name) for name in names])
         return DenseLinear(kernels, weight, bias, half) if kernels is not None else TorchLinear(weight, bias, half)
 
+    def make_dense(name: str) -> LinearLayer:
+        return DenseLinear(kernels, read(name), None, half) if kernels else TorchLinear(read(name), None, half)
+
     done = 0
 
     def report_progress() -> None:
@@ -367,11 +380,20 @@ def _load_cpu_decoder(
     else:
         embedding = _load_embedding(weights, read, kernels, half, blocks=dtype == "gguf")
     report_progress()
-    layers = load_layers(config, read, make_linear, report_progress)
     rotary = rotary_tables(config.rope, config.rotary, length, config.max_positions)
     norms = load_qk_norms(config, read)
-    parts = embedding, layers, read("model.norm.weight").float(), head
+    norm = read("model.norm.weight").float()
     decoder: Model
+    if config.delta_net is not None:
+        ops: CpuOps = TorchOps(config, rotary, norms)
+        if kernels is not None and native_ops:
+            ops = NativeOps(kernels, config, rotary, norms)
+        hybrid = load_hybrid_layers(config, read, make_linear, make_dense, ops, kernels, report_progress)
+        states = StateShape(sum(config.linear), config.delta_net, torch.device("cpu"))
+        shape = CacheShape(config.attention_layers, config.kv_heads, config.head_size, half, states)
+        return HybridDecoder(config, ops, embedding, hybrid, norm, head), shape
+    layers = load_layers(config, read, make_linear, report_progress)
+    parts = embedding, layers, norm, head
     if kernels is None or not native_ops:
         decoder = Decoder(config, TorchOps(config, rotary, norms), *parts)
     elif dtype in ("int8", "gguf"):
@@ -413,6 +435,17 @@ def _load_embedding(
         packed = blocks and stored.type in BLOCK_TYPES
         return BlockEmbedding(BlockLinear(kernels, [stored], None)) if packed else stored.dequantize(kernels, dtype)
     return read(EMBEDDING).to(dtype)
+
+
+def state_slots(loaded: LoadedModel, limits: SchedulerLimits) -> int:
+    """Return the number of slots in the state cache of a hybrid model; 0 for others."""
+    states = loaded.cache.states
+    if states is None:
+        return 0
+    if loaded.gpu is not None:
+        return loaded.gpu.num_state_slots(limits)
+    assert loaded.plan is not None  # models on a CPU have one
+    return count_slots(limits.max_running, states.bytes_per_slot, loaded.plan.states)
 
 
 def cache_blocks(loaded: LoadedModel, tokens: int, gigabytes: float, limits: SchedulerLimits) -> int:

@@ -15,6 +15,7 @@ from syringa.engine.loading.alternatives import describe_alternatives
 from syringa.engine.loading.model_size import GPU_BYTES_PER_WEIGHT, ModelSize, gigabytes
 from syringa.engine.loading.precision import choose_dtype
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+from syringa.engine.scheduling.state_cache import count_slots
 from syringa.errors import ConfigError, ModelError
 from syringa.modelfiles import catalog
 
@@ -57,6 +58,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     cache: int
     program: int  # the processes, and the buffers of a step
     cache_tokens: int
+    states: int = 0  # of the state cache of a hybrid model
     context: int
     threads: int
     cores: int
@@ -64,7 +66,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.program
+        return self.weights + self.cache + self.states + self.program
 
     @property
     def reduced(self) -> bool:
@@ -82,12 +84,17 @@ def plan_memory(
     """
     dtype = choose_dtype(model, settings.dtype, kernels)
     limit = context_limit(settings.max_model_len, model.max_model_len, model.name)
+    if model.kind != "generate":
+        if least_memory(model, settings, dtype) > free:
+            raise _does_not_fit(model, dtype, settings, free, kernels)
+        return _plan_without_cache(model, settings, dtype, free=free, weights=model.weights[dtype], cores=cores)
     weights, program = model.weights[dtype], program_bytes(model, settings)
     block = model.cache_bytes(dtype) * BLOCK_SIZE
-    spare = free - weights - program
+    states = state_cache_bytes(model, settings, free - weights - program)
+    spare = free - weights - program - states
     explicit = _requested_cache(settings, block)
     shortest = 0 if explicit else _blocks(min(MIN_CONTEXT, limit)) * block
-    if max(weights + shortest, model.loading.get(dtype, 0)) + program > free:
+    if max(weights + shortest + states, model.loading.get(dtype, 0)) + program > free:
         raise _does_not_fit(model, dtype, settings, free, kernels)
     if explicit:
         cache = _explicit_cache(model, settings, explicit, spare, block)
@@ -105,9 +112,37 @@ def plan_memory(
         free=free,
         weights=weights,
         cache=cache,
+        states=states,
         program=program,
         cache_tokens=tokens,
         context=context,
+        threads=settings.threads or cores,
+        cores=cores,
+        requested_context=settings.max_model_len,
+    )
+
+
+def _plan_without_cache(
+    model: ModelSize,
+    settings: MemorySettings,
+    dtype: str,
+    *,
+    device: Literal["cpu", "cuda"] = "cpu",
+    free: int,
+    weights: int,
+    cores: int,
+) -> MemoryPlan:
+    """Return the plan of an embedding model, which keeps nothing between two steps."""
+    return MemoryPlan(
+        model=model,
+        device=device,
+        dtype=dtype,
+        free=free,
+        weights=weights,
+        cache=0,
+        program=program_bytes(model, settings),
+        cache_tokens=0,
+        context=context_limit(settings.max_model_len, model.max_model_len, model.name),
         threads=settings.threads or cores,
         cores=cores,
         requested_context=settings.max_model_len,
@@ -135,8 +170,14 @@ def plan_gpu_memory(
     usable = int(free - GPU_MARGIN * total)
     if 0 < fraction < 1:
         usable = min(usable, int(fraction * (1 - GPU_MARGIN) * total))
+    if model.kind != "generate":
+        if weights + program_bytes(model, settings) > usable:
+            return None
+        return _plan_without_cache(model, settings, "bf16", device="cuda", free=free, weights=weights, cores=cores)
     block = model.cache_bytes("fp8" if settings.kv_cache_dtype == "fp8" else "bf16") * BLOCK_SIZE
     spare = usable - weights - overhead
+    states = state_cache_bytes(model, settings, spare)
+    spare -= states
     if spare < block or not block:
         return None
     cache = min(_requested_cache(settings, block) or spare, spare)
@@ -148,6 +189,7 @@ def plan_gpu_memory(
         free=free,
         weights=weights,
         cache=cache,
+        states=states,
         program=overhead,
         cache_tokens=cache // block * BLOCK_SIZE,
         context=min(limit, cache // block * BLOCK_SIZE),
@@ -159,14 +201,29 @@ def plan_gpu_memory(
 
 def least_memory(model: ModelSize, settings: MemorySettings, dtype: str) -> int:
     """Return the bytes that a model needs at least on a CPU, with the cache of the settings or a short context."""
+    if model.kind != "generate":
+        return max(model.weights[dtype], model.loading.get(dtype, 0)) + program_bytes(model, settings)
     block = model.cache_bytes(dtype) * BLOCK_SIZE
     context = settings.max_model_len or min(MIN_CONTEXT, model.max_model_len)
     cache = _requested_cache(settings, block) or _blocks(context) * block
+    cache += state_cache_bytes(model, settings, 0)
     return max(model.weights[dtype] + cache, model.loading.get(dtype, 0)) + program_bytes(model, settings)
 
 
+def state_cache_bytes(model: ModelSize, settings: MemorySettings, spare: int) -> int:
+    """Return the bytes of a hybrid model's state cache, of `spare` beside the weights; 0 for other models."""
+    if not model.state_bytes:
+        return 0
+    return model.state_bytes * count_slots(settings.max_running, model.state_bytes, spare // CACHE_SHARE)
+
+
 def program_bytes(model: ModelSize, settings: MemorySettings) -> int:
-    """Return the bytes of the processes, with the logits of as many sequences as may run."""
+    """Return the bytes of the processes, with the logits of as many sequences as may run.
+
+    Those of an embedding model are with the activations of its largest step.
+    """
+    if model.kind != "generate":
+        return PROGRAM_BYTES + model.step_bytes
     return PROGRAM_BYTES + 4 * model.vocab_size * settings.max_running
 
 

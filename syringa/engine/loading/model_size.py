@@ -9,10 +9,22 @@ from typing import Any
 import msgspec
 
 from syringa.engine.cpu.native import BLOCK_TYPES
+from syringa.engine.embedding.size import embedding_weights, is_native_embedding, step_bytes
 from syringa.engine.models.config import DecoderConfig, count_parameters, is_native, read_config
 from syringa.engine.models.quantization import stored_dtype
 from syringa.errors import ModelError
-from syringa.modelfiles import GgufFile, ModelDescription, ModelFiles, count_weights, describe, locate, read_gguf
+from syringa.modelfiles import (
+    EmbeddingSpec,
+    GgufFile,
+    ModelDescription,
+    ModelFiles,
+    count_weights,
+    describe,
+    locate,
+    read_embedding_spec,
+    read_gguf,
+)
+from syringa.types import ModelKind
 
 CACHE_ITEM_BYTES = {"fp32": 4, "fp8": 1}  # of a number in the KV cache; of other dtypes: CACHE_DEFAULT_BYTES
 CACHE_DEFAULT_BYTES = 2
@@ -43,8 +55,11 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     loading: dict[str, int] = {}  # of the weights while they are read, by dtype, where that is more
     gpu_dtype: str = "bf16"  # of the weights on a GPU with `--dtype auto`
     cache_numbers: int = 0  # in the KV cache, per token; 0: unknown
+    state_bytes: int = 0  # of a sequence in the state cache of a hybrid model
     max_model_len: int
     vocab_size: int = 0
+    kind: ModelKind = "generate"
+    step_bytes: int = 0  # of an embedding model: its largest step, which is all that it holds beside the weights
 
     def cache_bytes(self, dtype: str) -> int:
         """Return the bytes of a token in the KV cache."""
@@ -58,6 +73,8 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 def read_model_size(files: ModelFiles, description: ModelDescription) -> ModelSize:
     """Read the sizes of a model. Raise `ModelError` if its files are malformed."""
     config = description.config
+    if (spec := read_embedding_spec(files)) is not None:
+        return _read_embedding_size(files, description, spec)
     native, on_gpu = is_native(config), is_native(config, "cuda")
     file = read_gguf(files.path) if files.kind == "gguf" else None
     decoder = read_config(config) if native or on_gpu else None
@@ -91,8 +108,28 @@ def read_model_size(files: ModelFiles, description: ModelDescription) -> ModelSi
         loading=loading,
         gpu_dtype=gpu_dtype,
         cache_numbers=_cache_numbers(inner, decoder),
+        state_bytes=_state_bytes(decoder),
         max_model_len=description.max_model_len,
         vocab_size=_integer(inner, "vocab_size"),
+    )
+
+
+def _read_embedding_size(files: ModelFiles, description: ModelDescription, spec: EmbeddingSpec) -> ModelSize:
+    config, parameters, native = description.config, _count(files), is_native_embedding(description.config)
+    hidden, vocabulary = _integer(config, "hidden_size", "dim", "n_embd"), _integer(config, "vocab_size")
+    inner = _integer(config, "intermediate_size", "hidden_dim", "n_inner") or 4 * hidden
+    return ModelSize(
+        name=description.name,
+        architecture=spec.architecture,
+        format="safetensors",
+        parameters=parameters,
+        native=native,
+        weights=embedding_weights(parameters, vocabulary * hidden, spec),
+        loading={} if native else {"int8": parameters * _HALF_BYTES},
+        max_model_len=spec.max_length,
+        vocab_size=vocabulary,
+        kind=spec.kind,
+        step_bytes=step_bytes(hidden, inner, spec.max_length),
     )
 
 
@@ -161,11 +198,17 @@ def _block_weights(file: GgufFile, native: bool) -> int:
 
 def _cache_numbers(config: dict[str, Any], decoder: DecoderConfig | None) -> int:
     if decoder is not None:
-        return 2 * decoder.layers * decoder.kv_heads * decoder.head_size
+        return 2 * decoder.attention_layers * decoder.kv_heads * decoder.head_size
     heads = _integer(config, "num_attention_heads", "n_head")
     size = _integer(config, "head_dim") or (_integer(config, "hidden_size", "n_embd") // heads if heads else 0)
     layers, kv_heads = _integer(config, "num_hidden_layers", "n_layer"), _integer(config, "num_key_value_heads")
     return 2 * layers * (kv_heads or heads) * size
+
+
+def _state_bytes(decoder: DecoderConfig | None) -> int:
+    if decoder is None or decoder.delta_net is None:
+        return 0
+    return sum(decoder.linear) * decoder.delta_net.state_bytes
 
 
 def _format(file: GgufFile | None, gpu_dtype: str) -> str:

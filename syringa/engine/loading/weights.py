@@ -18,7 +18,8 @@ import torch
 
 from syringa.engine.cpu.layers.linear import BlockTensor
 from syringa.engine.cpu.native import BLOCK_TYPES, FLOAT_TYPES, Kernels
-from syringa.engine.models.config import is_native
+from syringa.engine.models.config import is_native, read_config
+from syringa.engine.models.hybrid_config import HYBRID_TYPES, language_config
 from syringa.engine.models.quantization import read_quantization
 from syringa.errors import ModelError
 from syringa.modelfiles import SAFETENSORS_INDEX, ModelFiles, read_json
@@ -76,11 +77,16 @@ def open_weights(files: ModelFiles, config: dict[str, Any], kernels: Kernels | N
         return GgufParameters(files, config, kernels)
     folder = SafetensorsWeights(Path(files.path))
     quantization = read_quantization(config)
-    if quantization is None:
-        return folder
-    from syringa.engine.loading.quantized import QuantizedWeights
+    weights: WeightSource = folder
+    if quantization is not None:
+        from syringa.engine.loading.quantized import QuantizedWeights
 
-    return QuantizedWeights(folder, quantization)
+        weights = QuantizedWeights(folder, quantization)
+    if language_config(config).get("model_type") in HYBRID_TYPES:
+        from syringa.engine.loading.hybrid_weights import HybridWeights
+
+        return HybridWeights(weights, read_config(config))
+    return weights
 
 
 class GgufWeights:

@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from syringa.engine.models.hybrid_config import (
+    HYBRID_TYPES,
+    DeltaNetShape,
+    has_experts,
+    language_config,
+    read_delta_net,
+)
 from syringa.errors import ModelError
 
 NATIVE_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
@@ -69,11 +76,24 @@ class DecoderConfig:
     mxfp4: bool = False  # packed experts are stored in MXFP4
     swiglu: ClampedSwiglu | None = None  # the gate of the experts; None: silu(gate) · up
     sinks: bool = False  # attention has a learned logit per head that joins the softmax's denominator
+    output_gate: bool = False  # attention's output is multiplied by a sigmoid of gates that are projected like queries
+    delta_net: DeltaNetShape | None = None  # of the layers of linear attention
+    linear: tuple[bool, ...] = field(default=())  # whether a layer is a gated delta net instead of attention
+    shared_intermediate: int = 0  # of an expert that every token uses, weighted by a sigmoid; 0: there is none
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers with keys and values in the cache."""
+        return self.layers - sum(self.linear)
+
+    def is_linear(self, layer: int) -> bool:
+        return bool(self.linear) and self.linear[layer]
 
 
 def is_native(config: dict[str, Any], device: str = "cpu") -> bool:
     """Return whether the native decoder supports this model on a device (cpu or cuda)."""
-    types = GPU_NATIVE_TYPES if device == "cuda" else NATIVE_TYPES
+    config = language_config(config)
+    types = (*(GPU_NATIVE_TYPES if device == "cuda" else NATIVE_TYPES), *HYBRID_TYPES)
     if config.get("n_group") not in (None, 1):  # experts are chosen group by group
         return False
     return config.get("model_type") in types and config.get("hidden_act", "silu") == "silu"
@@ -81,10 +101,13 @@ def is_native(config: dict[str, Any], device: str = "cpu") -> bool:
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
     """Read a Hugging Face config. Raise `ModelError` naming what is missing or impossible."""
+    config = language_config(config)
     kind = config["model_type"]
-    required = {*_REQUIRED, *(("num_experts_per_tok",) if kind in MOE_TYPES else ())}
-    required |= {"moe_intermediate_size"} if kind in ("qwen3_moe", "glm4_moe") else set()
-    for key in (*_SIZES, *(_EXPERT_SIZES if kind in MOE_TYPES else ())):
+    hybrid = kind in HYBRID_TYPES
+    sparse = kind in MOE_TYPES or (hybrid and has_experts(config))
+    required = {*_REQUIRED, *(("num_experts_per_tok",) if sparse else ())}
+    required |= {"moe_intermediate_size"} if kind in ("qwen3_moe", "glm4_moe") or (hybrid and sparse) else set()
+    for key in (*_SIZES, *(_EXPERT_SIZES if sparse else ())):
         size, largest = config.get(key), _MAX_LAYERS if key == "num_hidden_layers" else _MAX_SIZE
         if size is None and key in required:
             raise ModelError(f"config.json has no {key!r}: the model is incomplete")
@@ -110,11 +133,14 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
             qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", kind == "gpt_oss")),
             out_bias=kind not in ("qwen2", "glm4_moe") and bool(config.get("attention_bias", kind == "gpt_oss")),
             mlp_bias=bool(config.get("mlp_bias", False)),
-            qk_norm=kind in ("qwen3", "qwen3_moe") or (kind == "glm4_moe" and bool(config.get("use_qk_norm"))),
+            qk_norm=kind in ("qwen3", "qwen3_moe", *HYBRID_TYPES)
+            or (kind == "glm4_moe" and bool(config.get("use_qk_norm"))),
             windows=_windows(config, kind, layers),
             rotated=_rotated(config, kind, layers),
             sinks=kind == "gpt_oss",
-            **(_experts(config, kind, layers) if kind in MOE_TYPES else {"sparse": (False,) * layers}),
+            output_gate=hybrid,
+            **(_hybrid(config, layers) if hybrid else {}),
+            **(_experts(config, kind, layers) if sparse else {"sparse": (False,) * layers}),
         )
         if decoder.experts_per_token > decoder.experts:
             raise ModelError(f"a token cannot use {decoder.experts_per_token} of {decoder.experts} experts")
@@ -137,12 +163,16 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
 
 def count_parameters(c: DecoderConfig) -> int:
     """Return the number of weights by the config, without norms and biases."""
-    attention = c.hidden * c.head_size * (2 * c.heads + 2 * c.kv_heads)
+    attention = c.hidden * c.head_size * ((3 if c.output_gate else 2) * c.heads + 2 * c.kv_heads)
+    mixers = c.attention_layers * attention
+    if c.delta_net is not None:
+        mixers += sum(c.linear) * c.hidden * (c.delta_net.projected + c.delta_net.value_width)
     sparse = sum(c.sparse)
     mlps = (c.layers - sparse) * 3 * c.hidden * c.intermediate
     expert = 3 * c.hidden * c.expert_intermediate
-    experts = sparse * (c.experts * (expert + c.hidden) + c.shared_experts * expert)
-    return c.layers * attention + mlps + experts + c.vocab * c.hidden * (1 if c.tied else 2)
+    shared = c.shared_experts * expert + 3 * c.hidden * c.shared_intermediate
+    experts = sparse * (c.experts * (expert + c.hidden) + shared)
+    return mixers + mlps + experts + c.vocab * c.hidden * (1 if c.tied else 2)
 
 
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
@@ -173,6 +203,14 @@ def _windows(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
     return (window,) * layers
 
 
+def _hybrid(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    shape, linear = read_delta_net(config, layers)
+    shared = config.get("shared_expert_intermediate_size", 512) if has_experts(config) else 0
+    if type(shared) is not int or not 0 <= shared <= _MAX_SIZE:
+        raise ModelError(f"config.json: shared_expert_intermediate_size is {shared!r}")
+    return {"delta_net": shape, "linear": linear, "shared_intermediate": shared}
+
+
 def _experts(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
     flags: dict[str, Any] = {
         # The first since transformers 5, the second of GLM-4.5.
@@ -181,11 +219,15 @@ def _experts(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:
         "expert_intermediate": config["intermediate_size"],
         "sparse": (True,) * layers,
     }
-    if kind == "qwen3_moe":
+    if kind in HYBRID_TYPES:
+        flags["expert_names"] = ExpertNames(shared="mlp.shared_expert")
+    if kind == "qwen3_5_moe_text":
+        flags["expert_intermediate"] = config["moe_intermediate_size"]
+    if kind in ("qwen3_moe", "qwen3_next"):
         step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
         flags |= {
             "expert_intermediate": config["moe_intermediate_size"],
-            "normalize_experts": bool(config.get("norm_topk_prob", False)),
+            "normalize_experts": bool(config.get("norm_topk_prob", kind == "qwen3_next")),
             "sparse": tuple(i not in dense and (i + 1) % step == 0 for i in range(layers)),
         }
     if kind == "glm4_moe":

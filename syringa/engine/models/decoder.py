@@ -111,12 +111,13 @@ def load_layers(
 
 
 def load_qk_norms(config: DecoderConfig, weight: ReadWeight) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
-    """Return the query and key norms of each layer, or None for models without them."""
-    if not config.qk_norm:
-        return [None] * config.layers
+    """Return the query and key norms of each layer, or None for layers without them."""
     prefix = "model.layers.{}.self_attn.{}_norm.weight"
     return [
-        (weight(prefix.format(i, "q")).float(), weight(prefix.format(i, "k")).float()) for i in range(config.layers)
+        (weight(prefix.format(i, "q")).float(), weight(prefix.format(i, "k")).float())
+        if config.qk_norm and not config.is_linear(i)
+        else None
+        for i in range(config.layers)
     ]
 
 
@@ -129,13 +130,10 @@ def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
     }
     for i in range(c.layers):
         prefix = f"model.layers.{i}."
-        expected |= {
-            prefix + "self_attn.q_proj.weight": (c.heads * c.head_size, c.hidden),
-            prefix + "self_attn.k_proj.weight": (c.kv_heads * c.head_size, c.hidden),
-            prefix + "self_attn.v_proj.weight": (c.kv_heads * c.head_size, c.hidden),
-            prefix + "self_attn.o_proj.weight": (c.hidden, c.heads * c.head_size),
-            **{f"{prefix}{name}": (size,) for name, size in _vector_shapes(c, c.sparse[i]).items()},
-        }
+        mixer = _delta_net_shapes(c) if c.is_linear(i) else _attention_shapes(c)
+        expected |= {prefix + name: shape for name, shape in mixer.items()}
+        vectors = _vector_shapes(c, c.sparse[i], linear=c.is_linear(i))
+        expected |= {f"{prefix}{name}": (size,) for name, size in vectors.items()}
         if c.sinks:
             expected[prefix + "self_attn.sinks"] = (c.heads,)
         if c.sparse[i]:
@@ -153,15 +151,44 @@ def check_shapes(c: DecoderConfig, weights: WeightSource, path: str) -> None:
             raise ModelError(f"{path}: {name} is {list(weights.shape(name))}, and its config says {list(shape)}")
 
 
-def _vector_shapes(c: DecoderConfig, sparse: bool) -> dict[str, int]:
+def _attention_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the matrices of attention."""
+    queries, keys = c.heads * c.head_size, c.kv_heads * c.head_size
+    return {
+        "self_attn.q_proj.weight": (queries, c.hidden),
+        "self_attn.k_proj.weight": (keys, c.hidden),
+        "self_attn.v_proj.weight": (keys, c.hidden),
+        "self_attn.o_proj.weight": (c.hidden, queries),
+        **({"self_attn.g_proj.weight": (queries, c.hidden)} if c.output_gate else {}),
+    }
+
+
+def _delta_net_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the tensors of a gated delta net, as `loading.hybrid_weights` names them."""
+    assert c.delta_net is not None
+    net = c.delta_net
+    return {
+        "linear_attn.qkv_proj.weight": (net.channels, c.hidden),
+        "linear_attn.z_proj.weight": (net.value_width, c.hidden),
+        "linear_attn.b_proj.weight": (net.value_heads, c.hidden),
+        "linear_attn.a_proj.weight": (net.value_heads, c.hidden),
+        "linear_attn.out_proj.weight": (c.hidden, net.value_width),
+        "linear_attn.conv1d.weight": (net.channels, 1, net.kernel),
+        "linear_attn.A_log": (net.value_heads,),
+        "linear_attn.dt_bias": (net.value_heads,),
+        "linear_attn.norm.weight": (net.value_size,),
+    }
+
+
+def _vector_shapes(c: DecoderConfig, sparse: bool, *, linear: bool) -> dict[str, int]:
     """Return the names and sizes of a layer's norms and biases."""
     queries, keys = c.heads * c.head_size, c.kv_heads * c.head_size
     sizes = {"input_layernorm.weight": c.hidden, "post_attention_layernorm.weight": c.hidden}
-    if c.qk_norm:
+    if c.qk_norm and not linear:
         sizes |= {"self_attn.q_norm.weight": c.head_size, "self_attn.k_norm.weight": c.head_size}
-    if c.qkv_bias:
+    if c.qkv_bias and not linear:
         sizes |= {"self_attn.q_proj.bias": queries, "self_attn.k_proj.bias": keys, "self_attn.v_proj.bias": keys}
-    if c.out_bias:
+    if c.out_bias and not linear:
         sizes["self_attn.o_proj.bias"] = c.hidden
     if c.mlp_bias and not sparse:
         sizes |= {"mlp.gate_proj.bias": c.intermediate, "mlp.up_proj.bias": c.intermediate}
@@ -180,6 +207,13 @@ def _expert_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
                 f"{names.experts}.{e}.{gate}.weight": (size, hidden),
                 f"{names.experts}.{e}.{up}.weight": (size, hidden),
                 f"{names.experts}.{e}.{down}.weight": (hidden, size),
+            }
+        if shared := c.shared_intermediate:
+            shapes |= {
+                f"{names.shared}.gate_proj.weight": (shared, hidden),
+                f"{names.shared}.up_proj.weight": (shared, hidden),
+                f"{names.shared}.down_proj.weight": (hidden, shared),
+                f"{names.shared}_gate.weight": (1, hidden),
             }
         return shapes
     shapes[f"{names.router}.bias"] = (c.experts,)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_void_p
+from ctypes import POINTER, byref, c_void_p, sizeof
+from ctypes import cast as cast_pointer
 from typing import cast
 
 import torch
@@ -12,12 +13,17 @@ from syringa.engine.cpu.layers.linear import LinearLayer, NativeLinear
 from syringa.engine.cpu.layers.native_ops import NativeOps, native_batch
 from syringa.engine.cpu.native import DecoderLayerPointers, DecoderStack, Kernels, StepRows
 from syringa.engine.execution.batch import StepTensors
+from syringa.engine.execution.interruption import StepInterrupted
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.models.decoder import DecoderLayer, Embedding
+
+_PARTS = 10  # at least, into which the layers of a step are divided that may be given up
 
 
 class FusedDecoder:
     """`Decoder` for quantized layers whose gate and up projections are one gated linear layer."""
+
+    interruptible = True
 
     def __init__(
         self,
@@ -40,23 +46,45 @@ class FusedDecoder:
         )
         cosine, sine = (table.data_ptr() for table in ops.rotary)
         self._stack = DecoderStack(self._layers, config.layers, config.hidden, config.eps, cosine, sine)
+        # The same layers in parts, between which a step may be given up.
+        size = max(1, config.layers // _PARTS)
+        self._parts: list[tuple[int, DecoderStack]] = []  # with the number of the first layer
+        for first in range(0, config.layers, size):
+            address = byref(self._layers, first * sizeof(DecoderLayerPointers))
+            pointer = cast_pointer(address, POINTER(DecoderLayerPointers))
+            count = min(size, config.layers - first)
+            part = DecoderStack(pointer, count, config.hidden, config.eps, cosine, sine)
+            self._parts.append((first, part))
 
     @torch.inference_mode()
     def forward(self, step: StepTensors, cache: CacheTensors) -> torch.Tensor:
         x = self.embedding[step.tokens].float()
         rows = StepRows(x.data_ptr(), step.positions.data_ptr(), step.slot_mapping.data_ptr(), len(x))
-        self.kernels.run_layers(
-            byref(self._stack),
-            byref(rows),
-            native_batch(step),
-            cache.keys.data_ptr(),
-            cache.values.data_ptr(),
-            cache.keys.stride(0),
-            cache.keys.dtype == torch.bfloat16,
-        )
+        if step.is_interrupted is None:
+            self._run(self._stack, 0, rows, step, cache)
+        else:
+            for first, part in self._parts:
+                if step.is_interrupted():
+                    raise StepInterrupted
+                self._run(part, first, rows, step, cache)
+            if step.is_interrupted():
+                raise StepInterrupted
         if len(step.logit_rows) != len(x):
             x = x[step.logit_rows]
         return self.head(self.ops.rms_norm(x, self.norm, self.config.eps))
+
+    def _run(self, stack: DecoderStack, first: int, rows: StepRows, step: StepTensors, cache: CacheTensors) -> None:
+        """Run some layers. `first`: the number of the first one."""
+        keys, values = cache.keys, cache.values
+        self.kernels.run_layers(
+            byref(stack),
+            byref(rows),
+            native_batch(step),
+            keys.data_ptr() + first * keys.stride(0) * keys.element_size(),
+            values.data_ptr() + first * values.stride(0) * values.element_size(),
+            keys.stride(0),
+            keys.dtype == torch.bfloat16,
+        )
 
 
 def _layer(layer: DecoderLayer, ops: NativeOps, index: int) -> DecoderLayerPointers:

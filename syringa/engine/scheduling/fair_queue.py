@@ -1,4 +1,4 @@
-"""Waiting sequences and fairness between tenants: by priority inside a tenant, then first come, first served.
+"""What waits, and fairness between tenants: by priority inside a tenant, then first come, first served.
 
 Torch-free.
 """
@@ -7,8 +7,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
+from typing import Generic, Protocol, TypeVar
 
-from syringa.engine.scheduling.sequence import Sequence
+
+class QueuedRequest(Protocol):
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def priority(self) -> int: ...
+
+
+class Queued(Protocol):
+    """What waits in a queue: a sequence, or a request."""
+
+    @property
+    def request(self) -> QueuedRequest: ...
+
+    @property
+    def begun(self) -> bool: ...
+
+    @property
+    def submitted(self) -> float: ...
+
+
+Q = TypeVar("Q", bound=Queued)
 
 
 def tenant_to_displace(usage: Mapping[str, int], tenant: str, capacity: int) -> str | None:
@@ -23,11 +46,11 @@ def tenant_to_displace(usage: Mapping[str, int], tenant: str, capacity: int) -> 
     return max(usage, key=lambda each: usage[each], default=None)
 
 
-class FairQueue:
+class FairQueue(Generic[Q]):
     """A queue of sequences for each tenant that has any waiting, in order of priority and arrival."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, deque[Sequence]] = {}
+        self._queues: dict[str, deque[Q]] = {}
         self._length = 0
 
     def __len__(self) -> int:
@@ -37,13 +60,13 @@ class FairQueue:
     def tenants(self) -> KeysView[str]:
         return self._queues.keys()
 
-    def head(self, tenant: str) -> Sequence:
+    def head(self, tenant: str) -> Q:
         return self._queues[tenant][0]
 
     def count(self, tenant: str) -> int:
         return len(self._queues.get(tenant, ()))
 
-    def add(self, sequence: Sequence, *, first: bool = False) -> None:
+    def add(self, sequence: Q, *, first: bool = False) -> None:
         """Queue a sequence, at the head if `first`, which is for preempted ones; resumed ones come behind these."""
         queue = self._queues.setdefault(sequence.request.tenant, deque())
         position = 0 if first else len(queue)
@@ -52,7 +75,7 @@ class FairQueue:
         queue.insert(position, sequence)
         self._length += 1
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Q) -> None:
         tenant = sequence.request.tenant
         queue = self._queues[tenant]
         queue.remove(sequence)
@@ -60,7 +83,7 @@ class FairQueue:
         if not queue:
             del self._queues[tenant]
 
-    def displaced_by(self, tenant: str, capacity: int) -> Sequence | None:
+    def displaced_by(self, tenant: str, capacity: int) -> Q | None:
         """Return the sequence that `tenant` displaces in a full queue, see `tenant_to_displace`; never a begun one."""
         counts = {each: len(queue) for each, queue in self._queues.items()}
         displaced = tenant_to_displace(counts, tenant, capacity)
@@ -68,7 +91,7 @@ class FairQueue:
             return None
         return newest
 
-    def overdue(self, before: float) -> list[Sequence]:
+    def overdue(self, before: float) -> list[Q]:
         """Return the sequences that were submitted before that time and have not begun."""
         found = []
         for queue in self._queues.values():
@@ -83,7 +106,7 @@ class FairQueue:
         return found
 
 
-def _comes_before(sequence: Sequence, other: Sequence) -> bool:
+def _comes_before(sequence: Queued, other: Queued) -> bool:
     return not other.begun and (sequence.begun or sequence.request.priority < other.request.priority)
 
 

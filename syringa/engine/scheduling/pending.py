@@ -135,7 +135,7 @@ class PendingRequests:
     def overdue(self, before: float) -> list[PendingRequest]:
         """Return the new requests that were submitted before that time and whose work has not started."""
         late = (pending for pending in self._pending if pending.submitted <= before and pending.not_started)
-        return [pending for pending in late if not pending.request.resumed]
+        return [pending for pending in late if not pending.request.resumed and not pending.request.background]
 
     def pop_done(self) -> list[PendingRequest]:
         """Remove and return the requests that are done, in order of submission."""

@@ -36,6 +36,25 @@ def by_tenant(sequences: Iterable[Sequence]) -> dict[str, list[Sequence]]:
     return groups
 
 
+def missing_slots(running: Iterable[Sequence], sequence: Sequence, most: int) -> int:
+    """Return how many running slots a sequence lacks. Choices that are still to fork have theirs reserved."""
+    return sum([1 + each.siblings for each in running]) + 1 + sequence.siblings - most
+
+
+def promised_blocks(running: Iterable[Sequence], requester: Sequence) -> int:
+    """Return the number of blocks that admitted prompts still need, and that `requester` may not take.
+
+    Counted are prompts of other tenants, and those that wait for their turn to be scored. Background prompts count for
+    background sequences only.
+    """
+    tenant, background = requester.request.tenant, requester.request.background
+    return sum(
+        s.missing_blocks(len(s.tokens))
+        for s in running
+        if (s.scoring or s.request.tenant != tenant) and (background or not s.request.background)
+    )
+
+
 def select_victim(
     running: Collection[Sequence],
     unscheduled: Collection[Sequence],

@@ -19,12 +19,15 @@ class ScheduledSequence:
     start: int
     count: int
     sampled: list[Sequence] = field(default_factory=list)
+    snapshot: tuple[int, int] | None = None  # of a hybrid model: save the state at this position to this slot, too
 
 
 @dataclass
 class SchedulerOutput:
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # blocks to copy before the step: (source, target)
+    state_copies: list[tuple[int, int]] = field(default_factory=list)  # slots of states to copy before the step
+    forked_states: list[tuple[int, int]] = field(default_factory=list)  # those to copy after it, to forks and snapshots
     forks: list[Sequence] = field(default_factory=list)  # sequences created by this step
     begun: list[Sequence] = field(default_factory=list)  # sequences included in a step for the first time
 

@@ -47,6 +47,9 @@ class Sequence:
     queue_seconds: float = 0.0  # from then to its first step
     last_step: StepTime | None = None  # that of its last delta; None: it has sent none
     prompt_images: PromptImages | None = None
+    state_slot: int = -1  # in the state cache of a hybrid model; -1: none
+    snapshot_positions: list[int] = field(default_factory=list)  # at which its state is to be saved, ascending
+    unsaved_snapshots: list[tuple[int, int]] = field(default_factory=list)  # (position, slot) without a known hash
     pending: bool = False  # whether the last token is `PENDING_TOKEN`
     ends_with_pending: bool = False  # whether the choice ends with that token, whatever it is
     finished: bool = False  # whether it was dropped; a step in flight may still sample for it
@@ -167,7 +170,8 @@ def check_stop(stopping: StopConditions, token: int, generated: int, context_lef
     return None
 
 
-def _no_token_message(sampling: SamplingParams) -> str:
+def no_token_message(sampling: SamplingParams) -> str:
+    """Return the error of an output that no token can continue."""
     names = [("allowed_token_ids", sampling.allowed_tokens), ("bad_words", sampling.bad_words)]
     used = [name for name, value in names if value]
     if not used:
@@ -184,7 +188,7 @@ def append_token(sequence: Sequence, token: int, max_length: int) -> tuple[list[
     if token == NO_TOKEN:
         if grammar is not None and grammar.accepting and not grammar.error:
             return [], "stop", None
-        return [], "error", (grammar and grammar.error) or _no_token_message(sequence.request.sampling)
+        return [], "error", (grammar and grammar.error) or no_token_message(sequence.request.sampling)
     sequence.add(token)
     sequence.state.observe(token)
     finish = check_stop(stopping, token, sequence.generated, max_length - len(sequence.tokens))

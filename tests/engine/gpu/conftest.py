@@ -37,6 +37,7 @@ KERNEL_TESTS = [
     "test_batch_invariant_kernels.py",
     "test_batch_invariant_ops.py",
     "test_decode_attention.py",
+    "test_delta_net.py",
     "test_elementwise.py",
     "test_fp8_cache.py",
     "test_flashinfer_ops.py",

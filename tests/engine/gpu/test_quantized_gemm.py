@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from syringa.engine.gpu.kernels import launch, moe, reference
+from syringa.engine.gpu.kernels.fixed_point import FixedPointRows, fixed_point_rows
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig
 from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig, supports_int4_gemv
@@ -114,6 +115,27 @@ def test_fp8_gemv_matches_reference(rows: int, gated: bool) -> None:
     assert relative_error(out, expected) < FP32_TOLERANCE
 
 
+def to_floats(rows: FixedPointRows) -> torch.Tensor:
+    numbers = 256 * rows.high.double() + rows.low.double()
+    units = numbers.unflatten(1, (rows.scales.shape[1], -1))
+    assert torch.equal(rows.sums.double(), numbers.unflatten(1, (rows.sums.shape[1], -1)).sum(-1))
+    return (units * rows.scales.double()[:, :, None]).flatten(1)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_fixed_point_rows_round_to_15_bits_of_the_largest_input(norm: bool, ordered: bool) -> None:
+    unit = 64
+    x, norm_weight = 3.0 * random(2, 1280, seed=2), random(1280, seed=4)
+    x[1, :unit] = 0.0
+    order = torch.randperm(1280, generator=torch.Generator().manual_seed(5)) if ordered else None
+    rows = fixed_point_rows(x, unit, order=order, norm_weight=norm_weight if norm else None, eps=1e-6)
+    expected = reference.rms_norm(x.double(), norm_weight.double(), 1e-6) if norm else x.double()
+    expected = expected if order is None else expected[:, order]
+    largest = expected.unflatten(1, (-1, unit)).abs().amax(-1).repeat_interleave(unit, 1)
+    assert bool(((to_floats(rows) - expected).abs() <= 0.51 * largest / 32767 + 1e-6 * largest).all())
+
+
 @pytest.mark.parametrize("kind", ["int4 32", "int4 64 zeros", "int4 128", "int4 128 zeros", "int4 256", "int4 whole"])
 @pytest.mark.parametrize(("rows", "everything"), [(1, True), (2, True), (2, False)])
 def test_int4_gemv_matches_reference(kind: str, rows: int, everything: bool) -> None:
@@ -125,7 +147,8 @@ def test_int4_gemv_matches_reference(kind: str, rows: int, everything: bool) -> 
         "gated": everything,
         "residual": random(rows, outputs, seed=8) if everything else None,
     }
-    expected = reference.linear(x.double(), unpack_weight(weight), bias, dtype=torch.float64, **options)
+    rounded = to_floats(fixed_point_rows(x, weight.unit))
+    expected = reference.linear(rounded, unpack_weight(weight), bias, dtype=torch.float64, **options)
     config = Int4GemvConfig(512, 1)
     out = quantized_linear(x, weight, bias, out=nan_filled(rows, outputs), config=config, **options)
     assert relative_error(out, expected) < FP32_TOLERANCE

@@ -11,6 +11,7 @@ from syringa.engine.gpu.ops.base import GpuOps
 from syringa.engine.loading.loader import LoadedModel, load_native_on_gpu
 from syringa.engine.loading.weights import open_weights
 from syringa.engine.models.config import read_config
+from syringa.engine.models.state_cache import StateTensors
 from syringa.modelfiles import describe, locate
 
 CPU = torch.device("cpu")
@@ -28,9 +29,9 @@ def load_tiny_gpu_model(
     )
 
 
-def nan_filled_cache(shape: GpuCacheShape, blocks: int) -> GpuCache:
+def nan_filled_cache(shape: GpuCacheShape, blocks: int, states: StateTensors | None = None) -> GpuCache:
     """Return a cache whose unwritten slots are NaN."""
-    cache = GpuCache(shape, blocks)
+    cache = GpuCache(shape, blocks, states)
     cache.keys.fill_(float("nan"))
     cache.values.fill_(float("nan"))
     return cache

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from syringa.engine.execution.batch import build_step_tensors
+from syringa.engine.execution.batch import build_step_tensors, locate_states
 from syringa.engine.loading.loader import LoadedModel
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 
@@ -53,21 +53,26 @@ def save_tokenizer(folder: Path) -> None:
 def run(loaded: LoadedModel, prompts: list[list[int]], chunk: int = 0) -> list[torch.Tensor]:
     """Return the logits of every token. All prompts run in one batch, in chunks of `chunk` tokens (0: whole)."""
     needed = [-(-len(prompt) // BLOCK_SIZE) for prompt in prompts]
-    cache = loaded.cache.allocate(sum(needed))
+    states = loaded.cache.states.allocate(len(prompts)) if loaded.cache.states is not None else None
+    cache = loaded.cache.allocate(sum(needed), states)
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(1)).tolist()
     sequences = [
-        SimpleNamespace(tokens=prompt, block_table=[order.pop() for _ in range(n)])
-        for prompt, n in zip(prompts, needed, strict=True)
+        SimpleNamespace(tokens=prompt, block_table=[order.pop() for _ in range(n)], state_slot=slot)
+        for slot, (prompt, n) in enumerate(zip(prompts, needed, strict=True))
     ]
     found: list[list[torch.Tensor]] = [[] for _ in prompts]
     done = 0
     while left := [(i, s) for i, s in enumerate(sequences) if len(s.tokens) > done]:
         items: list[Any] = [
-            SimpleNamespace(sequence=s, start=done, count=min(chunk or len(s.tokens), len(s.tokens) - done))
+            SimpleNamespace(
+                sequence=s, start=done, count=min(chunk or len(s.tokens), len(s.tokens) - done), snapshot=None
+            )
             for _, s in left
         ]
         counts = [item.count for item in items]
-        logits = loaded.model.forward(build_step_tensors(items, range(sum(counts))), cache)
+        step = build_step_tensors(items, range(sum(counts)))
+        step.states = locate_states(items) if states is not None else None
+        logits = loaded.model.forward(step, cache)
         for (i, _), part in zip(left, logits.split(counts), strict=True):
             found[i].append(part)
         if not chunk:

@@ -27,6 +27,7 @@ def sequence(
     use_cache: bool = True,
     scoring: bool = False,
     isolation: Isolation = "none",
+    background: bool = False,
 ) -> Sequence:
     request = EngineRequest(
         id="",
@@ -38,6 +39,7 @@ def sequence(
         cache_key=tenant.encode(),
         use_cache=use_cache,
         isolation=isolation,
+        background=background,
     )
     return Sequence(
         request,
@@ -67,7 +69,8 @@ class ModelFreeEngine:
         self.first_arrival = one.arrival if self.first_arrival is None else self.first_arrival
         self.scheduler.add(one)
         self.live.append(one)
-        self.waiting.setdefault(one.request.tenant, []).append(one)
+        if not one.request.background:
+            self.waiting.setdefault(one.request.tenant, []).append(one)
         return one
 
     def drop(self, one: Sequence) -> None:
@@ -103,7 +106,7 @@ class ModelFreeEngine:
             assert self.step().scheduled, "an empty step would repeat for ever"
         assert not self.live, "some sequences did not finish"
         assert not self.scheduler.running
-        assert not len(self.scheduler.waiting)
+        assert not self.scheduler.has_requests
         assert self.pool.free + self.pool.cached == self.pool.total
 
     def check(self) -> None:
@@ -148,8 +151,8 @@ class ModelFreeEngine:
             assert owners
             assert len({id(s.request) for s in owners}) == 1
         if len(decoding) <= self.scheduler.budget and not self.scheduler.isolation.active:
-            for one in decoding:  # a decoding sequence is scheduled unless it was preempted
-                assert one in scheduled or one not in self.scheduler.running
+            for one in decoding:  # a decoding sequence is scheduled unless it was preempted or runs in the background
+                assert one in scheduled or one not in self.scheduler.running or one.request.background
 
     def _compute(self, output: SchedulerOutput) -> None:
         copied = [

@@ -298,6 +298,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.sampled_from("ab"),
         use_cache=st.booleans(),
         scoring=st.booleans(),
+        background=st.booleans(),
     )
     def submit(
         self,
@@ -309,13 +310,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant: str,
         use_cache: bool,
         scoring: bool,
+        background: bool,
     ) -> None:
         prompt = ([family] * shared + own or [0])[: self.capacity]
         max_tokens = min(max_tokens, self.capacity - len(prompt) + 1)
         one = sequence(
-            prompt, tenant=tenant, choices=choices, max_tokens=max_tokens, use_cache=use_cache, scoring=scoring
+            prompt,
+            tenant=tenant,
+            choices=choices,
+            max_tokens=max_tokens,
+            use_cache=use_cache,
+            scoring=scoring,
+            background=background,
         )
-        full = len(self.engine.scheduler.waiting) >= self.engine.scheduler.limits.max_queue
+        scheduler = self.engine.scheduler
+        requests = scheduler.background if background else scheduler.interactive
+        full = len(requests.waiting) >= scheduler.limits.max_queue
         try:
             self.engine.submit(one)
         except QueueFull:

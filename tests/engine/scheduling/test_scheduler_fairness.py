@@ -206,8 +206,8 @@ def test_blocks_promised_to_admitted_prompt_are_not_given_away() -> None:
     one = engine.submit(sequence([1] * 400, tenant="one", max_tokens=3))
     engine.step()
     noisy(engine, 3, 260, "other", max_tokens=3)
-    engine.scheduler.token_counters.begin_step(["one", "other"])
-    engine.scheduler.token_counters.charge("one", 300)  # the other tenant is next
+    engine.scheduler.interactive.token_counters.begin_step(["one", "other"])
+    engine.scheduler.interactive.token_counters.charge("one", 300)  # the other tenant is next
     engine.run()
     assert engine.scheduler.preemptions == 0
     assert engine.finished[0] is one
@@ -273,8 +273,8 @@ def test_blocked_request_of_running_tenant_does_not_block_idle_tenants() -> None
     rich = engine.submit(sequence([7] * 25 * BLOCK_SIZE, tenant="noisy", max_tokens=2))
     small = engine.submit(sequence([7] * 16, tenant="small", max_tokens=3))
     # Even if it was served more lately than the blocked one.
-    engine.scheduler.token_counters.begin_step(["noisy", "small"])
-    engine.scheduler.token_counters.charge("small", 10_000)
+    engine.scheduler.interactive.token_counters.begin_step(["noisy", "small"])
+    engine.scheduler.interactive.token_counters.charge("small", 10_000)
     engine.step()
     assert small.generated == 1
     assert not rich.begun
@@ -326,7 +326,7 @@ class TenantMachine(RuleBasedStateMachine):
     def displace(self, one: Sequence) -> None:
         scheduler, tenant = self.engine.scheduler, one.request.tenant
         queued = {t: sum(s.request.tenant == t for s in self.waiting()) for t in {*scheduler.waiting.tenants, tenant}}
-        displaced = scheduler.displaced_by(tenant)
+        displaced = scheduler.displaced_by(one)
         if displaced is None:
             share = scheduler.limits.max_queue / len(queued)
             assert queued[tenant] >= share or any(s.begun for s in self.waiting())
@@ -355,9 +355,9 @@ class TenantMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "engine"):
             self.engine.run(10_000)
-            assert not self.engine.scheduler._running_counts
+            assert not self.engine.scheduler.interactive.running_counts
             self.engine.scheduler.schedule()
-            assert len(self.engine.scheduler.token_counters) == 0
+            assert len(self.engine.scheduler.interactive.token_counters) == 0
 
 
 TestTenantFairness = TenantMachine.TestCase

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from syringa.engine.models.state_cache import StateTensors
 
 
 class LayerCache(NamedTuple):
@@ -42,10 +45,19 @@ def read_cache(cache: LayerCache, table: torch.Tensor, count: int) -> tuple[torc
 class CacheTensors:
     """Keys and values of every layer. Memory is allocated by the system when blocks are first written."""
 
-    def __init__(self, layers: int, blocks: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
-        self.keys = _lazy_zeros((layers, blocks, kv_heads, size // 2, BLOCK_SIZE, 2), dtype)
-        self.values = _lazy_zeros((layers, blocks, kv_heads, BLOCK_SIZE // 2, size, 2), dtype)
+    def __init__(
+        self,
+        layers: int,
+        blocks: int,
+        kv_heads: int,
+        size: int,
+        dtype: torch.dtype,
+        states: StateTensors | None = None,
+    ) -> None:
+        self.keys = lazy_zeros((layers, blocks, kv_heads, size // 2, BLOCK_SIZE, 2), dtype)
+        self.values = lazy_zeros((layers, blocks, kv_heads, BLOCK_SIZE // 2, size, 2), dtype)
         self.layers = [LayerCache(self.keys[i], self.values[i]) for i in range(layers)]
+        self.states = states  # of a hybrid model
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (source, target) blocks in every layer."""
@@ -60,7 +72,7 @@ class CacheTensors:
         return 2 * layers * kv_heads * size * BLOCK_SIZE * dtype.itemsize
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return zeros that use no memory until they are written, then huge pages if available.
 
     `torch.zeros` would write all of them. Small pages cost a page fault every few tokens and a third of the bandwidth.

@@ -52,6 +52,11 @@ class NativeOps:
         self.kernels.silu_mul(gate_up.data_ptr(), rows, width // 2, y.data_ptr())
         return y
 
+    def sigmoid_mul(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        (rows, width), single = x.shape, gates.shape[1] == 1
+        self.kernels.sigmoid_mul(x.data_ptr(), rows, width, gates.data_ptr(), gates.stride(0), single)
+        return x
+
     def attention(self, layer: int, qkv: torch.Tensor, step: StepTensors, cache: LayerCache) -> torch.Tensor:
         rows, stride = qkv.shape
         half = cache.keys.dtype == torch.bfloat16

@@ -20,10 +20,14 @@ class CpuOps(Protocol):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
 
+    def sigmoid_mul(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Multiply contiguous rows `x` by sigmoid(gates), in place. `gates`: as wide as `x`, or one per row."""
+        ...
+
     def attention(self, layer: int, qkv: torch.Tensor, step: StepTensors, cache: LayerCache) -> torch.Tensor:
         """Normalize and rotate q and k of rows `[q | k | v]`, write the cache, and return the attention output.
 
-        The result is `[tokens, heads · size]`.
+        Rows may be longer. The result is `[tokens, heads · size]`.
         """
         ...
 
@@ -48,9 +52,14 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
 
+    def sigmoid_mul(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return x.mul_(gates.sigmoid())
+
     def attention(self, layer: int, qkv: torch.Tensor, step: StepTensors, cache: LayerCache) -> torch.Tensor:
         c = self.config
-        rows = qkv.view(qkv.shape[0], c.heads + 2 * c.kv_heads, c.head_size)
+        # Gates may follow in the same row.
+        heads = c.heads + 2 * c.kv_heads
+        rows = qkv[:, : heads * c.head_size].unflatten(1, (heads, c.head_size))
         q, k, v = rows.split([c.heads, c.kv_heads, c.kv_heads], dim=1)
         if (norms := self.norms[layer]) is not None:
             q, k = self.rms_norm(q, norms[0], c.eps), self.rms_norm(k, norms[1], c.eps)

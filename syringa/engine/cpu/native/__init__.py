@@ -35,6 +35,7 @@ BLOCK_TYPES = {
     "MXFP4": 39,
 }
 FLOAT_TYPES = {"F32": 0, "F16": 1, "BF16": 30}
+POOLINGS = {"mean": 0, "cls": 1, "lasttoken": 2, "max": 3, "weightedmean": 4}  # `Pooling` in pooling.h
 
 
 class TensorBlocks(ctypes.Structure):
@@ -65,6 +66,26 @@ class RotaryShape(ctypes.Structure):
     _fields_ = [("heads", c_int), ("kv_heads", c_int), ("size", c_int), ("rotary", c_int), ("eps", c_float)]
 
 
+class DeltaNetLayer(ctypes.Structure):
+    """A gated delta net without its projections. `DeltaNetLayer` in delta_net.h."""
+
+    _fields_ = [
+        *[(name, c_int) for name in ("key_heads", "value_heads", "key_size", "value_size", "kernel")],
+        ("eps", c_float),
+        *[(name, c_void_p) for name in ("conv", "rate", "dt_bias", "norm")],
+    ]
+
+
+class DeltaNetStates(ctypes.Structure):
+    """The sequences of a step with their states in a layer. `DeltaNetStates` in delta_net.h."""
+
+    _fields_ = [
+        ("sequences", c_int),
+        *[(name, c_void_p) for name in ("starts", "first", "slots", "snapshot_rows", "snapshot_slots")],
+        *[(name, c_void_p) for name in ("conv", "recurrent")],
+    ]
+
+
 class DecoderLayerPointers(ctypes.Structure):
     """One decoder layer as pointers to its weights. `DecoderLayer` in decoder.h."""
 
@@ -91,6 +112,59 @@ class StepRows(ctypes.Structure):
     _fields_ = [("x", c_void_p), ("positions", c_void_p), ("slots", c_void_p), ("rows", c_int)]
 
 
+class PackedRows(ctypes.Structure):
+    """Where the sequences of a packed batch begin. `PackedBatch` in packed_attention.h."""
+
+    _fields_ = [("sequences", c_int), ("starts", POINTER(c_int32))]
+
+
+class LayerNormPointers(ctypes.Structure):
+    """`LayerNorm` in rowwise.h."""
+
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("eps", c_float)]
+
+
+class EncoderLayerPointers(ctypes.Structure):
+    """One encoder layer as pointers to its weights. `EncoderLayer` in encoder.h."""
+
+    _fields_ = [
+        *[(name, c_void_p) for name in ("qkv", "out", "up", "down")],
+        *[(name, c_void_p) for name in ("qkv_bias", "out_bias", "up_bias", "down_bias")],
+        ("attention_norm", LayerNormPointers),
+        ("output_norm", LayerNormPointers),
+    ]
+
+
+class EncoderEmbeddingPointers(ctypes.Structure):
+    """`EncoderEmbedding` in encoder.h."""
+
+    _fields_ = [
+        ("tokens", c_void_p),
+        ("half", c_int),
+        ("positions", c_void_p),
+        ("types", c_void_p),
+        ("norm", LayerNormPointers),
+    ]
+
+
+class EncoderStack(ctypes.Structure):
+    _fields_ = [
+        ("embedding", EncoderEmbeddingPointers),
+        ("layers", POINTER(EncoderLayerPointers)),
+        ("count", c_int),
+        ("hidden", c_int),
+        ("attention", AttentionShape),
+    ]
+
+
+class EncoderRows(ctypes.Structure):
+    _fields_ = [
+        *[(name, POINTER(c_int32)) for name in ("tokens", "positions", "types")],
+        ("rows", c_int),
+        ("batch", PackedRows),
+    ]
+
+
 class Kernels:
     """The loaded library. Pointers are passed as integers (`tensor.data_ptr()`)."""
 
@@ -113,12 +187,22 @@ class Kernels:
         self.dense_linear = self._bind(library.syringa_dense_linear, pointer, pointer, number, pointer, pointer, number)
         self.rms_norm = self._bind(library.syringa_rms_norm, pointer, pointer, number, number, c_float, pointer)
         self.silu_mul = self._bind(library.syringa_silu_mul, pointer, number, number, pointer)
+        self.sigmoid_mul = self._bind(library.syringa_sigmoid_mul, pointer, number, number, pointer, number, number)
         self.rotary_and_cache = self._bind(
             library.syringa_rotary_and_cache, pointer, pointer, number, number, *[pointer] * 8, number
         )
         self.sample = self._bind(library.syringa_sample, pointer, c_int64, number, number, pointer, pointer, pointer)
         self.run_layers = self._bind(library.syringa_run_layers, *[pointer] * 5, c_int64, number)
+        self.delta_net = self._bind(library.syringa_delta_net, pointer, pointer, pointer, number, pointer)
         self.attention = self._bind(library.syringa_attention, *[pointer] * 5, number, pointer, number, number)
+        self.layer_norm = self._bind(library.syringa_layer_norm, pointer, pointer, number, number, pointer)
+        self.gelu = self._bind(library.syringa_gelu, pointer, number, number)
+        self.packed_attention = self._bind(
+            library.syringa_packed_attention, *[pointer] * 3, number, pointer, number, number
+        )
+        self.run_encoder = self._bind(library.syringa_run_encoder, pointer, pointer, pointer)
+        self.pool = self._bind(library.syringa_pool, pointer, pointer, number, number, pointer)
+        self.normalize = self._bind(library.syringa_normalize, pointer, number, number)
 
     @staticmethod
     def _bind(function: ctypes._NamedFuncPointer, *arguments: type) -> ctypes._NamedFuncPointer:

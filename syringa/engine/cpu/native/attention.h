@@ -18,17 +18,22 @@
 namespace syringa {
 
 constexpr int BLOCK = 16, SPAN = 64, SPAN_BLOCKS = SPAN / BLOCK;
-constexpr int TILE_WIDTH = 4;  // vectors that a tile processes at a time
 constexpr float LOWEST = -1e30f;  // finite, so that a span without visible keys changes nothing and gives no NaN
+// Rows and vectors that a tile processes at a time: its sums and two halves of each vector fill the registers.
 #if defined(__AVX512F__)
-constexpr int TILE = 6;
+constexpr int TILE = 6, TILE_WIDTH = 4;
+#elif defined(__AVX2__)
+constexpr int TILE = 4, TILE_WIDTH = 2;
 #else
-constexpr int TILE = 2;
+constexpr int TILE = 2, TILE_WIDTH = 4;
 #endif
 
 struct AttentionShape {
-    int heads, kv_heads, size, window;  // window 0: unlimited
+    int heads, kv_heads, size;
+    int window;  // 0: unlimited; negative: queries also see the keys behind their own position
     float scale;
+
+    bool bidirectional() const { return window < 0; }
 };
 
 // Layout of a step's batch: sequence s has query rows [starts[s], starts[s+1]), the first at position first[s].
@@ -40,24 +45,24 @@ struct AttentionBatch {
     int table_width;
 };
 
-// scores[m][SPAN] = q[m] · the span's keys
-template <int M, class T>
+// scores[m][SPAN] = q[m] · the first KEY_VECTORS vectors of the span's keys
+template <int M, int KEY_VECTORS, class T>
 void score_rows(const Pair<T>* q, int size, const T* const keys[SPAN_BLOCKS], float* scores) {
-    for (int from = 0; from < SPAN; from += TILE_WIDTH * LANES) {
-        const T* part[TILE_WIDTH];
-        for (int v = 0; v < TILE_WIDTH; v++)
-            part[v] = keys[(from + v * LANES) / BLOCK] + (from + v * LANES) % BLOCK * 2;
-        floats acc[M][TILE_WIDTH] = {};
+    constexpr int WIDTH = std::min(KEY_VECTORS, TILE_WIDTH);
+    for (int from = 0; from < KEY_VECTORS * LANES; from += WIDTH * LANES) {
+        const T* part[WIDTH];
+        for (int v = 0; v < WIDTH; v++) part[v] = keys[(from + v * LANES) / BLOCK] + (from + v * LANES) % BLOCK * 2;
+        floats acc[M][WIDTH] = {};
         for (int d = 0; d < size / 2; d++) {
-            Pairs<T> key[TILE_WIDTH];
-            for (int v = 0; v < TILE_WIDTH; v++) key[v] = load_pairs(part[v] + d * BLOCK * 2);
+            Pairs<T> key[WIDTH];
+            for (int v = 0; v < WIDTH; v++) key[v] = load_pairs(part[v] + d * BLOCK * 2);
 #pragma GCC unroll 8
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-                for (int v = 0; v < TILE_WIDTH; v++) acc[m][v] = dot2(acc[m][v], key[v], q[m * (size / 2) + d]);
+                for (int v = 0; v < WIDTH; v++) acc[m][v] = dot2(acc[m][v], key[v], q[m * (size / 2) + d]);
         }
         for (int m = 0; m < M; m++)
-            for (int v = 0; v < TILE_WIDTH; v++) store(scores + m * SPAN + from + v * LANES, acc[m][v]);
+            for (int v = 0; v < WIDTH; v++) store(scores + m * SPAN + from + v * LANES, acc[m][v]);
     }
 }
 
@@ -87,6 +92,8 @@ void accumulate_all_values(const Pair<T>* weights, int size, int count, const T*
     int from = 0;
     for (; from + TILE_WIDTH * LANES <= size; from += TILE_WIDTH * LANES)
         accumulate_values<M, TILE_WIDTH>(weights, size, from, count, values, out);
+    for (; from + 2 * LANES <= size; from += 2 * LANES)
+        accumulate_values<M, 2>(weights, size, from, count, values, out);
     for (; from + LANES <= size; from += LANES) accumulate_values<M, 1>(weights, size, from, count, values, out);
 }
 
@@ -115,14 +122,15 @@ class HeadTile {
     HeadTile(const AttentionShape& shape, const T* keys, const T* values, const int32_t* table, int kv_head)
         : shape_(shape), keys_(keys), values_(values), table_(table), kv_head_(kv_head) {}
 
-    void run(const float* q, size_t q_stride, int queries, int position, float* out, size_t out_stride) {
+    // `last`: the position of the last key that any of the queries sees.
+    void run(const float* q, size_t q_stride, int queries, int position, int last, float* out, size_t out_stride) {
         group_ = shape_.heads / shape_.kv_heads;
         rows_ = queries * group_;
         position_ = position;
+        last_ = last;
         prepare(q, q_stride, queries);
-        const int last = position + queries - 1;
         int begin = 0;
-        if (shape_.window) begin = std::max(0, position - shape_.window + 1) / SPAN * SPAN;
+        if (shape_.window > 0) begin = std::max(0, position - shape_.window + 1) / SPAN * SPAN;
         for (; begin <= last; begin += SPAN) process_span(begin, std::min(SPAN, last + 1 - begin));
         write_output(out, out_stride, queries);
     }
@@ -155,7 +163,20 @@ class HeadTile {
             }
     }
 
+    // Vectors of keys past the last one are left out: their weights would be zero.
     void process_span(int begin, int count) {
+        if (count <= LANES)
+            process_vectors<1>(begin, count);
+        else if (count <= 2 * LANES)
+            process_vectors<2>(begin, count);
+        else if (count <= 4 * LANES)
+            process_vectors<4>(begin, count);
+        else
+            process_vectors<SPAN / LANES>(begin, count);
+    }
+
+    template <int KEY_VECTORS>
+    void process_vectors(int begin, int count) {
         const int size = shape_.size;
         const size_t area = (size_t)BLOCK * size;
         const T *keys[SPAN_BLOCKS], *values[SPAN_BLOCKS];
@@ -167,27 +188,28 @@ class HeadTile {
             values[b] = values_ + at;
         }
         in_tiles(rows_, [&](int row, auto m) {
-            score_rows<m.value>(query_ + (size_t)row * size / 2, size, keys, scores_);
+            score_rows<m.value, KEY_VECTORS>(query_ + (size_t)row * size / 2, size, keys, scores_);
             for (int r = 0; r < m.value; r++) {
-                softmax_row(row + r, begin, scores_ + r * SPAN);
-                to_pairs(scores_ + r * SPAN, SPAN, weights_ + r * SPAN / 2);
+                softmax_row<KEY_VECTORS>(row + r, begin, scores_ + r * SPAN);
+                to_pairs(scores_ + r * SPAN, KEY_VECTORS * LANES, weights_ + r * SPAN / 2);
             }
             accumulate_all_values<m.value>(weights_, size, count, values, out_ + (size_t)row * size);
         });
     }
 
     // Online softmax: replace a row's scores by weights relative to the running maximum, and rescale earlier sums.
+    template <int KEY_VECTORS>
     void softmax_row(int row, int begin, float* scores) {
         const int position = position_ + row / group_;
-        const int last = position - begin;  // the last visible key of the span
-        const int from = shape_.window ? position - shape_.window + 1 - begin : 0;
-        const bool masked = last < SPAN - 1 || from > 0;
+        const int last = (shape_.bidirectional() ? last_ : position) - begin;  // the last visible key of the span
+        const int from = shape_.window > 0 ? position - shape_.window + 1 - begin : 0;
+        const bool masked = last < KEY_VECTORS * LANES - 1 || from > 0;
         const auto visible = [&](int v) {
             const ints key = lane_numbers() + splat(v * LANES);
             return (key <= splat(last)) & (key >= splat(from));
         };
-        floats part[SPAN / LANES], peaks = splat(peak_[row]);
-        for (int v = 0; v < SPAN / LANES; v++) {
+        floats part[KEY_VECTORS], peaks = splat(peak_[row]);
+        for (int v = 0; v < KEY_VECTORS; v++) {
             part[v] = load(scores + v * LANES);
             if (masked) part[v] = visible(v) ? part[v] : splat(LOWEST);
             peaks = vmax(peaks, part[v]);
@@ -201,7 +223,7 @@ class HeadTile {
             for (int d = 0; d < shape_.size; d += LANES) store(out + d, load(out + d) * shrink);
             peak_[row] = peak;
         }
-        for (int v = 0; v < SPAN / LANES; v++) {
+        for (int v = 0; v < KEY_VECTORS; v++) {
             floats weight = vexp2(part[v] - splat(peak));
             if (masked) weight = visible(v) ? weight : floats{};
             store(scores + v * LANES, weight);
@@ -225,7 +247,7 @@ class HeadTile {
     const AttentionShape& shape_;
     const T *keys_, *values_;
     const int32_t* table_;
-    int kv_head_, group_ = 1, rows_ = 0, position_ = 0;
+    int kv_head_, group_ = 1, rows_ = 0, position_ = 0, last_ = 0;
     Pair<T> *query_ = nullptr, *weights_ = nullptr;
     float *out_ = nullptr, *scores_ = nullptr, *total_ = nullptr, *peak_ = nullptr, *scaled_ = nullptr;
 };
@@ -249,9 +271,11 @@ void attention(const AttentionShape& shape, const AttentionBatch& batch, const T
     pool().run((int)tasks.size(), [&](int i) {
         const Task& t = tasks[i];
         const size_t row = batch.starts[t.sequence] + t.query;
+        const int position = batch.first[t.sequence] + t.query;
+        const int rest = batch.starts[t.sequence + 1] - (int)row;  // queries from the first one on
+        const int last = position + (shape.bidirectional() ? rest : t.queries) - 1;
         HeadTile<T>(shape, keys, values, batch.tables + (size_t)t.sequence * batch.table_width, t.kv_head)
-            .run(q + row * q_stride, q_stride, t.queries, batch.first[t.sequence] + t.query, out + row * out_stride,
-                 out_stride);
+            .run(q + row * q_stride, q_stride, t.queries, position, last, out + row * out_stride, out_stride);
     });
 }
 

@@ -48,16 +48,16 @@ void run_layers(const DecoderStack& stack, const StepRows& step, const Attention
         const DecoderLayer& layer = stack.layers[i];
         float *qkv = reserve(wide_buffer, layer.qkv->outputs), *attended = reserve(narrow_buffer, layer.out->inputs);
         rms_norm(x, layer.input_norm, step.rows, stack.hidden, stack.eps, normed);
-        layer.qkv->multiply(normed, step.rows, qkv, layer.qkv->outputs, layer.qkv_bias, false);
+        layer.qkv->multiply(normed, step.rows, qkv, layer.qkv->outputs, layer.qkv_bias, ASSIGN);
         rotary_and_cache(layer.rotary, qkv, layer.qkv->outputs, step.rows, step.positions, step.slots, stack.cosine,
                          stack.sine, layer.q_norm, layer.k_norm, keys, values);
         attention(layer.attention, batch, keys, values, qkv, layer.qkv->outputs, attended, layer.out->inputs);
-        layer.out->multiply(attended, step.rows, x, stack.hidden, layer.out_bias, true);
+        layer.out->multiply(attended, step.rows, x, stack.hidden, layer.out_bias, ADD);
 
         float* gated = reserve(wide_buffer, layer.gate_up->outputs);
         rms_norm(x, layer.post_norm, step.rows, stack.hidden, stack.eps, normed);
-        layer.gate_up->multiply(normed, step.rows, gated, layer.gate_up->outputs, layer.gate_up_bias, false);
-        layer.down->multiply(gated, step.rows, x, stack.hidden, layer.down_bias, true);
+        layer.gate_up->multiply(normed, step.rows, gated, layer.gate_up->outputs, layer.gate_up_bias, ASSIGN);
+        layer.down->multiply(gated, step.rows, x, stack.hidden, layer.down_bias, ADD);
     }
 }
 

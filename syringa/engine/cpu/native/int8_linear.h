@@ -32,7 +32,7 @@ struct Int8Weights : LinearWeights {
           chunk_(Arena::current_chunk()) {}
     ~Int8Weights() override { Arena::release(chunk_); }
 
-    void multiply(const float* x, int rows, float* y, size_t stride, const float* bias, bool add) const override;
+    void multiply(const float* x, int rows, float* y, size_t stride, const float* bias, Output output) const override;
 
     int width() const { return gated ? PANEL / 2 : PANEL; }  // outputs of a panel
     int panels() const { return (outputs + width() - 1) / width(); }
@@ -108,7 +108,7 @@ inline void quantize_row(const float* x, int inputs, int padded, activation_t* a
         for (int i = 0; i < GROUP; i += LANES) {
             const ints q = round_scaled(load(values + i), inverse);
             total += q;
-            store_activations(activations + g * GROUP + i, __builtin_convertvector(q, bytes));
+            store_activations(activations + g * GROUP + i, q);
         }
         scales[g] = peak / 127.f;
         offset[g] = -128 * sum(total);
@@ -124,10 +124,16 @@ void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, c
     const float* scales = x.scales.data() + row * groups;
     const int32_t* offset = x.offset.data() + row * groups;
     const size_t ahead = (size_t)w.padded * PANEL;
-    floats result[M][VECTORS] = {};
+    floats result[M][VECTORS];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) result[m][v] = floats{};
     for (int g = 0; g < groups; g++) {
         ints acc[M][VECTORS];
+#pragma GCC unroll 8
         for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) acc[m][v] = splat(offset[m * groups + g]);
         for (int k = g * GROUP; k < (g + 1) * GROUP; k += 4, weights += PANEL * 4) {
             if constexpr (AHEAD)
@@ -139,20 +145,24 @@ void panel_product(const Int8Weights& w, int p, const Int8Rows& x, size_t row, c
                 for (int v = 0; v < VECTORS; v++) acc[m][v] = dot4(acc[m][v], weights + v * LANES * 4, four);
             }
         }
+#pragma GCC unroll 8
         for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++)
                 result[m][v] =
                     fma(__builtin_convertvector(acc[m][v], floats), splat(scales[m * groups + g]), result[m][v]);
     }
     const float* scale = w.scales.data() + (size_t)p * PANEL;
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
+#pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) result[m][v] = result[m][v] * load(scale + v * LANES);
         store_panel(out, p, row + m, result[m]);
     }
 }
 
 inline void Int8Weights::multiply(const float* x, int rows, float* y, size_t stride, const float* bias,
-                                  bool add) const {
+                                  Output output) const {
     static Int8Rows quantized;  // not reentrant: the engine has one step loop
     quantized.resize(rows, padded);
     const int groups = padded / GROUP;
@@ -171,7 +181,7 @@ inline void Int8Weights::multiply(const float* x, int rows, float* y, size_t str
     const int blocks = (rows + block - 1) / block;
     const int panels = this->panels(), run = std::max(1, std::min(8, panels / (4 * pool().threads())));
     const int runs = (panels + run - 1) / run;
-    const PanelOutput out{y, stride, outputs, bias, gated, add};
+    const PanelOutput out{y, stride, outputs, bias, gated, output};
     pool().run(blocks * runs, [&](int task) {
         const int first = task / runs * block, last = std::min(rows, first + block);
         for (int p = task % runs * run; p < std::min(panels, (task % runs + 1) * run); p++) {

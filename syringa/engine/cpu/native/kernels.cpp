@@ -2,8 +2,11 @@
 
 #include "attention.h"
 #include "decoder.h"
+#include "delta_net.h"
 #include "dense_linear.h"
+#include "encoder.h"
 #include "int8_linear.h"
+#include "pooling.h"
 #include "quantized_linear.h"
 #include "rowwise.h"
 #include "sampling.h"
@@ -45,8 +48,8 @@ EXPORT LinearWeights* syringa_pack_weights(const TensorBlocks* tensors, int coun
 EXPORT void syringa_free_weights(LinearWeights* weights) { delete weights; }
 
 EXPORT void syringa_linear(const LinearWeights* weights, const float* x, int rows, float* y, const float* bias,
-                           int add) {
-    weights->multiply(x, rows, y, weights->outputs, bias, add != 0);
+                           int output) {
+    weights->multiply(x, rows, y, weights->outputs, bias, (Output)output);
 }
 
 // Rows of weights that syringa_pack_weights returned, by index, as fp32.
@@ -76,6 +79,26 @@ EXPORT void syringa_rms_norm(const float* x, const float* weight, int rows, int 
 
 EXPORT void syringa_silu_mul(const float* x, int rows, int size, float* y) { silu_mul(x, rows, size, y); }
 
+EXPORT void syringa_layer_norm(const float* x, const LayerNorm* norm, int rows, int size, float* y) {
+    layer_norm(x, *norm, rows, size, y);
+}
+
+EXPORT void syringa_gelu(float* x, int rows, int size) { gelu_rows(x, rows, size); }
+
+EXPORT void syringa_packed_attention(const AttentionShape* shape, const PackedBatch* batch, const float* qkv,
+                                     int stride, float* out, int out_stride, int half) {
+    static PackedBlocks blocks;  // not reentrant
+    blocks.begin(*batch);
+    if (half)
+        blocks.attend<uint16_t>(*shape, qkv, stride, out, out_stride);
+    else
+        blocks.attend<float>(*shape, qkv, stride, out, out_stride);
+}
+
+EXPORT void syringa_sigmoid_mul(float* x, int rows, int size, const float* gates, int stride, int single) {
+    sigmoid_mul(x, rows, size, gates, stride, single != 0);
+}
+
 EXPORT void syringa_rotary_and_cache(const RotaryShape* shape, float* qkv, int stride, int rows,
                                      const int32_t* positions, const int64_t* slots, const float* cosine,
                                      const float* sine, const float* q_norm, const float* k_norm, void* keys,
@@ -97,6 +120,11 @@ EXPORT void syringa_attention(const AttentionShape* shape, const AttentionBatch*
         attention(*shape, *batch, (const float*)keys, (const float*)values, q, q_stride, out, out_stride);
 }
 
+EXPORT void syringa_delta_net(const DeltaNetLayer* layer, const DeltaNetStates* batch, const float* projected,
+                              int stride, float* out) {
+    delta_net(*layer, *batch, projected, stride, out);
+}
+
 EXPORT void syringa_sample(const float* logits, int64_t stride, int rows, int size, const float* temperatures,
                          const double* uniforms, int64_t* tokens) {
     sample(logits, stride, rows, size, temperatures, uniforms, tokens);
@@ -109,3 +137,14 @@ EXPORT void syringa_run_layers(const DecoderStack* stack, const StepRows* step, 
     else
         run_layers(*stack, *step, *batch, (float*)keys, (float*)values, stride);
 }
+
+// With keys and values in bf16.
+EXPORT void syringa_run_encoder(const EncoderStack* stack, const EncoderRows* rows, float* x) {
+    run_encoder<uint16_t>(*stack, *rows, x);
+}
+
+EXPORT void syringa_pool(const float* x, const PackedBatch* batch, int size, int pooling, float* out) {
+    pool_rows(x, *batch, size, (Pooling)pooling, out);
+}
+
+EXPORT void syringa_normalize(float* x, int rows, int size) { normalize_rows(x, rows, size); }

@@ -11,12 +11,17 @@ namespace syringa {
 constexpr int GROUP = 64;  // inputs with one activation scale, in products with int8 weights
 #if defined(__AVX512F__)
 constexpr int VECTORS = 2, ROWS = 4;  // integer and float accumulators fill the registers
+#elif defined(__AVX2__)
+constexpr int VECTORS = 2, ROWS = 4;  // integer accumulators and unpacked weights do; floats are spilled once per group
 #else
 constexpr int VECTORS = 2, ROWS = 2;
 #endif
 constexpr int PANEL = VECTORS * LANES;
 
 static_assert(VECTORS == 2, "a gated panel has one vector of gates and one of ups");
+
+// What happens to a product: it replaces y, is added to it, or gelu(product) replaces it.
+enum Output { ASSIGN, ADD, GELU };
 
 // The weights of a linear layer. Gated ones are two matrices, gate and up, whose panels hold a vector of each, so that
 // both factors of silu(gate) · up are in registers; `outputs` is the number of products.
@@ -28,8 +33,9 @@ struct LinearWeights {
     virtual ~LinearWeights() = default;
     LinearWeights(const LinearWeights&) = delete;
 
-    // y = x · wᵀ + bias, or with `add`, y += x · wᵀ + bias. `stride`: between the rows of y.
-    virtual void multiply(const float* x, int rows, float* y, size_t stride, const float* bias, bool add) const = 0;
+    // y = x · wᵀ + bias, stored as `output` says. `stride`: between the rows of y.
+    virtual void multiply(const float* x, int rows, float* y, size_t stride, const float* bias,
+                          Output output) const = 0;
 };
 
 // --- Activations
@@ -67,7 +73,8 @@ struct PanelOutput {
     size_t stride;
     int outputs;
     const float* bias;
-    bool gated, add;
+    bool gated;
+    Output output;
 };
 
 // A vector of outputs may extend past the last one.
@@ -77,26 +84,28 @@ inline floats with_bias(floats value, const float* bias, int n, int outputs) {
     for (int i = 0; n + i < outputs; i++) value[i] += bias[n + i];
     return value;
 }
-inline void store_outputs(float* row, int n, int outputs, floats value, bool add) {
+inline void store_outputs(float* row, int n, int outputs, floats value, Output output) {
+    if (output == GELU) value = gelu(value);
     if (n + LANES <= outputs) {
-        store(row + n, add ? value + load(row + n) : value);
+        store(row + n, output == ADD ? value + load(row + n) : value);
     } else {
-        for (int i = 0; n + i < outputs; i++) row[n + i] = add ? value[i] + row[n + i] : value[i];
+        for (int i = 0; n + i < outputs; i++) row[n + i] = output == ADD ? value[i] + row[n + i] : value[i];
     }
 }
 
-// Store panel p of a row.
-inline void store_panel(const PanelOutput& to, int p, size_t row, const floats* result) {
+// Store panel p of a row. Inlined, so that sums stay in registers and the rows of a block overlap.
+inline __attribute__((always_inline)) void store_panel(const PanelOutput& to, int p, size_t row, const floats* result) {
     float* out = to.y + row * to.stride;
     if (to.gated) {
         const int n = p * LANES;
         const floats gate = with_bias(result[0], to.bias, n, to.outputs);
         const floats up = with_bias(result[1], to.bias ? to.bias + to.outputs : nullptr, n, to.outputs);
-        store_outputs(out, n, to.outputs, silu(gate) * up, to.add);
+        store_outputs(out, n, to.outputs, silu(gate) * up, to.output);
     } else {
+#pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
             const int n = p * PANEL + v * LANES;
-            store_outputs(out, n, to.outputs, with_bias(result[v], to.bias, n, to.outputs), to.add);
+            store_outputs(out, n, to.outputs, with_bias(result[v], to.bias, n, to.outputs), to.output);
         }
     }
 }

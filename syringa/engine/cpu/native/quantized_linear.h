@@ -45,7 +45,7 @@ struct QuantizedWeights : LinearWeights {
         for (const Segment& segment : segments) Arena::release(segment.memory);
     }
 
-    void multiply(const float* x, int rows, float* y, size_t stride, const float* bias, bool add) const override;
+    void multiply(const float* x, int rows, float* y, size_t stride, const float* bias, Output output) const override;
     // Write the weights of output channels, as an embedding. The layer must not be gated.
     void unpack_rows(const int64_t* indices, int count, float* out) const;
 };
@@ -198,7 +198,7 @@ void multiply_panel(const PanelTask& task, const QuantizedRows<Format::Scales::C
 }
 
 inline void QuantizedWeights::multiply(const float* x, int rows, float* y, size_t stride, const float* bias,
-                                       bool add) const {
+                                       Output output) const {
     if (rows == 0) return;
     static QuantizedRows<64> small;  // by the size of chunks; not reentrant: the engine has one step loop
     static QuantizedRows<256> large;
@@ -226,7 +226,7 @@ inline void QuantizedWeights::multiply(const float* x, int rows, float* y, size_
             const Segment* segment = segments.data();
             for (; at >= segment->panels; segment++) at -= segment->panels;
             const PanelOutput out{y + segment->first, stride, segment->outputs, bias ? bias + segment->first : nullptr,
-                                  gated, add};
+                                  gated, output};
             const PanelTask panel{*segment, at, first, last, out};
             with_format(segment->type, [&](auto format) {
                 typedef decltype(format) Format;

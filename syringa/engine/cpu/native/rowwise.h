@@ -24,6 +24,43 @@ inline void rms_norm(const float* x, const float* weight, int rows, int size, fl
     for_rows(rows, size, [&](int r) { norm_row(x + (size_t)r * size, weight, size, eps, y + (size_t)r * size); });
 }
 
+struct LayerNorm {
+    const float *weight, *bias;
+    float eps;
+};
+
+inline void layer_norm_row(const float* x, const LayerNorm& norm, int size, float* y) {
+    floats totals{}, squares{};
+    int i = 0;
+    for (; i + LANES <= size; i += LANES) totals = totals + load(x + i);
+    float total = sum(totals);
+    for (; i < size; i++) total += x[i];
+    const float mean = total / (float)size;
+    for (i = 0; i + LANES <= size; i += LANES) {
+        const floats d = load(x + i) - splat(mean);
+        squares = fma(d, d, squares);
+    }
+    float square = sum(squares);
+    for (; i < size; i++) square += (x[i] - mean) * (x[i] - mean);
+    const float scale = 1.f / std::sqrt(square / (float)size + norm.eps);
+    for (i = 0; i + LANES <= size; i += LANES)
+        store(y + i, fma((load(x + i) - splat(mean)) * splat(scale), load(norm.weight + i), load(norm.bias + i)));
+    for (; i < size; i++) y[i] = (x[i] - mean) * scale * norm.weight[i] + norm.bias[i];
+}
+
+inline void layer_norm(const float* x, const LayerNorm& norm, int rows, int size, float* y) {
+    for_rows(rows, size, [&](int r) { layer_norm_row(x + (size_t)r * size, norm, size, y + (size_t)r * size); });
+}
+
+inline void gelu_rows(float* x, int rows, int size) {
+    for_rows(rows, size, [&](int r) {
+        float* row = x + (size_t)r * size;
+        int i = 0;
+        for (; i + LANES <= size; i += LANES) store(row + i, gelu(load(row + i)));
+        for (; i < size; i++) row[i] = gelu(splat(row[i]))[0];
+    });
+}
+
 // y = silu(gate) · up, from rows [gate | up]
 inline void silu_mul(const float* x, int rows, int size, float* y) {
     for_rows(rows, 2 * size, [&](int r) {
@@ -32,6 +69,18 @@ inline void silu_mul(const float* x, int rows, int size, float* y) {
         int i = 0;
         for (; i + LANES <= size; i += LANES) store(out + i, silu(load(gate + i)) * load(up + i));
         for (; i < size; i++) out[i] = silu(splat(gate[i]))[0] * up[i];
+    });
+}
+
+// x *= sigmoid(gate), in place. A row has `size` gates, or with `single` one for all its numbers.
+inline void sigmoid_mul(float* x, int rows, int size, const float* gates, size_t stride, bool single) {
+    for_rows(rows, 2 * size, [&](int r) {
+        const float* gate = gates + (size_t)r * stride;
+        float* row = x + (size_t)r * size;
+        const floats all = sigmoid(splat(gate[0]));
+        int i = 0;
+        for (; i + LANES <= size; i += LANES) store(row + i, load(row + i) * (single ? all : sigmoid(load(gate + i))));
+        for (; i < size; i++) row[i] *= single ? all[0] : sigmoid(splat(gate[i]))[0];
     });
 }
 

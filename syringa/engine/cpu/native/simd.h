@@ -118,6 +118,26 @@ static inline void from_float(float x, uint16_t* out) {
     *out = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// LANES numbers, rounded to bfloat16 like `from_float`, in the lower halves of the lanes.
+static inline words half_bits(floats v) {
+    const words bits = (words)v, one = words{} + 1u, nan = words{} + 0x7fc0u;
+    const words near = (bits + 0x7fffu + ((bits >> 16) & one)) >> 16;
+    return (bits & 0x7fffffffu) > 0x7f800000u ? nan : near;
+}
+static inline void store(uint16_t* p, floats v) {
+    const halves half = __builtin_convertvector(half_bits(v), halves);
+    std::memcpy(p, &half, sizeof half);
+}
+
+// Two vectors as pairs: even[0], odd[0], even[1], odd[1], …
+static inline void store_pairs(float* p, floats even, floats odd) {
+    for (int i = 0; i < LANES; i++) p[2 * i] = even[i], p[2 * i + 1] = odd[i];
+}
+static inline void store_pairs(uint16_t* p, floats even, floats odd) {
+    const words both = half_bits(even) | half_bits(odd) << 16;
+    std::memcpy(p, &both, sizeof both);
+}
+
 // A product that the compiler must not fuse with an addition: rounded before it is added.
 static inline floats rounded(floats product) {
 #if defined(__x86_64__)
@@ -141,6 +161,8 @@ static inline floats fma(floats a, floats b, floats c) {
 static inline floats vmax(floats a, floats b) {
 #if defined(__AVX512F__)
     return (floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (floats)_mm256_max_ps((__m256)a, (__m256)b);
 #else
     return a > b ? a : b;
 #endif
@@ -150,6 +172,23 @@ static inline floats vmax(floats a, floats b) {
 static inline float sum(floats v) { return _mm512_reduce_add_ps((__m512)v); }
 static inline int32_t sum(ints v) { return _mm512_reduce_add_epi32((__m512i)v); }
 static inline float max_lane(floats v) { return _mm512_reduce_max_ps((__m512)v); }
+#elif defined(__AVX2__)
+// The same trees as below, in registers.
+static inline float sum(floats v) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+static inline int32_t sum(ints v) {
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(1, 0, 3, 2)));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, _MM_SHUFFLE(2, 3, 0, 1))));
+}
+static inline float max_lane(floats v) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
 #else
 // Reduce in a fixed tree: add the upper half to the lower one until one lane is left.
 static inline float sum(floats v) {
@@ -216,7 +255,31 @@ static inline floats vexp(floats x) {
     return x < low ? floats{} : y;
 }
 
+static inline floats sigmoid(floats x) { return splat(1.0f) / (splat(1.0f) + vexp(-x)); }
 static inline floats silu(floats x) { return x / (splat(1.0f) + vexp(-x)); }
+
+// x · Φ(x) with the normal distribution function Φ, within 2e-6. Φ(x) − ½ is x times a polynomial of x², which was fitted
+// for |x| ≤ 5; beyond that, Φ is 0 or 1. A polynomial takes neither an exponential nor a division.
+static inline floats gelu(floats x) {
+    const floats low = splat(-5.f), high = splat(5.f);
+    floats c = vmax(x, low);
+    c = c > high ? high : c;
+    const floats s = fma(c * c, splat(0.08f), splat(-1.f));  // in [−1, 1], where the polynomial is well conditioned
+    floats p = splat(4.929572974035996e-4f);
+    p = fma(p, s, splat(-1.5141430571997169e-3f));
+    p = fma(p, s, splat(2.0018890995430086e-3f));
+    p = fma(p, s, splat(-2.915697637466921e-3f));
+    p = fma(p, s, splat(6.165405748317769e-3f));
+    p = fma(p, s, splat(-1.097321170514791e-2f));
+    p = fma(p, s, splat(1.6497665693963576e-2f));
+    p = fma(p, s, splat(-2.333673798676306e-2f));
+    p = fma(p, s, splat(3.142622801898814e-2f));
+    p = fma(p, s, splat(-4.043294851244485e-2f));
+    p = fma(p, s, splat(5.1521420949875524e-2f));
+    p = fma(p, s, splat(-7.029665241936772e-2f));
+    p = fma(p, s, splat(1.4136378045862122e-1f));
+    return x < low ? floats{} : x * fma(c, p, splat(0.5f));  // for a NaN, the latter
+}
 
 static inline ints lane_numbers() {
     ints v;
@@ -288,9 +351,15 @@ typedef int8_t activation_t;
 typedef int16_t activation_t;
 #endif
 
-static inline void store_activations(activation_t* to, bytes from) {
+// Numbers that fit in a byte.
+static inline void store_activations(activation_t* to, ints from) {
 #if defined(__AVX512VNNI__)
-    std::memcpy(to, &from, sizeof from);
+    const bytes narrow = __builtin_convertvector(from, bytes);
+    std::memcpy(to, &narrow, sizeof narrow);
+#elif defined(__AVX2__)
+    const __m256i ordered = _mm256_shuffle_epi32((__m256i)from, _MM_SHUFFLE(3, 1, 2, 0));
+    const __m256i twice = _mm256_packs_epi32(ordered, ordered);  // each half of four numbers, twice
+    _mm_storeu_si128((__m128i*)to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(twice, _MM_SHUFFLE(0, 0, 2, 0))));
 #else
     for (int i = 0; i < LANES; i += 4)
         to[i] = from[i], to[i + 1] = from[i + 2], to[i + 2] = from[i + 1], to[i + 3] = from[i + 3];

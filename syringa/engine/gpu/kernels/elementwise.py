@@ -54,6 +54,38 @@ def _silu_mul_kernel(
     tl.store(out_ptr + row * out_stride + at, (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty), mask)
 
 
+@triton.jit
+def _sigmoid_mul_kernel(
+    x_ptr, gate_ptr, x_stride, gate_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < WIDTH
+    pdl_launch_dependents(PDL)
+    pdl_wait(PDL)
+    x = tl.load(x_ptr + row * x_stride + at, mask, 0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride + at, mask, 0.0).to(tl.float32)
+    tl.store(x_ptr + row * x_stride + at, (x * tl.sigmoid(gate)).to(x_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _add_weighted_kernel(
+    out_ptr, y_ptr, x_ptr, weight_ptr, out_stride, y_stride, x_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    mask = at < WIDTH
+    pdl_launch_dependents(PDL)
+    weight = tl.load(weight_ptr + at, mask, 0.0).to(tl.float32)
+    pdl_wait(PDL)
+    x = tl.load(x_ptr + row * x_stride + at, mask, 0.0).to(tl.float32)
+    y = tl.load(y_ptr + row * y_stride + at, mask, 0.0).to(tl.float32)
+    out = tl.load(out_ptr + row * out_stride + at, mask, 0.0).to(tl.float32)
+    out += y * tl.sigmoid(tl.sum(x * weight))
+    tl.store(out_ptr + row * out_stride + at, out.to(out_ptr.dtype.element_ty), mask)
+
+
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, pdl: bool = False
 ) -> torch.Tensor:
@@ -117,6 +149,38 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: boo
         WIDTH=width,
         BLOCK=block,
         num_warps=4,
+        **pdl_options(pdl),
+    )
+    return out
+
+
+def sigmoid_mul(x: torch.Tensor, gates: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+    """Multiply `x` by sigmoid(gates), in place. Both are `[rows, width]`, rows contiguous."""
+    rows, width = x.shape
+    block = min(triton.next_power_of_2(width), 1024)
+    _sigmoid_mul_kernel[(rows, triton.cdiv(width, block))](
+        x, gates, x.stride(0), gates.stride(0), WIDTH=width, BLOCK=block, num_warps=4, **pdl_options(pdl)
+    )
+    return x
+
+
+def add_weighted(
+    out: torch.Tensor, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, pdl: bool = False
+) -> torch.Tensor:
+    """Add the rows of `y`, each times sigmoid(x · weight), to `out` in place. All are `[rows, width]`."""
+    rows, width = out.shape
+    block = triton.next_power_of_2(width)
+    _add_weighted_kernel[(rows,)](
+        out,
+        y,
+        x,
+        weight,
+        out.stride(0),
+        y.stride(0),
+        x.stride(0),
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16),
         **pdl_options(pdl),
     )
     return out

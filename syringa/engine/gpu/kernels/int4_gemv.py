@@ -2,8 +2,9 @@
 """Linear layer of one or two rows with INT4 weights, on CUDA cores.
 
 Matrix units would need the weights in their own layout, which costs a pass through shared memory for each of them. Here
-a thread loads words of eight weights, makes an fp32 number of each with one byte permute, and multiplies it by its
-input. A program computes a few outputs from their whole weight rows, as in `gemv`.
+inputs are in 16-bit fixed point (`fixed_point`), so that `dp4a` multiplies four codes with the upper or lower bytes of
+their inputs: 1.2 instructions per weight, where fp32 takes 3.8. A program computes a few outputs from their whole
+weight rows, as in `gemv`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from syringa.engine.gpu.kernels.fixed_point import CHUNK, FixedPointRows
 from syringa.engine.gpu.kernels.gemv import epilogue_and_store
 from syringa.engine.gpu.kernels.launch import pdl_launch_dependents, pdl_options, pdl_wait
 from syringa.engine.gpu.packed_weight import PackedWeight
@@ -21,6 +23,9 @@ from syringa.engine.gpu.packed_weight import PackedWeight
 MAX_ROWS = 2
 ROWS_PER_PROGRAM = 4  # of weights
 WEIGHTS_PER_WORD = 8
+_CHUNK_WORDS = tl.constexpr(
+    CHUNK // 4
+)  # words whose low codes belong to one chunk of inputs, their high ones to another
 
 
 class Int4GemvConfig(NamedTuple):
@@ -28,110 +33,128 @@ class Int4GemvConfig(NamedTuple):
     warps: int
 
 
-# The upper half of the fp32 number 128 + n is 0x4300 + n, for n < 128.
-_TO_FP32 = tl.constexpr(
+_DOT = tl.constexpr(
     """{
-    .reg .b32 low, high;
-    and.b32 low, $8, 0x0f0f0f0f;
-    shr.u32 high, $8, 4;
+    .reg .b32 low, high, sum;
+    and.b32 low, $1, 0x0f0f0f0f;
+    shr.u32 high, $1, 4;
     and.b32 high, high, 0x0f0f0f0f;
-    prmt.b32 $0, low, 0x43, 0x4055;
-    prmt.b32 $1, low, 0x43, 0x4155;
-    prmt.b32 $2, low, 0x43, 0x4255;
-    prmt.b32 $3, low, 0x43, 0x4355;
-    prmt.b32 $4, high, 0x43, 0x4055;
-    prmt.b32 $5, high, 0x43, 0x4155;
-    prmt.b32 $6, high, 0x43, 0x4255;
-    prmt.b32 $7, high, 0x43, 0x4355;
+    dp4a.s32.u32 sum, $2, low, 0;
+    dp4a.s32.u32 sum, $3, high, sum;
+    shl.b32 sum, sum, 8;
+    dp4a.u32.u32 sum, $4, low, sum;
+    dp4a.u32.u32 $0, $5, high, sum;
     }"""
 )
-_EIGHT_FP32 = tl.constexpr((tl.float32,) * 8)
+_DOT_HALVES = tl.constexpr(
+    """{
+    .reg .b32 low, high, sum;
+    and.b32 low, $2, 0x0f0f0f0f;
+    shr.u32 high, $2, 4;
+    and.b32 high, high, 0x0f0f0f0f;
+    dp4a.s32.u32 sum, $3, low, 0;
+    shl.b32 sum, sum, 8;
+    dp4a.u32.u32 $0, $5, low, sum;
+    dp4a.s32.u32 sum, $4, high, 0;
+    shl.b32 sum, sum, 8;
+    dp4a.u32.u32 $1, $6, high, sum;
+    }"""
+)
+_TWO_INT32 = tl.constexpr((tl.int32, tl.int32))
 
 
 @triton.jit
-def _unpack_weights(words, ASM: tl.constexpr):
-    """Return 128 + code for the four low and the four high codes of the bytes of each word."""
-    if ASM:
-        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-            _TO_FP32, "=r,=r,=r,=r,=r,=r,=r,=r,r", [words], dtype=_EIGHT_FP32, is_pure=True, pack=1
-        )
-    else:  # Triton's interpreter has no assembly
-        a = (words & 15).to(tl.float32) + 128.0
-        b = (words >> 8 & 15).to(tl.float32) + 128.0
-        c = (words >> 16 & 15).to(tl.float32) + 128.0
-        d = (words >> 24 & 15).to(tl.float32) + 128.0
-        e = (words >> 4 & 15).to(tl.float32) + 128.0
-        f = (words >> 12 & 15).to(tl.float32) + 128.0
-        g = (words >> 20 & 15).to(tl.float32) + 128.0
-        h = (words >> 28 & 15).to(tl.float32) + 128.0
-    return a, b, c, d, e, f, g, h
+def _dot_bytes(codes, upper, lower):
+    """Return what `dp4a` computes: the codes of the bytes of a word times their inputs."""
+    total = (codes & 15) * (256 * ((upper << 24) >> 24) + (lower & 255))
+    total += (codes >> 8 & 15) * (256 * ((upper << 16) >> 24) + (lower >> 8 & 255))
+    total += (codes >> 16 & 15) * (256 * ((upper << 8) >> 24) + (lower >> 16 & 255))
+    return total + (codes >> 24 & 15) * (256 * (upper >> 24) + (lower >> 24 & 255))
 
 
 @triton.jit
-def _load_inputs(pointers, mask, UNIT_WORDS: tl.constexpr, EVEN: tl.constexpr):
-    """Return the inputs of words of weights in fp32: eight each, and the sums of either four.
+def _sum_words(products, UNITS: tl.constexpr, UNIT_WORDS: tl.constexpr):
+    """Return the sums of the words of each chunk in fp32, which is exact."""
+    chunks = tl.reshape(products, [UNITS, UNIT_WORDS // _CHUNK_WORDS, _CHUNK_WORDS])
+    return tl.sum(chunks, 2).to(tl.float32)
 
-    `pointers`: to 64-bit words of four bf16 numbers.
-    """
+
+@triton.jit
+def _load_inputs(
+    high_ptr, low_ptr, x_scale_ptr, sum_ptr, unit, UNIT_WORDS: tl.constexpr, UNITS: tl.constexpr, EVEN: tl.constexpr
+):
+    """Return a row's inputs of some units: upper bytes of either half, lower bytes, scales, and sums of the halves."""
+    words = unit[:, None] * (2 * UNIT_WORDS) + tl.arange(0, UNIT_WORDS)[None, :]
+    unit_chunks: tl.constexpr = UNIT_WORDS // _CHUNK_WORDS
+    chunks = unit[:, None] * (2 * unit_chunks) + tl.arange(0, unit_chunks)[None, :]
     if EVEN:
-        first, second = tl.load(pointers), tl.load(pointers + UNIT_WORDS)
+        a, b = tl.load(high_ptr + words), tl.load(high_ptr + words + UNIT_WORDS)
+        c, d = tl.load(low_ptr + words), tl.load(low_ptr + words + UNIT_WORDS)
+        s = tl.load(x_scale_ptr + unit)
+        e, f = tl.load(sum_ptr + chunks), tl.load(sum_ptr + chunks + unit_chunks)
     else:
-        first, second = tl.load(pointers, mask, 0), tl.load(pointers + UNIT_WORDS, mask, 0)
-    low, high = first.to(tl.int32), (first >> 32).to(tl.int32)
-    a = (low << 16).to(tl.float32, bitcast=True)
-    b = (low & -65536).to(tl.float32, bitcast=True)
-    c = (high << 16).to(tl.float32, bitcast=True)
-    d = (high & -65536).to(tl.float32, bitcast=True)
-    low, high = second.to(tl.int32), (second >> 32).to(tl.int32)
-    e = (low << 16).to(tl.float32, bitcast=True)
-    f = (low & -65536).to(tl.float32, bitcast=True)
-    g = (high << 16).to(tl.float32, bitcast=True)
-    h = (high & -65536).to(tl.float32, bitcast=True)
-    return a, b, c, d, e, f, g, h, a + b + c + d, e + f + g + h
+        mask = unit < UNITS
+        each = mask[:, None]
+        a, b = tl.load(high_ptr + words, each, 0), tl.load(high_ptr + words + UNIT_WORDS, each, 0)
+        c, d = tl.load(low_ptr + words, each, 0), tl.load(low_ptr + words + UNIT_WORDS, each, 0)
+        s = tl.load(x_scale_ptr + unit, mask, 0.0)
+        e, f = tl.load(sum_ptr + chunks, each, 0.0), tl.load(sum_ptr + chunks + unit_chunks, each, 0.0)
+    return a, b, c, d, s[:, None], e, f
 
 
 @triton.jit
 def _load_scales(scale_ptr, zero_ptr, at, next_group, mask, ZEROS: tl.constexpr, SHARED: tl.constexpr):
-    """Return the scales of both halves of units, and 128 + their codes of zero."""
+    """Return the scales of both halves of units, and their codes of zero."""
     scale = tl.load(scale_ptr + at, mask, 0.0).to(tl.float32)[:, None]
     if ZEROS:
-        zero = tl.load(zero_ptr + at, mask, 0).to(tl.float32)[:, None] + 128.0
+        zero = tl.load(zero_ptr + at, mask, 0).to(tl.float32)[:, None]
     else:
-        zero = tl.full([1, 1], 136.0, tl.float32)
+        zero = tl.full([1, 1], 8.0, tl.float32)
     scale_high, zero_high = scale, zero
     if not SHARED:
         scale_high = tl.load(scale_ptr + at + next_group, mask, 0.0).to(tl.float32)[:, None]
         if ZEROS:
-            zero_high = tl.load(zero_ptr + at + next_group, mask, 0).to(tl.float32)[:, None] + 128.0
+            zero_high = tl.load(zero_ptr + at + next_group, mask, 0).to(tl.float32)[:, None]
     return scale, zero, scale_high, zero_high
 
 
 @triton.jit
-def _dot(w, x, s, SHARED: tl.constexpr):
-    """Return the products of words of weights `w` with inputs `x`, summed for each word. `s`: from `_load_scales`."""
+def _dot(w, x, s, UNITS: tl.constexpr, UNIT_WORDS: tl.constexpr, SHARED: tl.constexpr, ASM: tl.constexpr):
+    """Return products of words of weights, summed for each chunk. `x`: `_load_inputs`; `s`: `_load_scales`."""
     if SHARED:
-        product = w[0] * x[0] - s[1] * (x[8] + x[9])
-        product = w[3] * x[3] + (w[2] * x[2] + (w[1] * x[1] + product))
-        product = w[7] * x[7] + (w[6] * x[6] + (w[5] * x[5] + (w[4] * x[4] + product)))
-        product *= s[0]
+        if ASM:
+            products = tl.inline_asm_elementwise(
+                _DOT, "=r,r,r,r,r,r", [w, x[0], x[1], x[2], x[3]], dtype=tl.int32, is_pure=True, pack=1
+            )
+        else:  # Triton's interpreter has no assembly
+            products = _dot_bytes(w, x[0], x[2]) + _dot_bytes(w >> 4, x[1], x[3])
+        total = _sum_words(products, UNITS, UNIT_WORDS) - s[1] * (x[5] + x[6])
+        result = total * (s[0] * x[4])
     else:
-        low = w[3] * x[3] + (w[2] * x[2] + (w[1] * x[1] + (w[0] * x[0] - s[1] * x[8])))
-        high = w[7] * x[7] + (w[6] * x[6] + (w[5] * x[5] + (w[4] * x[4] - s[3] * x[9])))
-        product = low * s[0] + high * s[2]
-    return product
+        if ASM:
+            low, high = tl.inline_asm_elementwise(
+                _DOT_HALVES, "=r,=r,r,r,r,r,r", [w, x[0], x[1], x[2], x[3]], dtype=_TWO_INT32, is_pure=True, pack=1
+            )
+        else:
+            low, high = _dot_bytes(w, x[0], x[2]), _dot_bytes(w >> 4, x[1], x[3])
+        total = (_sum_words(low, UNITS, UNIT_WORDS) - s[1] * x[5]) * s[0]
+        result = (total + (_sum_words(high, UNITS, UNIT_WORDS) - s[3] * x[6]) * s[2]) * x[4]
+    return result
 
 
 @triton.jit
 def _int4_gemv_kernel(
-    x_ptr,  # 64-bit words of four inputs
-    w_ptr,  # 32-bit words of eight weights
+    high_ptr,  # upper and lower bytes of the inputs, in words of four
+    low_ptr,
+    x_scale_ptr,
+    sum_ptr,
+    w_ptr,  # words of eight weights
     scale_ptr,
     zero_ptr,
     bias_ptr,
     residual_ptr,
     out_ptr,
     N,
-    x_stride,
     residual_stride,
     out_stride,
     next_group,  # elements to the scale of the next group
@@ -149,8 +172,8 @@ def _int4_gemv_kernel(
 ):
     shared: tl.constexpr = UNITS_PER_GROUP > 0
     even: tl.constexpr = UNITS % BLOCK_U == 0
-    # Four rows of weights per program, so that unpacked inputs are used four times: rows of outputs, or two of gates
-    # and the two that they multiply. Rows after the last are computed like it and not stored.
+    # Four rows of weights per program, so that inputs are used four times: rows of outputs, or two of gates and the two
+    # that they multiply. Rows after the last are computed like it and not stored.
     first = tl.program_id(0) * (2 if GATED else 4)
     n0, n1 = tl.minimum(first, N - 1), tl.minimum(first + 1, N - 1)
     n2 = N + n0 if GATED else tl.minimum(first + 2, N - 1)
@@ -158,7 +181,8 @@ def _int4_gemv_kernel(
     unit_offsets = tl.arange(0, BLOCK_U)
     word_offsets = tl.arange(0, UNIT_WORDS)
     row_words: tl.constexpr = UNITS * UNIT_WORDS
-    a0 = tl.zeros([BLOCK_U, UNIT_WORDS], tl.float32)
+    x_words: tl.constexpr = 2 * row_words  # of a row of inputs
+    a0 = tl.zeros([BLOCK_U, UNIT_WORDS // _CHUNK_WORDS], tl.float32)
     a1, a2, a3, b0, b1, b2, b3 = a0, a0, a0, a0, a0, a0, a0
     pdl_launch_dependents(PDL)
     for i in tl.static_range(0, UNITS, BLOCK_U):
@@ -184,22 +208,20 @@ def _int4_gemv_kernel(
         s3 = _load_scales(scale_ptr, zero_ptr, s_at + n3, next_group, unit_mask, ZEROS, shared)
         if i == 0:  # the first weights do not depend on the previous kernel
             pdl_wait(PDL)
-        x_at = x_ptr + unit[:, None] * (2 * UNIT_WORDS) + word_offsets[None, :]
-        x = _load_inputs(x_at, mask, UNIT_WORDS, even)
-        u0 = _unpack_weights(w0, ASM)
-        a0 += _dot(u0, x, s0, shared)
-        u1 = _unpack_weights(w1, ASM)
-        a1 += _dot(u1, x, s1, shared)
-        u2 = _unpack_weights(w2, ASM)
-        a2 += _dot(u2, x, s2, shared)
-        u3 = _unpack_weights(w3, ASM)
-        a3 += _dot(u3, x, s3, shared)
+        x = _load_inputs(high_ptr, low_ptr, x_scale_ptr, sum_ptr, unit, UNIT_WORDS, UNITS, even)
+        a0 += _dot(w0, x, s0, BLOCK_U, UNIT_WORDS, shared, ASM)
+        a1 += _dot(w1, x, s1, BLOCK_U, UNIT_WORDS, shared, ASM)
+        a2 += _dot(w2, x, s2, BLOCK_U, UNIT_WORDS, shared, ASM)
+        a3 += _dot(w3, x, s3, BLOCK_U, UNIT_WORDS, shared, ASM)
         if M == 2:
-            y = _load_inputs(x_at + x_stride, mask, UNIT_WORDS, even)
-            b0 += _dot(u0, y, s0, shared)
-            b1 += _dot(u1, y, s1, shared)
-            b2 += _dot(u2, y, s2, shared)
-            b3 += _dot(u3, y, s3, shared)
+            y = _load_inputs(
+                high_ptr + x_words, low_ptr + x_words, x_scale_ptr + UNITS, sum_ptr + x_words // _CHUNK_WORDS, unit,
+                UNIT_WORDS, UNITS, even,
+            )  # fmt: skip
+            b0 += _dot(w0, y, s0, BLOCK_U, UNIT_WORDS, shared, ASM)
+            b1 += _dot(w1, y, s1, BLOCK_U, UNIT_WORDS, shared, ASM)
+            b2 += _dot(w2, y, s2, BLOCK_U, UNIT_WORDS, shared, ASM)
+            b3 += _dot(w3, y, s3, BLOCK_U, UNIT_WORDS, shared, ASM)
     _store_outputs(out_ptr, bias_ptr, residual_ptr, a0, a1, a2, a3, first, N, BIAS, GATED, RESIDUAL)
     if M == 2:
         out, residual = out_ptr + out_stride, residual_ptr + residual_stride
@@ -221,13 +243,13 @@ def _store_outputs(
 
 def supports_int4_gemv(weight: PackedWeight, rows: int, dtype: torch.dtype) -> bool:
     """Return whether `int4_gemv` has a product for so many rows of `dtype`."""
-    if weight.format != "int4" or rows > MAX_ROWS or dtype != torch.bfloat16:
+    if weight.format != "int4" or rows > MAX_ROWS or dtype != torch.bfloat16 or weight.unit % (2 * CHUNK):
         return False
     return weight.inputs % weight.unit == 0 and (weight.group % weight.unit == 0 or weight.unit == 2 * weight.group)
 
 
 def int4_gemv(
-    x: torch.Tensor,
+    x: FixedPointRows,
     weight: PackedWeight,
     bias: torch.Tensor | None,
     out: torch.Tensor,
@@ -237,17 +259,16 @@ def int4_gemv(
     residual: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Multiply one or two bf16 rows with INT4 weights; see `supports_int4_gemv`."""
-    outputs = out.shape[1]
-    words = weight.data.view(torch.int32)
-    inputs = x.contiguous().view(torch.int64)
+    """Multiply one or two rows with INT4 weights; see `supports_int4_gemv`. `x`: with a scale per `weight.unit`."""
+    rows, outputs = out.shape
     _int4_gemv_kernel[(triton.cdiv(outputs, ROWS_PER_PROGRAM // 2 if gated else ROWS_PER_PROGRAM),)](
-        inputs, words, weight.scales, weight.scales if weight.zeros is None else weight.zeros,
-        x if bias is None else bias, x if residual is None else residual, out, outputs, inputs.stride(0),
-        0 if residual is None else residual.stride(0), out.stride(0), weight.scales.stride(0),
+        x.high.view(torch.int32), x.low.view(torch.int32), x.scales, x.sums, weight.data.view(torch.int32),
+        weight.scales, weight.scales if weight.zeros is None else weight.zeros, out if bias is None else bias,
+        out if residual is None else residual, out, outputs, 0 if residual is None else residual.stride(0),
+        out.stride(0), weight.scales.stride(0),
         UNITS=weight.inputs // weight.unit, UNIT_WORDS=weight.unit // WEIGHTS_PER_WORD,
-        UNITS_PER_GROUP=weight.group // weight.unit, M=len(x), ZEROS=weight.zeros is not None,
+        UNITS_PER_GROUP=weight.group // weight.unit, M=rows, ZEROS=weight.zeros is not None,
         BIAS=bias is not None, GATED=gated, RESIDUAL=residual is not None,
         BLOCK_U=triton.next_power_of_2(max(1, config.inputs // weight.unit)),
-        ASM=x.is_cuda, num_warps=config.warps, **pdl_options(pdl),
+        ASM=out.is_cuda, num_warps=config.warps, **pdl_options(pdl),
     )  # fmt: skip

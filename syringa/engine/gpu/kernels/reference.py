@@ -52,7 +52,7 @@ def rotate_and_store(
     `keys`, `values`: `[blocks, kv_heads, block, size]`. A row with a negative slot is padding: nothing is stored.
     """
     _, kv_heads, block, size = keys.shape
-    rows = qkv.view(len(qkv), heads + 2 * kv_heads, size)
+    rows = qkv[:, : (heads + 2 * kv_heads) * size].unflatten(1, (-1, size))  # gates may follow
     q, k, v = rows.to(dtype).split([heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
         q, k = _rms_normalize(q, norms[0], eps), _rms_normalize(k, norms[1], eps)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 
+from syringa.engine.gpu.delta_net_rows import DeltaNet, DeltaNetRows, reference_delta_net
 from syringa.engine.gpu.kernels import reference
 from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.packed_weight import PackedWeight, unpack_weight
@@ -155,6 +156,25 @@ class GpuOps(Protocol):
         sinks: torch.Tensor | None = None,
         softcap: float = 0.0,
     ) -> torch.Tensor: ...
+
+    def delta_net(
+        self,
+        projected: torch.Tensor,
+        net: DeltaNet,
+        rows: DeltaNetRows,
+        conv_states: torch.Tensor,
+        recurrent_states: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the output of a delta net for rows `[q | k | v | z | b | a]`, and update its states."""
+        ...
+
+    def sigmoid_mul(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Multiply `x` by sigmoid(gates), in place."""
+        ...
+
+    def add_weighted(self, out: torch.Tensor, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Add the rows of `y`, each times sigmoid(x · weight), to `out` in place. `weight`: `[1, inputs]`."""
+        ...
 
     def sample(
         self, logits: torch.Tensor, params: Sequence[torch.Tensor], filters: Sequence[torch.Tensor], out: torch.Tensor
@@ -303,6 +323,23 @@ class ReferenceOps:
             q, keys, values, tables, starts, first, window=window, scale=scale, sinks=sinks, softcap=softcap
         )
         return out.copy_(y.flatten(1))
+
+    def delta_net(
+        self,
+        projected: torch.Tensor,
+        net: DeltaNet,
+        rows: DeltaNetRows,
+        conv_states: torch.Tensor,
+        recurrent_states: torch.Tensor,
+    ) -> torch.Tensor:
+        return reference_delta_net(projected, net, rows, conv_states, recurrent_states)
+
+    def sigmoid_mul(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return x.copy_(x.float() * gates.float().sigmoid())
+
+    def add_weighted(self, out: torch.Tensor, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        share = (x.float() @ weight.float().T).sigmoid()
+        return out.copy_(out.float() + y.float() * share)
 
     def sample(
         self, logits: torch.Tensor, params: Sequence[torch.Tensor], filters: Sequence[torch.Tensor], out: torch.Tensor

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import triton
 
 from syringa.engine.gpu.kernels.elementwise import rms_norm
+from syringa.engine.gpu.kernels.fixed_point import fixed_point_rows
 from syringa.engine.gpu.kernels.fp8 import quantize_rows
 from syringa.engine.gpu.kernels.gemv import GemvConfig, gemv
 from syringa.engine.gpu.kernels.int4_gemv import Int4GemvConfig, int4_gemv, supports_int4_gemv
@@ -51,14 +52,16 @@ def quantized_linear(
         x, scales = quantize_rows(x, weight.row_group, norm_weight=norm_weight, eps=eps, pdl=pdl)
         quantized_gemm(x, weight, bias, out, config, gated=gated, residual=residual, x_scales=scales, pdl=pdl)
         return out
+    if isinstance(config, Int4GemvConfig):
+        row = fixed_point_rows(x, weight.unit, order=weight.order, norm_weight=norm_weight, eps=eps, pdl=pdl)
+        int4_gemv(row, weight, bias, out, config, gated=gated, residual=residual, pdl=pdl)
+        return out
     if norm_weight is not None:  # fused into a GEMV, its weights would be as many bytes to read as those of the layer
         x = rms_norm(x, norm_weight, eps, pdl=pdl)
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     if isinstance(config, GemvConfig):
         gemv(x, weight.data, bias, None, eps, gated, residual, out, config, pdl, weight.scales)
-    elif isinstance(config, Int4GemvConfig):
-        int4_gemv(x, weight, bias, out, config, gated=gated, residual=residual, pdl=pdl)
     else:
         quantized_gemm(x, weight, bias, out, config, gated=gated, residual=residual, pdl=pdl)
     return out
@@ -120,7 +123,7 @@ def _split(config: QuantizedConfig, rows: int, outputs: int, weight: PackedWeigh
 def _int4_gemv_config(outputs: int, inputs: int, gated: bool) -> Int4GemvConfig:
     if inputs > 8192:
         return Int4GemvConfig(4096, 4)
-    return Int4GemvConfig(2048, 2) if gated else Int4GemvConfig(4096, 4 if outputs > 8192 else 2)
+    return Int4GemvConfig(2048 if gated else 4096, 1)
 
 
 def _gemv_config(outputs: int, inputs: int, gated: bool) -> GemvConfig:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from syringa.engine.gpu.delta_net_rows import DeltaNet, DeltaNetRows
 from syringa.engine.gpu.kernels import elementwise, rotary
 from syringa.engine.gpu.kernels.decode_attention import DecodeConfig, NewTokens, decode_attention
+from syringa.engine.gpu.kernels.delta_net import delta_net_decode, delta_net_prefill
 from syringa.engine.gpu.kernels.embedding import embed
 from syringa.engine.gpu.kernels.moe import moe_mlp
 from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, query_tiles
@@ -195,6 +197,36 @@ class TritonOps:
             out=out,
             pdl=self.pdl,
         )
+
+    def delta_net(
+        self,
+        projected: torch.Tensor,
+        net: DeltaNet,
+        rows: DeltaNetRows,
+        conv_states: torch.Tensor,
+        recurrent_states: torch.Tensor,
+    ) -> torch.Tensor:
+        out = projected.new_empty(len(projected), net.shape.value_width)
+        states, decodes = rows.states, len(rows.lengths)
+        caches = conv_states, recurrent_states
+        if decodes:
+            delta_net_decode(
+                projected[:decodes], *net, states.slots[:decodes], rows.lengths, *caches, out[:decodes], pdl=self.pdl
+            )
+        if states.prefill is not None:
+            assert rows.starts is not None
+            assert rows.first is not None
+            slots = states.slots[decodes:]
+            delta_net_prefill(
+                projected[decodes:], *net, slots, rows.starts, rows.first, states.prefill, *caches, out[decodes:]
+            )
+        return out
+
+    def sigmoid_mul(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return elementwise.sigmoid_mul(x, gates, pdl=self.pdl)
+
+    def add_weighted(self, out: torch.Tensor, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return elementwise.add_weighted(out, y, x, weight, pdl=self.pdl)
 
     def sample(
         self, logits: torch.Tensor, params: Sequence[torch.Tensor], filters: Sequence[torch.Tensor], out: torch.Tensor

@@ -194,7 +194,6 @@ REFUSED = {
     "mamba": ({}, "linear_attention|state-space"),
     "rwkv": ({}, "state-space"),
     "jamba": ({}, "linear_attention|mamba"),
-    "qwen3_next": ({}, "linear_attention"),
     "recurrent_gemma": ({}, "recurrent"),
     "lfm2": ({"num_hidden_layers": 4, "layer_types": ["conv", FULL] * 2}, "conv"),
     "llama4_text": ({}, "chunked_attention"),
