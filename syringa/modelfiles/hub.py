@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from syringa.errors import ModelError
-from syringa.modelfiles.download import ATTEMPTS, Downloader, Progress, RemoteFile, progress_from
+from syringa.modelfiles.download import ATTEMPTS, Downloader, FileProgress, Progress, RemoteFile, progress_from
 from syringa.modelfiles.locate import hub_cache
 from syringa.modelfiles.variants import HubName, select_files
 
@@ -37,8 +37,17 @@ class Listing(msgspec.Struct, frozen=True):
     files: tuple[RemoteFile, ...]
 
 
-def download(name: HubName, progress: Progress, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Download what a model needs, and check it. What an interrupted download has left is continued."""
+def download(
+    name: HubName,
+    progress: Progress,
+    sleep: Callable[[float], None] = time.sleep,
+    *,
+    on_file: FileProgress = lambda file, done: None,
+) -> None:
+    """Download what a model needs, and check it. What an interrupted download has left is continued.
+
+    An exception that `progress` or `on_file` raises ends the download.
+    """
     with HubClient(name, sleep) as client:
         listing = client.list()
         files = {file.name: file for file in listing.files}
@@ -50,8 +59,14 @@ def download(name: HubName, progress: Progress, sleep: Callable[[float], None] =
         _check_space(name, sum(file.size - cache.partial_size(file) for file in missing))
         progress(done, total)
         for file in missing:
+            report = progress_from(progress, done, total)
+
+            def report_file(size: int, file: RemoteFile = file, report: Callable[[int], None] = report) -> None:
+                report(size)
+                on_file(file, size)
+
             with cache.open_part(file) as part:
-                if not client.fetch(file, listing.commit, part, progress_from(progress, done, total)):
+                if not client.fetch(file, listing.commit, part, report_file):
                     cache.discard(file)
                     raise ModelError(
                         f"{file.name} of {name} arrived with a wrong checksum and was deleted: pull it again"

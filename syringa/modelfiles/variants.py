@@ -9,7 +9,8 @@ import msgspec
 
 from syringa.errors import ModelError
 
-_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+)|/([\w./-]+\.gguf))?", re.IGNORECASE)
+_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+)|/([\w./-]+\.gguf))?", re.IGNORECASE | re.ASCII)
+_MAX_REPOSITORY = 200  # characters; it becomes the name of a folder, and the Hub allows 96 on either side of the slash
 _QUANTIZATION = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))$", re.IGNORECASE)
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q4_1", "Q5_K_M", "Q8_0")  # of a repository with several, the first that it has
@@ -18,6 +19,9 @@ _FOLDER_FILES = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|preprocessor_config"
     r"|processor_config|video_preprocessor_config|chat_template|hf_quant_config|quantize_config)\.json"
     r"|chat_template\.jinja|merges\.txt|tokenizer\.model|tekken\.json|LICENSE.*|.*\.safetensors\.index\.json"
+    # Of sentence-transformers: its modules, some of which have a folder.
+    r"|(modules|config_sentence_transformers|sentence_[a-z-]+_config)\.json"
+    r"|\d+_[A-Za-z]+/(config\.json|model\.safetensors)"
 )
 
 
@@ -34,7 +38,9 @@ class HubName(msgspec.Struct, frozen=True):
 def parse_hub_name(model: str) -> HubName | None:
     """Return what `org/repo`, `org/repo:Q4_K_M`, `org/repo:file.gguf` or `org/repo/file.gguf` refers to."""
     match = _NAME.fullmatch(model)
-    return HubName(match[1], match[2] or match[3]) if match and ".." not in model else None
+    if match is None or ".." in model or len(match[1]) > _MAX_REPOSITORY:
+        return None
+    return HubName(match[1], match[2] or match[3])
 
 
 def quantization(file: str) -> str | None:

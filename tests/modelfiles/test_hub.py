@@ -13,6 +13,7 @@ from syringa.errors import ModelError
 from syringa.modelfiles import catalog, known_models, locate
 from syringa.modelfiles import hub as hub_module
 from syringa.modelfiles import pull as pull_model
+from syringa.modelfiles.download import RemoteFile
 from syringa.modelfiles.variants import HubName
 
 from .fake_hub import FakeHub, fake_hub, sha256
@@ -214,3 +215,20 @@ def test_check_catalog_reports_missing_and_other_files(
     ]
     monkeypatch.setattr(catalog, "CATALOG", (right,))
     assert check_catalog.main() == 0
+
+
+def test_download_that_is_ended_by_its_observer_is_continued_later(hub: FakeHub) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def stop(file: RemoteFile, done: int) -> None:
+        seen.append((file.checksum, done))
+        if done >= 500:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pull_model("org/model-GGUF:Q4_K_M", on_file=stop)
+    assert seen == [(sha256(MODEL), done) for done in (100, 200, 300, 400, 500)]
+    hub.requests.clear()
+    pull_model("org/model-GGUF:Q4_K_M", on_file=lambda file, done: seen.append((file.checksum, done)))
+    assert seen[-1] == (sha256(MODEL), len(MODEL))
+    assert hub.requests[-1][2] == "bytes=500-"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from syringa.errors import ModelError
+from syringa.modelfiles import can_pull
 from syringa.modelfiles import locate as locate_model
 from syringa.modelfiles.locate import DEFAULT_MODEL, DEFAULT_MODEL_FILE, default_path, known_models
 
@@ -120,6 +121,13 @@ def test_locate_reports_broken_model_in_one_line(tmp_path: Path, name: str) -> N
     with pytest.raises(ModelError, match=message) as caught:
         locate_model(str(tmp_path / ("m.gguf" if name.endswith(".gguf") else "m")))
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "~nobody-at-all/x", f"{'a' * 300}/b", f"a/{'b' * 4000}", "a\0b", "é/é"])
+def test_locate_reports_name_that_no_file_can_have(name: str) -> None:
+    with pytest.raises(ModelError, match="no such file or folder"):
+        locate_model(name)
+    assert not can_pull(name)
 
 
 @pytest.mark.usefixtures("pulled")

