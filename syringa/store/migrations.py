@@ -181,7 +181,137 @@ _LEASES = Migration(
     ),
 )
 
-MIGRATIONS: tuple[Migration, ...] = (_BASELINE, _LEASES)
+_POOL_OVERRIDES = Migration(
+    "pool overrides",
+    (
+        """
+        CREATE TABLE pool_overrides (
+            cluster TEXT NOT NULL,
+            pool TEXT NOT NULL,
+            open BOOLEAN NOT NULL,
+            PRIMARY KEY (cluster, pool)
+        )
+        """,
+    ),
+)
+
+_BATCHES = Migration(
+    "batches",
+    (
+        """
+        CREATE TABLE files (
+            organization TEXT NOT NULL,
+            id TEXT NOT NULL,
+            created_at BIGINT NOT NULL,
+            expires_at BIGINT,
+            filename TEXT NOT NULL,
+            purpose TEXT NOT NULL,
+            bytes BIGINT NOT NULL,
+            PRIMARY KEY (organization, id),
+            UNIQUE (id)
+        )
+        """,
+        "CREATE INDEX files_by_time ON files (organization, created_at, id)",
+        "CREATE INDEX files_expiring ON files (expires_at) WHERE expires_at IS NOT NULL",
+        """
+        CREATE TABLE batches (
+            organization TEXT NOT NULL,
+            id TEXT NOT NULL,
+            created_at BIGINT NOT NULL,
+            expires_at BIGINT,
+            deadline BIGINT NOT NULL,
+            status TEXT NOT NULL,
+            key TEXT NOT NULL,
+            endpoint TEXT NOT NULL,
+            completion_window TEXT NOT NULL,
+            input_file TEXT NOT NULL,
+            output_file TEXT,
+            error_file TEXT,
+            output_seconds BIGINT,
+            model TEXT,
+            metadata TEXT,
+            errors TEXT,
+            times TEXT NOT NULL,
+            total BIGINT NOT NULL,
+            completed BIGINT NOT NULL,
+            failed BIGINT NOT NULL,
+            input_tokens BIGINT NOT NULL,
+            cached_tokens BIGINT NOT NULL,
+            output_tokens BIGINT NOT NULL,
+            reasoning_tokens BIGINT NOT NULL,
+            PRIMARY KEY (organization, id)
+        )
+        """,
+        "CREATE INDEX batches_by_time ON batches (organization, created_at, id)",
+        "CREATE INDEX batches_expiring ON batches (expires_at) WHERE expires_at IS NOT NULL",
+        """
+        CREATE INDEX batches_active ON batches (created_at)
+            WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+        """,
+        """
+        CREATE TABLE batch_results (
+            organization TEXT NOT NULL,
+            batch_id TEXT NOT NULL,
+            line BIGINT NOT NULL,
+            failed BOOLEAN NOT NULL,
+            body TEXT NOT NULL,
+            PRIMARY KEY (organization, batch_id, line),
+            FOREIGN KEY (organization, batch_id) REFERENCES batches (organization, id) ON DELETE CASCADE
+        )
+        """,
+    ),
+)
+
+_LISTS = Migration(
+    "lists",
+    (
+        "CREATE INDEX responses_by_time ON responses (organization, created_at, id)",
+        "CREATE INDEX conversations_by_time ON conversations (organization, created_at, id)",
+    ),
+)
+
+_SERIES = Migration(
+    "series",
+    (
+        """
+        CREATE TABLE series (
+            resolution INTEGER NOT NULL,
+            start BIGINT NOT NULL,
+            model TEXT NOT NULL,
+            source TEXT NOT NULL,
+            figures TEXT NOT NULL,
+            PRIMARY KEY (resolution, start, model, source)
+        )
+        """,
+        "CREATE INDEX series_by_time ON series (start)",
+    ),
+)
+
+_PULLS = Migration(
+    "pulls",
+    (
+        """
+        CREATE TABLE pulls (
+            id TEXT NOT NULL PRIMARY KEY,
+            model TEXT NOT NULL,
+            serve_as TEXT NOT NULL,
+            status TEXT NOT NULL,
+            stage TEXT,
+            files TEXT NOT NULL,
+            total_bytes BIGINT,
+            bytes_per_second DOUBLE PRECISION,
+            error TEXT,
+            process TEXT NOT NULL,
+            cancel BOOLEAN NOT NULL,
+            created_at BIGINT NOT NULL,
+            updated_at DOUBLE PRECISION NOT NULL,
+            ended_at BIGINT
+        )
+        """,
+    ),
+)
+
+MIGRATIONS: tuple[Migration, ...] = (_BASELINE, _LEASES, _POOL_OVERRIDES, _BATCHES, _LISTS, _SERIES, _PULLS)
 
 
 def version(connection: Connection) -> int:

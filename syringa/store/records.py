@@ -14,9 +14,16 @@ Order = Literal["asc", "desc"]
 ItemRole = Literal["input", "output"]
 Outcome = Literal["ok", "cancelled", "refused", "failed"]
 Grouping = Literal["day", "organization", "key", "model", "endpoint", "user"]
-RevisionName = Literal["keys", "models"]
+RevisionName = Literal["keys", "models", "batches"]
+FilePurpose = Literal["batch", "batch_output"]
+PullStatus = Literal["running", "completed", "failed", "cancelled"]
+PullStage = Literal["resolving", "downloading", "adding"]
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
 
 ACTIVE: tuple[ResponseStatus, ...] = ("queued", "in_progress")
+ACTIVE_BATCH: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class StoredItem(msgspec.Struct, frozen=True):
@@ -58,6 +65,41 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int | None = None
     metadata: str = "{}"  # JSON
+
+
+class ResponseFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Selects responses of an organization. None selects all."""
+
+    model: str | None = None
+    statuses: tuple[ResponseStatus, ...] | None = None
+    conversation_id: str | None = None
+    previous_id: str | None = None
+    background: bool | None = None
+
+
+class ListedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A response in a list. `input` and `output` are the JSON of its last items, unless they are missing or long."""
+
+    id: str
+    created_at: int
+    expires_at: int | None
+    model: str
+    status: ResponseStatus
+    background: bool
+    previous_id: str | None
+    conversation_id: str | None
+    body: str
+    input: str | None = None
+    output: str | None = None
+
+
+class ListedConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation in a list, with the number of its items."""
+
+    id: str
+    created_at: int
+    metadata: str
+    items: int = 0
 
 
 class ListSize(msgspec.Struct, frozen=True):
@@ -228,9 +270,103 @@ class ModelUsage(msgspec.Struct, frozen=True, kw_only=True):
     last_at: float
 
 
+class StoredPull(msgspec.Struct, frozen=True, kw_only=True):
+    """A download of a model, of the server that began it."""
+
+    id: str
+    model: str
+    serve_as: str  # the id that it gets
+    status: PullStatus = "running"
+    stage: PullStage | None = None  # of a running one
+    files: str = "[]"  # JSON
+    total_bytes: int | None = None
+    bytes_per_second: float | None = None
+    error: str | None = None
+    process: str  # the identity of the process that runs it
+    cancel: bool = False  # it is to be canceled
+    created_at: int
+    updated_at: float
+    ended_at: int | None = None
+
+
+class SeriesRow(msgspec.Struct, frozen=True):
+    """The figures of a model in an interval, as one process has counted them."""
+
+    resolution: int  # the length of the interval, in seconds
+    start: int
+    model: str  # empty: of requests that were refused before their model was known
+    source: str  # the process; empty: several
+    figures: str  # JSON
+
+
 class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model configured at run time."""
 
     id: str
     definition: str  # JSON
     updated_at: int
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was uploaded, or written by a batch. Its bytes are on disk."""
+
+    id: str
+    organization: str = ""
+    created_at: int
+    expires_at: int | None = None  # hidden from this second on
+    filename: str
+    purpose: FilePurpose
+    bytes: int
+
+
+class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch of requests. Its lines are in its input file, their results are stored until it is finished."""
+
+    id: str
+    organization: str = ""
+    created_at: int
+    expires_at: int | None = None  # hidden from this second on; set when it is finished
+    deadline: int  # the end of the completion window
+    status: BatchStatus = "validating"
+    key: str = ""  # the id of the API key that created it
+    endpoint: str
+    completion_window: str
+    input_file: str
+    output_file: str | None = None
+    error_file: str | None = None
+    output_seconds: int | None = None  # for which the output files are kept; None: the server's default
+    model: str | None = None  # that of all lines; None: they differ, or it is not known yet
+    metadata: str | None = None  # JSON
+    errors: str | None = None  # a JSON list: why it failed
+    times: str = "{}"  # a JSON object: when it had each status
+    total: int = 0  # lines
+    completed: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0  # of the input
+    output_tokens: int = 0
+    reasoning_tokens: int = 0  # of the output
+
+
+class ActiveBatch(msgspec.Struct, frozen=True):
+    """A batch that is not finished, and the owner of its lease, if it has one."""
+
+    batch: StoredBatch
+    owner: str | None
+
+
+class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one line of a batch. `body` is its line of the output or error file."""
+
+    line: int  # in the input file, from 1
+    failed: bool
+    body: str
+    usage: UsageRecord | None = None  # None: nothing was run
+
+
+class BatchCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """All unfinished batches with a status: their number and the number of their lines that are not done."""
+
+    status: BatchStatus
+    batches: int
+    waiting_lines: int

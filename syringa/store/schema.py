@@ -95,6 +95,57 @@ conversation_items = Table(
     Column("item", Text, nullable=False),
 )
 
+files = Table(
+    "files",
+    metadata,
+    Column("organization", ClientText, primary_key=True),
+    Column("id", ClientText, primary_key=True),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("filename", ClientText, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("organization", ClientText, primary_key=True),
+    Column("id", ClientText, primary_key=True),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("deadline", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("key", ClientText, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("completion_window", Text, nullable=False),
+    Column("input_file", ClientText, nullable=False),
+    Column("output_file", Text),
+    Column("error_file", Text),
+    Column("output_seconds", BigInteger),
+    Column("model", ClientText),
+    Column("metadata", Text),
+    Column("errors", Text),
+    Column("times", Text, nullable=False),
+    Column("total", BigInteger, nullable=False),
+    Column("completed", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+)
+
+batch_results = Table(
+    "batch_results",
+    metadata,
+    Column("organization", ClientText, primary_key=True),
+    Column("batch_id", ClientText, primary_key=True),
+    Column("line", BigInteger, primary_key=True),
+    Column("failed", Boolean, nullable=False),
+    Column("body", Text, nullable=False),
+)
+
 secrets = Table(
     "secrets",
     metadata,
@@ -172,10 +223,47 @@ revisions = Table(
     Column("number", BigInteger, nullable=False),
 )
 
+series = Table(
+    "series",
+    metadata,
+    Column("resolution", Integer, primary_key=True),  # seconds
+    Column("start", BigInteger, primary_key=True),
+    Column("model", ClientText, primary_key=True),
+    Column("source", Text, primary_key=True),
+    Column("figures", Text, nullable=False),
+)
+
+pulls = Table(
+    "pulls",
+    metadata,
+    Column("id", ClientText, primary_key=True),
+    Column("model", ClientText, nullable=False),
+    Column("serve_as", ClientText, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("stage", Text),
+    Column("files", Text, nullable=False),
+    Column("total_bytes", BigInteger),
+    Column("bytes_per_second", Double),
+    Column("error", ClientText),
+    Column("process", ClientText, nullable=False),
+    Column("cancel", Boolean, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("ended_at", BigInteger),
+)
+
 leases = Table(
     "leases",
     metadata,
     Column("name", Text, primary_key=True),
     Column("owner", Text, nullable=False),
     Column("expires_at", Double, nullable=False),
+)
+
+pool_overrides = Table(
+    "pool_overrides",
+    metadata,
+    Column("cluster", Text, primary_key=True),
+    Column("pool", Text, primary_key=True),
+    Column("open", Boolean, nullable=False),
 )

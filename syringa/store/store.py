@@ -40,7 +40,7 @@ class Store(DatabaseExecutor):
     # Operations of several transactions, so that other writers get their turn in between.
 
     async def expire(self, now: float | None = None) -> int:
-        """Delete expired responses and conversations, and return their number."""
+        """Delete expired responses, conversations and batches, and return their number."""
         at = self._clock() if now is None else now
         total = 0
         while count := await self.write(lambda session: session.maintenance.expire(at)):

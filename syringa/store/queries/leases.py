@@ -26,6 +26,12 @@ class LeaseQueries(Queries):
         found: str | None = self.connection.execute(query).scalar()
         return found
 
+    def owners(self, prefix: str) -> list[str]:
+        """Return the owners of the leases whose names begin with `prefix`. Of these, delete what has expired."""
+        named = leases.c.name.startswith(prefix, autoescape=True)
+        self.connection.execute(delete(leases).where(named, leases.c.expires_at <= self.now))
+        return list(self.connection.execute(select(leases.c.owner).where(named)).scalars())
+
     def release(self, name: str, owner: str) -> None:
         """Free a lease, if `owner` has it."""
         self.connection.execute(delete(leases).where(leases.c.name == name, leases.c.owner == owner))

@@ -10,7 +10,7 @@ from sqlalchemy import delete, or_, select, tuple_, update
 
 from syringa.store.queries.base import Queries
 from syringa.store.records import ResponseKey
-from syringa.store.schema import conversations, responses
+from syringa.store.schema import batches, conversations, responses
 
 # Small, because deleting a response deletes thousands of events, and other writers wait meanwhile.
 CHUNK = 20
@@ -20,7 +20,7 @@ class MaintenanceQueries(Queries):
     def expire(self, now: float) -> int:
         """Delete one chunk of what has expired, and return the number of rows."""
         count = 0
-        for table in (responses, conversations):
+        for table in (responses, conversations, batches):
             key = tuple_(table.c.organization, table.c.id)
             due = select(table.c.organization, table.c.id).where(table.c.expires_at <= now).limit(CHUNK)
             # Skip rows that another process is deleting.

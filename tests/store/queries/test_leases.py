@@ -34,6 +34,17 @@ async def test_released_lease_is_free(store: Store) -> None:
     assert await write(store).leases.take("cluster", "b", 10.0)
 
 
+async def test_owners_of_leases_with_a_prefix_are_those_that_have_not_expired(store: Store, clock: Clock) -> None:
+    await write(store).leases.take("cluster", "a", 60.0)
+    await write(store).leases.take("cluster/a", "a", 60.0)
+    await write(store).leases.take("cluster/b", "b", 10.0)
+    await write(store).leases.take("cluster_/c", "c", 60.0)
+    assert sorted(await write(store).leases.owners("cluster/")) == ["a", "b"]
+    clock.now += 10.0
+    assert await write(store).leases.owners("cluster/") == ["a"]
+    assert await write(store).leases.owners("cluster_") == ["c"]
+
+
 async def test_one_of_several_servers_gets_the_lease(database: str) -> None:
     async with Store(database) as one, Store(database) as two:
         await one.open()

@@ -1,0 +1,111 @@
+"""The output and error files of a batch: every line of the input is in exactly one of them, in the same order."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from syringa.errors import NotFound
+from syringa.service.batches.lines import InputLine, custom_id_of, error_line, line_id, read_lines
+from syringa.service.files.storage import FileWriter
+from syringa.store import BatchStatus, StoredBatch, StoredFile
+
+if TYPE_CHECKING:
+    from syringa.service.batches.run import BatchServices
+    from syringa.store.session import Session
+
+_NOT_RUN: dict[BatchStatus, tuple[str, str]] = {
+    "expired": (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+    "cancelled": ("batch_cancelled", "This request was not executed, because the batch was cancelled."),
+}
+
+
+class OutputFiles:
+    """The files of a finished batch, by the column of their ids."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, StoredFile] = {}
+        self.missing = 0  # lines that were not run
+        self.kept = False
+
+    def keep(self) -> None:
+        """Keep the files: they are known to the store now."""
+        self.kept = True
+
+
+@contextlib.asynccontextmanager
+async def write_output_files(
+    batch: StoredBatch, services: BatchServices, status: BatchStatus
+) -> AsyncIterator[OutputFiles]:
+    """Write the files of a batch that ends with a status. They are removed again unless the block calls `keep`."""
+    files, found = services.files, OutputFiles()
+    output, errors = files.new_writer(), files.new_writer()
+    try:
+        await _write(batch, services, status, output, errors, found)
+        for column, writer in (("output_file", output), ("error_file", errors)):
+            if not writer.bytes:
+                continue
+            await writer.finish()
+            name = f"{batch.id}_{column.removesuffix('_file')}.jsonl"
+            found.files[column] = files.describe(
+                writer, batch.organization, name, "batch_output", seconds=batch.output_seconds
+            )
+        yield found
+    finally:
+        if not found.kept:
+            await output.discard()
+            await errors.discard()
+
+
+async def _write(
+    batch: StoredBatch,
+    services: BatchServices,
+    status: BatchStatus,
+    output: FileWriter,
+    errors: FileWriter,
+    found: OutputFiles,
+) -> None:
+    async with contextlib.AsyncExitStack() as opened:
+        unfinished: AsyncIterator[InputLine] | None = None
+        if status in _NOT_RUN and batch.completed + batch.failed < batch.total:
+            with contextlib.suppress(NotFound):  # without the input, only results are written
+                file = opened.enter_context(await services.files.open(batch.input_file))
+                unfinished = read_lines(file, services.max_line)
+
+        async def write_missing(before: int | None) -> None:
+            """Write the lines of the input that have no result and come before a line."""
+            assert unfinished is not None
+            code, message = _NOT_RUN[status]
+            async for line in unfinished:
+                if line.number == before:
+                    return
+                found.missing += 1
+                text = error_line(line_id(batch.id, line.number), custom_id_of(line), code, message)
+                await errors.write(text.encode() + b"\n")
+
+        async for row in _results(batch, services):
+            if unfinished is not None:
+                await write_missing(row.line)
+            await (errors if row.failed else output).write(row.body.encode() + b"\n")
+        if unfinished is not None:
+            await write_missing(None)
+
+
+async def _results(batch: StoredBatch, services: BatchServices) -> AsyncIterator[Any]:
+    after = 0
+    while True:
+        query = functools.partial(_read_page, batch, after)
+        if not (page := await services.store.read(query)):
+            return
+        for row in page:
+            yield row
+        after = page[-1].line
+
+
+def _read_page(batch: StoredBatch, after: int, session: Session) -> Sequence[Any]:
+    return session.batches.results(batch.organization, batch.id, after=after)

@@ -1,0 +1,150 @@
+"""Files of organizations: rows in the store, bytes on disk, quotas and expiry."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+from syringa.errors import NotFound, PayloadTooLarge, StoreError
+from syringa.ids import random_id
+from syringa.service.files.storage import FileStorage, FileWriter
+from syringa.store import FilePurpose, Store, StoredFile
+
+logger = logging.getLogger("syringa.service")
+
+MAINTENANCE_SECONDS = 3600.0
+GARBAGE_SECONDS = 6 * 3600.0  # bytes of this age without a row are not those of an upload that goes on
+_DAY = 86400
+_PAGE = 500
+
+
+class FileManager:
+    """One per process. The first upload, or `start`, begins the removal of expired files, batches and garbage."""
+
+    def __init__(
+        self, store: Store, storage: FileStorage, *, quota: int, days: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`quota`: bytes of an organization's files; `days`: how long a file is kept by default. 0: no limit."""
+        self._store, self._storage, self._quota, self._days, self._clock = store, storage, quota, days, clock
+        self._maintenance: asyncio.Task[None] | None = None
+
+    @property
+    def any_stored(self) -> bool:
+        """Whether there ever was a file on this machine."""
+        return self._storage.folder.exists()
+
+    def start(self) -> None:
+        """Remove expired files and garbage from now on."""
+        if self._maintenance is None:
+            self._maintenance = asyncio.create_task(self._maintain())
+
+    async def close(self) -> None:
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            await asyncio.gather(self._maintenance, return_exceptions=True)
+
+    async def check_quota(self, organization: str, size: int) -> None:
+        """Raise `PayloadTooLarge` if so many more bytes exceed the quota, before they are received."""
+        if self._quota:
+            used = await self._store.read(lambda session: session.files.total_bytes(organization))
+            if used + size > self._quota:
+                raise self._over_quota()
+
+    def new_writer(self) -> FileWriter:
+        self.start()
+        return self._storage.writer(random_id("file-"))
+
+    async def add(
+        self, writer: FileWriter, organization: str, filename: str, purpose: FilePurpose, *, seconds: int | None = None
+    ) -> StoredFile:
+        """Make a written file known. `seconds`: how long it is kept; None: the default. Raises `PayloadTooLarge`."""
+        file = self.describe(writer, organization, filename, purpose, seconds=seconds)
+        await writer.finish()
+        quota = self._quota
+        if not await self._store.write(lambda session: session.files.create(file, quota)):
+            raise self._over_quota()
+        return file
+
+    def describe(
+        self, writer: FileWriter, organization: str, filename: str, purpose: FilePurpose, *, seconds: int | None
+    ) -> StoredFile:
+        """Return the row of a file."""
+        created_at = int(self._clock())
+        kept = seconds if seconds is not None else self._days * _DAY or None
+        return StoredFile(
+            id=writer.id,
+            organization=organization,
+            created_at=created_at,
+            expires_at=None if kept is None else created_at + kept,
+            filename=filename,
+            purpose=purpose,
+            bytes=writer.bytes,
+        )
+
+    async def open(self, id: str) -> BinaryIO:
+        """Open the bytes of a file. Raises `NotFound`."""
+        try:
+            return await asyncio.to_thread(self._storage.open, id)
+        except FileNotFoundError:
+            logger.error("files: a file has no bytes on this machine: file=%s folder=%s", id, self._storage.folder)
+            raise NotFound(
+                f"The content of the file {id!r} is not on this server.", code="file_content_not_found"
+            ) from None
+
+    async def has_content(self, id: str) -> bool:
+        """Return whether the bytes of a file are on this machine."""
+        return await asyncio.to_thread(self._storage.exists, id)
+
+    async def remove(self, id: str) -> None:
+        """Remove the bytes of a file whose row is deleted. What fails is removed later, as garbage."""
+        try:
+            await asyncio.to_thread(self._storage.remove, id)
+        except OSError as error:
+            logger.warning("files: a file cannot be removed: file=%s error=%s", id, error)
+
+    async def expire(self) -> int:
+        """Delete the files that have expired, and return their number."""
+        total = 0
+        while expired := await self._store.write(lambda session: session.files.expire()):
+            for file in expired:
+                await self.remove(file.id)
+            total += len(expired)
+        return total
+
+    async def collect_garbage(self, older_than: float = GARBAGE_SECONDS) -> int:
+        """Remove the bytes that have no row, and return the number of files."""
+        found = await asyncio.to_thread(lambda: list(self._storage.old_ids(older_than)))
+        removed = 0
+        for start in range(0, len(found), _PAGE):
+            ids = found[start : start + _PAGE]
+            known = await self._store.read(lambda session, ids=ids: session.files.known(ids))  # type: ignore[misc]
+            for id in itertools.filterfalse(known.__contains__, ids):
+                await self.remove(id)
+                removed += 1
+        if removed:
+            logger.info("files: removed files without a row: count=%d", removed)
+        return removed
+
+    def _over_quota(self) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"The files of this organization may have {self._quota} bytes together: delete some first.",
+            code="storage_quota_exceeded",
+        )
+
+    async def _maintain(self) -> None:
+        while True:
+            try:
+                await self.expire()
+                await self.collect_garbage()
+                await self._store.expire()  # finished batches
+                while await self._store.write(lambda session: session.batches.drop_results()):
+                    pass
+            except StoreError as error:
+                logger.debug("files: maintenance failed: %s", error.message)
+            except Exception:
+                logger.exception("files: maintenance failed")
+            await asyncio.sleep(MAINTENANCE_SECONDS)
