@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
+import os
 import sys
 import time
 
@@ -12,10 +13,11 @@ import msgspec
 from rich.console import Console
 
 from bench.fleet_sim import report
+from bench.fleet_sim.rejections import OTHER
 from bench.fleet_sim.results import SimulationResult, outcome, summarize
 from bench.fleet_sim.scenario import HOUR, MINUTE, Scenario, quick
 from bench.fleet_sim.simulation import FleetSimulation
-from syringa.bench.processes import cores, cpu_name
+from syringa.bench.processes import cpu_name
 
 
 def simulate(scenario: Scenario, seed: int, console: Console | None = None) -> SimulationResult:
@@ -24,14 +26,18 @@ def simulate(scenario: Scenario, seed: int, console: Console | None = None) -> S
     simulation = FleetSimulation(scenario, seed)
 
     def progress(at: float) -> None:
+        rejected = simulation.rejections.counts
         if console is not None and (at % HOUR == 0 or (at > scenario.day_seconds and at % (5 * MINUTE) == 0)):
             console.print(
                 f"{at / HOUR:5.2f} h, {simulation.collector.arrived:,} requests, {len(simulation.fleet.running)} "
-                f"replicas, {sum(simulation.explanations.values()):,} got 503, "
+                f"replicas, {sum(rejected.values()):,} got 503, {rejected[OTHER]} of these for no known reason, "
                 f"{(time.perf_counter() - began) / 60:.1f} minutes so far"
             )
 
     simulation.run(progress)
+    if console is not None:
+        for at, model, count in simulation.rejections.others:
+            console.print(f"{at:.0f} s, {model}: {count} got 503 for no known reason")
     result = summarize(simulation, seed)
     result.cpu_minutes = (time.process_time() - cpu) / 60
     result.wall_minutes = (time.perf_counter() - began) / 60
@@ -52,8 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(msgspec.json.encode(outcome(result)).decode())
     report.show(result, console)
     if options.write and not options.quick:
-        today = datetime.date.today().isoformat()
-        about = f"{today}, seed {result.seed}, one core of {cpu_name()} with {cores()} cores."
+        cores = os.cpu_count() or 1
+        machine = f"{cpu_name()}, " + ("1 core" if cores == 1 else f"{cores} cores")
+        about = f"{datetime.date.today().isoformat()}, seed {result.seed}, one process ({machine})."
         console.print(f"written: {report.write(result, about)}")
     failures = result.failures(timing=not options.quick)
     for failure in failures:

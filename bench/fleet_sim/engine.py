@@ -19,6 +19,7 @@ from syringa.engine.client.router import Assignment, ReplicaRouter, RoutingKey
 OVERLOADED_SECONDS = 0.2  # until a moved request is submitted again to a replica with a full queue
 MAX_RETRIES = 3  # of a request after crashes
 TIMED_ROUTES = 16  # of so many requests in the peak, the time of the router is measured for one
+BALANCE_SECONDS = 1.0  # after which requests that came before a replica was ready, and have not begun, move to it
 LOAD_TIMEOUT = 600.0  # of a request that has begun, or waits while a replica is being started
 
 
@@ -40,6 +41,7 @@ class ModelClients:
         self.usable: list[str] = []
         self.present = 0  # replicas that are ready or being started
         self.active = 0
+        self.waits = False  # whether requests have waited when `expire` was called last
         self._scenario, self._loop, self._collector = scenario, loop, collector
         self._on_ended, self.drained = on_ended, on_drained
         self._replicas: dict[str, BatchedReplica] = {}  # that are or were ready
@@ -59,7 +61,8 @@ class ModelClients:
         assert key is not None
         if stream.generated:
             key = RoutingKey(key.tenant, stream.prompt + int(stream.generated), 1, key.prefixes)
-        assignment = self._choose(stream, key)
+        target, stream.target = stream.target, ""
+        assignment = self._choose(stream, key, [target] if target in self._replicas else self.usable)
         replica = self._replicas[assignment.replica]
         if len(replica.waiting) >= self._scenario.max_queue and not stream.prefilled:
             self.routers[stream.chat.api_process].release(assignment)
@@ -73,12 +76,12 @@ class ModelClients:
         stream.waits_since = self._loop.now  # the limit of the queue, which is that of the worker, begins anew
         replica.submit(stream)
 
-    def _choose(self, stream: Stream, key: RoutingKey) -> Assignment:
+    def _choose(self, stream: Stream, key: RoutingKey, replicas: list[str]) -> Assignment:
         router = self.routers[stream.chat.api_process]
         if stream.id % TIMED_ROUTES or stream.arrived < self._scenario.peak_at:
-            return router.choose(key, self.usable)
+            return router.choose(key, replicas)
         began = time.thread_time()
-        assignment = router.choose(key, self.usable)
+        assignment = router.choose(key, replicas)
         self._collector.routed(time.thread_time() - began)
         return assignment
 
@@ -136,8 +139,10 @@ class ModelClients:
                 self._collector.lost(stream, f"no replica for {limit:.0f} s")
             else:
                 self.reject(stream)
+        self.waits = bool(self.pending)
         for replica in self._replicas.values():
             if replica.waiting:
+                self.waits = True
                 replica.expire()
 
     # Replicas
@@ -145,11 +150,33 @@ class ModelClients:
     def replica_ready(self, replica: BatchedReplica) -> None:
         self._replicas[replica.id] = replica
         self.usable = [*self.usable, replica.id]
+        self._loop.after(BALANCE_SECONDS, self._balance, (replica, self._loop.now))
         waiting, self.pending = self.pending, deque()
         for stream in waiting:
             self._route(stream)
         for each in [each for each in self._replicas.values() if each.condition == "draining"]:
             self._move_unfit(each)
+
+    def _balance(self, joined: tuple[BatchedReplica, float]) -> None:
+        """Let a new replica run requests that have waited at others since before it was ready."""
+        replica, at = joined
+        if replica.id not in self.usable:
+            return
+        by_process: dict[int, list[Stream]] = {}
+        for each in self._replicas.values():
+            for stream in each.not_begun() if not each.frozen else ():
+                if stream.waits_since < at:
+                    by_process.setdefault(stream.chat.api_process, []).append(stream)
+        moving: dict[str, list[Stream]] = {}
+        for process, streams in sorted(by_process.items()):
+            streams.sort(key=lambda stream: stream.id)
+            assignments = [stream.assignment for stream in streams if stream.assignment is not None]
+            assert len(assignments) == len(streams)
+            for position in self.routers[process].shed(assignments, replica.id):
+                streams[position].target = replica.id
+                moving.setdefault(assignments[position].replica, []).append(streams[position])
+        for id, streams in moving.items():
+            self._move(self._replicas[id], streams, "balance")
 
     def replica_draining(self, replica: BatchedReplica) -> None:
         """A replica that was ready is drained: what does not fit into the grace period moves."""
@@ -190,7 +217,8 @@ class ModelClients:
         if not moving:
             return
         now = self._loop.now
-        recovery = Recovery(replica.lost_at if reason != "drain" else now, len(moving))
+        begun = replica.lost_at if reason in ("crash", "silence") else now
+        recovery = Recovery(begun, len(moving))
         replica.take(moving)
         for stream in moving:
             self._release(stream)

@@ -78,6 +78,11 @@ class BatchedReplica:
         running = [*(each.stream for each in self._prefills), *(each[2] for each in self._decoding)]
         return [*running, *self.resumed, *self.waiting]
 
+    def not_begun(self) -> list[Stream]:
+        """Return the requests whose prompts have never been computed."""
+        prefills = [each.stream for each in self._prefills]
+        return [each for each in (*prefills, *self.waiting) if not each.prefilled]
+
     @property
     def queued(self) -> int:
         return len(self.waiting) + len(self.resumed)

@@ -36,7 +36,7 @@ def summary_rows(result: SimulationResult) -> list[tuple[str, str, str]]:
         ("CPU time of the router for a request of the peak, µs", f"median {route:.0f}, p99 {slow_route:.0f}", ""),
         (
             "the run, minutes",
-            f"{result.cpu_minutes:.1f} of CPU time, {result.wall_minutes:.1f} in all",
+            f"{result.wall_minutes:.1f}, of which {result.cpu_minutes:.1f} of CPU time",
             f"≤ {MAX_MINUTES:.0f}",
         ),
         ("moves of requests", _counts(result.moves), ""),
@@ -71,6 +71,7 @@ def phase_rows(result: SimulationResult) -> list[tuple[str, ...]]:
         "GPUs offered": lambda each: f"{each.offered:,.0f}",
         "GPUs demanded": lambda each: f"{each.demanded:,.1f}",
         "GPUs spent on requests": lambda each: f"{each.spent:,.1f}",
+        "GPUs spent on prompts again": lambda each: f"{each.repeated:,.1f}",
         "GPUs of replicas with requests": lambda each: f"{each.busy:,.1f}",
         "GPUs of all replicas": lambda each: f"{each.held:,.1f}",
         "spent ÷ min(offered, demanded)": lambda each: f"{each.share:.3f}",

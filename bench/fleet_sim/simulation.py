@@ -15,6 +15,7 @@ from bench.fleet_sim.engine import ModelClients
 from bench.fleet_sim.event_loop import EventLoop
 from bench.fleet_sim.faults import Faults
 from bench.fleet_sim.fleet import SimulatedFleet, SimulatedNode
+from bench.fleet_sim.rejections import RejectionLog
 from bench.fleet_sim.scenario import MINUTE, Scenario, SimulatedPool
 from bench.fleet_sim.streams import Arrivals, Workload
 from syringa.fleet.controller import Controller
@@ -95,17 +96,17 @@ class FleetSimulation:
         minutes = self.workload.minutes
         self.offered = np.zeros(minutes)  # GPU-seconds
         self.held = np.zeros(minutes)  # GPU-seconds of replicas, from the decision to start them on
-        self.busy = np.zeros(minutes)
+        self.busy = np.zeros(minutes)  # GPU-seconds of replicas with requests, since the start, as are the following
+        self.repeated = np.zeros(minutes)  # for prompts that had been computed before
         self.served = np.zeros((len(scenario.models), minutes))
         self.rejected = np.zeros((len(scenario.models), minutes))
         self.most_replicas = 0
-        self.explanations: Counter[str] = Counter()  # requests that got 503, by what their model lacked
+        self.rejections = RejectionLog(self.clients)
         self._open: dict[str, bool] = {}
         self._gpus = 0
         self._arrivals: Iterator[Arrivals] = self.workload.arrivals()
         self._burst: Arrivals | None = None
         self._position = 0
-        self._unexplained: Counter[int] = Counter()  # requests that got 503 in the last second, by model
 
     def run(self, progress: Callable[[float], None] = lambda at: None) -> None:
         self._next_burst()
@@ -145,7 +146,8 @@ class FleetSimulation:
 
     def _check_ended(self) -> None:
         """Whatever has neither completed nor got 503 is lost."""
-        self._explain_rejections()
+        for _ in range(2):  # those of the last second, and those that it leaves for the next one
+            self._explain_rejections()
         for clients in self.clients:
             for stream in clients.pending:
                 self.collector.lost(stream, "still waits for a replica at the end")
@@ -186,27 +188,9 @@ class FleetSimulation:
         return node.alive and node.view.condition == "ready" and self._open[node.pool.name] and node.owner_away
 
     def _explain_rejections(self) -> None:
-        """Find out why requests got 503 in this second: was there a GPU for another replica of their model?"""
-        unexplained = self._unexplained
-        self._unexplained = Counter()
-        rejected = self.collector.take_rejections()
-        if not rejected and not unexplained:
-            return
-        most_free: dict[str, int] = {}
-        for node in self.fleet.nodes_by_name.values():
-            if self._is_offered(node):
-                most_free[node.pool.name] = max(most_free.get(node.pool.name, 0), node.free_gpus)
-        running = self.fleet.running.values()
-        loading = {each.model.name for each in running if each.condition not in ("ready", "draining")}
-        for index in sorted({*rejected, *unexplained}):
-            model = self.scenario.models[index]
-            if not any(most_free.get(pool, 0) >= model.gpus for pool in model.pools):
-                self.explanations["no GPU is free"] += rejected[index] + unexplained[index]
-            elif model.name in loading:
-                self.explanations["replicas are being loaded"] += rejected[index] + unexplained[index]
-            else:  # the room may be new: the controller has a second to use it
-                self._unexplained.update({index: rejected[index]} if rejected[index] else {})
-                self.explanations.update({"other": unexplained[index]} if unexplained[index] else {})
+        rejected, nodes = self.collector.take_rejections(), self.fleet.nodes_by_name.values()
+        offered = (node for node in nodes if self._is_offered(node))
+        self.rejections.update(self.loop.now, rejected, offered, self.fleet.running.values())
 
     # Once a minute
 
@@ -220,4 +204,5 @@ class FleetSimulation:
                 + work.prompt_tokens * model.gpu_seconds_per_prompt_token
             )
             self.busy[minute] += work.busy_seconds * model.gpus
+            self.repeated[minute] += work.repeated_tokens * model.gpu_seconds_per_prompt_token
             self.rejected[index, minute] = self.collector.rejected_work[index]

@@ -57,6 +57,7 @@ class Stream:
     key: RoutingKey | None = None
     replica: BatchedReplica | None = None
     assignment: Assignment | None = None
+    target: str = ""  # the replica to which it is to move
     admitted_at: float | None = None
     first_token_at: float | None = None
     prefilled: bool = False  # once

@@ -122,6 +122,7 @@ def _download(
             advance = progress_from(progress, done, manifest.size)
             if not (target.exists() and target.stat().st_size == file.size):
                 part = target.with_name(target.name + PART)
+                part.parent.mkdir(mode=0o700, exist_ok=True)
                 if not hub.fetch(remote, part, advance) and not _fetch_twice(server, remote, part, advance):
                     raise ModelError(f"{file.name} of {model} arrived with a wrong checksum twice, and was deleted")
                 part.rename(target)

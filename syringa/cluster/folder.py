@@ -41,6 +41,11 @@ class ClusterFolder:
         return ClusterFolder(self.path / RAY_FOLDER).files("node")
 
     @property
+    def ray_address(self) -> Path:
+        """The file with the address of Ray's head, on the machine that has started it."""
+        return self.path / "ray.address"
+
+    @property
     def ray_token(self) -> Path:
         return self.path / RAY_TOKEN
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,17 +14,20 @@ from syringa.modelfiles import ModelFiles, forget_gguf, read_gguf
 
 # What belongs to a model in a folder. Weights in other formats are not read by any engine.
 SUFFIXES = frozenset({".safetensors", ".json", ".gguf", ".jinja", ".txt", ".model", ".tiktoken", ".py"})
+_MODULE = re.compile(r"\d+_[A-Za-z]+")  # an inner folder of sentence-transformers, such as 1_Pooling
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
-    name: str
+    name: str  # in the folder of the model; of a module, with that of its folder before it
     size: int
     sha256: str
     modified: int  # nanoseconds, Unix time
 
     def __post_init__(self) -> None:
         # Both become parts of paths.
-        if self.name in ("", ".", "..") or set(self.name) & set("/\\\0"):
+        *folders, name = self.name.split("/")
+        is_path = name not in ("", ".", "..") and all(map(_MODULE.fullmatch, folders)) and len(folders) < 2
+        if not is_path or set(name) & set("\\\0"):
             raise ValueError(f"{self.name!r} is not the name of a file")
         if len(self.sha256) != 64 or not set(self.sha256) <= set("0123456789abcdef") or self.size < 0:
             raise ValueError(f"the checksum or the size of {self.name!r} is not one")
@@ -82,8 +86,14 @@ def model_paths(files: ModelFiles) -> dict[str, Path]:
     folder = path if files.kind == "folder" else path.parent
     try:
         if files.kind == "folder":
-            found = [each for each in folder.iterdir() if each.suffix in SUFFIXES and each.is_file()]
-            allowed = [folder.resolve()]
+            modules = [each for each in folder.iterdir() if _MODULE.fullmatch(each.name) and each.is_dir()]
+            found = [
+                file
+                for each in (folder, *modules)
+                for file in each.iterdir()
+                if file.suffix in SUFFIXES and file.is_file()
+            ]
+            allowed = [folder.resolve(), *(folder.resolve() / each.name for each in modules)]
         else:
             gguf = read_gguf(path)
             forget_gguf()
@@ -91,7 +101,7 @@ def model_paths(files: ModelFiles) -> dict[str, Path]:
             allowed = [folder.resolve(), path.resolve().parent]
         if (repository := _hub_repository(folder)) is not None:
             allowed.append(repository.resolve() / "blobs")
-        resolved = {each.name: each.resolve(strict=True) for each in sorted(found)}
+        resolved = {each.relative_to(folder).as_posix(): each.resolve(strict=True) for each in sorted(found)}
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
     for name, target in resolved.items():

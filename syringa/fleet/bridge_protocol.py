@@ -1,8 +1,9 @@
 """The messages between the supervisor and the bridge to a cluster, msgpack frames on a Unix socket.
 
-The supervisor listens, the bridge connects. The bridge sends a `FleetReport` when it has connected, at every change and
-every `REPORT_SECONDS`; each one is complete and replaces the one before. What the supervisor sends is a wish: what
-becomes of it is seen in the reports. A wish may be repeated, and may concern a replica or a node that is gone.
+The supervisor listens, the bridge connects. The bridge sends a `FleetReport`, which is complete, when it has connected
+and when the cluster can be reached again. From then on it sends a `FleetUpdate` at every change and every
+`REPORT_SECONDS`, with what has changed since its last message. What the supervisor sends is a wish: what becomes of it
+is seen in the reports. A wish may be repeated, and may concern a replica or a node that is gone.
 
 A supervisor or a bridge that is started again finds the replicas that run: nothing here depends on either of them
 having been there before.
@@ -17,8 +18,11 @@ import msgspec
 from syringa.fleet.provider import Node
 from syringa.types import EngineStats, ModelInfo
 
+NO_STATS = EngineStats()
+
 REPORT_SECONDS = 0.5
 ENDED_SECONDS = 30.0  # for which a replica that has ended is reported
+STARTING = "the bridge to Ray is starting"  # the reason of a bridge that has not tried to reach the cluster yet
 
 ReplicaPhase = Literal["queued", "fetching", "loading", "ready", "hanging", "draining", "ended"]
 
@@ -113,8 +117,53 @@ class FleetReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     reason: str = ""  # why the cluster cannot be reached, in words for an operator
 
 
+class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
+    """What a replica has to do."""
+
+    id: str
+    running: int = 0
+    waiting: int = 0  # for capacity
+    idle_seconds: float = 0.0  # when the message was sent
+
+
+class FleetUpdate(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What has changed since the last message. While a replica is idle, the time for which it is does not count."""
+
+    nodes: list[Node] = []  # that are new or have changed
+    gone_nodes: list[str] = []
+    replicas: list[ReplicaReport] = []  # that are new, or of which more than the statistics has changed
+    gone_replicas: list[str] = []
+    loads: list[ReplicaLoad] = []  # of others
+
+
 ToBridge = LaunchReplica | RetireReplica | KillReplica | ReleaseNode
-FromBridge = FleetReport
+FromBridge = FleetReport | FleetUpdate
+
+
+def load_of(report: ReplicaReport) -> ReplicaLoad:
+    stats = report.stats or NO_STATS
+    return ReplicaLoad(report.id, stats.running, stats.waiting - stats.preparing, stats.idle_seconds)
+
+
+def changes(before: FleetReport, after: FleetReport) -> FleetUpdate:
+    """Return what has changed between two reports on a cluster that can be reached."""
+    old_nodes = {node.name: node for node in before.nodes}
+    old_replicas = {replica.id: replica for replica in before.replicas}
+    replicas: list[ReplicaReport] = []
+    loads: list[ReplicaLoad] = []
+    for replica in after.replicas:
+        old = old_replicas.pop(replica.id, None)
+        if old is replica:
+            continue
+        if old is None or msgspec.structs.replace(old, stats=replica.stats) != replica:
+            replicas.append(replica)
+            continue
+        was, load = load_of(old), load_of(replica)
+        same = (was.running, was.waiting) == (load.running, load.waiting)
+        if not same or load.idle_seconds < was.idle_seconds or (load.idle_seconds > 0) != (was.idle_seconds > 0):
+            loads.append(load)
+    nodes = [node for node in after.nodes if old_nodes.pop(node.name, None) != node]
+    return FleetUpdate(nodes, list(old_nodes), replicas, list(old_replicas), loads)
 
 
 def initial_report(launch: LaunchReplica, reason: str = "") -> ReplicaReport:

@@ -10,11 +10,12 @@ import dataclasses
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from syringa.fleet.decisions import (
     EVICTIONS,
+    NO_NODE_HISTORY,
     NODE_MEMORY_SECONDS,
     FleetSnapshot,
     ModelHistory,
@@ -30,15 +31,16 @@ from syringa.fleet.decisions import (
 from syringa.fleet.fleet_view import describe
 from syringa.fleet.overrides import PoolOverrides
 from syringa.fleet.planner import plan
-from syringa.fleet.pools import PoolSpec, PoolTarget, owner_activity, with_default
-from syringa.fleet.provider import Replica, ReplicaEvent, ReplicaProvider
+from syringa.fleet.pools import IdleThresholds, PoolSpec, PoolTarget, owner_activity, with_default
+from syringa.fleet.provider import Node, Replica, ReplicaEvent, ReplicaProvider
 from syringa.fleet.schedule import next_change
-from syringa.fleet.status import FleetStatus, RecoveryTimes
+from syringa.fleet.status import FleetMove, FleetStatus, RecoveryTimes
 from syringa.types import HistogramCounts
 
 logger = logging.getLogger("syringa.fleet")
 
 INTERVAL_SECONDS = 1.0
+MAX_MOVES = 50  # that operators see
 
 
 class Controller:
@@ -67,12 +69,13 @@ class Controller:
         self._history: dict[str, ModelHistory] = {}
         self._node_history: dict[str, NodeHistory] = {}
         self._pool_history: dict[str, PoolHistory] = {}
-        self._node_of: dict[str, str] = {}  # by id of a replica, also of one that has just failed
+        self._started_on: dict[str, str] = {}  # the nodes of replicas since the last snapshot, by their ids
         self._next_at = -math.inf
         self._snapshot = FleetSnapshot(clock(), (), (), (), {}, wall=wall())
         self._plan = Plan([], {})
         self._evictions: Counter[str] = Counter(dict.fromkeys(EVICTIONS, 0))
         self._recovery = RecoveryTimes()
+        self._moves: deque[FleetMove] = deque(maxlen=MAX_MOVES)
 
     @property
     def shortages(self) -> Mapping[str, str]:
@@ -101,7 +104,7 @@ class Controller:
 
     def status(self) -> FleetStatus:
         """Return what operators see of nodes and pools, as of the last decision."""
-        return describe(self._snapshot, self._plan, dict(self._evictions), self.recovery)
+        return describe(self._snapshot, self._plan, dict(self._evictions), self.recovery, list(self._moves))
 
     def tick(self) -> None:
         now = self._clock()
@@ -119,7 +122,8 @@ class Controller:
                 case StartReplica(model, node, reason, _, replaces):
                     logger.info("replica is started: model=%s node=%s reason=%r", names[model], node, reason)
                     id = self._provider.start(model, node)
-                    self._node_of[id] = node
+                    self._started_on[id] = node
+                    self._moves.appendleft(FleetMove(self._snapshot.wall, "start", id, names[model], node, reason))
                     if replaces:
                         self._history[model] = dataclasses.replace(
                             self._history[model], replaces=replaces, replacement=id
@@ -127,8 +131,13 @@ class Controller:
                 case StopReplica(replica, grace, reason, cause):
                     logger.info("replica is stopped: replica=%s grace=%g reason=%r", replica, grace, reason)
                     self._provider.stop(replica, grace)
+                    self._moves.appendleft(self._stopped(replica, names, reason))
                     if cause in EVICTIONS:
                         self._evictions[cause] += 1
+
+    def _stopped(self, id: str, names: Mapping[str, str], reason: str) -> FleetMove:
+        replica = next((each for each in self._snapshot.replicas if each.id == id), Replica(id, ""))
+        return FleetMove(self._snapshot.wall, "stop", id, names.get(replica.model, ""), replica.node, reason)
 
     # From one snapshot to the next
 
@@ -138,10 +147,11 @@ class Controller:
         failed = self._read_events(models, now)
         self._observe_models(models, replicas, now)
         self._observe_pools(pools, now, wall)
-        self._node_of = {each.id: each.node for each in replicas}
+        self._started_on = {}
         before, self._node_history = self._node_history, {}
+        known = self._snapshot.index if nodes is self._snapshot.nodes else None  # providers change lists by new ones
         snapshot = FleetSnapshot(
-            now, models, replicas, nodes, self._history, pools, wall, self._node_history, self._pool_history
+            now, models, replicas, nodes, self._history, pools, wall, self._node_history, self._pool_history, known
         )
         self._observe_nodes(snapshot, before, failed)
         return snapshot
@@ -170,19 +180,22 @@ class Controller:
         return failed
 
     def _node(self, event: ReplicaEvent) -> str:
-        return event.node or self._node_of.get(event.replica, "")
+        """Return where a replica runs or ran, also one that has just been started."""
+        if event.node or event.replica in self._started_on:
+            return event.node or self._started_on[event.replica]
+        return next((each.node for each in self._snapshot.replicas if each.id == event.replica), "")
 
     def _observe_models(self, models: Sequence[ModelTarget], replicas: Sequence[Replica], now: float) -> None:
         waiting: dict[str, int] = {}  # requests of a replica for which others wait
         ready: Counter[str] = Counter()
-        ids: set[str] = set()
         for each in replicas:
             if each.waiting:
                 waiting[each.model] = max(each.running, waiting.get(each.model, 1))
             if each.condition == "ready":
                 ready[each.model] += 1
-            if each.condition != "draining":
-                ids.add(each.id)
+        ids: set[str] = set()
+        if any(history.replacement for history in self._history.values()):
+            ids = {each.id for each in replicas if each.condition != "draining"}
         for model in models:
             before = self._history.get(model.key, ModelHistory())
             since = (now if before.waiting_since is None else before.waiting_since) if model.key in waiting else None
@@ -209,29 +222,28 @@ class Controller:
 
     def _observe_nodes(self, snapshot: FleetSnapshot, before: Mapping[str, NodeHistory], failed: Counter[str]) -> None:
         """Remember how long nodes have been idle, and on which of them replicas fail; also by being lost with them."""
-        now, history, none = snapshot.now, self._node_history, NodeHistory()
-        present = {each.name for each in snapshot.nodes if each.condition != "lost"}
-        for node in self._snapshot.nodes:
-            if node.condition == "ready" and node.name not in present:
-                failed[node.name] += 1
+        now, history, none = snapshot.now, self._node_history, NO_NODE_HISTORY
+        unchanged = snapshot.nodes is self._snapshot.nodes
+        if not unchanged:
+            present = {each.name for each in snapshot.nodes if each.condition != "lost"}
+            for node in self._snapshot.nodes:
+                if node.condition == "ready" and node.name not in present:
+                    failed[node.name] += 1
         for name, each in before.items():  # also of nodes that are gone, which may come back
             if each.failures and now - each.failed_at < NODE_MEMORY_SECONDS:
                 history[name] = NodeHistory(failures=each.failures, failed_at=each.failed_at)
         for name, count in failed.items():
             history[name] = NodeHistory(failures=history.get(name, none).failures + count, failed_at=now)
-        idle_pools = {pool.spec.name: pool.spec.idle for pool in snapshot.pools if pool.spec.schedule.mode == "idle"}
-        for node in snapshot.nodes if idle_pools else ():
-            thresholds = idle_pools.get(snapshot.pool_of.get(node.name, ""))
-            if thresholds is None:
-                continue
-            last, current = before.get(node.name, none), history.get(node.name, none)
-            idle_since = unmeasured_since = None
-            if node.owner_load is None:
-                unmeasured_since = now if last.unmeasured_since is None else last.unmeasured_since
-            elif not owner_activity(thresholds, node):
-                idle_since = now if last.idle_since is None else last.idle_since
-            after = NodeHistory(idle_since, unmeasured_since, current.failures, current.failed_at)
-            history[node.name] = last if last == after else after
+        for pool in snapshot.pools:
+            if pool.spec.schedule.mode == "idle":
+                for node in snapshot.index.members.get(pool.spec.name, ()):
+                    name = node.name
+                    last = before.get(name)
+                    if unchanged and last is not None and not last.failures and name not in history:
+                        history[name] = last
+                    else:
+                        current = history.get(name, none)
+                        history[name] = _observe_idle(node, pool.spec.idle, last or none, current, now)
 
     def _observe_pools(self, pools: Sequence[PoolTarget], now: float, wall: float) -> None:
         history: dict[str, PoolHistory] = {}
@@ -245,3 +257,18 @@ class Controller:
                 opened_at if pool_is_open(pool, wall) else None, changes_at, pool.override is not None
             )
         self._pool_history = history
+
+
+def _observe_idle(
+    node: Node, thresholds: IdleThresholds, last: NodeHistory, current: NodeHistory, now: float
+) -> NodeHistory:
+    """Return the history of a node in `idle` mode. `current` has its failures."""
+    idle_since = unmeasured_since = None
+    if node.owner_load is None:
+        unmeasured_since = now if last.unmeasured_since is None else last.unmeasured_since
+    elif not owner_activity(thresholds, node):
+        idle_since = now if last.idle_since is None else last.idle_since
+    same = last.idle_since == idle_since and last.unmeasured_since == unmeasured_since
+    if same and last.failures == current.failures and last.failed_at == current.failed_at:
+        return last
+    return NodeHistory(idle_since, unmeasured_since, current.failures, current.failed_at)

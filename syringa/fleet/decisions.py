@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from syringa.fleet.placement import PoolRoom, ReplicaNeeds
-from syringa.fleet.pools import PoolTarget, owner_activity, pool_names, with_default
+from syringa.fleet.pools import POOL_LABEL, NodeIndex, PoolTarget, index_nodes, owner_activity, with_default
 from syringa.fleet.provider import Node, Replica
 from syringa.fleet.schedule import is_open
 
@@ -51,7 +51,7 @@ class ModelTarget:
         return ReplicaNeeds(self.gpus, self.cpus, self.memory, self.device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ModelHistory:
     """What the controller remembers of a model from one snapshot to the next."""
 
@@ -65,7 +65,7 @@ class ModelHistory:
     full_load: int = 0  # requests that a replica ran while others waited for it, the last time; 0: none have waited
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NodeHistory:
     """What the controller remembers of a node."""
 
@@ -75,7 +75,10 @@ class NodeHistory:
     failed_at: float = -math.inf
 
 
-@dataclass(frozen=True)
+NO_NODE_HISTORY = NodeHistory()
+
+
+@dataclass(frozen=True, slots=True)
 class PoolHistory:
     """What the controller remembers of a pool."""
 
@@ -95,11 +98,16 @@ class FleetSnapshot:
     wall: float = 0.0  # Unix time
     node_history: Mapping[str, NodeHistory] = field(default_factory=dict)
     pool_history: Mapping[str, PoolHistory] = field(default_factory=dict)
+    known_index: NodeIndex | None = None  # of these nodes and pools, where an earlier snapshot had the same
 
     @functools.cached_property
+    def index(self) -> NodeIndex:
+        return self.known_index or index_nodes(self.pools, self.nodes)
+
+    @property
     def pool_of(self) -> Mapping[str, str]:
         """The names of pools by those of their nodes. A node that belongs to none is not there."""
-        return pool_names(self.pools, self.nodes)
+        return self.index.pool_of
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,22 @@ def is_offered(node: Node, pool: PoolRoom | None, history: NodeHistory, now: flo
     return pool.spec.schedule.mode != "idle" or (since is not None and now - since >= pool.spec.idle.after)
 
 
+def offered_nodes(snapshot: FleetSnapshot, pools: Iterable[PoolRoom]) -> set[str]:
+    """Return the names of all nodes for which `is_offered` holds."""
+    offered: set[str] = set()
+    index, histories, now = snapshot.index, snapshot.node_history, snapshot.now
+    for pool in pools:
+        ready = index.ready.get(pool.spec.name, frozenset())
+        if pool.open and pool.spec.schedule.mode == "idle":
+            nodes = (node for node in index.members[pool.spec.name] if node.name in ready) if ready else ()
+            offered.update(
+                node.name for node in nodes if is_offered(node, pool, histories.get(node.name, NO_NODE_HISTORY), now)
+            )
+        elif pool.open:
+            offered |= ready
+    return offered
+
+
 def reclaim_reason(node: Node, pool: PoolRoom | None, history: NodeHistory, now: float) -> Reclaim | None:
     """Return why nothing may be started on a node that is not lost; None if it is offered."""
     if is_offered(node, pool, history, now):
@@ -161,7 +185,9 @@ def reclaim_reason(node: Node, pool: PoolRoom | None, history: NodeHistory, now:
         grace = grace if node.drain_grace is None else node.drain_grace
         return Reclaim("node_drained", f"node {node.name} is drained", grace)
     if pool is None:
-        return Reclaim("pool_closed", f"node {node.name} belongs to no pool", grace)
+        named = node.labels.get(POOL_LABEL)
+        problem = f"is in the pool {named}, which is not configured" if named else "belongs to no pool"
+        return Reclaim("pool_closed", f"node {node.name} {problem}", grace)
     if not pool.open:
         return Reclaim("pool_closed", f"pool {pool.spec.name} is closed", grace)
     activity = owner_activity(pool.spec.idle, node)

@@ -42,9 +42,13 @@ def _for_waiting_requests(model: ModelTarget, own: Sequence[Replica], history: M
 
     Replicas that are being started count.
     """
-    ready = [each for each in own if each.condition == "ready"]
-    waiting, running = sum(each.waiting for each in own), sum(each.running for each in ready)
-    load = max(1.0, running / max(1, len(ready)), history.full_load)  # requests of one replica
-    missing = min(math.ceil(waiting / load), len(ready), model.max_replicas - len(ready)) - (len(own) - len(ready))
+    ready = running = waiting = 0
+    for each in own:
+        waiting += each.waiting
+        if each.condition == "ready":
+            ready += 1
+            running += each.running
+    load = max(1.0, running / max(1, ready), history.full_load)  # requests of one replica
+    missing = min(math.ceil(waiting / load), ready, model.max_replicas - ready) - (len(own) - ready)
     reason = f"{waiting} requests wait, {len(own)} replicas, max={model.max_replicas}"
     return [MissingReplica(2, round(number * load) - waiting, model, reason, "waiting") for number in range(missing)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from syringa.fleet.decisions import (
     FleetSnapshot,
@@ -16,12 +16,16 @@ from syringa.fleet.decisions import (
 from syringa.fleet.placement import PoolRoom, ReplicaNeeds
 from syringa.fleet.pools import DEFAULT_POOL, PoolTarget, with_default
 from syringa.fleet.provider import Node, Replica
-from syringa.fleet.status import FleetStatus, NodeStatus, PoolState, PoolStatus
+from syringa.fleet.status import FleetMove, FleetStatus, NodeStatus, PoolState, PoolStatus
 from syringa.types import HistogramCounts
 
 
 def describe(
-    snapshot: FleetSnapshot, plan: Plan, evictions: Mapping[str, int], recovery: HistogramCounts
+    snapshot: FleetSnapshot,
+    plan: Plan,
+    evictions: Mapping[str, int],
+    recovery: HistogramCounts,
+    moves: Sequence[FleetMove] = (),
 ) -> FleetStatus:
     """Return the nodes and pools of a snapshot. The implicit pool is listed while it has nodes."""
     rooms = {room.spec.name: room for room in pool_rooms(snapshot)}
@@ -42,7 +46,7 @@ def describe(
         if members[name] or name != DEFAULT_POOL or target.override is not None:
             waiting = _waiting_models(snapshot, plan, name)
             pools.append(_pool_status(room, target, members[name], snapshot, used[name], waiting))
-    return FleetStatus(nodes, pools, dict(evictions), recovery)
+    return FleetStatus(nodes, pools, dict(evictions), recovery, list(moves))
 
 
 def _node_status(node: Node, room: PoolRoom | None, snapshot: FleetSnapshot, replicas: int) -> NodeStatus:

@@ -1,51 +1,44 @@
-"""Pools that an operator has opened or closed, remembered over restarts in a file."""
+"""Pools that operators have opened or closed."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-from pathlib import Path
-
-import msgspec
-
-logger = logging.getLogger("syringa.fleet")
+import threading
+from collections.abc import Callable, Mapping
 
 
 class PoolOverrides:
-    """What operators want of pools: True: open, False: closed, whatever their schedules say."""
+    """What operators want of pools: True: open, False: closed, whatever their schedules say.
 
-    def __init__(self, path: Path | None = None) -> None:
-        """`path`: the file, which need not exist; None: nothing is remembered over a restart."""
-        self._path = path
-        self._open: dict[str, bool] = {}
-        if path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                try:
-                    self._open = msgspec.json.decode(path.read_bytes(), type=dict[str, bool])
-                except (OSError, msgspec.MsgspecError) as error:
-                    if isinstance(error, FileNotFoundError):
-                        raise
-                    logger.error("opened and closed pools cannot be read: file=%s reason=%r", path, str(error))
+    A change applies at once. It is remembered, and reaches the other servers of the cluster, when it has been stored:
+    another thread takes `changes`, stores them, and calls `update` with all that is stored.
+    """
+
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        """`on_change` is called when there is something to be stored. By default nothing is."""
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._stored: Mapping[str, bool] = {}
+        self._changes: dict[str, bool | None] = {}  # that were not stored yet
 
     def get(self, pool: str) -> bool | None:
-        return self._open.get(pool)
+        with self._lock:
+            return self._changes[pool] if pool in self._changes else self._stored.get(pool)
 
     def set(self, pool: str, open: bool | None) -> None:
-        if open is None:
-            self._open.pop(pool, None)
-        else:
-            self._open[pool] = open
-        self._write()
+        """Open or close a pool; None: let it follow its schedule."""
+        with self._lock:
+            self._changes[pool] = open
+        self._on_change()
 
-    def _write(self) -> None:
-        """Replace the file at once, so that a crash leaves the old one or the new one."""
-        if self._path is None:
-            return
-        new = self._path.with_name(self._path.name + ".new")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_bytes(msgspec.json.encode(self._open))
-            os.replace(new, self._path)
-        except OSError as error:
-            logger.error("opened and closed pools cannot be stored: file=%s reason=%r", self._path, str(error))
+    def changes(self) -> dict[str, bool | None]:
+        """Return what is to be stored."""
+        with self._lock:
+            return dict(self._changes)
+
+    def update(self, written: Mapping[str, bool | None], stored: Mapping[str, bool]) -> None:
+        """Note that changes were written, and what is stored since then."""
+        with self._lock:
+            self._stored = stored
+            self._changes = {
+                pool: open for pool, open in self._changes.items() if pool not in written or written[pool] != open
+            }

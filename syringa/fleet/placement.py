@@ -22,9 +22,14 @@ class ReplicaNeeds(NamedTuple):
     memory: int = 0  # bytes, where it runs on the CPU; 0: unknown
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
+    @property
+    def gpus_used(self) -> int:
+        """The number of GPUs that it takes of a node that has some."""
+        return 0 if self.device == "cpu" else max(self.gpus, 1)
+
     def gpus_on(self, node: Node) -> int:
         """Return the number of GPUs that it takes of a node; 0: it runs on the CPU."""
-        return 0 if not node.gpus or self.device == "cpu" else max(self.gpus, 1)
+        return self.gpus_used if node.gpus else 0
 
     def cpus_on(self, node: Node) -> int:
         """Return the number of threads that it takes of a node; 0: none that are counted."""
@@ -34,7 +39,7 @@ class ReplicaNeeds(NamedTuple):
 class NodeRoom:
     """What a node has left."""
 
-    __slots__ = ("count", "cpus", "gpus", "max_replicas", "memory", "models", "node", "penalty", "shared")
+    __slots__ = ("count", "cpus", "gpus", "max_replicas", "memory", "models", "node", "penalty", "shared", "threads")
 
     def __init__(self, node: Node, penalty: int = 0) -> None:
         """`penalty`: how often replicas have failed there of late."""
@@ -45,6 +50,7 @@ class NodeRoom:
         self.max_replicas: float = node.max_replicas or _UNLIMITED
         self.count = 0  # replicas
         self.shared = False  # whether a replica uses all of its threads
+        self.threads = 0  # of the pool that are in use, on a node without GPUs
         self.models: tuple[str, ...] = ()
 
     def key(self) -> tuple[int, int, str]:
@@ -80,6 +86,7 @@ class NodeRoom:
         """Account for a replica. Return the GPUs and the threads that it takes of the pool."""
         gpus, threads = needs.gpus_on(self.node), self.new_threads(needs)
         self.count += 1
+        self.threads += threads
         self.models += (model,)
         if gpus:
             self.gpus -= gpus
@@ -91,16 +98,22 @@ class NodeRoom:
 
 
 class PoolRoom:
-    """What a pool has left. Nodes are added, then what runs on them is taken, and then places are chosen."""
+    """What a pool has left: its nodes and, where it has limits, what is in use are added before places are chosen."""
 
     def __init__(self, spec: PoolSpec, position: int) -> None:
         self.spec, self.position = spec, position
         self.open = True
-        self.nodes: dict[str, NodeRoom] = {}  # those on which replicas may be started
+        self.nodes: dict[str, NodeRoom] | None = None  # on which replicas may be started; None: not added yet
+        self.offers = False  # whether any nodes are offered, with room or without
         self.total_gpus = self.total_cpus = 0  # of nodes that are not lost, offered or not
         self.used_gpus = self.used_cpus = 0
         self._candidates: dict[ReplicaNeeds, list[tuple[int, int, str]]] = {}  # heaps
         self._limited: dict[ReplicaNeeds, str] = {}  # which limit of the pool is reached
+
+    @property
+    def is_limited(self) -> bool:
+        capacity = self.spec.capacity
+        return bool(capacity.max_gpus) or capacity.max_utilization_pct < 100
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -115,6 +128,7 @@ class PoolRoom:
 
         `max_penalty`: of nodes that may be chosen, see `NodeRoom`.
         """
+        assert self.nodes is not None
         heap = self._candidates.get(needs)
         if heap is None:
             heap = [room.key() for room in self.nodes.values() if room.fits(needs)]
@@ -156,7 +170,7 @@ class PoolRoom:
         """Return why `choose` has found no place, in words."""
         if not self.open:
             return f"pool {self.spec.name} is closed"
-        if not self.nodes:
+        if not self.offers:
             return f"pool {self.spec.name} has no node that may be used now"
         return self._limited.get(needs) or f"no node of pool {self.spec.name} has room"
 

@@ -1,6 +1,6 @@
 """The decisions of the controller, a pure function of a snapshot: it needs neither processes nor a clock.
 
-The work is proportional to the number of nodes and replicas.
+The work is proportional to the number of replicas, and to the number of nodes only where a place is looked for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from syringa.fleet.decisions import (
     FleetSnapshot,
     ModelHistory,
     ModelTarget,
-    NodeHistory,
     Plan,
     PoolHistory,
     Reclaim,
@@ -27,16 +26,14 @@ from syringa.fleet.decisions import (
     StopCause,
     StopReplica,
     backoff,
-    is_offered,
     pool_rooms,
-    recent_failures,
-    reclaim_reason,
 )
 from syringa.fleet.demand import MissingReplica, missing_replicas
+from syringa.fleet.occupancy import Occupancy
 from syringa.fleet.placement import NodeRoom, PoolRoom, ReplicaNeeds, in_preference
-from syringa.fleet.provider import Node, Replica
+from syringa.fleet.provider import Replica
 
-_NO_NODE_HISTORY, _NO_HISTORY, _NO_NEEDS = NodeHistory(), ModelHistory(), ReplicaNeeds()
+_NO_HISTORY = ModelHistory()
 
 
 def plan(snapshot: FleetSnapshot) -> Plan:
@@ -60,11 +57,8 @@ class _Planner:
         self._pools = pool_rooms(snapshot)
         self._by_name = {pool.spec.name: pool for pool in self._pools}
         self._by_priority = in_preference(self._pools)
-        self._pool_of: dict[str, PoolRoom | None] = {}  # by name of a node that is not lost
-        self._not_offered: dict[str, Node] = {}
-        self._reclaimed: dict[str, Reclaim] = {}  # by name of a node on which something runs
-        self._rooms: dict[str, NodeRoom] = {}  # of nodes that are offered, and of those
         self._needs = {model.key: model.needs for model in snapshot.models}
+        self._occupancy = Occupancy(snapshot, self._by_name, self._needs)
         self._own: dict[str, list[Replica]] = {model.key: [] for model in snapshot.models}  # without those that leave
         self._stopped: set[str] = set()
         self._leaving: Counter[str] = Counter()  # replicas that are about to make room, by pool
@@ -74,10 +68,11 @@ class _Planner:
         self._unused: dict[str, int] = {}  # of these, those without which no request would have to wait
 
     def run(self) -> Plan:
-        self._add_nodes()
         self._add_replicas()
         for pool in self._pools:
-            self._fit_capacity(pool)
+            if pool.is_limited:
+                self._occupancy.measure(pool)
+                self._fit_capacity(pool)
         starting = self._start_missing()
         for model in self._snapshot.models:
             if model.key not in starting:
@@ -87,66 +82,29 @@ class _Planner:
                 self._move_to_preferred(model)
         return Plan(self._decisions, self._shortages)
 
-    # What there is
-
-    def _add_nodes(self) -> None:
-        pool_of, histories = self._snapshot.pool_of, self._snapshot.node_history
-        rooms, not_offered, now = self._rooms, self._not_offered, self._now
-        for node in self._snapshot.nodes:
-            if node.condition == "lost":
-                continue
-            name = node.name
-            pool = self._by_name.get(pool_of.get(name, ""))
-            self._pool_of[name] = pool
-            history = histories.get(name, _NO_NODE_HISTORY)
-            if is_offered(node, pool, history, now):
-                assert pool is not None
-                penalty = recent_failures(history, now) if history.failures else 0
-                pool.nodes[name] = rooms[name] = NodeRoom(node, penalty)
-            else:
-                not_offered[name] = node
-            if pool is not None:
-                gpus = node.gpus
-                pool.total_gpus += gpus
-                if not gpus:
-                    pool.total_cpus += node.cpus
+    # What may not stay
 
     def _add_replicas(self) -> None:
-        """Account for what runs, and stop what may not run where it is. What was on a lost node is not there."""
-        evicted: list[Replica] = []
+        """Find out which replicas models have, and stop what may not stay. What was on a lost node is not there."""
+        evicted: list[tuple[Replica, Reclaim]] = []
+        offered, own = self._occupancy.offered, self._own
         for replica in self._snapshot.replicas:
-            room = self._rooms.get(replica.node) or self._add_reclaimed(replica.node)
-            if room is None:
-                continue
-            gpus, threads = room.take(replica.model, self._needs.get(replica.model, _NO_NEEDS))
-            pool = self._pool_of[replica.node]
-            if pool is not None:
-                pool.used_gpus += gpus
-                pool.used_cpus += threads
-            if replica.condition == "draining":
-                self._note_leaving(replica)
-                continue
-            reclaim = self._reclaimed.get(replica.node)
-            if reclaim is not None and reclaim.cause is not None:
-                evicted.append(replica)
-            elif replica.model in self._own:
-                self._own[replica.model].append(replica)
-        for replica in _newest_first(evicted):
-            reclaim = self._reclaimed[replica.node]
+            if replica.node in offered:
+                if replica.condition == "draining":
+                    self._note_leaving(replica)
+                elif (found := own.get(replica.model)) is not None:
+                    found.append(replica)
+            elif replica.condition != "draining" and (node := self._occupancy.node(replica.node)) is not None:
+                reclaim = self._occupancy.reclaim(node)
+                if reclaim is not None and reclaim.cause is not None:
+                    evicted.append((replica, reclaim))
+                elif replica.model in own:
+                    own[replica.model].append(replica)
+        reclaims = {replica.id: reclaim for replica, reclaim in evicted}
+        for replica in _newest_first([replica for replica, _ in evicted]):
+            reclaim = reclaims[replica.id]
             assert reclaim.cause is not None
             self._stop(replica, reclaim.grace, reclaim.reason, reclaim.cause)
-
-    def _add_reclaimed(self, name: str) -> NodeRoom | None:
-        """Find out why a node that is not offered is not, because something runs there."""
-        node = self._not_offered.get(name)
-        if node is None:
-            return None
-        history = self._snapshot.node_history.get(name, _NO_NODE_HISTORY)
-        reclaim = reclaim_reason(node, self._pool_of[name], history, self._now)
-        assert reclaim is not None
-        self._reclaimed[name] = reclaim
-        room = self._rooms[name] = NodeRoom(node)
-        return room
 
     def _fit_capacity(self, pool: PoolRoom) -> None:
         """Stop replicas of a pool that uses more than it may, the last that came first."""
@@ -154,16 +112,16 @@ class _Planner:
         gpus, threads = pool.used_gpus - gpu_limit, pool.used_cpus - cpu_limit
         if gpus <= 0 and threads <= 0:
             return
-        name = pool.spec.name
-        for replica in self._snapshot.replicas:  # those that leave already make room
-            if (replica.condition == "draining" or replica.id in self._stopped) and self._is_in(replica, pool):
-                gpus -= self._gpus(replica)
-                threads -= self._threads(replica)
-        running = [each for own in self._own.values() for each in own if self._is_in(each, pool)]
+        name, occupancy = pool.spec.name, self._occupancy
+        for replica in occupancy.replicas_in(pool):
+            if replica.condition == "draining" or replica.id in self._stopped:  # they leave already
+                gpus -= occupancy.gpus(replica)
+                threads -= occupancy.threads(replica)
+        running = [each for own in self._own.values() for each in own if occupancy.pool(each.node) is pool]
         for replica in _newest_first(running):
             if gpus <= 0 and threads <= 0:
                 break
-            units, cpus = self._gpus(replica), self._threads(replica)
+            units, cpus = occupancy.gpus(replica), occupancy.threads(replica)
             if (gpus > 0 and units) or (threads > 0 and cpus):
                 used = f"{pool.used_gpus} of {gpu_limit:.0f} GPUs" if gpus > 0 else (
                     f"{pool.used_cpus} of {cpu_limit:.0f} CPU threads"
@@ -212,10 +170,12 @@ class _Planner:
             return
         spare = self._spare_replicas()
         for victim in spare:
-            home, room = self._pool_of[victim.node], self._rooms[victim.node]
-            if home is None or home not in allowed or victim.model == model.key or not spares[victim.model]:
+            if victim.model == model.key or not spares[victim.model]:
                 continue
-            if room.fits_without(self._needs[victim.model], needs):
+            home, node = self._occupancy.pool(victim.node), self._occupancy.node(victim.node)
+            if home is None or home not in allowed or node is None:
+                continue
+            if self._occupancy.room(node).fits_without(self._needs[victim.model], needs):
                 reason = f"model {model.name} {problem}"
                 self._stop(victim, home.spec.preemption.grace_period, reason, "preempted")
                 self._excess[victim.model] -= 1
@@ -253,15 +213,19 @@ class _Planner:
     def _stop_unneeded(self, model: ModelTarget) -> None:
         if len(self._own[model.key]) <= model.min_replicas:
             return
-        own = [each for each in self._counted(model) if each.id not in self._stopped]
+        own = self._counted(model)
+        if self._stopped:
+            own = [each for each in own if each.id not in self._stopped]
+        above = len(own) > model.max_replicas
+        if not above and not any(each.idle_seconds >= SCALE_DOWN_SECONDS for each in own):
+            return
         ready = [each for each in own if each.condition == "ready"]
         if len(ready) <= model.min_replicas or not ready:
             return
-        above = len(own) > model.max_replicas
         idle = [each for each in ready if above or each.idle_seconds >= SCALE_DOWN_SECONDS]
         if not idle:
             return
-        surplus = max(idle, key=lambda each: (self._rank(model, each), each.idle_seconds))
+        surplus = self._least_preferred(model, idle)
         reason = f"idle for {surplus.idle_seconds:.0f} s, {len(own)} replicas, min={model.min_replicas}"
         if above:
             reason = f"{len(own)} replicas, max={model.max_replicas}"
@@ -278,7 +242,7 @@ class _Planner:
             old, new = by_id.get(history.replaces), by_id.get(history.replacement)
             enough = len(own) > model.min_replicas
             if old is not None and new is not None and new.condition == "ready" and enough:
-                pool = self._pool_of[old.node]
+                pool = self._occupancy.pool(old.node)
                 grace = pool.spec.preemption.grace_period if pool is not None else SCALE_DOWN_GRACE
                 self._stop(old, grace, f"replaced by {new.id} in a preferred pool", "replaced")
             return
@@ -286,13 +250,12 @@ class _Planner:
             return
         if self._now < history.failed_at + backoff(history.failures):
             return
-        worst = max(own, key=lambda each: (self._rank(model, each), each.idle_seconds))
-        rank = self._rank(model, worst)
+        worst = self._least_preferred(model, own)
+        rank = self._ranks_of(model).get(self._snapshot.pool_of.get(worst.node, ""), len(self._allowed(model)))
         preferred = [pool for pool in self._allowed(model)[:rank] if self._is_stable(pool)] if rank else []
         room = self._choose(model, preferred, max_penalty=0)
         if room is not None:
-            pool = self._pool_of[room.node.name]
-            reason = f"pool {pool.spec.name if pool else ''} is preferred"
+            reason = f"pool {self._snapshot.pool_of[room.node.name]} is preferred"
             self._decisions.append(StartReplica(model.key, room.node.name, reason, "preferred_pool", worst.id))
 
     def _is_stable(self, pool: PoolRoom) -> bool:
@@ -309,12 +272,12 @@ class _Planner:
     def _history(self, model: ModelTarget) -> ModelHistory:
         return self._snapshot.history.get(model.key, _NO_HISTORY)
 
-    def _counted(self, model: ModelTarget) -> list[Replica]:
+    def _counted(self, model: ModelTarget) -> Sequence[Replica]:
         """Return the replicas of a model without one that is to replace another, unless it is needed."""
         own, replacement = self._own[model.key], self._history(model).replacement
         if replacement and len(own) > model.min_replicas:
             return [each for each in own if each.id != replacement]
-        return list(own)
+        return own
 
     def _allowed(self, model: ModelTarget) -> list[PoolRoom]:
         """Return the pools of a model, the preferred one first."""
@@ -322,20 +285,37 @@ class _Planner:
             return self._by_priority
         return [self._by_name[name] for name in model.pools if name in self._by_name]
 
-    def _rank(self, model: ModelTarget, replica: Replica) -> int:
-        """Return the position of a replica's pool among those of its model; a pool that is not among them is last."""
+    def _ranks_of(self, model: ModelTarget) -> dict[str, int]:
+        """Return the positions of pools among those of a model."""
         pools = tuple(model.pools)
         ranks = self._ranks.get(pools)
         if ranks is None:
             ranks = self._ranks[pools] = {pool.spec.name: rank for rank, pool in enumerate(self._allowed(model))}
-        return ranks.get(self._snapshot.pool_of.get(replica.node, ""), len(ranks))
+        return ranks
+
+    def _least_preferred(self, model: ModelTarget, replicas: Sequence[Replica]) -> Replica:
+        """Return the replica in the last of a model's pools, and of these the one that is idle for longest.
+
+        A pool that is not among those of the model comes after them.
+        """
+        ranks, pool_of = self._ranks_of(model), self._snapshot.pool_of
+        last, worst, worst_rank = len(ranks), replicas[0], -1
+        for each in replicas:
+            rank = ranks.get(pool_of.get(each.node, ""), last)
+            if rank > worst_rank or (rank == worst_rank and each.idle_seconds > worst.idle_seconds):
+                worst, worst_rank = each, rank
+        return worst
 
     def _choose(
         self, model: ModelTarget, pools: Sequence[PoolRoom], *, max_penalty: float = math.inf
     ) -> NodeRoom | None:
         needs = self._needs[model.key]
         for pool in pools:
-            if pool.open and (room := pool.choose(model.key, needs, max_penalty=max_penalty)) is not None:
+            if not pool.open:
+                continue
+            if pool.nodes is None:
+                pool.nodes = self._occupancy.offered_rooms(pool)
+            if (room := pool.choose(model.key, needs, max_penalty=max_penalty)) is not None:
                 return room
         return None
 
@@ -344,23 +324,13 @@ class _Planner:
         return "no capacity: " + ("; ".join(reasons) or "none of its pools exists")
 
     def _priority(self, replica: Replica) -> int:
-        pool = self._pool_of[replica.node]
+        pool = self._occupancy.pool(replica.node)
         return 0 if pool is None else pool.spec.preemption.priority
 
-    def _is_in(self, replica: Replica, pool: PoolRoom) -> bool:
-        return self._pool_of.get(replica.node) is pool
-
-    def _gpus(self, replica: Replica) -> int:
-        return self._needs.get(replica.model, _NO_NEEDS).gpus_on(self._rooms[replica.node].node)
-
-    def _threads(self, replica: Replica) -> int:
-        node = self._rooms[replica.node].node
-        return 0 if node.gpus else self._needs.get(replica.model, _NO_NEEDS).cpus_on(node)
-
     def _note_leaving(self, replica: Replica) -> None:
-        pool = self._pool_of[replica.node]
-        if pool is not None and replica.node in pool.nodes:
-            self._leaving[pool.spec.name] += 1
+        """A replica is about to make room, unless its node is not offered any more."""
+        if replica.node in self._occupancy.offered:
+            self._leaving[self._snapshot.pool_of[replica.node]] += 1
 
     def _stop(self, replica: Replica, grace: float, reason: str, cause: StopCause) -> None:
         """Stop a replica. One that serves no requests yet needs no grace."""

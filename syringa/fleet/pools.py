@@ -118,6 +118,28 @@ def pool_names(pools: Sequence[PoolTarget], nodes: Sequence[Node]) -> dict[str, 
     return found
 
 
+@dataclass(frozen=True)
+class NodeIndex:
+    """The nodes of a fleet by name and by pool."""
+
+    by_name: Mapping[str, Node]
+    pool_of: Mapping[str, str]  # the names of pools by those of their nodes; a node that belongs to none is not there
+    members: Mapping[str, Sequence[Node]]  # by name of the pool
+    ready: Mapping[str, frozenset[str]]  # the names of nodes that are ready, by name of the pool
+
+
+def index_nodes(pools: Sequence[PoolTarget], nodes: Sequence[Node]) -> NodeIndex:
+    pool_of = pool_names(pools, nodes)
+    members: dict[str, list[Node]] = {}
+    for node in nodes:
+        if (pool := pool_of.get(node.name)) is not None:
+            members.setdefault(pool, []).append(node)
+    ready = {
+        pool: frozenset(node.name for node in found if node.condition == "ready") for pool, found in members.items()
+    }
+    return NodeIndex({node.name: node for node in nodes}, pool_of, members, ready)
+
+
 def owner_activity(thresholds: IdleThresholds, node: Node) -> str:
     """Return what the owner of a node does with it, in words; empty if it is idle.
 

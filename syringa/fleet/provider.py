@@ -13,7 +13,7 @@ ReplicaCondition = Literal["queued", "fetching", "starting", "ready", "hanging",
 LOCAL_NODE = "local"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OwnerLoad:
     """What the processes of a node's owner use, all processes that are not ours."""
 
@@ -22,7 +22,7 @@ class OwnerLoad:
     cpu_pct: float = 0.0  # of all cores
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """A place where replicas run: a machine, or in a cluster a pod."""
 
@@ -42,7 +42,7 @@ class Node:
         return self.condition == "draining"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Replica:
     """A replica as a provider observes it."""
 
@@ -59,7 +59,7 @@ class Replica:
     reason: str = ""  # why it waits or hangs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReplicaEvent:
     """What has happened to a replica: it has become ready, has ended as it should, or has failed."""
 

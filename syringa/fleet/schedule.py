@@ -6,6 +6,7 @@ A window begins and ends when the clock of its time zone first shows that time o
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
@@ -71,11 +72,22 @@ def is_open(schedule: PoolSchedule, now: float) -> bool:
     """Return whether a schedule has a window at a Unix time. A schedule without windows is always open."""
     if not schedule.windows:
         return True
-    zone = find_zone(schedule.timezone)
-    at = datetime.fromtimestamp(now, zone)
-    days = (at.date() - timedelta(days=1), at.date())
+    local = datetime.fromtimestamp(now, find_zone(schedule.timezone)).replace(tzinfo=None)
     return any(
-        _reached(begins, at) and not _reached(ends, at)
+        (local >= begins or now >= begins_at) and not (local >= ends or now >= ends_at)
+        for begins, begins_at, ends, ends_at in _windows_of(schedule, local.date())
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _windows_of(schedule: PoolSchedule, day: date) -> tuple[tuple[datetime, float, datetime, float], ...]:
+    """Return the begins and ends of the windows that may be open on a day: what the clock shows, and Unix times.
+
+    Kept, because the controller asks for each pool twice a second.
+    """
+    zone, days = find_zone(schedule.timezone), (day - timedelta(days=1), day)
+    return tuple(
+        (begins.replace(tzinfo=None), begins.timestamp(), ends.replace(tzinfo=None), ends.timestamp())
         for window in schedule.windows
         for begins, ends in _occurrences(window, days, zone)
     )

@@ -50,6 +50,17 @@ class PoolStatus(msgspec.Struct, frozen=True, array_like=True):
     changes_at: float | None = None  # Unix time at which its schedule opens or closes it; None: never
 
 
+class FleetMove(msgspec.Struct, frozen=True, array_like=True):
+    """A replica that the controller has started or stopped, and why."""
+
+    at: float  # Unix time
+    action: Literal["start", "stop"]
+    replica: str
+    model: str = ""  # its name; empty: unknown
+    node: str = ""  # empty: unknown
+    reason: str = ""
+
+
 class FleetStatus(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The nodes and pools of a server, and what its controller has counted since the server was started."""
 
@@ -57,6 +68,7 @@ class FleetStatus(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pools: list[PoolStatus] = []
     evictions: dict[str, int] = {}  # replicas that had to leave their place, by cause
     recovery: HistogramCounts = HistogramCounts()  # seconds from the loss of a replica until the minimum was ready
+    moves: list[FleetMove] = []  # the newest first, a limited number
 
 
 class RecoveryTimes:

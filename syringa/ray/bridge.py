@@ -28,13 +28,16 @@ from syringa.engine.processes import managed_process
 from syringa.errors import StartupError
 from syringa.fleet.bridge_protocol import (
     REPORT_SECONDS,
+    STARTING,
     BridgeOptions,
     FleetReport,
+    FromBridge,
     KillReplica,
     LaunchReplica,
     ReleaseNode,
     RetireReplica,
     ToBridge,
+    changes,
 )
 from syringa.ray import internals
 from syringa.ray.driver import NAMESPACE, ClusterDriver, RayDriver
@@ -111,7 +114,8 @@ class SupervisorLink:
         self._socket.connect(path)
         self._decoder: protocol.FrameDecoder[ToBridge] = protocol.FrameDecoder(msgspec.msgpack.Decoder(ToBridge))
         self._lock = threading.Lock()
-        self._report = FleetReport(connected=False, reason="the bridge to Ray is starting")
+        self._report = FleetReport(connected=False, reason=STARTING)
+        self._sent = self._report  # with which the supervisor has been told all
         self._updated_at = time.monotonic()
         self._changed = False
         self._wake, self._wakened = socket.socketpair()
@@ -139,7 +143,7 @@ class SupervisorLink:
             while not self._report.connected or time.monotonic() < self._updated_at + GIVE_UP_SECONDS:
                 if self._changed or time.monotonic() >= send_at:
                     send_at = time.monotonic() + REPORT_SECONDS
-                    self._socket.sendall(protocol.frame(self._current()))
+                    self._socket.sendall(protocol.frame(self._message()))
                 for key, _ in selector.select(max(0.0, send_at - time.monotonic())):
                     assert isinstance(key.fileobj, socket.socket)
                     data = key.fileobj.recv(READ_SIZE)
@@ -150,6 +154,11 @@ class SupervisorLink:
                     for message in self._decoder.feed(data):
                         self.messages.put(message)
         os._exit(1)
+
+    def _message(self) -> FromBridge:
+        """Return what the supervisor has not been told: all of it, or what has changed."""
+        before, self._sent = self._sent, self._current()
+        return changes(before, self._sent) if before.connected and self._sent.connected else self._sent
 
     def _current(self) -> FleetReport:
         with self._lock:

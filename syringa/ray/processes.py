@@ -83,7 +83,7 @@ def reconnect_seconds() -> int:
     return int(value)
 
 
-def head_arguments(address: str, port: int) -> list[str]:
+def head_arguments(address: str, port: int, *, redis_password: str = "") -> list[str]:
     """Return the arguments of `ray start` for a head. It offers no resources: replicas run on nodes beside it."""
     return [
         "--head",
@@ -94,6 +94,7 @@ def head_arguments(address: str, port: int) -> list[str]:
         "--num-cpus=0",
         "--num-gpus=0",
         f"--labels={HEAD_LABEL}=true",
+        *([f"--redis-password={redis_password}"] if redis_password else []),
     ]
 
 

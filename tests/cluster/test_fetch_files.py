@@ -64,6 +64,19 @@ def content(folder: Path) -> dict[str, bytes]:
     return {each.name: each.read_bytes() for each in sorted(folder.iterdir())}
 
 
+def test_node_fetches_the_modules_of_an_embedding_model(
+    cluster: RunningCluster, node: FetchingNode, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model")
+    for name in ("1_Pooling", "notes"):
+        (model / name).mkdir()
+        (model / name / "config.json").write_text("{}")
+    cluster.serve(model)
+    path = node.fetch(model)
+    files = sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
+    assert files == ["1_Pooling/config.json", *NAMES]
+
+
 def test_node_fetches_the_files_of_a_model_once(
     cluster: RunningCluster, node: FetchingNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +335,7 @@ def test_unreachable_server_and_wrong_certificate_are_one_line(
 
 
 def test_server_does_not_choose_paths_on_the_node(cluster: RunningCluster) -> None:
-    for name in ("../escaped", "/etc/passwd", "a/b", "..", "", "a\0b"):
+    for name in ("../escaped", "/etc/passwd", "a/b", "1_A/..", "1_A/2_B/c", "..", "", "a\0b"):
         listed = msgspec.json.encode({"type": "manifest", "entry": "", "files": [
             {"name": name, "size": 1, "sha256": "0" * 64, "modified": 0},
         ]})  # fmt: skip

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from syringa.fleet.controller import Controller
@@ -104,13 +103,12 @@ class PoolHarness:
         begin: str = "2026-01-30 12:00",
         zone: str = "Europe/Berlin",
         load_seconds: float = 5.0,
-        overrides: Path | None = None,
         lease: bool = True,
     ) -> None:
         self.cluster, self.models = FakeCluster(nodes, load_seconds), list(models)
         self._zone, self._pools = ZoneInfo(zone), pools
         self._begin = datetime.fromisoformat(begin).replace(tzinfo=self._zone).timestamp()
-        self._overrides, self._lease = overrides, lease
+        self._overrides, self._lease = PoolOverrides(), lease
         self.restart()
 
     def restart(self) -> None:
@@ -121,7 +119,7 @@ class PoolHarness:
             lambda: self.cluster.now,
             lambda: self._lease,
             pools=self._pools,
-            overrides=PoolOverrides(self._overrides),
+            overrides=self._overrides,
             wall=lambda: self._begin + self.cluster.now,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -48,6 +47,10 @@ def test_controller_uses_a_pool_in_its_window_over_midnight() -> None:
     assert not fleet.cluster.running
     assert fleet.pool("night").state == "inactive"
     assert fleet.controller.status().evictions["pool_closed"] == 3
+    moves = fleet.controller.status().moves
+    assert [each.action for each in moves] == ["stop"] * 3 + ["start"] * 3
+    assert {(each.model, each.node) for each in moves[:3]} == {("m", "n1"), ("m", "n2")}
+    assert all("pool night is closed" in each.reason for each in moves[:3])
 
 
 @pytest.mark.parametrize(
@@ -318,12 +321,9 @@ def test_controller_fits_a_pool_to_its_capacity() -> None:
     assert fleet.controller.status().evictions["capacity"] == 1
 
 
-def test_operator_closes_and_opens_a_pool_and_it_is_remembered(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_operator_closes_and_opens_a_pool_and_it_is_remembered(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "syringa.fleet")
-    file = tmp_path / "data" / "pools.json"
-    fleet = PoolHarness(NODES, [model(1, 0, "always", "night")], [ALWAYS, NIGHT], overrides=file)
+    fleet = PoolHarness(NODES, [model(1, 0, "always", "night")], [ALWAYS, NIGHT])
     fleet.run_for(10)
     assert fleet.controller.set_pool("always", False)
     assert not fleet.controller.set_pool("unknown", True)
@@ -344,19 +344,6 @@ def test_operator_closes_and_opens_a_pool_and_it_is_remembered(
     fleet.run_for(60)
     assert fleet.ready() == ["a1"]
     assert "pool is closed: pool=always" in caplog.messages
-
-
-def test_overrides_that_cannot_be_read_or_stored_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = tmp_path / "pools.json"
-    file.write_text("not json")
-    fleet = PoolHarness(NODES, [model()], [ALWAYS, NIGHT], overrides=file)
-    assert "opened and closed pools cannot be read" in caplog.text
-    file.unlink()
-    file.mkdir()
-    assert fleet.controller.set_pool("always", False)
-    assert "opened and closed pools cannot be stored" in caplog.text
-    fleet.run_for(1)
-    assert fleet.pool("always").state == "inactive"
 
 
 def test_status_describes_nodes_and_pools() -> None:
@@ -381,7 +368,7 @@ def test_status_describes_nodes_and_pools() -> None:
         False,
         "pool night is closed",
     )
-    assert (by_name["x1"].pool, by_name["x1"].reason) == ("", "belongs to no pool")
+    assert (by_name["x1"].pool, by_name["x1"].reason) == ("", "is in the pool mistyped, which is not configured")
 
 
 def test_controller_preempts_once_for_a_model_without_a_replica() -> None:

@@ -24,7 +24,7 @@ from syringa.cluster.own_address import own_address
 from syringa.engine.client import protocol
 from syringa.engine.processes import managed_process
 from syringa.engine.processes.control import MessageConnection
-from syringa.fleet.bridge_protocol import BridgeOptions, FleetReport, FromBridge, ReplicaReport
+from syringa.fleet.bridge_protocol import BridgeOptions, FleetReport, FleetUpdate, FromBridge, ReplicaReport
 from syringa.fleet.provider import Node
 from syringa.ray.processes import FOLDER_VARIABLE, environment
 
@@ -71,6 +71,7 @@ class LocalCluster:
         self.folder, self.port = folder, port
         self.address = f"{own_address()}:{port}"
         self.temp = tempfile.mkdtemp(prefix="sy-")  # the paths of Ray's sockets are long
+        self.raylets: dict[str, int] = {}  # process ids, by name of the node
         self.variables = {**environment(folder), FOLDER_VARIABLE: self.temp}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.ray.cluster_process", own_address(), str(port)],
@@ -89,6 +90,7 @@ class LocalCluster:
     def add(self, name: str, *, cpus: int = 1, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
         answer = self._do(do="add", node=name, cpus=cpus, labels=labels or {})
         assert isinstance(answer, dict)
+        self.raylets[name] = answer["raylet"]
         return answer
 
     def remove(self, name: str) -> None:
@@ -156,8 +158,18 @@ class BridgePeer:
         self._connection.send(message)
 
     def tick(self) -> None:
-        for report in self._connection.receive():
-            self.report = report
+        for message in self._connection.receive():
+            self.report = self._merge(message) if isinstance(message, FleetUpdate) else message
+
+    def _merge(self, update: FleetUpdate) -> FleetReport:
+        """Return the last report with what has changed, without the loads."""
+        nodes = {each.name: each for each in (*self.report.nodes, *update.nodes)}
+        replicas = {each.id: each for each in (*self.report.replicas, *update.replicas)}
+        for name in update.gone_nodes:
+            del nodes[name]
+        for id in update.gone_replicas:
+            del replicas[id]
+        return FleetReport(list(nodes.values()), list(replicas.values()))
 
     def until(self, condition: Callable[[FleetReport], Any]) -> Any:
         return until(lambda: condition(self.report), tick=self.tick)

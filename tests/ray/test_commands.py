@@ -19,6 +19,7 @@ import pytest
 from syringa.cluster.folder import ClusterFolder
 from syringa.cluster.own_address import own_address
 from syringa.ray.processes import CLUSTER_DIR_VARIABLE
+from syringa.ray.redis import PASSWORD_VARIABLE
 from tests.engine.worker.tiny_llama import save_tiny_llama
 from tests.ray.harness import cluster_folder, free_port, processes_with, until
 
@@ -30,13 +31,15 @@ SERVER, GCS = b"syringa.cli.serve_process", b"gcs_server"
 class Command:
     """A running `syringa cluster` command."""
 
-    def __init__(self, log: Path, *arguments: str, **variables: str) -> None:
+    def __init__(self, log: Path, *arguments: str, folder: Path | None = None, **variables: str) -> None:
+        """`folder`: in which it is run, if not the current one. `variables`: of its environment."""
         self.log = log
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "syringa", "cluster", *arguments],
                 stdout=out,
                 stderr=subprocess.STDOUT,
+                cwd=folder,
                 env=os.environ | variables,
             )
 
@@ -77,6 +80,7 @@ class StartedCluster(Command):
             *("--threads", "1", "--kv-cache-tokens", "1024", "--database", str(folder / "syringa.db")),
             *("--cluster-dir", str(self.folder.path), "--cluster-address", self.address),
             *("--ray-port", str(free_port()), *arguments),
+            folder=None,
             **variables,
         )
 
@@ -131,6 +135,13 @@ def test_a_cluster_starts_is_joined_and_left_and_adopts_its_replicas(tmp_path: P
         try:
             node.until_logged("Joined .* as n1 .*zone=a, pool=x")
             url = cluster.url() + "/admin/nodes"
+            status = subprocess.run(
+                [sys.executable, "-m", "syringa", "cluster", "status", "--dir", str(cluster.folder.path)],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout  # it finds the head, whose port is another than that of the settings
+            assert re.search(r"^n1 .* pool=x,zone=a *$", status, re.MULTILINE)
             nodes = until(
                 lambda: {each["name"]: each for each in httpx.get(url).json()["data"] if each["name"] == "n1"}
             )
@@ -174,12 +185,12 @@ def test_serving_goes_on_without_a_head_which_is_started_again_after_the_time_th
 
 
 @contextlib.contextmanager
-def redis(folder: Path) -> Iterator[str]:
-    """Run a Redis, and yield its address."""
+def redis(folder: Path, password: str) -> Iterator[str]:
+    """Run a Redis with a password, and yield its address."""
     if (program := shutil.which("redis-server")) is None:
         pytest.skip("needs redis-server")
     port = free_port()
-    command = [program, "--port", str(port), "--save", "", "--dir", str(folder)]
+    command = [program, "--port", str(port), "--save", "", "--dir", str(folder), "--requirepass", password]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         yield f"127.0.0.1:{port}"
@@ -189,10 +200,14 @@ def redis(folder: Path) -> Iterator[str]:
 
 
 def test_a_head_with_redis_is_started_again_at_once_and_finds_its_replicas(tmp_path: Path) -> None:
-    with redis(tmp_path) as address, started(tmp_path, "--redis", address) as cluster:
+    with (
+        redis(tmp_path, "a password") as address,
+        started(tmp_path, "--redis", address, RAY_REDIS_PASSWORD="a password") as cluster,
+    ):
         text = cluster.complete()
         (before,) = cluster.replicas()
         (gcs,) = cluster.find(GCS)
+        assert processes_with(PASSWORD_VARIABLE, "a password") == [cluster.process.pid]  # no child has it
         os.kill(gcs, signal.SIGKILL)
         cluster.until_logged("replica is found: ")  # by the next bridge
         assert cluster.complete() == text

@@ -22,6 +22,7 @@ from syringa.engine.processes.control import (
     AcquireProbe,
     DrainNode,
     DrainReplica,
+    KeepModel,
     ReleaseModel,
     SetPool,
     SupervisorReport,
@@ -29,6 +30,7 @@ from syringa.engine.processes.control import (
     WorkerState,
     acquire_request,
     api_decoder,
+    merge_requests,
     worker_key,
 )
 from syringa.engine.processes.probes import probe_path
@@ -80,16 +82,21 @@ class ModelEngines:
         """Replace the configured models: load those to be preloaded, and release the workers of removed ones."""
         before = {key for key, _ in self._models.values()}
         requests = {spec.id: acquire_request(spec, self._config) for spec in specs}
-        self._models = {model: (worker_key(acquire.options), acquire) for model, acquire in requests.items()}
-        now = {key for key, _ in self._models.values()}
+        keys = {model: worker_key(acquire.options) for model, acquire in requests.items()}
+        shared: dict[str, AcquireModel] = {}
+        for model, acquire in requests.items():
+            key = keys[model]
+            shared[key] = merge_requests(shared[key], acquire) if key in shared else acquire
+        self._models = {model: (key, shared[key]) for model, key in keys.items()}
+        now = set(shared)
         for key, engine in self._engines.items():
             engine.removed = key not in now
-        for key, acquire in self._models.values():
+        for key, acquire in shared.items():
             if key in self._engines:
                 self._engines[key].set_acquire(acquire)
         for key in before - now:
             self._send(ReleaseModel(key))
-        for key, acquire in self._models.values():
+        for key, acquire in shared.items():
             if acquire.restart and key not in before:
                 self._send(msgspec.structs.replace(acquire, opportunistic=True))
 
@@ -147,6 +154,15 @@ class ModelEngines:
         key, _ = self._models.get(model, ("", None))
         state = self._states.get(key)
         return state.replicas if state else ()
+
+    def keep(self, model: str, idle_timeout: float) -> None:
+        if model in self._models:
+            self._send(KeepModel(self._models[model][0], idle_timeout))
+
+    def idle_timeout(self, model: str) -> float:
+        key, _ = self._models.get(model, ("", None))
+        state = self._states.get(key)
+        return state.idle_timeout if state else 0.0
 
     def drain(self, replica: str, grace: float) -> None:
         self._send(DrainReplica(replica, grace))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from syringa.cluster.tls import TlsFiles
-from syringa.engine.client.moves import Moved, RequestProgress
-from syringa.engine.client.router import ReplicaRouter, routing_key
+from syringa.engine.client.moves import Moved
+from syringa.engine.client.router import ReplicaRouter, embedding_key, routing_key
+from syringa.engine.client.runs import ConnectedReplica, EmbeddingRun, GenerationRun
 from syringa.engine.client.stats import ReplicaStats
 from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.interface import DeltaHandler, LoadStatus, MoveReason, ReplicaState
@@ -22,9 +23,10 @@ from syringa.engine.processes.control import (
     WorkerState,
     worker_key,
 )
-from syringa.engine.processes.suspects import REFUSED, fingerprint
+from syringa.engine.processes.suspects import REFUSED, embedding_fingerprint, fingerprint
+from syringa.engine.vllm.resume import resume_error, unresumable_fields
 from syringa.errors import EngineOverloaded, EngineUnavailable, InvalidRequest, RequestSuspected, WorkerLost
-from syringa.types import EngineRequest, EngineStats, Isolation, ModelInfo
+from syringa.types import EmbeddingRequest, EmbeddingResult, EngineRequest, EngineStats, Isolation, ModelInfo
 
 logger = logging.getLogger("syringa.engine")
 
@@ -36,38 +38,12 @@ OnRoute = Callable[[bool], None]
 
 CLOCK_SECONDS = 0.01  # a timer of the event loop may end that much too early
 OVERLOADED_SECONDS = 0.2  # until a moved request is submitted again to a replica with a full queue
+BALANCE_SECONDS = 1.0  # after which requests that came before a replica was ready, and have not begun, move to it
 RECONNECT_SECONDS = 1.0  # after which a lost connection is made again
 REPORT_SECONDS = 2.0  # for the supervisor to report that a worker has died
 MAX_RETRIES = 3  # of a request after crashes; announced moves are not limited
 SUSPECTED = "The model worker ended twice while it computed this request: it is not run again."
 ISOLATION: tuple[Isolation, ...] = ("none", "start", "full")  # by the number of crashes
-
-
-class _Replica:
-    """A replica that was ready, and the connection to it."""
-
-    def __init__(self, state: ReplicaState, client: WorkerClient) -> None:
-        self.state, self.client = state, client
-        self.ended = False  # whether the supervisor no longer reports it
-        self.checked = False  # whether its connection is about to be checked
-        self.drained_at: float | None = None  # when its grace period ends
-
-    @property
-    def usable(self) -> bool:
-        return self.state.status == "ready" and not self.ended and self.client.ready and not self.client.silent
-
-
-class _Run:
-    """A request, and the replica that runs it; None while it waits for one."""
-
-    def __init__(self, request: EngineRequest, on_delta: DeltaHandler) -> None:
-        self.request, self.progress = request, RequestProgress(request, on_delta)
-        self.replica: _Replica | None = None
-        self.retries = 0  # after crashes
-        self.silences = 0  # moves away from a replica that did not respond
-        self.hangs = 0  # of these, from one that the supervisor found hanging in a step
-        self.left: tuple[MoveReason, str] | None = None  # why it left the last replica, and the fingerprint of that
-        self.counted = False  # whether that move was reported
 
 
 class ModelEngine:
@@ -101,11 +77,12 @@ class ModelEngine:
         self._queue_timeout = queue_timeout
         self._starting = False  # whether a replica is being started, or is there
         self._reason = ""
-        self._replicas: dict[str, _Replica] = {}
+        self._replicas: dict[str, ConnectedReplica] = {}
         self._clients: set[WorkerClient] = set()  # all that may be connected, to be closed at the end
         self._router = ReplicaRouter()
         self._stats = ReplicaStats()
-        self._runs: dict[str, _Run] = {}  # by request id
+        self._runs: dict[str, GenerationRun] = {}  # by request id
+        self._embedding_runs: dict[str, EmbeddingRun] = {}
         self._updates = 0  # number of states received from the supervisor
         self._changed = asyncio.Event()
         self._closed = False
@@ -148,7 +125,7 @@ class ModelEngine:
             client = WorkerClient(state.address, tls=self._tls, on_change=self._notify)
             client.start()
             self._clients.add(client)
-            self._replicas[state.id] = _Replica(state, client)
+            self._replicas[state.id] = ConnectedReplica(state, client)
         elif replica is not None:
             begins = state.status == "draining" and replica.state.status != "draining"
             replica.state = state
@@ -166,15 +143,30 @@ class ModelEngine:
             self._on_loaded(info)
         self._move_requests()
         for replica in self._replicas.values():
+            if replica.usable and not replica.joined:
+                replica.joined = True
+                if waiting := [run for run in self._runs.values() if run.assignment and not run.progress.begun]:
+                    asyncio.get_running_loop().call_later(BALANCE_SECONDS, self._balance, replica, waiting)
             if replica.state.status == "ready" and not replica.client.ready and not replica.checked:
                 replica.checked = True
                 asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._check_connection, replica)
 
-    def _check_connection(self, replica: _Replica) -> None:
+    def _check_connection(self, replica: ConnectedReplica) -> None:
         """Ask the supervisor for the state of a replica whose connection is lost: the answer makes another one."""
         replica.checked = False
         if replica.client.lost and not replica.ended and not self._closed:
             self._send(msgspec.structs.replace(self._acquire, opportunistic=True))
+
+    def _balance(self, replica: ConnectedReplica, runs: Sequence[GenerationRun]) -> None:
+        """Let a new replica run requests that still wait at busy ones."""
+        if not replica.usable:
+            return
+        waiting = [(run, run.assignment) for run in runs if run.assignment is not None and not run.progress.begun]
+        for position in self._router.shed([assignment for _, assignment in waiting], replica.state.id):
+            run = waiting[position][0]
+            if run.replica is not None:
+                run.target = replica.state.id
+                run.replica.client.interrupt(run.request.id, Moved("balance"))
 
     def _info(self) -> ModelInfo | None:
         """Return the facts of the usable replica with the shortest context: it depends on the memory of each."""
@@ -193,20 +185,24 @@ class ModelEngine:
         """Run a request. When its replica is drained, dies or hangs, it goes on at another one.
 
         A request that was being computed when its worker died is computed alone up to its next token. At the second
-        time it raises `RequestSuspected`; if it was alone then, so do all that are equal to it.
+        time it raises `RequestSuspected`; if it was alone then, so do all that are equal to it. One that cannot be
+        continued elsewhere stays at its replica as long as that runs, and then raises `EngineUnavailable`.
         """
         if request.id in self._runs:
             raise InvalidRequest(f"A request with the id {request.id!r} is running already.")
         request = msgspec.structs.replace(request, fingerprint=fingerprint(request))
-        run = self._runs[request.id] = _Run(request, on_delta)
+        unresumable = unresumable_fields(request) if self._acquire.options.engine == "vllm" else ()
+        run = self._runs[request.id] = GenerationRun(request, on_delta, unresumable)
         try:
             while not await self._run_once(run):
                 pass
         finally:
             del self._runs[request.id]
 
-    async def _run_once(self, run: _Run) -> bool:
+    async def _run_once(self, run: GenerationRun) -> bool:
         """Run a request on one replica. Return whether it has ended; otherwise it is to be run on the next one."""
+        if run.bound:  # it has left its replica
+            raise resume_error(run.unresumable)
         await self._wait_usable(begun=run.progress.begun)
         crashes = self._crashes(run.request)
         level = min(max(crashes, run.hangs), len(ISOLATION) - 1)
@@ -216,6 +212,7 @@ class ModelEngine:
         candidates = self._candidates(run)
         assignment = self._router.choose(routing_key(request), list(candidates))
         replica = run.replica = candidates[assignment.replica]
+        run.assignment, run.target = assignment, ""
         if len(candidates) > 1:
             self._on_route(assignment.cached > 0)
         if run.left is not None and not run.counted:
@@ -234,29 +231,86 @@ class ModelEngine:
             run.silences += moved.reason == "silence"
             run.hangs += moved.reason == "silence" and replica.state.status == "hanging"
             return False
-        except WorkerLost:
+        except WorkerLost as lost:
             if self._closed:
                 raise
             announced = replica.state.status == "draining"
             run.left, run.counted = ("drain" if announced else "crash", replica.state.fingerprint), False
-            await self._wait_for_report(replica)
-            if not announced:
-                if not replica.ended:
-                    self._send(self._acquire)  # the connection broke: the answer makes another one
-                run.retries += 1
-                if self._crashes(run.request) > 1:
-                    raise RequestSuspected(SUSPECTED) from None
-                if run.retries > MAX_RETRIES:
-                    raise
+            await self._check_retry(run, replica, lost, announced=announced)
             return False
         finally:
-            run.replica = None
+            run.replica = run.assignment = None
             self._router.release(assignment)
         if run.request.fingerprint in self.suspects:
             self._send(ClearSuspect(self._key, run.request.fingerprint))
         return True
 
-    def _candidates(self, run: _Run) -> dict[str, _Replica]:
+    async def embed(self, request: EmbeddingRequest) -> EmbeddingResult:
+        """Compute embeddings. When the replica is drained, dies or hangs, the request begins again at another one.
+
+        As in `submit`, a request that was being computed when its worker died is computed alone, and at the second time
+        raises `RequestSuspected`.
+        """
+        if request.id in self._embedding_runs:
+            raise InvalidRequest(f"A request with the id {request.id!r} is running already.")
+        request = msgspec.structs.replace(request, fingerprint=embedding_fingerprint(request))
+        run = self._embedding_runs[request.id] = EmbeddingRun(request)
+        try:
+            while (result := await self._embed_once(run)) is None:
+                pass
+        finally:
+            del self._embedding_runs[request.id]
+        return result
+
+    async def _embed_once(self, run: EmbeddingRun) -> EmbeddingResult | None:
+        """Run a request on one replica. Return None if it is to be run on the next one."""
+        await self._wait_usable()
+        isolated = self._crashes(run.request) > 0
+        request = msgspec.structs.replace(run.request, isolated=isolated)
+        usable = {id: each for id, each in self._replicas.items() if each.usable}
+        assignment = self._router.choose(embedding_key(request), list(usable))
+        replica = run.replica = usable[assignment.replica]
+        try:
+            result = await replica.client.embed(request)
+        except EngineOverloaded:
+            if not run.moves and not run.retries:
+                raise
+            await asyncio.sleep(OVERLOADED_SECONDS)  # it was accepted before: it waits for a place
+            return None
+        except Moved as moved:
+            run.moves += 1
+            self._on_move(moved.reason, False)
+            return None
+        except WorkerLost as lost:
+            if self._closed:
+                raise
+            announced = replica.state.status == "draining"
+            self._on_move("drain" if announced else "crash", False)
+            await self._check_retry(run, replica, lost, announced=announced)
+            return None
+        finally:
+            run.replica = None
+            self._router.release(assignment)
+        if run.request.fingerprint in self.suspects:
+            self._send(ClearSuspect(self._key, run.request.fingerprint))
+        return result
+
+    async def _check_retry(
+        self, run: GenerationRun | EmbeddingRun, replica: ConnectedReplica, lost: WorkerLost, *, announced: bool
+    ) -> None:
+        """Wait for what the supervisor reports of a lost replica. Raises if its request is not to be run again."""
+        await self._wait_for_report(replica)
+        if announced:
+            return
+        if not replica.ended:
+            self._send(self._acquire)  # the connection broke: the answer makes another one
+        run.retries += 1
+        if self._crashes(run.request) > 1:
+            raise RequestSuspected(SUSPECTED) from None
+        if run.retries > MAX_RETRIES:
+            raise lost
+
+    def _candidates(self, run: GenerationRun) -> dict[str, ConnectedReplica]:
         """Return the replicas that may run a request: with a long enough context, if there are any.
 
         One that has begun needs equal outputs, if there are any.
@@ -264,19 +318,21 @@ class ModelEngine:
         usable = {id: each for id, each in self._replicas.items() if each.usable}
         need = len(run.request.prompt) + run.request.stopping.max_tokens
         usable = {id: each for id, each in usable.items() if _context(each) >= need} or usable
+        if run.target in usable:
+            return {run.target: usable[run.target]}
         if run.left is None or not run.progress.begun:
             return usable
         equal = {id: each for id, each in usable.items() if each.state.fingerprint == run.left[1]}
         return equal or usable
 
-    def _crashes(self, request: EngineRequest) -> int:
+    def _crashes(self, request: EngineRequest | EmbeddingRequest) -> int:
         """Return the number of crashes at which a request was computed. Raises `RequestSuspected`."""
         crashes = self.suspects.get(request.fingerprint, 0)
         if crashes == REFUSED:
             raise RequestSuspected(SUSPECTED)
         return crashes
 
-    async def _wait_for_report(self, replica: _Replica) -> None:
+    async def _wait_for_report(self, replica: ConnectedReplica) -> None:
         """Wait until the supervisor has reported the end of a replica, and with it the requests that are suspected."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPORT_SECONDS):
@@ -288,16 +344,29 @@ class ModelEngine:
         for run in list(self._runs.values()):
             if run.replica is not None and (reason := self._move_reason(run, run.replica)) is not None:
                 run.replica.client.interrupt(run.request.id, Moved(reason))
+        for embedding in list(self._embedding_runs.values()):
+            if embedding.replica is not None and (reason := self._embedding_move(embedding, embedding.replica)):
+                embedding.replica.client.interrupt(embedding.request.id, Moved(reason))
 
-    def _move_reason(self, run: _Run, replica: _Replica) -> MoveReason | None:
+    def _move_reason(self, run: GenerationRun, replica: ConnectedReplica) -> MoveReason | None:
         others = any(each.usable for each in self._replicas.values() if each is not replica)
         if replica.drained_at is not None and replica.state.status == "draining":
             left = replica.drained_at - asyncio.get_running_loop().time()
-            leaves = replica.client.silent or not run.progress.fits(left)
+            leaves = not run.bound and (replica.client.silent or not run.progress.fits(left))
             return "drain" if left <= CLOCK_SECONDS or (others and leaves) else None
+        if run.bound and not replica.ended:
+            return None
         hangs = replica.state.status == "hanging" or replica.client.silent
         # One that has moved before may be the cause: it waits until the supervisor has ended the worker.
         return "silence" if hangs and others and not run.silences and not run.retries else None
+
+    def _embedding_move(self, run: EmbeddingRun, replica: ConnectedReplica) -> MoveReason | None:
+        """Return why a request for embeddings should begin again elsewhere. It is short: a drain waits for it."""
+        if replica.drained_at is not None and replica.state.status == "draining":
+            return "drain" if replica.drained_at - asyncio.get_running_loop().time() <= CLOCK_SECONDS else None
+        others = any(each.usable for each in self._replicas.values() if each is not replica)
+        hangs = replica.state.status == "hanging" or replica.client.silent
+        return "silence" if hangs and others and not run.moves and not run.retries else None
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         if (run := self._runs.get(request_id)) is not None:
@@ -367,6 +436,6 @@ class ModelEngine:
         return EngineUnavailable(f"The model {self.name!r} {problem}", code="model_unavailable")
 
 
-def _context(replica: _Replica) -> int:
+def _context(replica: ConnectedReplica) -> int:
     info = replica.client.info
     return info.max_model_len if info is not None else 0

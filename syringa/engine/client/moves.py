@@ -39,6 +39,11 @@ class RequestProgress:
         """Whether any delta has arrived."""
         return bool(self._finished) or any(self._tokens)
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the next replica would have to continue a choice that has tokens already."""
+        return any(tokens and choice not in self._finished for choice, tokens in enumerate(self._tokens))
+
     def handle(self, delta: EngineDelta) -> bool:
         """Record a delta and pass it to the handler."""
         if self._first_at is None:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
+from syringa.types import EmbeddingRequest, EmbeddingResult, EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 HEADER_BYTES = 4
 MAX_MESSAGE_BYTES = (1 << 32) - 1
@@ -21,6 +21,12 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Run a request. `request.id` is unique among the requests of this connection."""
 
     request: EngineRequest
+
+
+class Embed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Embed texts or score pairs. `request.id` is unique as in `Submit`."""
+
+    request: EmbeddingRequest
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -65,6 +71,12 @@ class Deltas(msgspec.Struct, frozen=True, tag=True, array_like=True):
     deltas: list[EngineDelta]
 
 
+class Embedded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The answer to `Embed`."""
+
+    result: EmbeddingResult
+
+
 class RequestRejected(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A request that will not run. `code` is the error code where the client is at fault."""
 
@@ -89,8 +101,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Sent every `HEARTBEAT_SECONDS`, also during a step however long it takes: the process is alive."""
 
 
-ToWorker = Submit | Abort | GetStats | Retire
-FromWorker = Ready | Deltas | RequestRejected | StatsReply | RetireDeclined | Heartbeat
+ToWorker = Submit | Embed | Abort | GetStats | Retire
+FromWorker = Ready | Deltas | Embedded | RequestRejected | StatsReply | RetireDeclined | Heartbeat
 
 M = TypeVar("M")
 

@@ -1,10 +1,11 @@
 """The router: which replica of a model runs a request. Pure bookkeeping, without asyncio and without a clock.
 
 Prefix affinity with bounded load. A request goes to the replica that served the longest known prefix of its prompt,
-unless that one has more than its share of the load; then to a replica with a shorter prefix, and else to the least
-loaded one. A prefix that many requests begin with, such as a system prompt, counts as known to all replicas: each
-computes it once. Among replicas that are equally good, the organization's own load decides first, so that each
-organization has about the same share of every replica, inside of which the scheduler is fair between organizations.
+unless that one has more than its share of the load, by more than the prefix saves; then to a replica with a shorter
+prefix, and else to the least loaded one. A prefix that many requests begin with, such as a system prompt, counts as
+known to all replicas: each computes it once. Among replicas that are equally good, the organization's own load decides
+first, so that each organization has about the same share of every replica, inside of which the scheduler is fair
+between organizations.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from syringa.types import EngineRequest
+from syringa.types import EmbeddingRequest, EngineRequest
 
 LOAD_FACTOR, LOAD_MARGIN = 1.25, 1.0  # a replica is overloaded above this factor of the mean, plus the margin
-MAX_PREFIXES = 1 << 16
+MAX_PREFIXES = 1 << 17  # those of about 3,000 prompts, in 25 MB
 MAX_HOLDERS = 4  # replicas that are remembered for a prefix
 COMMON_USES = 16  # a prefix that so many requests have continued in different ways is one that many share
 POINT_TOKENS, FINE_TOKENS = 32, 1024  # between two hashed prefixes, in so many last tokens of a prompt
@@ -88,6 +89,23 @@ class ReplicaRouter:
         if rest > 0.0:
             replica.tenants[assignment.tenant] = rest
 
+    def shed(self, waiting: Sequence[Assignment], target: str) -> list[int]:
+        """Return which requests should move to a new replica, so that it has at most the load of those they leave.
+
+        `waiting`: requests of other replicas that have not begun, in the order in which they came. They are returned as
+        positions in it.
+        """
+        new = self._loads.get(target)
+        total, moving = new.total if new is not None else 0.0, []
+        loads: dict[str, float] = {}
+        for position, each in enumerate(waiting):
+            if each.replica != target and each.counted_in is not None:
+                left = loads.get(each.replica, each.counted_in.total) - each.load
+                if total + each.load <= left:
+                    moving.append(position)
+                    total, loads[each.replica] = total + each.load, left
+        return moving
+
     def retain(self, replicas: Collection[str]) -> None:
         """Forget all replicas but these. Prefixes that only others held are dropped when they are the oldest."""
         for gone in self._loads.keys() - set(replicas):
@@ -100,9 +118,12 @@ class ReplicaRouter:
             if (entry := table.get(prefix)) is None:
                 continue
             known, uses = entry
-            holders = [each for each in known if each in loads and loads[each].total <= limit and each in candidates]
+            most = limit + length * PROMPT_TOKEN_LOAD  # it need not compute the prefix
+            holders = [each for each in known if each in loads and loads[each].total <= most and each in candidates]
+            if holders and uses >= COMMON_USES:
+                return length, self._least_loaded(key, candidates, limit)
             if holders:
-                return length, self._least_loaded(key, candidates if uses >= COMMON_USES else holders, limit)
+                return length, self._least_loaded(key, holders, most)
         return 0, self._least_loaded(key, candidates, limit)
 
     def _least_loaded(self, key: RoutingKey, replicas: Sequence[str], limit: float) -> str:
@@ -163,6 +184,11 @@ def routing_key(request: EngineRequest) -> RoutingKey:
             prefixes.append((point, hashed.copy().digest()))
     prefixes.reverse()
     return RoutingKey(request.tenant, known, request.choices, tuple(prefixes))
+
+
+def embedding_key(request: EmbeddingRequest) -> RoutingKey:
+    """Return what the router has to know of a request for embeddings, of which no replica caches anything."""
+    return RoutingKey(request.tenant, sum(map(len, request.inputs)), 1, ())
 
 
 def _hash(data: bytes) -> int:

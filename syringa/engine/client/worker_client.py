@@ -24,24 +24,46 @@ from syringa.errors import (
     WorkerLost,
 )
 from syringa.flush_queue import flush_queue
-from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
+from syringa.types import EmbeddingRequest, EmbeddingResult, EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 logger = logging.getLogger("syringa.engine")
 
 RETRY_SECONDS = 0.05
 
 
-class _ActiveRequest:
-    """A request that was sent to the worker, and the handler of its deltas."""
+class _Active:
+    """A request that was sent to the worker, and its answer, which only one for embeddings has."""
 
-    __slots__ = ("done", "future", "on_delta", "open_choices", "wire_id")
+    __slots__ = ("done", "future", "wire_id")
+
+    def __init__(self, wire_id: str) -> None:
+        self.wire_id = wire_id
+        self.done = False
+        self.future: asyncio.Future[EmbeddingResult | None] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: SyringaError) -> None:
+        if not self.done:
+            self.end(error)
+
+    def end(self, error: Exception | None, result: EmbeddingResult | None = None) -> None:
+        self.done = True
+        if self.future.done():  # the caller was canceled
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
+
+
+class _ActiveRequest(_Active):
+    """A request for generated text, and the handler of its deltas."""
+
+    __slots__ = ("on_delta", "open_choices")
 
     def __init__(self, wire_id: str, request: EngineRequest, on_delta: DeltaHandler) -> None:
-        self.wire_id = wire_id
+        super().__init__(wire_id)
         self.on_delta = on_delta
-        self.done = False
         self.open_choices = set(request.open_choices)
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def handle_delta(self, delta: EngineDelta) -> None:
         if self.done:
@@ -56,17 +78,7 @@ class _ActiveRequest:
 
     def fail(self, error: SyringaError) -> None:
         self.open_choices.clear()
-        if not self.done:
-            self.end(error)
-
-    def end(self, error: Exception | None) -> None:
-        self.done = True
-        if self.future.done():  # the caller was canceled
-            return
-        if error is None:
-            self.future.set_result(None)
-        else:
-            self.future.set_exception(error)
+        super().fail(error)
 
 
 class _WorkerProtocol(asyncio.Protocol):
@@ -121,8 +133,9 @@ class WorkerClient:
         self._was_ready = False
         self._transport: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
-        self._requests: dict[str, _ActiveRequest] = {}  # by request id
+        self._requests: dict[str, _Active] = {}  # by request id
         self._by_wire_id: dict[str, _ActiveRequest] = {}
+        self._embeddings: dict[str, _Active] = {}  # by wire id
         self._last_wire_id = 0
         self._stats: deque[asyncio.Future[EngineStats]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -158,12 +171,7 @@ class WorkerClient:
         return self._info
 
     async def submit(self, request: EngineRequest, on_delta: DeltaHandler) -> None:
-        if not self.ready:
-            raise EngineUnavailable(self._unavailable_reason())
-        if request.id in self._requests:
-            raise InvalidRequest(f"A request with the id {request.id!r} is running already.")
-        self._last_wire_id += 1
-        wire_id = str(self._last_wire_id)
+        wire_id = self._next_wire_id(request.id)
         active = self._requests[request.id] = self._by_wire_id[wire_id] = _ActiveRequest(wire_id, request, on_delta)
         self._send(protocol.Submit(msgspec.structs.replace(request, id=wire_id)))
         try:
@@ -173,11 +181,34 @@ class WorkerClient:
                 self.abort(request.id)
             del self._requests[request.id], self._by_wire_id[wire_id]
 
+    async def embed(self, request: EmbeddingRequest) -> EmbeddingResult:
+        wire_id = self._next_wire_id(request.id)
+        active = self._requests[request.id] = self._embeddings[wire_id] = _Active(wire_id)
+        self._send(protocol.Embed(msgspec.structs.replace(request, id=wire_id)))
+        try:
+            result = await active.future
+            assert result is not None
+            return msgspec.structs.replace(result, request_id=request.id)
+        except BaseException:  # canceled or interrupted; one that the worker has refused is aborted without effect
+            self.abort(request.id)
+            raise
+        finally:
+            del self._requests[request.id], self._embeddings[wire_id]
+
+    def _next_wire_id(self, request_id: str) -> str:
+        """Return an id for a new request. Raises `EngineUnavailable`, and `InvalidRequest` if its own id is in use."""
+        if not self.ready:
+            raise EngineUnavailable(self._unavailable_reason())
+        if request_id in self._requests:
+            raise InvalidRequest(f"A request with the id {request_id!r} is running already.")
+        self._last_wire_id += 1
+        return str(self._last_wire_id)
+
     def abort(self, request_id: str, choice: int | None = None) -> None:
         active = self._requests.get(request_id)
         if active is None:
             return
-        if choice is not None:
+        if choice is not None and isinstance(active, _ActiveRequest):
             active.open_choices.discard(choice)  # it gets no last delta
         if self.ready:
             self._send(protocol.Abort(active.wire_id, choice))
@@ -266,10 +297,13 @@ class WorkerClient:
                 self._silence.start()
                 self._ready.set()
                 self._notify()
+            case protocol.Embedded(result):
+                if (embedding := self._embeddings.get(result.request_id)) is not None and not embedding.done:
+                    embedding.end(None, result)
             case protocol.RequestRejected(wire_id, text, param, overloaded, code):
-                if (active := self._by_wire_id.get(wire_id)) is not None:
+                if (rejected := self._by_wire_id.get(wire_id) or self._embeddings.get(wire_id)) is not None:
                     kind = ContextLengthExceeded if code == ContextLengthExceeded.code else InvalidRequest
-                    active.fail(EngineOverloaded(text) if overloaded else kind(text, param=param))
+                    rejected.fail(EngineOverloaded(text) if overloaded else kind(text, param=param))
             case protocol.StatsReply(stats):
                 future = self._stats.popleft()
                 if not future.done():

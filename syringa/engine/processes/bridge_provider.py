@@ -1,5 +1,7 @@
 """The replicas of a cluster, as the controller sees them: what the bridge reports, and what was asked of it since.
 
+Only what a message changes is looked at: a large cluster sends one many times a second.
+
 The bridge is a process of its own, which may end at any time. While it is away the last report stands: the replicas do
 not depend on it, and API servers go on using them.
 """
@@ -11,28 +13,30 @@ import dataclasses
 import logging
 import selectors
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from syringa.engine.client import protocol
-from syringa.engine.interface import ReplicaState, ReplicaStatus
+from syringa.engine.processes.cluster_replica import SERVING, ClusterReplica
 from syringa.engine.processes.control import MessageConnection
 from syringa.engine.processes.worker_process import DRAIN_MARGIN_SECONDS, UNLOAD_SECONDS
 from syringa.fleet.bridge_protocol import (
+    STARTING,
     FleetReport,
+    FleetUpdate,
     FromBridge,
     KillReplica,
     LaunchReplica,
     ReleaseNode,
-    ReplicaPhase,
     ReplicaReport,
     RetireReplica,
     initial_report,
+    load_of,
 )
-from syringa.fleet.provider import EventKind, Node, Replica, ReplicaCondition, ReplicaEvent
+from syringa.fleet.provider import EventKind, Node, Replica, ReplicaEvent
 
 logger = logging.getLogger("syringa.supervisor")
 
@@ -43,16 +47,6 @@ RETIRE_MARGIN_SECONDS = DRAIN_MARGIN_SECONDS + UNLOAD_SECONDS + 10.0
 KILL_SECONDS = 10.0  # after which it is asked for again
 RELEASE_SECONDS = 5.0  # after which the release of a node is asked for again
 NOT_CONNECTED = "the bridge to the cluster is being started"
-
-_CONDITIONS: dict[ReplicaPhase, ReplicaCondition] = {
-    "queued": "queued",
-    "fetching": "fetching",
-    "loading": "starting",
-    "ready": "ready",
-    "hanging": "hanging",
-    "draining": "draining",
-}
-SERVING: tuple[ReplicaPhase, ...] = ("ready", "hanging", "draining")
 
 
 class EndedReplica(NamedTuple):
@@ -72,64 +66,6 @@ class _Drain(NamedTuple):
     asked_at: float
 
 
-class ClusterReplica:
-    """A replica that has not ended: its last report, and what was asked of it since."""
-
-    def __init__(self, report: ReplicaReport, now: float, launch: LaunchReplica | None = None) -> None:
-        """`launch`: how it was started, until it is in a report."""
-        self.report, self.launch, self.launched_at = report, launch, now
-        self.missing_since: float | None = None
-        self.retired_at: float | None = None
-        self.grace = 0.0
-        self.kill_at = 0.0
-
-    @property
-    def id(self) -> str:
-        return self.report.id
-
-    @property
-    def phase(self) -> ReplicaPhase:
-        return "draining" if self.retired_at is not None else self.report.phase
-
-    @property
-    def usable(self) -> bool:
-        """Whether it serves requests or is about to."""
-        return self.phase != "draining"
-
-    def state(self) -> ReplicaState:
-        report, status = self.report, self.phase
-        serving = report.phase in SERVING and bool(report.address)
-        found: ReplicaStatus = status
-        return ReplicaState(
-            report.id,
-            found,
-            address=report.address if serving else "",
-            node=report.node,
-            fingerprint=report.fingerprint if serving else "",
-            reason=report.reason,
-            grace=(self.grace if self.retired_at is not None else report.grace) if status == "draining" else 0.0,
-        )
-
-    def observe(self) -> Replica:
-        report, stats = self.report, self.report.stats
-        idle = 0.0
-        if stats is not None and not (stats.running or stats.waiting) and self.phase == "ready":
-            idle = stats.idle_seconds
-        return Replica(
-            id=report.id,
-            model=report.model,
-            node=report.node,
-            condition=_CONDITIONS[self.phase],
-            running=stats.running if stats is not None else 0,
-            waiting=stats.waiting - stats.preparing if stats is not None else 0,
-            idle_seconds=idle,
-            started_at=report.started_at,
-            address=report.address,
-            fingerprint=report.fingerprint,
-            reason=report.reason,
-        )
-
-
 class BridgeProvider:
     """A `ReplicaProvider` over the bridge. Call `tick` often."""
 
@@ -146,14 +82,16 @@ class BridgeProvider:
         self.connected = False  # whether the last report is that of now
         self.reason = NOT_CONNECTED  # why not
         self.running: dict[str, ClusterReplica] = {}
-        self.revision = 0  # changes with every report, and when a replica is started or stopped
+        self.revision = 0  # changes with every report, unless it is on loads only, and with what is started or stopped
         self.unknown: dict[str, tuple[ReplicaReport, float]] = {}  # that are not taken over, and since when
         self._launch, self._adopts, self._clock, self._selector = launch, adopts, clock, selector
         self._listener = protocol.listen(str(Path(folder) / "bridge.sock"))
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._connection: MessageConnection[FromBridge] | None = None
         self._by_model: dict[str, dict[str, ClusterReplica]] = {}  # those of `running`
+        self._reports: dict[str, ReplicaReport] = {}  # all that the bridge knows, by id
         self._nodes: dict[str, Node] = {}
+        self._listed: list[Node] | None = None  # what `nodes` returns, until something changes
         self._draining: dict[str, _Drain] = {}  # nodes that an operator drains
         self._gone: set[str] = set()  # replicas in the report whose end was noticed
         self._events: list[ReplicaEvent] = []
@@ -172,8 +110,11 @@ class BridgeProvider:
         connection = self._connection
         if connection is not None:
             connection.flush()
-            for report in connection.receive():
-                self._apply(report, now)
+            for message in connection.receive():
+                if isinstance(message, FleetUpdate):
+                    self._update_all(message, now)
+                else:
+                    self._replace_all(message, now)
             if not connection.open:
                 logger.warning("bridge to the cluster is gone: replicas go on serving")
                 self._connection, self.connected, self.reason = None, False, NOT_CONNECTED
@@ -194,16 +135,20 @@ class BridgeProvider:
     # The interface of the controller
 
     def nodes(self) -> Sequence[Node]:
+        """Return the nodes, in the same list as long as nothing has changed."""
         drains = self._draining
-        return [
-            dataclasses.replace(node, condition="draining", drain_grace=drains[name].grace)
-            if name in drains and node.condition != "lost"
-            else node
-            for name, node in self._nodes.items()
-        ]
+        if self._listed is None:
+            self._listed = [
+                dataclasses.replace(node, condition="draining", drain_grace=drains[name].grace)
+                if name in drains and node.condition != "lost"
+                else node
+                for name, node in self._nodes.items()
+            ]
+        return self._listed
 
     def replicas(self) -> Sequence[Replica]:
-        return [each.observe() for each in self.running.values()]
+        now = self._clock()
+        return [each.observe(now) for each in self.running.values()]
 
     def start(self, model: str, node: str) -> str:
         launch = self._launch(model, node)
@@ -218,7 +163,7 @@ class BridgeProvider:
         now = self._clock()
         if found.retired_at is not None and found.kill_at <= now + grace + RETIRE_MARGIN_SECONDS:
             return
-        found.retired_at, found.grace, found.kill_at = now, grace, now + grace + RETIRE_MARGIN_SECONDS
+        found.retire(now, grace, now + grace + RETIRE_MARGIN_SECONDS)
         self.revision += 1
         self._send(RetireReplica(replica, grace))
 
@@ -251,6 +196,7 @@ class BridgeProvider:
         """
         if self.node(name) is not None:
             self._draining[name] = _Drain(grace, default if grace is None else grace, self._clock())
+            self._listed = None
             self._send(ReleaseNode(name, self._draining[name].release))
 
     def retire_unknown(self, since: float, grace: float) -> None:
@@ -303,29 +249,70 @@ class BridgeProvider:
         self._by_model.setdefault(replica.report.model, {})[replica.id] = replica
         self.revision += 1
 
-    def _apply(self, report: FleetReport, now: float) -> None:
+    def _replace_all(self, report: FleetReport, now: float) -> None:
+        """Apply a complete report."""
         self.revision += 1
         if not report.connected:
             if self.connected or self.reason != report.reason:
-                logger.warning("cluster cannot be reached: reason=%r", report.reason)
+                level = logging.INFO if report.reason == STARTING else logging.WARNING
+                logger.log(level, "cluster cannot be reached: reason=%r", report.reason)
             self.connected, self.reason = False, report.reason
             return
         self.connected, self.reason = True, ""
         self._nodes = {node.name: node for node in report.nodes}
-        present = {node.name for node in report.nodes if node.condition != "lost"}
-        self._draining = {name: drain for name, drain in self._draining.items() if name in present}
+        self._listed = None
+        self._reports = {each.id: each for each in report.replicas}
+        self._look_at(report.replicas, now)
+
+    def _update_all(self, update: FleetUpdate, now: float) -> None:
+        """Apply what has changed since the last message."""
+        changed = {node.name: node for node in update.nodes}
+        affected = {  # nodes that have come, gone, or are lost
+            name
+            for name in (*changed, *update.gone_nodes)
+            if self._is_present(name) != (name in changed and changed[name].condition != "lost")
+        }
+        if changed or update.gone_nodes:
+            self._nodes.update(changed)
+            for name in update.gone_nodes:
+                self._nodes.pop(name, None)
+            self._listed = None
+        for id in update.gone_replicas:
+            self._reports.pop(id, None)
+        look_at = {each.id: each for each in update.replicas}
+        self._reports.update(look_at)
+        if affected:
+            look_at.update((id, each) for id, each in self._reports.items() if each.node in affected)
+        look_at.update((id, self._reports[id]) for id in self.unknown if id in self._reports)  # a model may be new
+        if look_at or changed or update.gone_nodes or update.gone_replicas:
+            self.revision += 1
+        self._look_at(look_at.values(), now)
+        for load in update.loads:
+            if (replica := self.running.get(load.id)) is not None:
+                replica.set_load(load, now)
+
+    def _is_present(self, name: str) -> bool:
+        node = self._nodes.get(name)
+        return node is not None and node.condition != "lost"
+
+    def _look_at(self, replicas: Iterable[ReplicaReport], now: float) -> None:
+        """Find out what has happened to these replicas, and to those that are no longer reported."""
+        if self._draining:
+            self._draining = {name: drain for name, drain in self._draining.items() if self._is_present(name)}
+            self._listed = None
         for name, drain in list(self._draining.items()):
             if self._nodes[name].condition == "ready" and now >= drain.asked_at + RELEASE_SECONDS:
                 self._release(name)
-        reported = {each.id for each in report.replicas}
+        reported = self._reports.keys()
         self._gone &= reported
         self.unknown = {id: each for id, each in self.unknown.items() if id in reported}
-        for each in report.replicas:
+        for each in replicas:
+            present = self._is_present(each.node)
             if each.phase == "ended":
-                self._end(each, lost=each.node not in present)
+                self._end(each, lost=not present)
             elif not each.node:
                 self._notice_silent(each)
-            elif each.node not in present:
+            elif not present:
                 self._end(_lost(each, f"its node {each.node} is lost"), lost=True)
             else:
                 self._update(each, now)
@@ -344,6 +331,7 @@ class BridgeProvider:
             self._add(ClusterReplica(report, now))
             return
         before, replica.report = replica.report, report
+        replica.set_load(load_of(report), now)
         replica.launch = replica.missing_since = None
         if report.hangs > before.hangs:
             self._hung += [report.model] * (report.hangs - before.hangs)

@@ -46,6 +46,13 @@ class ReleaseModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
     key: str
 
 
+class KeepModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Unload the model of this worker after other idle seconds than configured, until it is loaded again."""
+
+    key: str
+    idle_timeout: float  # see `AcquireModel`
+
+
 class DrainReplica(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """End a replica. Its requests finish within `grace` seconds or move to another one."""
 
@@ -89,6 +96,7 @@ class WorkerState(msgspec.Struct, frozen=True, tag=True, array_like=True):
     hangs: int = 0  # see `WorkerCounts`
     crashes: int = 0
     replicas: list[ReplicaState] = []
+    idle_timeout: float = 0.0  # see `AcquireModel`
 
 
 class Suspects(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -98,7 +106,9 @@ class Suspects(msgspec.Struct, frozen=True, tag=True, array_like=True):
     levels: dict[bytes, int]  # by fingerprint, see `SuspectTable.levels`
 
 
-SupervisorRequest = AcquireModel | ReleaseModel | DrainReplica | DrainNode | SetPool | AcquireProbe | ClearSuspect
+SupervisorRequest = (
+    AcquireModel | ReleaseModel | KeepModel | DrainReplica | DrainNode | SetPool | AcquireProbe | ClearSuspect
+)
 SupervisorReport = WorkerState | Suspects | FleetStatus
 
 
@@ -112,6 +122,19 @@ def acquire_request(spec: ModelSpec, config: Config) -> AcquireModel:
         min_replicas=spec.replicas.min,
         max_replicas=spec.replicas.max,
         pools=list(spec.pools),
+    )
+
+
+def merge_requests(first: AcquireModel, other: AcquireModel) -> AcquireModel:
+    """Return what to ask for if two models share their workers: these stay as long as either model wants them."""
+    timeouts = (first.idle_timeout, other.idle_timeout)
+    return msgspec.structs.replace(
+        first,
+        idle_timeout=max(timeouts) if all(timeouts) else 0.0,
+        restart=first.restart or other.restart,
+        min_replicas=max(first.min_replicas, other.min_replicas),
+        max_replicas=max(first.max_replicas, other.max_replicas),
+        pools=list(dict.fromkeys((*first.pools, *other.pools))) if first.pools and other.pools else [],
     )
 
 

@@ -18,7 +18,8 @@ import msgspec
 
 from syringa.cluster import served_models
 from syringa.config import Config, model_specs
-from syringa.engine.processes.bridge_provider import BridgeProvider, ClusterReplica, EndedReplica
+from syringa.engine.processes.bridge_provider import BridgeProvider, EndedReplica
+from syringa.engine.processes.cluster_replica import ClusterReplica
 from syringa.engine.processes.control import AcquireModel, SupervisorReport, acquire_request, worker_key
 from syringa.engine.processes.fleet_model import FleetModel
 from syringa.engine.worker.options import WorkerOptions
@@ -33,7 +34,6 @@ from syringa.version import installed_version
 
 logger = logging.getLogger("syringa.supervisor")
 
-OVERRIDES_FILE = "pools.json"  # in the cluster's folder: what operators have opened and closed
 UNKNOWN_SECONDS = 30.0  # after which a replica of a model that no API server has asked for is ended
 MAX_FAILED_STARTS = 2  # in a row, before the failure is reported
 UPDATE_SECONDS = 0.5  # between two looks at a provider that has nothing new
@@ -57,15 +57,20 @@ class FleetManager:
         *,
         holds_lease: Callable[[], bool] = lambda: True,
         lease_reason: Callable[[], str] = lambda: "",
+        leave: Callable[[], bool] = lambda: True,
+        overrides: PoolOverrides | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`publish` is called with every change.
 
-        `holds_lease` says whether this server decides on replicas, and `lease_reason`, why it does not.
+        `holds_lease` says whether this server decides on replicas, and `lease_reason`, why it does not. `leave` is
+        called when the server is stopped, and returns whether no other one uses the cluster. `overrides`: see
+        `Controller`.
         """
         self._config, self._publish = config, publish
-        self._holds_lease, self._lease_reason, self._clock, self._wall = holds_lease, lease_reason, clock, wall
+        self._holds_lease, self._lease_reason, self._leave = holds_lease, lease_reason, leave
+        self._clock, self._wall = clock, wall
         self.models_file = str(Path(folder) / "served_models.json")  # read by the cluster's server
         self._served: set[str] | None = None  # what the file names
         self._files_error: str | None = None  # why it could not be written
@@ -73,7 +78,6 @@ class FleetManager:
         self._version = installed_version()
         self._models: dict[str, FleetModel] = {}
         self.provider = BridgeProvider(folder, selector, self._launch, self._adopts, clock=clock)
-        overrides = PoolOverrides(Path(config.cluster_dir) / OVERRIDES_FILE if config.cluster_dir else None)
         self.controller = Controller(
             self.provider,
             self._targets,
@@ -105,6 +109,12 @@ class FleetManager:
     def release(self, key: str) -> None:
         if model := self._models.get(key):
             model.released, model.restart, model.wanted = True, False, False
+
+    def keep(self, key: str, idle_timeout: float) -> None:
+        """Set the idle timeout of a loaded model, until it is loaded again. A preloaded one is not unloaded."""
+        if model := self._models.get(key):
+            model.idle_timeout = idle_timeout
+            self._publish_change(model)
 
     def drain(self, id: str, grace: float) -> bool:
         replica = self.provider.running.get(id)
@@ -158,8 +168,11 @@ class FleetManager:
         self._publish_changes()
 
     def stop(self, grace: float) -> None:
-        """End the replicas, unless they are to be kept or belong to another server. Wait until they have ended."""
-        if self._holds_lease() and not self._config.cluster_keep_replicas:
+        """End the replicas, unless they are to be kept or another server uses them. Wait until they have ended."""
+        last = self._leave()
+        if not last:
+            logger.info("replicas are left running: another server may use them")
+        elif not self._config.cluster_keep_replicas:
             for id in list(self.provider.running):
                 self.provider.stop(id, 0.0)
             self.provider.retire_unknown(self._clock(), 0.0)
@@ -207,16 +220,15 @@ class FleetManager:
     def _unload(self, model: FleetModel, replicas: Sequence[ClusterReplica], now: float) -> None:
         """End the replicas of a model that is idle or no longer configured, and give up one that cannot be had."""
         usable = [each for each in replicas if each.usable]
-        observed = [each.observe() for each in usable]
         waited = now - model.requested_at
         if model.released:
-            leaves = not any(each.running or each.waiting for each in observed)
+            leaves = not any(each.running or each.waiting for each in usable)
         elif model.restart:
             leaves = False
-        elif all(each.condition == "queued" for each in observed):
+        elif all(each.phase == "queued" for each in usable):
             leaves = 0 < self._patience <= waited  # the requests have timed out
-        elif all(each.condition == "ready" for each in observed):
-            idle = min(each.idle_seconds for each in observed)
+        elif all(each.phase == "ready" for each in usable):
+            idle = min(each.idle_seconds(now) for each in usable)
             leaves = 0 < model.idle_timeout <= min(idle, waited)
         else:
             leaves = False

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 from syringa.engine.interface import LoadStatus, ReplicaState
-from syringa.engine.processes.bridge_provider import BridgeProvider, ClusterReplica
+from syringa.engine.processes.bridge_provider import BridgeProvider
+from syringa.engine.processes.cluster_replica import ClusterReplica
 from syringa.engine.processes.control import AcquireModel, WorkerState
 from syringa.engine.processes.memory import memory_needs
 from syringa.engine.processes.model_state import ModelState

@@ -98,6 +98,12 @@ class WorkerManager:
                 if worker.phase in ("queued", "failed"):
                     self._set_phase(worker, "cold")
 
+    def keep(self, key: str, idle_timeout: float) -> None:
+        """Set the idle timeout of a loaded model, until it is loaded again."""
+        if model := self._models.get(key):
+            model.idle_timeout = idle_timeout
+            self._publish(model.state())
+
     def add_replica(self, key: str) -> str:
         """Start one more replica of a model, unless another one would have to be evicted for it. Return its id."""
         worker = self._add(self._models[key])
@@ -312,7 +318,7 @@ class WorkerManager:
         if not reported and not at_startup and model.failed_starts < MAX_FAILED_STARTS:
             self._set_phase(worker, "queued", RESTARTING)
             return
-        model.failure_reported = reported
+        model.failure_reported = reported or bool(reason)  # a worker that leaves a reason has printed it
         self._set_phase(worker, "failed", start_failure(status, reason, kill_reason))
 
     # Loading and unloading

@@ -67,7 +67,15 @@ class ModelState(ABC):
         return self.status == "failed"
 
     def state(self) -> WorkerState:
-        return WorkerState(self.key, self.status, self.reason, self.hangs, self.crashes, self.replica_states())
+        return WorkerState(
+            self.key,
+            self.status,
+            self.reason,
+            self.hangs,
+            self.crashes,
+            self.replica_states(),
+            self.idle_timeout,
+        )
 
     def suspects_message(self) -> Suspects:
         return Suspects(self.key, self.suspects.levels())
@@ -92,6 +100,10 @@ class ReplicaManager(Protocol):
 
     def release(self, key: str) -> None:
         """Unload the replicas of a model that is no longer configured, once they are idle."""
+        ...
+
+    def keep(self, key: str, idle_timeout: float) -> None:
+        """Set the idle timeout of a loaded model, until it is loaded again."""
         ...
 
     def drain(self, id: str, grace: float) -> bool:

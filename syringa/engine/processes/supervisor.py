@@ -25,6 +25,7 @@ from syringa.engine.processes.control import (
     ClearSuspect,
     DrainNode,
     DrainReplica,
+    KeepModel,
     MessageConnection,
     ReleaseModel,
     SetPool,
@@ -33,13 +34,14 @@ from syringa.engine.processes.control import (
     acquire_request,
     supervisor_decoder,
 )
-from syringa.engine.processes.lease import Lease, LeaseKeeper
+from syringa.engine.processes.coordinator import ClusterCoordinator
 from syringa.engine.processes.local_provider import LocalProvider
 from syringa.engine.processes.managed_process import ManagedProcess
 from syringa.engine.processes.manager import WorkerManager
 from syringa.engine.processes.model_state import ReplicaManager
 from syringa.engine.processes.probes import GrammarProbes
 from syringa.engine.processes.runtime_dir import runtime_dir
+from syringa.fleet.cluster_records import ClusterRecords
 from syringa.fleet.controller import Controller
 from syringa.types import ModelInfo
 
@@ -67,6 +69,7 @@ class ApiServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     control: str  # path of the supervisor's control socket
     listener: int  # file descriptor of the listening HTTP socket
+    ollama_listener: int = -1  # of that of `ollama_port`; -1: there is none
     index: int = 0  # number of this API server
     shared: SharedPaths = SharedPaths()
 
@@ -79,17 +82,19 @@ class Supervisor:
         listener: socket.socket,
         folder: str,
         shared: SharedPaths = SharedPaths(),
-        lease: Lease | None = None,
+        records: ClusterRecords | None = None,
+        ollama: socket.socket | None = None,
     ) -> None:
         """`default`: the model that must load for the server to start, if it is preloaded.
 
-        `lease`: of the servers that share a cluster; None: this is the only one.
+        `records`: of the servers that share a cluster; None: this is the only one. `ollama`: the listening socket of
+        `ollama_port`, if there is one.
         """
         self.config, self.default = config, default
-        self._lease = LeaseKeeper(lease) if lease is not None else None
+        self._coordinator = ClusterCoordinator(records) if records is not None else None
         self.services: list[ManagedProcess] = []  # those of a cluster
         self.stopping = self.force_stop = False
-        self._listener = listener
+        self._listeners = [each for each in (listener, ollama) if each is not None]
         self._selector = selectors.DefaultSelector()
         self._connections: list[MessageConnection[SupervisorRequest]] = []
         self._control = protocol.listen(str(Path(folder) / "control.sock"))
@@ -102,6 +107,7 @@ class Supervisor:
                 config=config,
                 control=self._control.getsockname(),
                 listener=listener.fileno(),
+                ollama_listener=-1 if ollama is None else ollama.fileno(),
                 index=index,
                 shared=shared,
             ))
@@ -119,22 +125,27 @@ class Supervisor:
         from syringa.engine.processes.fleet_manager import FleetManager
         from syringa.engine.processes.fleet_services import cluster_services
 
-        lease = self._lease
-        fleet = FleetManager(
-            folder,
-            self.config,
-            self._selector,
-            self._broadcast,
-            holds_lease=lambda: lease is None or lease.held,
-            lease_reason=lambda: lease.reason if lease is not None else "",
-        )
+        if (coordinator := self._coordinator) is None:
+            fleet = FleetManager(folder, self.config, self._selector, self._broadcast)
+        else:
+            fleet = FleetManager(
+                folder,
+                self.config,
+                self._selector,
+                self._broadcast,
+                holds_lease=lambda: coordinator.decides,
+                lease_reason=lambda: coordinator.reason,
+                leave=coordinator.leave,
+                overrides=coordinator.overrides,
+            )
         self.services = cluster_services(self.config, fleet.provider.path, fleet.models_file)
         return fleet, fleet.controller
 
     @staticmethod
     def _api_server(options: ApiServerOptions) -> ManagedProcess:
         name = f"API server {options.index}"
-        return ManagedProcess(name, lambda: managed_process.spawn(API_MODULE, options, pass_fds=(options.listener,)))
+        listeners = tuple(each for each in (options.listener, options.ollama_listener) if each >= 0)
+        return ManagedProcess(name, lambda: managed_process.spawn(API_MODULE, options, pass_fds=listeners))
 
     def run(self, on_ready: Callable[[ModelInfo | None], None], planned_free: int = 0) -> int:
         """Serve until a signal, or until an API server or the default model cannot start. Return an exit status.
@@ -143,8 +154,8 @@ class Supervisor:
         on a cluster.
         `planned_free`: the bytes of memory that the default model was planned for; 0: what is free when it is loaded.
         """
-        if self._lease is not None:
-            self._lease.start()
+        if self._coordinator is not None:
+            self._coordinator.start()
         default = None
         if self.default.preload:
             default = self.workers.acquire(acquire_request(self.default, self.config), planned_free)
@@ -199,11 +210,12 @@ class Supervisor:
                 time.sleep(POLL_SECONDS)  # select returns at once for events that are no longer handled
         for each in self.api_servers:
             each.stop(0.0)
-        self._listener.close()  # refuse connections that were not accepted yet
+        for listener in self._listeners:
+            listener.close()  # refuse connections that were not accepted yet
         self.probes.stop()
         self.workers.stop(STOP_SECONDS)
-        if self._lease is not None:
-            self._lease.stop()
+        if self._coordinator is not None:
+            self._coordinator.stop()
         for service in self.services:
             service.stop_after(SERVICE_SECONDS)
         for connection in self._connections:
@@ -238,6 +250,8 @@ class Supervisor:
                         connection.send(self.workers.acquire(message).state())
                     case ReleaseModel(key):
                         self.workers.release(key)
+                    case KeepModel(key, idle_timeout):
+                        self.workers.keep(key, idle_timeout)
                     case DrainReplica(id, grace):
                         self.workers.drain(id, grace)
                     case DrainNode(node, node_grace):
@@ -274,17 +288,20 @@ def run(
     on_ready: Callable[[ModelInfo | None], None],
     prepare: Callable[[str], SharedPaths] = lambda folder: SharedPaths(),
     planned_free: int = 0,
-    lease: Lease | None = None,
+    records: ClusterRecords | None = None,
+    ollama: socket.socket | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT. Return an exit status.
 
     `prepare` creates what the API servers share in the runtime directory, and returns its paths. `planned_free`: see
-    `Supervisor.run`; `lease`: see `Supervisor`.
+    `Supervisor.run`; `records`, `ollama`: see `Supervisor`.
     """
     logs.configure(config.log_level, config.log_format, prompts=config.log_prompts)
     logger.info("listening host=%s port=%d", *listener.getsockname()[:2])
+    if ollama is not None:
+        logger.info("listening for clients of Ollama: host=%s port=%d", *ollama.getsockname()[:2])
     with runtime_dir() as folder:
-        supervisor = Supervisor(config, default, listener, folder, prepare(folder), lease)
+        supervisor = Supervisor(config, default, listener, folder, prepare(folder), records, ollama)
 
         def stop(*_: object) -> None:
             supervisor.force_stop, supervisor.stopping = supervisor.stopping, True

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from syringa.engine.processes.health import FINGERPRINT_BYTES
-from syringa.types import EngineRequest
+from syringa.types import EmbeddingRequest, EngineRequest
 
 MAX_SUSPECTS = 1024
 KEEP_SECONDS = 600.0  # after the last crash
@@ -39,6 +39,12 @@ def fingerprint(request: EngineRequest) -> bytes:
     bias = sorted(request.sampling.logit_bias.items())
     images = [(image.digest, image.detail) for image in request.images]
     return hashlib.blake2b(_encoder.encode((content, bias, images)), digest_size=FINGERPRINT_BYTES).digest()
+
+
+def embedding_fingerprint(request: EmbeddingRequest) -> bytes:
+    """Return the same for a request for embeddings."""
+    content = msgspec.structs.replace(request, id="", priority=0, fingerprint=b"", isolated=False)
+    return hashlib.blake2b(_encoder.encode(content), digest_size=FINGERPRINT_BYTES).digest()
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Collection
 from typing import Any
@@ -72,6 +73,9 @@ def set_environment(options: WorkerOptions) -> None:
         variables |= {"OMP_NUM_THREADS": str(options.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+    # It logs at once, and reads its level later.
+    level = os.environ["VLLM_LOGGING_LEVEL"].upper()
+    logging.getLogger("vllm").setLevel(logging.getLevelNamesMapping().get(level, logging.ERROR))
 
 
 def check_device(device: str, installed: str) -> None:

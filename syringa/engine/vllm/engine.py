@@ -18,13 +18,14 @@ from syringa.engine.vllm.isolation import IsolationGate
 from syringa.engine.vllm.outputs import VllmOutput, failure, to_delta
 from syringa.engine.vllm.requests import ChoiceRequest, to_choice_requests
 from syringa.engine.vllm.stats import VllmCounters
-from syringa.engine.worker.engine import RecordRunning
+from syringa.engine.worker.engine import GeneratingEngine, RecordRunning
 from syringa.errors import EngineOverloaded, EngineUnavailable, SyringaError
 from syringa.types import EngineDelta, EngineRequest, EngineStats
 
 logger = logging.getLogger("syringa.worker")
 
 RETRY_SECONDS = 0.5  # interval of checks while requests wait for a time to pass
+BACKGROUND_PRIORITY = 1 << 40  # above that of any other request: vLLM preempts and admits these last
 
 
 class Generate(Protocol):
@@ -77,7 +78,7 @@ class _Run:
         return not self.open
 
 
-class VllmEngine:
+class VllmEngine(GeneratingEngine):
     """A `WorkerEngine`."""
 
     def __init__(
@@ -215,6 +216,8 @@ class VllmEngine:
         choice.begun = True
         self._counters.record_delta(request, delta, first=first)
         if delta.finish is not None:
+            if not choice.ended and output.outputs[0].finish_reason is None:  # it has failed here, and vLLM goes on
+                self._cancel(choice)
             choice.ended = True
             self._forget_ended(choice.run)
         return delta
@@ -224,8 +227,12 @@ class VllmEngine:
         run = choice.run
         told = self._to_error(error)
         if told is not None and not any(each.begun for each in run.choices.values()):
+            if told.param is None and run.request.sampling.grammar is not None:  # fields are named, grammars are not
+                failed = [failure(run.request, each.wanted.choice, told.message, "grammar") for each in run.open]
+                deltas += [(run.client_id, each) for each in failed]
+            else:
+                self._refused.append((run.client_id, run.request.id, told))
             self.abort(run.request.id, client_id=run.client_id)
-            self._refused.append((run.client_id, run.request.id, told))
             return
         logger.error("worker: vLLM failed on a request: error=%s cause=%r", type(error).__name__, error.__cause__)
         deltas.append((run.client_id, failure(run.request, choice.wanted.choice)))
@@ -263,7 +270,7 @@ class VllmEngine:
         unbegun = [run for run in self._runs.values() if not any(each.begun for each in run.choices.values())]
         for run in sorted(unbegun, key=lambda each: (each.request.priority, each.submitted))[-waiting:]:
             waited = now - run.submitted
-            if waited >= limit and not run.request.resumed:
+            if waited >= limit and not run.request.resumed and not run.request.background:
                 text = f"The request waited {waited:.1f} s in the queue and was not begun: try again later."
                 self.abort(run.request.id, client_id=run.client_id)
                 self._refused.append((run.client_id, run.request.id, EngineOverloaded(text)))
@@ -298,7 +305,9 @@ class VllmEngine:
         run = choice.run
         id = f"{run.client_id}-{run.request.id}-{choice.wanted.choice}"
         # vLLM orders the requests of all tenants by it: none may get ahead of those of the others.
-        priority = max(0, run.request.priority)
+        priority = min(max(0, run.request.priority), BACKGROUND_PRIORITY - 1)
+        if run.request.background:
+            priority = BACKGROUND_PRIORITY
         try:
             async for output in self._generate(choice.wanted, id, priority):
                 self._put(choice, output)

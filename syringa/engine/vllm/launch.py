@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,33 +11,37 @@ from pathlib import Path
 
 import syringa
 from syringa.engine.processes import managed_process
+from syringa.engine.vllm import bootstrap
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ConfigError
 
-MODULE = "syringa.engine.vllm.worker"
-REQUIRED = ("vllm", "msgspec", "numpy", "tokenizers", "llguidance")  # the latter come with vLLM
-MIN_PYTHON = (3, 11)
+MODULE = "syringa.engine.vllm.bootstrap"
 CHECK_SECONDS = 60.0
-
-_CHECK = (
-    "import importlib.util, sys; print(*sys.version_info[:2], "
-    "*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))"
-)
+_SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # nothing is imported from the folder that the server was started in
 
 
 def check_interpreter(python: str) -> None:
-    """Raise `ConfigError` for an interpreter that cannot run a worker. vLLM is not imported, which takes long."""
-    command = [python or sys.executable, "-P", "-c", _CHECK, *REQUIRED]
+    """Raise `ConfigError` for an interpreter that cannot run a worker."""
+    script = Path(bootstrap.__file__).read_text(encoding="utf-8")
+    command = [python or sys.executable, "-c", script, bootstrap.CHECK]
+    environment = {**os.environ, **_SAFE_PATH}
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=CHECK_SECONDS)
-        major, minor, *missing = found.stdout.split()
-        version = int(major), int(minor)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise ConfigError(f"{command[0]} cannot be run as a Python interpreter, 3.11 or newer: {error}") from error
-    if version < MIN_PYTHON:
-        raise ConfigError(f"{command[0]} is Python {major}.{minor}: a worker needs 3.11 or newer")
-    if missing:
-        raise ConfigError(f"{command[0]} has no module {missing[0]}: name the environment of vLLM with python")
+        found = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=CHECK_SECONDS, env=environment
+        ).stdout.strip()
+    except subprocess.CalledProcessError as error:
+        reason = f"it ended with {managed_process.describe_exit(error.returncode)}"
+    except subprocess.TimeoutExpired:
+        reason = f"it has not answered within {CHECK_SECONDS:g} s"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    else:
+        if found == bootstrap.PREFIX + bootstrap.OK:
+            return
+        if found.startswith(bootstrap.PREFIX) and "\n" not in found:
+            raise ConfigError(found.removeprefix(bootstrap.PREFIX))
+        reason = "it printed something else than was expected"
+    raise ConfigError(f"{command[0]} cannot be run as a Python interpreter, 3.11 or newer: {reason}")
 
 
 def spawn_vllm_worker(options: WorkerOptions, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -44,7 +49,7 @@ def spawn_vllm_worker(options: WorkerOptions, environment: Mapping[str, str]) ->
     variables = {
         **environment,
         "PYTHONPATH": package_path(Path(options.socket).parent),
-        "PYTHONSAFEPATH": "1",  # nothing is imported from the folder that the server was started in
+        **_SAFE_PATH,
     }
     try:
         return managed_process.spawn(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from syringa.engine.scheduling.sequence import no_token_message
 from syringa.types import EngineDelta, EngineRequest, ErrorKind, FinishReason, TokenLogprobs
 
 # JSON has no infinity; OpenAI's API reports this for tokens of negligible probability.
@@ -43,6 +44,9 @@ def to_delta(request: EngineRequest, choice: int, output: VllmOutput, *, first: 
         finish = _FINISH.get(completion.finish_reason, "error")
     if not request.stopping.max_tokens:  # only prompt log-probabilities were requested: vLLM generates at least one
         tokens, finish = [], "length"
+    allowed = request.sampling.allowed_tokens
+    if allowed and not allowed.issuperset(tokens):  # vLLM takes any token where other rules leave none of these
+        return failure(request, choice, no_token_message(request.sampling), _error_kind(request))
     logprobs: list[TokenLogprobs] = []
     if request.logprobs is not None and tokens:
         logprobs = [_token_logprobs(request, *each) for each in zip(tokens, completion.logprobs or (), strict=True)]
@@ -56,7 +60,7 @@ def to_delta(request: EngineRequest, choice: int, output: VllmOutput, *, first: 
         tokens[-1] if finish == "stop" and tokens else None,
         (output.num_cached_tokens or 0) if begins and choice == 0 else 0,
         _prompt_logprobs(request, output) if first and choice == request.open_choices[0] else None,
-        _ERROR if finish == "error" else None,
+        _error_message(request) if finish == "error" else None,
         _error_kind(request) if finish == "error" else "engine",
         queued_ms=_queued_ms(output) if begins and choice == 0 else 0,
     )
@@ -71,7 +75,20 @@ def failure(request: EngineRequest, choice: int, message: str = _ERROR, kind: Er
 
 
 def _error_kind(request: EngineRequest) -> ErrorKind:
-    return "grammar" if request.sampling.grammar is not None else "engine"
+    if request.sampling.grammar is not None:
+        return "grammar"
+    return "no_token" if request.sampling.allowed_tokens else "engine"
+
+
+def _error_message(request: EngineRequest) -> str:
+    """Return the error of a request that vLLM has ended.
+
+    Where a grammar and other rules leave no token, vLLM takes one that the grammar rejects.
+    """
+    sampling = request.sampling
+    if sampling.grammar is not None and (sampling.allowed_tokens or sampling.bad_words):
+        return no_token_message(sampling)
+    return _ERROR
 
 
 def _token_logprobs(request: EngineRequest, token: int, found: Mapping[int, VllmLogprob]) -> TokenLogprobs:

@@ -1,8 +1,8 @@
 """Requests for vLLM: each choice of a request becomes a request of its own, as it does inside of vLLM.
 
 Every field of `EngineRequest` is either mapped here or refused by its name. Fields that only order or account for
-requests (`tenant`, `fingerprint`, `isolation`) concern `engine.py`. `SamplingParams.opening`, which no client sets, has
-no effect: a logits processor that follows the output would slow down every step of vLLM.
+requests (`tenant`, `background`, `fingerprint`, `isolation`) concern `engine.py`. `SamplingParams.opening`, which no
+client sets, has no effect: a logits processor that follows the output would slow down every step of vLLM.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from syringa.engine.vllm.grammar import to_structured_outputs
-from syringa.errors import EngineUnavailable, InvalidRequest
-from syringa.types import EngineRequest, SamplingParams
+from syringa.engine.vllm.resume import resume_error, unresumable_fields
+from syringa.errors import InvalidRequest
+from syringa.types import EngineRequest
 
 MAX_SEED = 2**63 - 1
 
@@ -36,8 +37,8 @@ def to_choice_requests(request: EngineRequest, special_tokens: Mapping[str, int]
     cannot continue.
     """
     _refuse_unsupported(request)
-    if request.longest_resumed:
-        _refuse_resume(request)
+    if request.longest_resumed and (fields := unresumable_fields(request)):
+        raise resume_error(fields)
     grammar = request.sampling.grammar
     structured_outputs = to_structured_outputs(grammar, special_tokens) if grammar is not None else None
     # A salt of its own keeps a request out of the prefix cache: it neither finds anything nor is found.
@@ -101,30 +102,3 @@ def _refuse_unsupported(request: EngineRequest) -> None:
             "The model runs on vLLM, which cannot combine `min_tokens` with a grammar, a schema or tools.",
             param="min_tokens",
         )
-
-
-def _refuse_resume(request: EngineRequest) -> None:
-    """Raise `EngineUnavailable` for a request that vLLM would continue differently.
-
-    vLLM counts the tokens that were generated before as a part of the prompt.
-    """
-    names = [name for name, used in _position_dependent(request.sampling) if used]
-    if request.stopping.min_tokens:
-        names.append("min_tokens")
-    if names:
-        raise EngineUnavailable(
-            "The model worker ended while it was answering. The model runs on vLLM, which cannot continue a request "
-            f"with {', '.join(f'`{name}`' for name in names)} elsewhere: send it again."
-        )
-
-
-def _position_dependent(sampling: SamplingParams) -> list[tuple[str, bool]]:
-    """Return the names of fields whose effect depends on the output so far, and whether the request uses them."""
-    return [
-        ("seed", sampling.seeded and sampling.temperature > 0),
-        ("frequency_penalty", bool(sampling.frequency_penalty)),
-        ("presence_penalty", bool(sampling.presence_penalty)),
-        ("repetition_penalty", sampling.repetition_penalty != 1.0),
-        ("grammar", sampling.grammar is not None),
-        ("bad_words", any(len(word) > 1 for word in sampling.bad_words)),
-    ]

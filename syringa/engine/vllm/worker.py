@@ -1,4 +1,4 @@
-"""The process of a worker on vLLM: `python -m syringa.engine.vllm.worker`, started by the supervisor.
+"""The process of a worker on vLLM, which `bootstrap.py` has begun.
 
 It is the server of `engine/worker/server.py` with another engine: one thread receives and sends, and another one runs
 the event loop of vLLM.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,11 +27,13 @@ from syringa import logs
 from syringa.engine.client import protocol
 from syringa.engine.cpu.features import disable_broken_amx
 from syringa.engine.processes import managed_process
+from syringa.engine.processes.managed_process import EXIT_NO_GPU_MEMORY, EXIT_NO_MEMORY
 from syringa.engine.structured_output.grammar_tokenizer import rename_special_tokens
 from syringa.engine.vllm.arguments import check_device, engine_arguments, set_environment
 from syringa.engine.vllm.engine import Generate, VllmEngine, VllmLimits
 from syringa.engine.vllm.memory import gpu_bytes
 from syringa.engine.vllm.orphans import guard_children
+from syringa.engine.vllm.process_output import ProcessOutput
 from syringa.engine.vllm.requests import ChoiceRequest
 from syringa.engine.vllm.stats import VllmCounters
 from syringa.engine.worker.fingerprint import worker_fingerprint
@@ -45,6 +49,15 @@ TESTED = "0.32."  # the versions of vLLM that the worker was tested with
 CHECK_SECONDS = 0.5  # interval at which the processes of vLLM are checked
 EXIT_FAILED = 1  # of vLLM, for a reason that may pass
 MAX_REASON = 400  # characters
+
+_NO_CAUSE = "root cause"  # in exceptions of vLLM that refer to what another process has printed
+_KILLED = re.compile(r"'\w+': -9")
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|less than desired GPU memory|(?P<host>MemoryError|can't allocate memory|Cannot allocate memory)"
+)
+_PARAMETER = re.compile(r" \(parameter=.*\)$")  # which vLLM adds to messages
+# Of pydantic: the beginning of an error, and what it adds to the message.
+_PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (Value error, )?| \[type=.*$")
 
 
 class VllmServer(WorkerServer):
@@ -65,8 +78,12 @@ class VllmServer(WorkerServer):
 class LoadedEngine:
     """vLLM's `AsyncLLM` in a thread with an event loop."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        """Load the model. Raises `ConfigError` for arguments that vLLM refuses, and what vLLM raises."""
+    def __init__(self, arguments: dict[str, Any], where: str, die: Callable[[], None]) -> None:
+        """Load the model. Raises `ConfigError` for arguments that vLLM refuses, and what vLLM raises.
+
+        `where`: the model, for messages. `die` is called when the processes of vLLM have ended.
+        """
+        self._where, self._die = where, die
         self.counters = VllmCounters()
         self.loop = asyncio.new_event_loop()
         self.on_step: Callable[[], None] = lambda: None  # called in the event loop
@@ -86,7 +103,7 @@ class LoadedEngine:
         try:
             config = AsyncEngineArgs(**arguments).create_engine_config()
         except (ValueError, TypeError, NotImplementedError) as error:
-            raise ConfigError(f"vLLM refuses the settings of {arguments['model']}: {_one_line(error)}") from error
+            raise ConfigError(f"vLLM refuses the settings of {self._where}: {_one_line(error)}") from error
         return AsyncLLM.from_vllm_config(config, stat_loggers=[self._make_stat_logger()], disable_log_stats=True)
 
     def _make_stat_logger(self) -> Any:
@@ -111,7 +128,7 @@ class LoadedEngine:
         while not self.llm.errored:  # noqa: ASYNC110 - vLLM has no event for it
             await asyncio.sleep(CHECK_SECONDS)
         if not self._closing:
-            _die()
+            self._die()
 
     def generate(self) -> Generate:
         """Return the function that runs one choice of a request."""
@@ -138,13 +155,16 @@ class LoadedEngine:
                     yield output
             except EngineDeadError:
                 if not self._closing:
-                    _die()
+                    self._die()
 
         return generate
 
 
-def load_engine(options: WorkerOptions) -> tuple[VllmEngine, protocol.Ready, LoadedEngine]:
-    """Load the model and return its engine with the worker's `Ready` message. Raises `StartupError`."""
+def load_engine(options: WorkerOptions, die: Callable[[], None]) -> tuple[VllmEngine, protocol.Ready, LoadedEngine]:
+    """Load the model and return its engine with the worker's `Ready` message. Raises `StartupError`.
+
+    `die`: see `LoadedEngine`.
+    """
     started = time.monotonic()
     try:
         import vllm
@@ -157,7 +177,8 @@ def load_engine(options: WorkerOptions) -> tuple[VllmEngine, protocol.Ready, Loa
     check_device(options.device, current_platform.device_type)
     files = locate(options.model)
     known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-    loaded = LoadedEngine(engine_arguments(options, files, known, device=current_platform.device_type))
+    where = f"{options.model} (engine_args {_json(options.engine_args)})" if options.engine_args else options.model
+    loaded = LoadedEngine(engine_arguments(options, files, known, device=current_platform.device_type), where, die)
     config = loaded.llm.vllm_config
     model, cache = config.model_config, config.cache_config
     info = ModelInfo(
@@ -195,13 +216,16 @@ def load_engine(options: WorkerOptions) -> tuple[VllmEngine, protocol.Ready, Loa
 def _ready(options: WorkerOptions, files: ModelFiles, info: ModelInfo, platform: Any) -> protocol.Ready:
     on_gpu = platform.device_type == "cuda"
     name = platform.get_device_name() if on_gpu else "cpu"
-    arguments = msgspec.json.encode(options.engine_args, order="deterministic").decode()
-    settings = msgspec.structs.replace(info, kernels=f"{info.kernels} {arguments}")
+    settings = msgspec.structs.replace(info, kernels=f"{info.kernels} {_json(options.engine_args)}")
     fingerprint = worker_fingerprint(
         files, settings, device=name, torch_version=version("torch"), cache_dtype=options.kv_cache_dtype
     )
     memory = gpu_bytes(options, platform.get_device_total_memory()) if on_gpu else 0
     return protocol.Ready(info, "cuda" if on_gpu else "cpu", memory, fingerprint)
+
+
+def _json(value: dict[str, Any]) -> str:
+    return msgspec.json.encode(value, order="deterministic").decode()
 
 
 def _special_tokens(files: ModelFiles) -> dict[str, int]:
@@ -215,20 +239,44 @@ def _to_error(error: Exception) -> SyringaError | None:
     if isinstance(error, GracefulHTTPError):
         return EngineOverloaded(str(error))
     if isinstance(error, VLLMClientError | ValueError):
-        return InvalidRequest(f"vLLM refuses the request: {error}", param=getattr(error, "parameter", None))
+        message = _PARAMETER.sub("", str(error))
+        return InvalidRequest(f"vLLM refuses the request: {message}", param=getattr(error, "parameter", None))
     return None
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    return _shorten(_PYDANTIC.sub("", " ".join(str(error).split())) or type(error).__name__)
+
+
+def _shorten(text: str) -> str:
     return text if len(text) <= MAX_REASON else text[:MAX_REASON] + " …"
 
 
-def _die() -> None:
+def _die(output: ProcessOutput) -> None:
     """End the worker: the processes of vLLM have ended. The supervisor starts another one."""
+    output.settle()
     logger.error("worker: vLLM has ended unexpectedly")
     logging.shutdown()
     os._exit(EXIT_FAILED)
+
+
+def _load_failure(error: Exception, output: ProcessOutput) -> tuple[str, int]:
+    """Return in one line why vLLM could not load the model, and the exit status.
+
+    Of a process that has failed, vLLM's exception in this one says no more than that.
+    """
+    reason = _one_line(error)
+    if _NO_CAUSE in reason:
+        output.settle()
+        if found := output.first_exception():
+            reason = _shorten(found)
+        elif _KILLED.search(reason):
+            return "a process of it was killed, perhaps out of memory", EXIT_NO_MEMORY
+        else:
+            output.pass_on(held=True)
+    if short := _OUT_OF_MEMORY.search(reason):
+        return reason, EXIT_NO_MEMORY if short["host"] else EXIT_NO_GPU_MEMORY
+    return reason, EXIT_FAILED
 
 
 def main() -> None:
@@ -236,18 +284,21 @@ def main() -> None:
     options = managed_process.attach_to_parent(WorkerOptions)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the supervisor stops them in order
     logs.configure(options.log_level, options.log_format)
+    logging.logProcesses = True  # vLLM's lines have the id of the process
     disable_broken_amx(options.dtype)
+    output = ProcessOutput(hold=options.log_level != "debug" and "VLLM_LOGGING_LEVEL" not in os.environ)
     set_environment(options)
     health = report_health(options)
     try:
         listeners = open_listeners(options)
-        engine, ready, loaded = load_engine(options)
+        engine, ready, loaded = load_engine(options, functools.partial(_die, output))
     except StartupError as error:
         managed_process.exit_with_reason(error.message, exit_status(error), options.reason_file)
     except Exception as error:
         logger.debug("worker: vLLM cannot load the model", exc_info=True)
-        reason = f"vLLM cannot load {options.model}: {_one_line(error)}"
-        managed_process.exit_with_reason(reason, EXIT_FAILED, options.reason_file)
+        reason, status = _load_failure(error, output)
+        managed_process.exit_with_reason(f"vLLM cannot load {options.model}: {reason}", status, options.reason_file)
+    output.pass_on()
     server = VllmServer(engine, ready, listeners, health)
 
     def stop(*_: object) -> None:
@@ -257,7 +308,3 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     server.run()
     loaded.close()
-
-
-if __name__ == "__main__":
-    main()

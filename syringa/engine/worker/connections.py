@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from syringa.cluster.tls import describe_tls_error
 from syringa.engine.client import protocol
 from syringa.engine.client.transport import Listener, Stream, TlsStream
@@ -37,6 +39,7 @@ class ClientConnection:
         self.client_id = client_id
         self.stream = stream
         self.decoder = protocol.worker_decoder()
+        self.inbox: list[protocol.ToWorker | msgspec.MsgspecError] = []  # received during a step, and not handled yet
         self.unsent = bytearray()
         self._lock = threading.Lock()
         self._closed = False

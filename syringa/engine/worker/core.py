@@ -7,15 +7,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from syringa.engine.cpu.layers.native_ops import NativeSampler
 from syringa.engine.execution.executor import ClientDelta, Executor, StepCallbacks
+from syringa.engine.execution.interruption import IsInterrupted
 from syringa.engine.execution.overlap import ModelRunner, OverlapExecutor
 from syringa.engine.execution.sync import SyncExecutor
-from syringa.engine.loading.loader import LoadedModel, cache_blocks
+from syringa.engine.loading.loader import LoadedModel, cache_blocks, state_slots
 from syringa.engine.sampling.logprobs import score_prompt
 from syringa.engine.sampling.sampler import Sampler
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE, BlockPool
@@ -26,7 +28,8 @@ from syringa.engine.scheduling.requests import make_sequences, validate_request
 from syringa.engine.scheduling.scheduler import Scheduler
 from syringa.engine.scheduling.scheduler_output import ScheduledSequence, SchedulerOutput
 from syringa.engine.scheduling.sequence import Sequence, append_token
-from syringa.engine.worker.engine import RecordRunning
+from syringa.engine.scheduling.state_cache import StateCache, running_slots
+from syringa.engine.worker.engine import GeneratingEngine, RecordRunning
 from syringa.engine.worker.stats import EngineCounters
 from syringa.errors import EngineOverloaded, RequestError, SyringaError
 from syringa.types import EngineDelta, EngineRequest, EngineStats, ErrorKind, TokenLogprobs
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("syringa.worker")
 
 
-class EngineCore:
+class EngineCore(GeneratingEngine):
     def __init__(
         self,
         loaded: LoadedModel,
@@ -54,12 +57,18 @@ class EngineCore:
         """`progress(done, total)` is called while a GPU is being prepared."""
         self.loaded = loaded
         limits = limits or SchedulerLimits()
+        # The states of a hybrid model are allocated first: the KV cache takes what they leave.
+        slots = state_slots(loaded, limits)
+        states = loaded.cache.states.allocate(slots) if loaded.cache.states is not None else None
+        if states is not None:
+            limits = replace(limits, max_running=min(limits.max_running, running_slots(slots)))
         blocks = cache_blocks(loaded, kv_cache_tokens, kv_cache_gb, limits)
         # A sequence must be able to run alone, or it could never finish.
         self.max_length = min(loaded.info.max_model_len, blocks * BLOCK_SIZE)
-        self.cache: Any = loaded.cache.allocate(blocks)
+        self.cache: Any = loaded.cache.allocate(blocks, states)
         self.pool = BlockPool(blocks, caching=prefix_caching)
-        self.scheduler = Scheduler(self.pool, limits)
+        state_cache = StateCache(slots, caching=prefix_caching) if slots else None
+        self.scheduler = Scheduler(self.pool, limits, state_cache)
         self.sampler = Sampler(loaded.info.vocab_size, loaded.device)
         if loaded.kernels is not None:
             self.sampler.plain = NativeSampler(loaded.kernels)
@@ -82,8 +91,7 @@ class EngineCore:
     @property
     def busy(self) -> bool:
         """Whether a step would do something."""
-        scheduler = self.scheduler
-        queued = scheduler.running or len(scheduler.waiting) or scheduler.isolation.active
+        queued = self.scheduler.has_requests
         return bool(queued or self._failed or self._held or self.pending.any_done or self.executor.busy)
 
     @property
@@ -108,6 +116,12 @@ class EngineCore:
     def attach(self, wake: Callable[[], None], record_running: RecordRunning) -> None:
         """Let `wake` be called when a request is prepared, and `record_running` before each step."""
         self.pending.on_ready, self.record_running = wake, record_running
+
+    def interrupt_when(self, is_interrupted: IsInterrupted) -> None:
+        """Let steps of background requests be given up when `is_interrupted`, where the model can do that."""
+        if isinstance(self.executor, SyncExecutor) and getattr(self.loaded.model, "interruptible", False):
+            self.executor.is_interrupted = is_interrupted
+            self.scheduler.background_steps.set_interruptible(True)
 
     def submit(self, request: EngineRequest, client_id: int = 0) -> None:
         """Queue a request, whose deltas will carry `client_id`. Raises `EngineOverloaded` or `InvalidRequest`.
@@ -148,13 +162,15 @@ class EngineCore:
         self._refuse_overdue(started)
         output = self.scheduler.schedule(in_flight=self.executor.busy)
         deltas, self._failed = self._failed, []
-        if output.scheduled or self.executor.busy:
+        if output.scheduled or output.state_copies or self.executor.busy:
             self._record_running(output)
             self.counters.record_first_steps(output, started)
             for fork in output.forks:
                 self._sequences[fork.client_id, fork.request.id].append(fork)
             deltas += self._execute(output)
-            self.counters.record_step(started, output.tokens)
+            self.counters.record_step(started, 0 if self.executor.interrupted else output.tokens)
+            if self.scheduler.background.running_counts and not self.executor.interrupted:
+                self.scheduler.background_steps.record(output, time.perf_counter() - started)
         if self.scheduler.isolation.active or self._held:
             deltas = self._hold(deltas)
         return deltas
@@ -194,12 +210,20 @@ class EngineCore:
         """Run an output. One that runs out of memory is rolled back, and its sequences are scheduled again."""
         with OOMGuard() as copying:
             self.cache.copy_blocks(output.copies)
+            self._copy_states(output.state_copies)
         deltas = self.executor.step(SchedulerOutput() if copying.out_of_memory else output)
         if copying.out_of_memory or self.executor.out_of_memory:
             self._back_off(output, copied=not copying.out_of_memory)
+        elif self.executor.interrupted:
+            self.scheduler.interrupt(output)
         elif output.scheduled:
+            self._copy_states(output.forked_states)
             self.scheduler.oom_backoff.record_success()
         return deltas
+
+    def _copy_states(self, copies: list[tuple[int, int]]) -> None:
+        if copies:
+            self.cache.states.copy(copies)
 
     def _back_off(self, output: SchedulerOutput, *, copied: bool) -> None:
         if self.loaded.device.type == "cuda":
@@ -276,7 +300,7 @@ class EngineCore:
                 self.scheduler.add(sequence)
             except QueueFull:
                 full = EngineOverloaded("The queue is full: try again shortly.")
-                if (displaced := self.scheduler.displaced_by(request.tenant)) is None:
+                if (displaced := self.scheduler.displaced_by(sequence)) is None:
                     raise full from None
                 self._refuse(displaced, full)
                 self.scheduler.add(sequence)

@@ -13,7 +13,7 @@ import selectors
 import signal
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -25,7 +25,7 @@ from syringa.engine.processes import managed_process
 from syringa.engine.processes.health import HealthPage, start_heartbeat
 from syringa.engine.scheduling.oom import NO_GPU_MEMORY, is_oom
 from syringa.engine.worker.connections import ClientConnection, ConnectionThread
-from syringa.engine.worker.engine import WorkerEngine
+from syringa.engine.worker.engine import InterruptibleEngine, WorkerEngine
 from syringa.engine.worker.options import WorkerOptions
 from syringa.engine.worker.startup import load_engine
 from syringa.errors import EngineOverloaded, StartupError, SyringaError
@@ -66,6 +66,8 @@ class WorkerServer:
         self._accepted: deque[Stream] = deque()  # filled by the connection thread
         self._connections = ConnectionThread(listeners, self._hand_over, self._beat, interval=heartbeat_seconds)
         core.attach(self.wake, self.health.set_running)
+        if isinstance(core, InterruptibleEngine):
+            core.interrupt_when(self.has_urgent_request)
 
     def wake(self) -> None:
         """Interrupt a wait for messages. Callable from any thread and from a signal handler."""
@@ -79,14 +81,36 @@ class WorkerServer:
             while not self.stopping:
                 self.receive()
                 self.send(self.core.step())
+                self.send_embedded()
                 self.send_refusals()
                 if self._draining and self._idle_seconds() is not None:
                     self.stopping = True
         finally:
             self._close()
 
+    def has_urgent_request(self) -> bool:
+        """Return whether a request has arrived that is not a background request. Called in the middle of a step.
+
+        Messages are received for that, and are handled after the step, as is the end of a connection.
+        """
+        for key, events in self._selector.select(0):
+            if key.fileobj is self._wake_reader or not events & selectors.EVENT_READ:
+                continue
+            client: ClientConnection = key.data
+            try:
+                client.inbox += client.decoder.feed(client.receive(READ_SIZE))
+            except OSError:
+                pass
+            except msgspec.MsgspecError as error:
+                client.inbox.append(error)
+        messages = (message for client in self.clients.values() for message in client.inbox)
+        return any(isinstance(each, protocol.Submit) and not each.request.background for each in messages)
+
     def receive(self) -> None:
         """Handle the messages that have arrived. Wait for one if there is nothing to compute."""
+        for client in [each for each in self.clients.values() if each.inbox]:
+            received, client.inbox = client.inbox, []
+            self._handle_all(client, received)
         delay = self.core.next_step_delay
         self._begin_wait(delay)
         events = self._selector.select(delay)
@@ -118,6 +142,11 @@ class WorkerServer:
                 self._send(client, protocol.frame(protocol.Deltas(own)))
         for client in [client for client in self.clients.values() if client.unsent]:
             self._send(client)
+
+    def send_embedded(self) -> None:
+        for client_id, result in self.core.take_embedded():
+            if client := self.clients.get(client_id):
+                self._write(client, protocol.Embedded(result))
 
     def send_refusals(self) -> None:
         """Report accepted requests that will not run, because their images are invalid or they waited too long."""
@@ -154,23 +183,35 @@ class WorkerServer:
         if not data:
             self._disconnect(client)
             return
+        self._handle_all(client, client.decoder.feed(data))
+
+    def _handle_all(
+        self, client: ClientConnection, messages: Iterable[protocol.ToWorker | msgspec.MsgspecError]
+    ) -> None:
         try:
-            self._handle(client, data)
+            self._handle(client, messages)
         except msgspec.MsgspecError as error:
             logger.error("worker: client disconnected, its message is malformed: reason=%r", str(error))
             self._disconnect(client)
 
-    def _handle(self, client: ClientConnection, data: bytes) -> None:
-        """Handle the messages that `data` completes. Raises `msgspec.MsgspecError` for malformed ones."""
-        for message in client.decoder.feed(data):
+    def _handle(self, client: ClientConnection, messages: Iterable[protocol.ToWorker | msgspec.MsgspecError]) -> None:
+        """Handle messages. Raises `msgspec.MsgspecError` for malformed ones."""
+        for message in messages:
             if client.client_id not in self.clients:  # an answer could not be sent
                 return
             match message:
+                case msgspec.MsgspecError():
+                    raise message
                 case protocol.Submit(request):
                     try:
                         self.core.submit(request, client.client_id)
                     except SyringaError as error:
                         self._write(client, _rejection(request.id, error))
+                case protocol.Embed(embedding):
+                    try:
+                        self.core.embed(embedding, client.client_id)
+                    except SyringaError as error:
+                        self._write(client, _rejection(embedding.id, error))
                 case protocol.Abort(request_id, choice):
                     self.core.abort(request_id, choice, client.client_id)
                 case protocol.GetStats():

@@ -15,10 +15,11 @@ from syringa.engine.client import protocol
 from syringa.engine.cpu.features import release_memory
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import SyringaError
-from syringa.modelfiles import forget_gguf, load_tokenizer, locate
+from syringa.modelfiles import EmbeddingSpec, ModelFiles, forget_gguf, load_tokenizer, locate, read_embedding_spec
 
 if TYPE_CHECKING:
-    from syringa.engine.worker.core import EngineCore
+    from syringa.engine.loading.loader import LoadOptions
+    from syringa.engine.worker.engine import WorkerEngine
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 8192
 READ_AHEAD_BYTES = 1 << 20  # of one request: systems limit its size
@@ -26,7 +27,7 @@ READ_AHEAD_BYTES = 1 << 20  # of one request: systems limit its size
 
 def load_engine(
     options: WorkerOptions, on_progress: Callable[[], None] = lambda: None
-) -> tuple[EngineCore, protocol.Ready]:
+) -> tuple[WorkerEngine, protocol.Ready]:
     """Load the model and return its engine with the worker's `Ready` message. Raises `StartupError`.
 
     `on_progress` is called with each part that is done.
@@ -55,6 +56,9 @@ def load_engine(
         max_running=options.max_running,
         free_memory=options.free_memory,
     )
+    files = locate(options.model)
+    if (spec := read_embedding_spec(files)) is not None:
+        return _load_embedding_engine(options, load_options, files, spec, on_progress)
     with progress_bar("Reading weights", on_progress) as advance:
         loaded = load_model(load_options, advance)
     limits = SchedulerLimits(
@@ -93,6 +97,37 @@ def load_engine(
     from syringa.engine.gpu.device import used_gpu_memory
 
     return core, protocol.Ready(info, "cuda", used_gpu_memory(loaded.device), fingerprint)
+
+
+def _load_embedding_engine(
+    options: WorkerOptions,
+    load_options: LoadOptions,
+    files: ModelFiles,
+    spec: EmbeddingSpec,
+    on_progress: Callable[[], None],
+) -> tuple[WorkerEngine, protocol.Ready]:
+    import torch
+
+    from syringa.engine.embedding.engine import EmbeddingEngine
+    from syringa.engine.embedding.loading import load_embedding_model
+    from syringa.engine.scheduling.limits import SchedulerLimits
+    from syringa.engine.worker.fingerprint import worker_fingerprint
+
+    with progress_bar("Reading weights", on_progress) as advance:
+        loaded = load_embedding_model(load_options, files, spec, advance)
+    on_gpu = loaded.device.type == "cuda"
+    step_tokens = options.step_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
+    limits = SchedulerLimits(step_tokens, max_queue=options.max_queue, queue_seconds=options.queue_timeout)
+    engine = EmbeddingEngine(loaded, limits)
+    on_progress()
+    release_memory()
+    name = torch.cuda.get_device_name(loaded.device) if on_gpu else "cpu"
+    fingerprint = worker_fingerprint(files, loaded.info, device=name, torch_version=str(torch.__version__))
+    if not on_gpu:
+        return engine, protocol.Ready(loaded.info, fingerprint=fingerprint)
+    from syringa.engine.gpu.device import used_gpu_memory
+
+    return engine, protocol.Ready(loaded.info, "cuda", used_gpu_memory(loaded.device), fingerprint)
 
 
 def read_ahead(model: str) -> None:

@@ -81,6 +81,7 @@ class EngineCounters:
 
     def stats(self, scheduler: Scheduler, pending: PendingRequests, *, busy: bool, max_length: int) -> EngineStats:
         pool, waiting, isolation = scheduler.pool, scheduler.waiting, scheduler.isolation
+        states = scheduler.states.pool if scheduler.states is not None else None
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(waiting) + len(isolation) + len(pending),
@@ -90,6 +91,9 @@ class EngineCounters:
             blocks_total=pool.total,
             blocks_free=pool.free,
             blocks_cached=pool.cached,
+            state_slots=states.total if states else 0,
+            state_slots_free=states.free if states else 0,
+            state_snapshots=states.snapshots if states else 0,
             block_size=BLOCK_SIZE,
             prefix_caching=pool.caching,
             max_length=max_length,

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from syringa.cluster.tls import TlsFiles
+from syringa.config.specs import EngineName
 from syringa.engine.client import protocol
 from syringa.engine.client.model_engine import ModelEngine
 from syringa.engine.interface import LoadStatus, ReplicaState, ReplicaStatus
 from syringa.engine.processes.control import AcquireModel, SupervisorRequest, WorkerState
 from syringa.engine.worker.options import WorkerOptions
-from syringa.types import EngineDelta, EngineRequest, EngineStats
+from syringa.types import EmbeddingRequest, EmbeddingResult, EngineDelta, EngineRequest, EngineStats
 from tests.engine.processes.stub_worker import INFO
 from tests.engine.processes.supervisor_harness import answer, until
 
@@ -25,6 +26,7 @@ class ScriptedWorker:
     def __init__(self, path: str) -> None:
         self.path, self.info, self.stats = path, INFO, EngineStats()
         self.requests: list[EngineRequest] = []
+        self.embeddings: list[EmbeddingRequest] = []
         self.aborted: list[tuple[str, int | None]] = []
         self.on_request: Callable[[ScriptedWorker], None] = lambda worker: None
         self._writers: list[asyncio.StreamWriter] = []
@@ -43,6 +45,9 @@ class ScriptedWorker:
                     if isinstance(message, protocol.Submit):
                         self.requests.append(message.request)
                         self.on_request(self)
+                    elif isinstance(message, protocol.Embed):
+                        self.embeddings.append(message.request)
+                        self.on_request(self)
                     elif isinstance(message, protocol.Abort):
                         self.aborted.append((message.request_id, message.choice))
                     elif isinstance(message, protocol.GetStats):
@@ -54,9 +59,14 @@ class ScriptedWorker:
         delta = EngineDelta(self.requests[-1].id, choice, list(tokens), finish=reason, **fields)  # type: ignore[arg-type]
         self._writers[-1].write(protocol.frame(protocol.Deltas([delta])))
 
+    def send_embedding(self, values: bytes = b"\0\0\x80?") -> None:
+        """Send a vector of one value as the result of the last request for embeddings."""
+        result = EmbeddingResult(self.embeddings[-1].id, 1, values)
+        self._writers[-1].write(protocol.frame(protocol.Embedded(result)))
+
     def refuse(self, message: str) -> None:
         """Refuse the last request because the queue is full."""
-        refusal = protocol.RequestRejected(self.requests[-1].id, message, overloaded=True)
+        refusal = protocol.RequestRejected([*self.requests, *self.embeddings][-1].id, message, overloaded=True)
         self._writers[-1].write(protocol.frame(refusal))
 
     def die(self) -> None:
@@ -89,11 +99,13 @@ def state(status: LoadStatus, *replicas: ReplicaState) -> WorkerState:
 
 
 class EngineHarness:
-    def __init__(self, *, queue_timeout: float = 0.0, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self, *, queue_timeout: float = 0.0, tls: TlsFiles | None = None, engine: EngineName = "syringa"
+    ) -> None:
         self.sent: list[SupervisorRequest] = []
         self.moves: list[tuple[str, bool]] = []
         self.routes: list[bool] = []
-        acquire = AcquireModel(WorkerOptions(socket="", model="m"))
+        acquire = AcquireModel(WorkerOptions(socket="", model="m", engine=engine))
         self.engine = ModelEngine(
             "m",
             acquire,

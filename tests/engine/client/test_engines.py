@@ -231,6 +231,26 @@ async def test_preloaded_model_is_loaded_without_requests(monkeypatch: pytest.Mo
         await until(lambda: server.engines.status("b") == "loaded")
 
 
+async def test_model_is_unloaded_or_kept_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_supervisor(monkeypatch, specs("fine", config=CONFIG), CONFIG) as server:
+        engines = server.engines
+        await until(lambda: engines.status("fine") == "loaded")
+        engines.keep("unknown", 1.0)
+        engines.keep("fine", 0.001)
+        await until(lambda: engines.status("fine") == "cold")
+        assert await answer(engines.engine("fine")) == [1, 2, 3]
+        assert engines.idle_timeout("fine") == 0.0  # as configured
+        engines.keep("fine", 300.0)
+        await until(lambda: engines.idle_timeout("fine") == 300.0)
+
+
+async def test_shared_worker_stays_as_long_as_one_of_its_models_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = ModelSpec(id="twin", path="fine", idle_seconds=0.001)
+    async with run_supervisor(monkeypatch, [*specs("fine", config=CONFIG), twin], CONFIG) as server:
+        assert await answer(server.engines.engine("twin")) == [1, 2, 3]
+        assert server.engines.idle_timeout("twin") == 0.0
+
+
 async def test_models_with_equal_options_share_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [*specs("fine", config=CONFIG), ModelSpec(id="twin", path="fine", aliases=("t",))]
     async with run_supervisor(monkeypatch, models, CONFIG) as server:

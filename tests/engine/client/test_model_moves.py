@@ -273,6 +273,43 @@ async def test_moved_request_waits_for_a_place_in_a_full_queue(
         assert harness.moves == [("drain", True)]
 
 
+async def test_requests_that_wait_move_to_a_replica_that_becomes_ready(
+    harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syringa.engine.client.model_engine.BALANCE_SECONDS", 0.0)
+    async with workers(2) as (old, new):
+        await harness.ready(old)
+        tasks = [asyncio.create_task(answer(engine, f"r{number}", prompt=[number])) for number in range(5)]
+        await until(lambda: len(old.requests) == 5)
+        old.send(7)  # of the last one, which has begun and stays
+        await until(lambda: engine._runs["r4"].progress.begun)
+        new.on_request = answers(8)
+        await harness.ready(old, new)
+        await until(lambda: len(new.requests) == 2)
+        assert [each.prompt for each in new.requests] == [[0], [1]]  # those that came first
+        assert await tasks[0] == await tasks[1] == [8]
+        await until(lambda: len(old.aborted) == 2)
+        assert harness.moves == [("balance", True)] * 2
+        for task in tasks[2:]:
+            task.cancel()
+
+
+async def test_requests_stay_if_a_replica_that_becomes_ready_has_as_much_to_do(
+    harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syringa.engine.client.model_engine.BALANCE_SECONDS", 0.0)
+    async with workers(2) as (old, new):
+        await harness.ready(old)
+        task = asyncio.create_task(answer(engine))
+        await until(lambda: old.requests)
+        await harness.ready(old, new)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        old.send(7, finish=True)
+        assert await task == [7]
+        assert not new.requests
+
+
 async def test_changed_number_of_replicas_is_reported_to_the_supervisor(
     harness: EngineHarness, engine: ModelEngine
 ) -> None:

@@ -104,6 +104,17 @@ def test_router_avoids_holder_of_prefix_above_the_load_bound() -> None:
     assert not any(load.total > 1e-6 or load.tenants for load in router._loads.values())
 
 
+def test_router_follows_a_prefix_to_a_busy_replica_if_it_saves_more_than_that_has_to_do() -> None:
+    router = ReplicaRouter()
+    chat = list(range(2000))
+    home = choose(router, chat).replica  # still runs, and is all the load there is
+    assert router._loads[home].total > LOAD_FACTOR * router._loads[home].total / len(REPLICAS) + LOAD_MARGIN
+    assert choose(router, [*chat, *range(5000, 5100)]).replica == home
+    router = ReplicaRouter()
+    home = choose(router, chat).replica
+    assert choose(router, [*chat[:64], *range(5000, 5100)]).replica != home
+
+
 def test_router_chooses_among_available_replicas_only() -> None:
     router = ReplicaRouter()
     home = choose(router, prompt(1, 2)).replica
@@ -121,6 +132,21 @@ def test_router_spreads_each_organization_over_all_replicas() -> None:
         counts[tenant][choose(router, tokens, tenant).replica] += 1
     assert set(counts["big"].values()) == {25}
     assert set(counts["small"].values()) == {5}
+
+
+def test_router_sheds_waiting_requests_until_a_new_replica_has_as_much_load() -> None:
+    router = ReplicaRouter()
+    assignments = [choose(router, prompt(part), replicas=["a", "b"]) for part in range(12)]
+    moving = router.shed(assignments, "c")
+    loads = Counter(each.replica for each in assignments)
+    left = loads - Counter(assignments[position].replica for position in moving)
+    assert moving == sorted(moving)
+    assert left == {"a": 4, "b": 4}
+    assert len(moving) == 4
+    assert moving[0] == 0  # those that came first
+    taken = choose(router, prompt(99), replicas=["c"])
+    assert len(router.shed(assignments, "c")) == 3
+    assert router.shed([taken], "c") == []
 
 
 def test_router_forgets_replicas_that_are_gone() -> None:

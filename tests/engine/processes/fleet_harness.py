@@ -15,11 +15,13 @@ from syringa.engine.processes.control import AcquireModel, SupervisorReport, Sus
 from syringa.engine.processes.fleet_manager import FleetManager
 from syringa.fleet.bridge_protocol import (
     FleetReport,
+    FromBridge,
     KillReplica,
     LaunchReplica,
     ReplicaReport,
     RetireReplica,
     ToBridge,
+    changes,
     initial_report,
 )
 from syringa.fleet.provider import Node
@@ -73,6 +75,7 @@ class FleetHarness:
         cluster: FakeCluster | None = None,
         models: tuple[ModelSpec, ...] = (),
         lease: Callable[[], bool] = lambda: True,
+        leave: Callable[[], bool] = lambda: True,
         **settings: Any,
     ) -> None:
         harnesses.append(self)
@@ -83,10 +86,11 @@ class FleetHarness:
         self.config = Config(model="default" if models else "/nowhere", models=models, cluster=True, **settings)
         self.manager = FleetManager(
             folder, self.config, self.selector, self.reports.append, holds_lease=lease,
-            lease_reason=lambda: "another server decides", clock=lambda: self.now,
+            lease_reason=lambda: "another server decides", leave=leave, clock=lambda: self.now,
             wall=lambda: 1_800_000_000.0 + self.now,
         )  # fmt: skip
         self._bridge: socket.socket | None = None
+        self._reported: FleetReport | None = None  # on this connection
         self.connect()
 
     def close(self) -> None:
@@ -98,6 +102,7 @@ class FleetHarness:
         self._bridge = socket.socket(socket.AF_UNIX)
         self._bridge.connect(self.manager.provider.path)
         self._bridge.setblocking(False)
+        self._reported = None
         self._frames: protocol.FrameDecoder[ToBridge] = protocol.FrameDecoder(msgspec.msgpack.Decoder(ToBridge))
 
     def disconnect(self) -> None:
@@ -108,11 +113,17 @@ class FleetHarness:
     def report(self) -> None:
         """Send a report, and let the manager read it."""
         if self._bridge is not None:
-            self._bridge.sendall(protocol.frame(self.cluster.report()))
+            self._bridge.sendall(protocol.frame(self._message()))
         self.manager.tick()
         self.manager.controller.tick()
         self.manager.tick()
         self.receive()
+
+    def _message(self) -> FromBridge:
+        """Return what a bridge would send: all of it, or what has changed."""
+        before, after = self._reported, self.cluster.report()
+        self._reported = after
+        return changes(before, after) if before is not None and before.connected and after.connected else after
 
     def receive(self) -> None:
         """Let the cluster do what it was asked for."""

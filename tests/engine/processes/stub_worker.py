@@ -20,7 +20,7 @@ from syringa.engine.client import protocol
 from syringa.engine.processes import managed_process
 from syringa.engine.worker.options import WorkerOptions
 from syringa.engine.worker.server import WorkerServer, open_listeners, report_health
-from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
+from syringa.types import EmbeddingResult, EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 STEP_SECONDS = 0.005
 CRASH, HANG_ONCE = 7001, 7002
@@ -60,6 +60,9 @@ class StubCore:
 
     def abort_all(self, client_id: int) -> None:
         self._running = deque(each for each in self._running if each[0] != client_id)
+
+    def take_embedded(self) -> list[tuple[int, EmbeddingResult]]:
+        return []
 
     def step(self) -> list[tuple[int, EngineDelta]]:
         if not self._running:

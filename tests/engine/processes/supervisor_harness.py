@@ -17,8 +17,8 @@ from syringa.config import Config, ModelSpec, complete_spec
 from syringa.engine.client.engines import ModelEngines
 from syringa.engine.interface import Engine
 from syringa.engine.processes import worker_process
-from syringa.engine.processes.lease import Lease
 from syringa.engine.processes.supervisor import Supervisor
+from syringa.fleet.cluster_records import ClusterRecords
 from syringa.types import EngineDelta, EngineRequest, ModelInfo, SamplingParams, StopConditions
 
 
@@ -48,12 +48,12 @@ async def run_supervisor(
     models: Sequence[ModelSpec],
     config: Config,
     worker: str = "tests.engine.processes.stub_worker",
-    lease: Lease | None = None,
+    records: ClusterRecords | None = None,
 ) -> AsyncIterator[SupervisorHarness]:
     """`worker`: the module that is run as a worker. On a cluster, the test runs the bridge."""
     monkeypatch.setattr(worker_process, "WORKER_MODULE", worker)
     with tempfile.TemporaryDirectory(prefix="syringa-test-") as folder, socket.socket() as listener:
-        supervisor = Supervisor(config, models[0], listener, folder, lease=lease)
+        supervisor = Supervisor(config, models[0], listener, folder, records=records)
         supervisor.api_servers, supervisor.services = [], []
         engines = ModelEngines(str(Path(folder) / "control.sock"), config)
         engines.set_specs(models)

@@ -17,10 +17,12 @@ from syringa.engine.processes import control
 from syringa.engine.processes.control import (
     MAX_UNSENT_BYTES,
     AcquireModel,
+    KeepModel,
     MessageConnection,
     ReleaseModel,
     SupervisorRequest,
     WorkerState,
+    merge_requests,
     worker_key,
 )
 from syringa.engine.worker.options import WorkerOptions
@@ -48,6 +50,15 @@ def test_worker_key_depends_on_options_except_socket() -> None:
     assert worker_key(OPTIONS) != worker_key(msgspec.structs.replace(OPTIONS, dtype="fp32"))
 
 
+def test_models_with_the_same_worker_keep_it_as_long_as_either_wants_it() -> None:
+    preloaded = AcquireModel(OPTIONS, 0.0, True, name="a", min_replicas=2, max_replicas=2)
+    idle = AcquireModel(OPTIONS, 60.0, name="b", max_replicas=3, pools=["night"])
+    assert merge_requests(preloaded, idle) == AcquireModel(OPTIONS, 0.0, True, name="a", min_replicas=2, max_replicas=3)
+    longer = AcquireModel(OPTIONS, 90.0, name="c", pools=["night", "day"])
+    merged = merge_requests(idle, longer)
+    assert (merged.idle_timeout, merged.restart, merged.pools) == (90.0, False, ["night", "day"])
+
+
 def test_worker_options_combine_spec_and_config() -> None:
     spec = ModelSpec(id="x", path="p", dtype="bf16", threads=3, kv_cache_gb=1.5, max_model_len=7, kv_cache_tokens=9)
     options = WorkerOptions.from_config(spec, Config(dtype="fp32", max_queue=5, step_tokens=6, model="other"), "s")
@@ -58,7 +69,7 @@ def test_worker_options_combine_spec_and_config() -> None:
 
 def test_connection_reassembles_messages(pair: tuple[MessageConnection[SupervisorRequest], socket.socket]) -> None:
     connection, there = pair
-    sent = [AcquireModel(OPTIONS, 2.5, True), ReleaseModel("k")]
+    sent = [AcquireModel(OPTIONS, 2.5, True), ReleaseModel("k"), KeepModel("k", 0.5)]
     data = b"".join(map(protocol.frame, sent))
     there.sendall(data[:10])
     assert connection.receive() == []
@@ -66,7 +77,7 @@ def test_connection_reassembles_messages(pair: tuple[MessageConnection[Superviso
     assert connection.receive() == sent
     assert connection.open
     replica = ReplicaState("m-1", "draining", "unix:path", fingerprint="f", grace=math.inf)
-    state = WorkerState("k", "loaded", "why", 1, 2, [replica])
+    state = WorkerState("k", "loaded", "why", 1, 2, [replica], 60.0)
     connection.send(state)
     assert list(control.api_decoder().feed(there.recv(1000))) == [state]
 

@@ -18,6 +18,7 @@ from syringa.config import Config, ModelSpec, Replicas
 from syringa.engine.client.model_engine import ModelEngine
 from syringa.engine.processes.fleet_manager import FleetManager
 from syringa.errors import EngineUnavailable, RequestSuspected
+from syringa.fleet.cluster_records import ClusterRecords
 from tests.engine.processes.hosted_cluster import HOST, HostedCluster
 from tests.engine.processes.stub_worker import CRASH
 from tests.engine.processes.supervisor_harness import SupervisorHarness, answer, run_supervisor, specs, until
@@ -45,9 +46,13 @@ def replicated(config: Config, name: str = "fine", low: int = 1, high: int = 1, 
 
 @contextlib.asynccontextmanager
 async def fleet(
-    monkeypatch: pytest.MonkeyPatch, cluster: HostedCluster, config: Config, *models: ModelSpec
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: HostedCluster,
+    config: Config,
+    *models: ModelSpec,
+    records: ClusterRecords | None = None,
 ) -> AsyncIterator[SupervisorHarness]:
-    async with run_supervisor(monkeypatch, models, config) as harness:
+    async with run_supervisor(monkeypatch, models, config, records=records) as harness:
         connect(cluster, harness)
         yield harness
 

@@ -328,6 +328,18 @@ def test_idle_model_is_unloaded_and_comes_back_on_request(folder: str) -> None:
     assert harness.state(key).status == "loaded"
 
 
+def test_model_is_unloaded_after_the_idle_time_that_is_asked_for(folder: str) -> None:
+    harness = FleetHarness(folder)
+    (only,) = harness.serve(model(idle_seconds=600.0))
+    key = harness.cluster.replicas[only].model
+    harness.manager.keep("unknown", 1.0)
+    harness.manager.keep(key, 5.0)
+    assert harness.state(key).idle_timeout == 5.0
+    harness.cluster.load(only, idle_seconds=10.0)
+    harness.run_for(6)
+    assert retired(harness) == [only]
+
+
 def test_released_model_is_unloaded_once_it_is_idle_and_forgotten(folder: str) -> None:
     harness = FleetHarness(folder)
     (id,) = harness.serve(model(preload=True))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from syringa.cli.fleet_lease import DatabaseLease
+from syringa.cli.database_records import DatabaseRecords
 from syringa.config import complete_spec
 from syringa.engine.processes import fleet_manager
 from syringa.engine.processes.control import acquire_request
+from syringa.engine.processes.coordinator import ClusterCoordinator
 from syringa.engine.processes.fleet_manager import UNKNOWN_SECONDS
-from syringa.engine.processes.lease import LeaseKeeper
 from syringa.fleet.bridge_protocol import KillReplica, ReplicaReport, RetireReplica
 from syringa.fleet.decisions import SCALE_DOWN_GRACE
 from syringa.ray import replica_table
@@ -149,11 +150,11 @@ def test_server_without_the_lease_routes_and_decides_nothing(folder: str) -> Non
 
 def test_lease_in_a_database_decides_which_of_two_servers_starts_replicas(folder: str, tmp_path: Path) -> None:
     cluster, spec = FakeCluster(), model()
-    leases = [DatabaseLease(f"sqlite:///{tmp_path / 'test.db'}", "fleet", owner) for owner in ("a", "b")]
-    first, second = (LeaseKeeper(lease, lambda: 0.0) for lease in leases)
+    records = [DatabaseRecords(f"sqlite:///{tmp_path / 'test.db'}", "fleet", server) for server in ("a", "b")]
+    first, second = (ClusterCoordinator(each, lambda: 0.0) for each in records)
     with tempfile.TemporaryDirectory() as other:
-        one = FleetHarness(folder, cluster, (spec,), lease=lambda: first.held)
-        two = FleetHarness(other, cluster, (spec,), lease=lambda: second.held)
+        one = FleetHarness(folder, cluster, (spec,), lease=lambda: first.decides)
+        two = FleetHarness(other, cluster, (spec,), lease=lambda: second.decides)
         first.renew()
         second.renew()
         two.acquire(spec)
@@ -161,28 +162,57 @@ def test_lease_in_a_database_decides_which_of_two_servers_starts_replicas(folder
         two.run_for(2)
         assert (len(launches(one)), len(launches(two))) == (1, 0)
         first.stop()
-        leases[0].release()
+        records[0].close()
         second.renew()
         cluster.end(launches(one)[0].id, failed=True, crashed=True)
         one.run_for(5)
         two.run_for(5)
         assert (len(launches(one)), len(launches(two))) == (1, 1)
-    leases[1].release()
+    records[1].close()
 
 
-@pytest.mark.parametrize(("keep", "lease"), [(True, True), (False, False), (False, True)])
-def test_stop_ends_the_replicas_of_the_server_that_decides(
-    folder: str, keep: bool, lease: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("keep", "last"), [(True, True), (False, False), (False, True)])
+@pytest.mark.parametrize("decides", [True, False])
+def test_stop_ends_the_replicas_if_no_other_server_uses_them(
+    folder: str, keep: bool, last: bool, decides: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet_manager, "KILL_SECONDS", 0.0)  # this cluster does not end anything meanwhile
-    harness = FleetHarness(folder, cluster_keep_replicas=keep, lease=lambda: holds)
-    holds = True
+    harness = FleetHarness(folder, cluster_keep_replicas=keep, lease=lambda: lease, leave=lambda: last)
+    lease = True
     (id,) = harness.serve(model())
-    holds = lease
+    lease = decides
     harness.manager.stop(0.0)
     harness.receive()
-    assert retired(harness) == ([id] if lease and not keep else [])
-    assert (KillReplica(id) in harness.sent) == (lease and not keep)
+    assert retired(harness) == ([id] if last and not keep else [])
+    assert (KillReplica(id) in harness.sent) == (last and not keep)
+
+
+def test_replicas_stay_until_the_last_of_several_servers_is_stopped(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_manager, "KILL_SECONDS", 0.0)  # this cluster does not end anything meanwhile
+    cluster, spec = FakeCluster(), model()
+
+    def server(path: str, name: str) -> tuple[FleetHarness, ClusterCoordinator]:
+        coordinator = ClusterCoordinator(DatabaseRecords(f"sqlite:///{tmp_path / 'test.db'}", "fleet", name))
+        coordinator.start()
+        while "is being taken" in coordinator.reason:
+            time.sleep(0.01)
+        lease = lambda: coordinator.decides  # noqa: E731
+        return FleetHarness(path, cluster, (spec,), lease=lease, leave=coordinator.leave), coordinator
+
+    def stop(harness: FleetHarness, coordinator: ClusterCoordinator) -> list[str]:
+        harness.manager.stop(0.0)
+        harness.receive()
+        coordinator.stop()
+        return retired(harness)
+
+    with tempfile.TemporaryDirectory() as other:
+        first, second = server(folder, "a"), server(other, "b")
+        (id,) = first[0].serve(spec)
+        second[0].run_for(1)
+        assert stop(*first) == []
+        assert stop(*second) == [id]
 
 
 def test_stop_ends_replicas_that_were_not_taken_over_too(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

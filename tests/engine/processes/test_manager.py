@@ -24,7 +24,8 @@ def test_manager_loads_and_unloads_idle_model(folder: str) -> None:
     process.send(protocol.Ready(INFO))
     harness.advance(0)
     address = f"unix:{process.options.socket}"
-    assert harness.published[-1] == WorkerState(key, "loaded", replicas=[ReplicaState("a-1", "ready", address)])
+    ready = ReplicaState("a-1", "ready", address)
+    assert harness.published[-1] == WorkerState(key, "loaded", replicas=[ready], idle_timeout=60)
     harness.stats(process, running=1)
     harness.advance(1000)
     assert retire_message(process) is None  # in use
@@ -33,12 +34,35 @@ def test_manager_loads_and_unloads_idle_model(folder: str) -> None:
     assert retire_message(process) is None
     harness.advance(0.1)
     draining = ReplicaState("a-1", "draining", address, grace=UNLOAD_SECONDS)
-    assert harness.published[-1] == WorkerState(key, "cold", replicas=[draining])  # before the worker is asked
+    # Before the worker is asked.
+    assert harness.published[-1] == WorkerState(key, "cold", replicas=[draining], idle_timeout=60)
     assert retire_message(process) == protocol.Retire(60, False)
     process.end()
     harness.advance(0)
-    assert harness.published[-1] == WorkerState(key, "cold")
+    assert harness.published[-1] == WorkerState(key, "cold", idle_timeout=60)
     assert not harness.selector.get_map()
+
+
+def test_manager_keeps_model_as_asked_until_it_is_loaded_again(folder: str) -> None:
+    harness = ManagerHarness(folder)
+    process = harness.load("a", restart=True)
+    key = worker_key(WorkerOptions(socket="", model="a"))
+    harness.advance(1000)
+    assert retire_message(process) is None
+    harness.workers.keep(key, 0.001)
+    assert harness.published[-1].idle_timeout == 0.001
+    harness.stats(process, running=1)
+    assert retire_message(process) is None  # in use
+    harness.stats(process, idle_seconds=0)
+    harness.advance(0.1)
+    assert retire_message(process) == protocol.Retire(0.001, False)
+    process.end()
+    harness.advance(0)
+    assert harness.status("a") == "cold"  # although it is preloaded
+    harness.workers.keep("unknown", 5)
+    process = harness.load("a", restart=True)
+    harness.advance(1000)
+    assert retire_message(process) is None
 
 
 def test_manager_keeps_worker_that_declines_to_retire(folder: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from syringa.cli.database_records import DatabaseRecords
 from syringa.cluster.folder import ClusterFolder
 from syringa.config import Config
 from syringa.fleet.pools import PoolSpec
@@ -30,10 +31,14 @@ async def test_stream_moves_when_an_operator_closes_its_pool_which_stays_closed(
     pools = (PoolSpec(name="always"), PoolSpec(name="night"))
     config = Config(cluster=True, cluster_dir=str(certificates.path), model="/nowhere", pools=pools)
     model = msgspec.structs.replace(replicated(config), pools=("night", "always"))
+
+    def records() -> DatabaseRecords:
+        return DatabaseRecords(f"sqlite:///{tmp_path / 'test.db'}", "fleet")
+
     with HostedCluster(certificates, "a1", "n1") as cluster:
         for name, pool in (("a1", "always"), ("n1", "night")):
             cluster.nodes[name] = dataclasses.replace(cluster.nodes[name], labels={"pool": pool})
-        async with fleet(monkeypatch, cluster, config, model) as harness:
+        async with fleet(monkeypatch, cluster, config, model, records=records()) as harness:
             await until_ready(harness, "fine", 1)
             stream, replica = await begin(harness, "long")
             assert cluster.node_of(replica) == "n1"
@@ -48,7 +53,7 @@ async def test_stream_moves_when_an_operator_closes_its_pool_which_stays_closed(
             assert harness.engines.fleet().evictions["pool_closed"] == 1
             node = next(each for each in harness.engines.fleet().nodes if each.name == "n1")
             assert (node.pool, node.offered, node.reason) == ("night", False, "pool night is closed")
-        async with fleet(monkeypatch, cluster, config, model) as harness:  # the server is started again
+        async with fleet(monkeypatch, cluster, config, model, records=records()) as harness:  # it is started again
             (again,) = await until_ready(harness, "fine", 1)
             assert cluster.node_of(again) == "a1"
             assert await answer(harness.engines.engine("fine")) == [1, 2, 3]

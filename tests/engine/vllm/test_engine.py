@@ -15,7 +15,7 @@ from syringa.engine.vllm.requests import ChoiceRequest
 from syringa.engine.vllm.stats import VllmCounters
 from syringa.errors import EngineOverloaded, InvalidRequest
 from syringa.types import EngineDelta, ResumedChoice
-from tests.engine.vllm.test_requests import request
+from tests.engine.vllm.test_requests import SCHEMA, request
 from tests.engine.vllm.vllm_outputs import output
 
 HANG_SECONDS = 60.0  # limit of every wait: a test that reaches it has failed
@@ -119,6 +119,12 @@ def test_priority_does_not_put_a_request_before_those_of_other_tenants(harness: 
     assert harness.started["1-r-0"][1] == 0
 
 
+def test_background_requests_come_after_all_others(harness: EngineHarness) -> None:
+    harness.submit(priority=2**31, id="urgent")
+    harness.submit(background=True, id="batch")
+    assert harness.started["1-batch-0"][1] > harness.started["1-urgent-0"][1]
+
+
 def test_outputs_of_one_step_wake_the_server_once(harness: EngineHarness) -> None:
     wakes: list[None] = []
     harness.submit(choices=2)
@@ -173,6 +179,17 @@ def test_refusal_of_vllm_is_the_clients_fault_and_ends_the_request(harness: Engi
     assert not harness.engine.active
 
 
+def test_refusal_of_a_grammar_is_told_as_such(harness: EngineHarness) -> None:
+    """The layer above knows the field that the grammar comes from."""
+    harness.submit(choices=2, sampling={"grammar": SCHEMA})
+    deltas = harness.send("1-r-0", ValueError("the schema is nested too deeply"))
+    assert [(delta.choice, delta.error, delta.error_kind) for _, delta in deltas] == [
+        (choice, "the schema is nested too deeply", "grammar") for choice in (0, 1)
+    ]
+    assert harness.engine.take_refused() == []
+    assert not harness.engine.active
+
+
 def test_failure_of_vllm_ends_the_choice(harness: EngineHarness) -> None:
     harness.submit()
     ((_, delta),) = harness.send("1-r-0", RuntimeError("secret"))
@@ -202,6 +219,15 @@ def test_request_that_cannot_be_continued_ends_with_an_error(harness: EngineHarn
     ((_, delta),) = harness.engine.step()
     assert (delta.finish, delta.error_kind) == ("error", "unavailable")
     assert harness.started == {}
+
+
+def test_choice_that_fails_here_is_aborted_in_vllm(harness: EngineHarness) -> None:
+    harness.submit(sampling={"allowed_tokens": frozenset({5})})
+    ((_, delta),) = harness.send("1-r-0", output(0))
+    assert (delta.finish, delta.error_kind) == ("error", "no_token")
+    harness.settle()
+    assert harness.canceled == ["1-r-0"]
+    assert harness.engine.stats().running == 0
 
 
 def test_queue_is_limited(harness: EngineHarness) -> None:

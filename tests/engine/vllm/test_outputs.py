@@ -36,6 +36,20 @@ def test_error_of_a_request_with_a_grammar_is_the_grammars() -> None:
     assert delta(output(finish="error")).error_kind == "engine"
 
 
+def test_token_that_is_not_allowed_ends_the_choice() -> None:
+    """vLLM takes any token where other rules leave none of those that are allowed."""
+    assert delta(output(5), sampling={"allowed_tokens": frozenset({5, 6})}).tokens == [5]
+    found = delta(output(0), sampling={"allowed_tokens": frozenset({5}), "bad_words": ((5,),)})
+    assert (found.tokens, found.finish, found.error_kind) == ([], "error", "no_token")
+    assert found.error == "No token is left to continue the output under allowed_token_ids and bad_words."
+
+
+def test_grammar_whose_tokens_are_excluded_is_named() -> None:
+    found = delta(output(0, finish="error"), sampling={"grammar": SCHEMA, "bad_words": ((5,),)})
+    assert found.error_kind == "grammar"
+    assert found.error == "No token is left to continue the output under the constraint and bad_words."
+
+
 def test_cached_tokens_and_queue_time_are_on_the_first_delta_of_the_first_choice() -> None:
     given = output(5, num_cached_tokens=2, metrics=SimpleNamespace(queued_ts=10.0, scheduled_ts=10.25))
     found = delta(given, choices=2)

@@ -53,7 +53,9 @@ FIELDS: dict[str, Any] = {
 # `seed` alone, without `seeded`, was drawn by the server. DRY is refused as a whole. `opening` is a hint.
 UNUSED_SAMPLING = {"seed", "dry_base", "dry_allowed_length", "dry_breakers", "opening"}
 # These order or account for requests, and `logprob_tokens` needs `logprobs`.
-UNUSED_FIELDS = {"id", "sampling", "stopping", "tenant", "priority", "fingerprint", "isolation", "logprob_tokens"}
+UNUSED_FIELDS = {
+    "id", "sampling", "stopping", "tenant", "priority", "background", "fingerprint", "isolation", "logprob_tokens",
+}  # fmt: skip
 
 
 def test_every_field_of_a_request_is_known_to_this_test() -> None:
@@ -150,19 +152,20 @@ def test_resumed_choices_continue_their_tokens() -> None:
 @pytest.mark.parametrize(
     ("sampling", "stopping", "name"),
     [
-        ({"seeded": True}, {}, "seed"),
-        ({"frequency_penalty": 0.1}, {}, "frequency_penalty"),
-        ({"presence_penalty": 0.1}, {}, "presence_penalty"),
-        ({"repetition_penalty": 1.1}, {}, "repetition_penalty"),
-        ({"grammar": SCHEMA}, {}, "grammar"),
-        ({"bad_words": ((5, 6),)}, {}, "bad_words"),
-        ({}, {"min_tokens": 4}, "min_tokens"),
+        ({"seeded": True}, {}, "`seed`"),
+        ({"frequency_penalty": 0.1}, {}, "`frequency_penalty`"),
+        ({"presence_penalty": 0.1}, {}, "`presence_penalty`"),
+        ({"repetition_penalty": 1.1}, {}, "`repetition_penalty`"),
+        ({"grammar": SCHEMA}, {}, "a grammar, schema or tools"),
+        ({"bad_words": ((5, 6),)}, {}, "`bad_words`"),
+        ({}, {"min_tokens": 4}, "`min_tokens`"),
+        ({"seeded": True, "presence_penalty": 0.1}, {}, "`seed`, `presence_penalty`"),
     ],
 )
 def test_request_that_would_continue_differently_is_not_resumed(
     sampling: dict[str, Any], stopping: dict[str, Any], name: str
 ) -> None:
-    with pytest.raises(EngineUnavailable, match=f"cannot continue a request with `{name}`"):
+    with pytest.raises(EngineUnavailable, match=f"cannot continue a request with {name} elsewhere"):
         resumed(sampling, stopping)
 
 

@@ -19,12 +19,12 @@ from syringa.engine.client.worker_client import WorkerClient
 from syringa.engine.processes import managed_process
 from syringa.engine.processes.health import HealthPage, create_page
 from syringa.engine.processes.worker_process import spawn_worker
-from syringa.engine.vllm import launch
+from syringa.engine.vllm import bootstrap, launch
 from syringa.engine.worker.options import WorkerOptions
 from syringa.errors import ConfigError, EngineError, InvalidRequest, WorkerLost
 from syringa.types import EngineDelta, EngineRequest
 from tests.cluster.certificates import Certificates
-from tests.engine.vllm.fake.vllm import DEADLY, FAILING, REFUSED, SILENT
+from tests.engine.vllm.fake.vllm import DEADLY, FAILING, KILLED, NO_LOAD, NO_MEMORY, REFUSED, SILENT
 from tests.engine.vllm.test_requests import request
 
 HANG_SECONDS = 60.0  # limit of every wait: a test that reaches it has failed
@@ -222,10 +222,11 @@ async def read_ready(harness: WorkerHarness) -> protocol.Ready:
     ("settings", "reason"),
     [
         ({"engine_args": {"tensor_paralel_size": 2}}, "engine_args.tensor_paralel_size: this version of vLLM has no"),
-        ({"engine_args": {"tensor_parallel_size": 9}}, "larger than the number of available GPUs."),
+        ({"engine_args": {"tensor_parallel_size": 9}}, '(engine_args {"tensor_parallel_size":9}): World size is'),
         ({"python": "/no/such/python"}, "/no/such/python cannot be run: No such file or directory"),
+        ({"python": sys.executable}, f"{sys.executable} has no module vllm: name the environment of vLLM with python"),
     ],
-    ids=["unknown argument", "refused argument", "missing interpreter"],
+    ids=["unknown argument", "refused argument", "missing interpreter", "interpreter without vLLM"],
 )
 async def test_worker_that_cannot_start_leaves_the_reason(folder: Path, settings: dict[str, Any], reason: str) -> None:
     with started(folder, **settings) as harness:
@@ -236,25 +237,63 @@ async def test_worker_that_cannot_start_leaves_the_reason(folder: Path, settings
 
 
 @pytest.mark.parametrize(
-    ("modules", "message"),
-    [(("vllm", "msgspec"), ""), (("vllm", "no_such_module"), "has no module no_such_module"), ((), "")],
+    ("length", "status", "reason"),
+    [
+        (NO_MEMORY, managed_process.EXIT_NO_MEMORY, "RuntimeError: DefaultCPUAllocator: can't allocate memory"),
+        (NO_LOAD, 1, "ValueError: there is no q: see"),
+        (KILLED, managed_process.EXIT_NO_MEMORY, "a process of it was killed, perhaps out of memory"),
+    ],
 )
-def test_interpreter_without_a_module_is_refused(
-    folder: Path, modules: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+async def test_failure_of_a_process_of_vllm_is_reported_in_one_line(
+    folder: Path, length: int, status: int, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "REQUIRED", modules)
-    python = write_interpreter(folder / "python", folder / "log")
-    with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
-        launch.check_interpreter(python)
+    with started(folder, max_model_len=length) as harness:
+        assert await harness.exit_status() == status
+        assert harness.reason().startswith(f"vLLM cannot load {harness.options.model}: {reason}")
+    assert capfd.readouterr().err == f"syringa: {harness.reason()}\n"
 
 
-@pytest.mark.parametrize("script", ["exit 3", "kill -9 $$"])
-def test_interpreter_that_cannot_be_run_is_refused(folder: Path, script: str) -> None:
+async def test_version_of_vllm_that_was_not_tested_is_a_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM_VERSION", "0.99.1")
+    with started(folder) as harness:
+        client = await connect(harness)
+        assert (await client.wait_ready()).kernels == "vllm 0.99.1"
+        await client.close()
+    assert "this version of vLLM was not tested: version=0.99.1 tested=0.32.x" in capfd.readouterr().err
+
+
+def test_interpreter_is_checked_before_it_is_used(folder: Path) -> None:
+    launch.check_interpreter(write_interpreter(folder / "python", folder / "log"))
+    with pytest.raises(ConfigError, match=f"{sys.executable} has no module vllm: name the environment of vLLM"):
+        launch.check_interpreter("")  # that of the server
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 3", "it ended with status 3"),
+        ("kill -9 $$", "SIGKILL"),
+        ("echo hello", "it printed something else than was expected"),
+    ],
+)
+def test_interpreter_that_cannot_be_run_is_refused(folder: Path, script: str, reason: str) -> None:
     (folder / "python").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "python").chmod(0o755)
-    for python in (folder / "python", folder / "missing"):
-        with pytest.raises(ConfigError, match="cannot be run"):
-            launch.check_interpreter(str(python))
+    with pytest.raises(ConfigError, match=f"cannot be run as a Python interpreter, 3.11 or newer: .*{reason}"):
+        launch.check_interpreter(str(folder / "python"))
+
+
+def test_missing_interpreter_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing cannot be run .*: No such file or directory$"):
+        launch.check_interpreter(str(folder / "missing"))
+
+
+def test_old_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "MIN_PYTHON", (99, 1))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert bootstrap.find_problem() == f"{sys.executable} is Python {version}: a worker needs 99.1 or newer"
 
 
 def test_worker_needs_nothing_that_vllm_does_not_bring() -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from syringa.engine.client import protocol
 from syringa.engine.client.transport import Listener, listen
+from syringa.engine.worker.engine import GeneratingEngine
 from syringa.engine.worker.server import WorkerServer
 from syringa.types import EngineDelta, EngineRequest, EngineStats, SamplingParams, StopConditions
 from tests.cluster.certificates import Certificates
@@ -20,7 +21,7 @@ from tests.engine.processes.stub_worker import INFO
 HANG_SECONDS = 60.0  # limit of every wait: a test that reaches it has failed
 
 
-class EchoCore:
+class EchoCore(GeneratingEngine):
     """Answer each request with its prompt, one token per step; a resumed one with what is left of it.
 
     Steps wait while `hold` is in force.

@@ -248,3 +248,38 @@ def test_preemption_for_another_tenant_does_not_change_tokens(engine: Make) -> N
         assert core.stats().preemptions > 0
         for name in "abc":
             assert (answers[name, 0].tokens, answers[name, 0].logprobs) == (alone.tokens, alone.logprobs)
+
+
+def test_background_requests_give_way_without_changing_their_tokens(engine: Make) -> None:
+    """They are paused by prompts, preempted for slots and for blocks, and continued bit-equal."""
+
+    def background(name: str) -> EngineRequest:
+        options: dict[str, Any] = {"logprobs": 2, "stopping": {"ignore_eos": True}, "background": True}
+        return make_request(name, "batch", seed=5, max_tokens=24, **options)
+
+    alone = drive(engine(prefix_caching=False), [background("alone")])["alone", 0]
+    for limits, tokens in ((SchedulerLimits(max_running=3), 4096), (SchedulerLimits(), 192)):
+        core = engine(limits=limits, kv_cache_tokens=tokens, prefix_caching=False)
+        driver = Driver(core)
+        driver.submit(*(background(name) for name in "abc"))
+        driver.step(8)
+        for number in range(3):
+            driver.submit(make_request(f"chat {number}", "chat", prompt=PROMPT[:20], max_tokens=2))
+            driver.step()
+            assert driver.answers[f"chat {number}", 0].tokens, "it gets its first token at once"
+            driver.step(3)
+        answers = driver.finish()
+        assert core.stats().preemptions > 0
+        for name in "abc":
+            assert (answers[name, 0].tokens, answers[name, 0].logprobs) == (alone.tokens, alone.logprobs)
+
+
+def test_background_requests_are_not_refused_as_overdue(engine: Make, clock: Clock) -> None:
+    core = engine(limits=SchedulerLimits(max_running=1, queue_seconds=5.0))
+    driver = Driver(core)
+    driver.submit(make_request("chat", "a", max_tokens=4), make_request("batch", "a", max_tokens=2, background=True))
+    driver.step()
+    clock.now += 100.0
+    answers = driver.finish()
+    assert core.take_refused() == []
+    assert len(answers["batch", 0].tokens) == 2

@@ -18,9 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 
 REFUSED, FAILING, DEADLY, SILENT = 9001, 9002, 9003, 9004
+NO_MEMORY, NO_LOAD, KILLED = 9, 10, 11  # values of `max_model_len` with which the engine does not start
 STEP_SECONDS = 0.001
 
-__version__ = "0.32.0"
+__version__ = os.environ.get("FAKE_VLLM_VERSION", "0.32.0")
 __path__: list[str] = []  # makes it a package, whose modules are below
 LOG = os.environ.get("FAKE_VLLM_LOG", os.devnull)
 
@@ -89,6 +90,13 @@ class AsyncEngineArgs:
         )
 
 
+_FAILURES = {
+    NO_MEMORY: 'raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory: you tried to allocate 9 bytes.")',
+    NO_LOAD: "try: {}['q']\nexcept KeyError as error: raise ValueError('there is no q: see\\nhere') from error",
+    KILLED: "import os; os.kill(os.getpid(), 9)",
+}
+
+
 class AsyncLLM:
     def __init__(self, config: Any, stat_loggers: list[Any]) -> None:
         self.vllm_config = config
@@ -100,6 +108,10 @@ class AsyncLLM:
 
     @classmethod
     def from_vllm_config(cls, config: Any, *, stat_loggers: list[Any], disable_log_stats: bool) -> AsyncLLM:
+        code = _FAILURES.get(config.model_config.max_model_len)
+        if code is not None:
+            status = subprocess.run([sys.executable, "-c", code]).returncode
+            raise RuntimeError(f"See root cause above. Failed core proc(s): {{'EngineCore': {status}}}")
         return cls(config, stat_loggers)
 
     def shutdown(self) -> None:
