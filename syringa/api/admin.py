@@ -185,6 +185,14 @@ class NodeDrainRequest(msgspec.Struct, kw_only=True):
     ] = None
 
 
+class PoolWindowEntry(msgspec.Struct, kw_only=True):
+    """Times at which a pool is open, in its time zone."""
+
+    days: Annotated[list[str], doc("Days on which it begins: `mon` to `sun`.")]
+    start: Annotated[str, doc("Time at which it begins, such as `22:00`.")]
+    end: Annotated[str, doc("Time at which it ends; on the next day if it is not later than `start`.")]
+
+
 class PoolEntry(msgspec.Struct, kw_only=True):
     """A pool of nodes."""
 
@@ -208,11 +216,30 @@ class PoolEntry(msgspec.Struct, kw_only=True):
     cpus: Annotated[int, doc("CPU threads of its nodes without GPUs.")]
     cpus_used: Annotated[int, doc("CPU threads in use.")]
     replicas: Annotated[int, doc("Replicas on its nodes.")]
+    timezone: Annotated[str, doc("Time zone of its windows.")]
+    windows: Annotated[list[PoolWindowEntry], doc("When its schedule opens it; none: at any time.")]
 
 
 class PoolList(msgspec.Struct, kw_only=True):
     object: Annotated[str, doc("`list`.", const="list")] = "list"
     data: list[PoolEntry]
+
+
+class MoveEntry(msgspec.Struct, kw_only=True):
+    """A replica that was started or stopped, and why."""
+
+    object: Annotated[str, doc("`move`.", const="move")] = "move"
+    at: Annotated[int, doc("Unix time in seconds.")]
+    action: Annotated[str, doc("`start` or `stop`.")]
+    replica: str
+    model: Annotated[str | None, doc("Id of its model, if known.")]
+    node: Annotated[str | None, doc("Where it runs or ran, if known.")]
+    reason: str
+
+
+class MoveList(msgspec.Struct, kw_only=True):
+    object: Annotated[str, doc("`list`.", const="list")] = "list"
+    data: list[MoveEntry]
 
 
 class UsageEntry(msgspec.Struct, kw_only=True):

@@ -15,7 +15,7 @@ from syringa.api.fields.reasoning import read_reasoning_request
 from syringa.api.fields.sampling import check_tokens
 from syringa.api.fields.schema import doc, ignored_field
 from syringa.api.fields.tools import ToolsField, read_tools
-from syringa.api.models.served_model import Models, ServedModel
+from syringa.api.models.served_model import ALL_KINDS, Models, ServedModel
 from syringa.errors import InvalidRequest
 
 _MODEL = doc("Model id from `/v1/models`, an alias, or `default`. Default: the default model.")
@@ -80,7 +80,7 @@ class DetokenizeResponse(msgspec.Struct):
 
 async def tokenize(body: TokenizeRequest, models: Models, ignored: list[str], tenant: str = "") -> TokenizeResponse:
     """Handle `POST /tokenize`."""
-    model = await models.find(body.model)
+    model = await models.find(body.model, ALL_KINDS)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Give either prompt or messages.", param="prompt")
     ignored += [name for name in _IMAGE_FIELDS if getattr(body, name)]
@@ -118,6 +118,6 @@ async def detokenize(
     body: DetokenizeRequest, models: Models, ignored: list[str], tenant: str = ""
 ) -> DetokenizeResponse:
     """Handle `POST /detokenize`."""
-    model = await models.find(body.model)
+    model = await models.find(body.model, ALL_KINDS)
     check_tokens(body.tokens, model.vocab_size, "tokens")
     return DetokenizeResponse(await asyncio.to_thread(model.decode_tokens, body.tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -27,11 +28,13 @@ _MODES = ("openai", "open-responses")
 MAX_PAGE_SIZE = 100
 INLINE_BYTES = 1 << 18  # larger bodies are decoded in a thread, so that other requests do not wait
 _JSON = b"application/json"
+# What `curl -d` and libraries call a body whose type the client does not say.
+_UNSAID = ("application/x-www-form-urlencoded", "application/octet-stream")
 
 
-async def read_body(request: Request, wire_type: type[T]) -> tuple[T, list[str]]:
-    """Return the decoded body, and the paths of unknown fields in it."""
-    check_json(request)
+async def read_body(request: Request, wire_type: type[T], *, untyped: bool = False) -> tuple[T, list[str]]:
+    """Return the decoded body, and the paths of unknown fields in it. `untyped`: see `check_json`."""
+    check_json(request, untyped=untyped)
     body = await _read_all(request)
     log_request_body(body)
     if len(body) <= INLINE_BYTES:
@@ -40,12 +43,17 @@ async def read_body(request: Request, wire_type: type[T]) -> tuple[T, list[str]]
     return await asyncio.to_thread(decode, body, wire_type)
 
 
-def check_json(request: Request) -> None:
-    """Raise `UnsupportedMediaType` for a body that is not JSON or is compressed, according to its headers."""
+def check_json(request: Request, *, untyped: bool = False) -> None:
+    """Raise `UnsupportedMediaType` for a body that is not JSON or is compressed, according to its headers.
+
+    With `untyped`, content types are accepted that say nothing, such as that of `curl -d`. A page of another site can
+    send them without asking the server first, but not without an `Origin`, which `HostMiddleware` refuses.
+    """
     headers = request_context(request.scope).headers
     if (content_type := headers.get(b"content-type", _JSON)) != _JSON:
         kind = content_type.decode("latin-1").partition(";")[0].strip().lower()
-        if kind != "application/json" and not kind.endswith("+json"):
+        accepted = kind == "application/json" or kind.endswith("+json") or (untyped and kind in _UNSAID)
+        if not accepted:
             raise UnsupportedMediaType(f"The body must be application/json, not {kind}.")
     if (encoding := headers.get(b"content-encoding")) is not None:
         coding = encoding.decode("latin-1").strip().lower()
@@ -116,17 +124,17 @@ class PageQuery(msgspec.Struct, kw_only=True):
     order: Order
 
 
-def read_page_query(query: QueryParams) -> PageQuery:
-    order: Any = query.get("order") or "desc"
+def read_page_query(query: QueryParams, *, default: int = 20, largest: int = MAX_PAGE_SIZE) -> PageQuery:
+    order: Any = query.get("order", "desc")
     if order not in get_args(Order):
         raise InvalidRequest(f"order: expected {' or '.join(get_args(Order))}, not {order!r}.", param="order")
-    limit = query_int(query, "limit", 20, low=1, high=MAX_PAGE_SIZE)
+    limit = query_int(query, "limit", default, low=1, high=largest)
     return PageQuery(after=query.get("after") or None, before=query.get("before") or None, limit=limit, order=order)
 
 
 def query_int(query: QueryParams, name: str, default: int, *, low: int, high: int) -> int:
     text = query.get(name)
-    if text is None or text == "":
+    if text is None:
         return default
     is_number = text.isascii() and text.removeprefix("-").isdigit() and len(text) < 20
     if not is_number or not low <= int(text) <= high:
@@ -134,9 +142,15 @@ def query_int(query: QueryParams, name: str, default: int, *, low: int, high: in
     return int(text)
 
 
+def check_parameters(query: QueryParams, known: Sequence[str]) -> None:
+    """Raise `InvalidRequest` for unknown parameters: ignoring a filter would return a wrong result."""
+    for name in query:
+        if name not in known:
+            raise InvalidRequest(f"{name[:40]!r}: expected some of {', '.join(known)}.", param=name[:40])
+
+
 def query_flag(query: QueryParams, name: str) -> bool:
-    text = query.get(name, "false").lower()
-    values = {"true": True, "1": True, "false": False, "0": False}
-    if text not in values:
+    text = query.get(name, "false")
+    if text not in ("true", "false"):
         raise InvalidRequest(f"{name}: expected true or false, not {text!r}.", param=name)
-    return values[text]
+    return text == "true"

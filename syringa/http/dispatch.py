@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from syringa.api.models.served_model import ServedModel
 from syringa.api.output_writer import PreparedRequest, ToolRounds
 from syringa.engine.interface import Engine, EngineProvider
 from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected
@@ -24,6 +25,7 @@ from syringa.http.streaming.cancellation import CancelScope
 from syringa.http.streaming.writer import ClientDisconnected
 from syringa.service.auth.key_watch import KeyWatch
 from syringa.service.usage.accounting import RequestAccounting
+from syringa.types import EmbeddingRequest, EmbeddingResult
 
 logger = logging.getLogger("syringa.service")
 
@@ -41,6 +43,12 @@ class GenerationWithUsageEvent(Protocol):
     """Like `Generation`, but emits `Usage` as the last event instead of returning it."""
 
     async def __call__(self, emit: Emit) -> None: ...
+
+
+class Embedding(Protocol):
+    """Runs a request of an embedding model or a cross-encoder, and returns its result."""
+
+    async def __call__(self) -> EmbeddingResult: ...
 
 
 class GenerationDispatcher:
@@ -80,6 +88,21 @@ class GenerationDispatcher:
 
         return generate_with_usage_event
 
+    def embedding(
+        self, request: EmbeddingRequest, model: ServedModel, accounting: RequestAccounting, user: str | None = None
+    ) -> Embedding:
+        """Return a function that runs a request of an embedding model or a cross-encoder and returns its result."""
+        accounting.model, accounting.user = model.id, user
+        return functools.partial(self._embed, request, accounting)
+
+    async def load(self, model: str, accounting: RequestAccounting) -> None:
+        """Load a model, unless it is in memory, for a request that asks for nothing else."""
+        accounting.model = model
+        with self._running_request(accounting):
+            engine = self.engines.engine(model)
+            if not engine.ready:
+                await _load(engine, accounting)
+
     def stop(self) -> None:
         """Fail all running requests, and every later one, because the server stops."""
         self._stopped = True
@@ -89,14 +112,17 @@ class GenerationDispatcher:
     @contextlib.contextmanager
     def deadline(self, accounting: RequestAccounting) -> Iterator[CancelScope]:
         """Cancel the block when the request has taken too long, counted from its arrival."""
-        timeout = min(self._timeout, accounting.timeout or math.inf)
+        # A line of a batch waits as long as others have something to do.
+        timeout = math.inf if accounting.background else min(self._timeout, accounting.timeout or math.inf)
         with CancelScope() as scope:
             if timeout < math.inf:
                 late = EngineUnavailable(f"The request took longer than {timeout:g} seconds.", code="timeout")
                 scope.cancel_after(max(0.0, timeout - accounting.elapsed()), late)
             yield scope
 
-    async def _run(self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
+    @contextlib.contextmanager
+    def _running_request(self, accounting: RequestAccounting) -> Iterator[None]:
+        """Run the block under the deadline of a request, until the server stops or its key ends, and account for it."""
         try:
             if self._stopped:
                 raise shutdown_error()
@@ -104,21 +130,44 @@ class GenerationDispatcher:
                 self._running.add(scope)
                 try:
                     with self._key_watch.watching(accounting.caller, scope.cancel):
-                        if prepared.rounds is not None:
-                            return await self._generate_rounds(prepared, prepared.rounds, accounting, emit)
-                        return await self._generate(prepared, prepared.request, accounting, emit)
+                        yield
                 finally:
                     self._running.discard(scope)
         except (asyncio.CancelledError, ClientDisconnected):
             accounting.cancel()
             raise
         except Exception as error:
-            if isinstance(error, RequestSuspected):
-                _log_suspected(prepared.request, accounting)
             accounting.fail(error)
             raise
         finally:
             accounting.close()  # before the end of the response is sent
+
+    async def _run(self, prepared: PreparedRequest, accounting: RequestAccounting, emit: Emit) -> Usage:
+        try:
+            with self._running_request(accounting):
+                if prepared.rounds is not None:
+                    return await self._generate_rounds(prepared, prepared.rounds, accounting, emit)
+                return await self._generate(prepared, prepared.request, accounting, emit)
+        except RequestSuspected:
+            _log_suspected(_describe_generation(prepared.request), accounting)
+            raise
+
+    async def _embed(self, request: EmbeddingRequest, accounting: RequestAccounting) -> EmbeddingResult:
+        try:
+            with self._running_request(accounting):
+                engine = self.engines.engine(accounting.model)
+                if not engine.ready:
+                    await _load(engine, accounting)
+                if accounting.background:
+                    request = msgspec.structs.replace(request, background=True)
+                result = await engine.embed(request)
+                accounting.stats.prompt_tokens = sum(map(len, request.inputs))
+                accounting.stats.queue_seconds = result.queued_ms / 1000
+                return result
+        except RequestSuspected:
+            lengths = [len(tokens) for tokens in request.inputs[:_MAX_PROMPTS_LOGGED]]
+            _log_suspected({"inputs": len(request.inputs), "input_tokens": lengths}, accounting)
+            raise
 
     async def _generate_rounds(
         self, prepared: PreparedRequest, rounds: ToolRounds, accounting: RequestAccounting, emit: Emit
@@ -136,6 +185,8 @@ class GenerationDispatcher:
     async def _generate(
         self, prepared: PreparedRequest, request: GenerationRequest, accounting: RequestAccounting, emit: Emit
     ) -> Usage:
+        if accounting.background:
+            request = msgspec.structs.replace(request, background=True)
         engine = self.engines.engine(prepared.model.id)
         if not engine.ready:
             await _load(engine, accounting)
@@ -146,8 +197,8 @@ class GenerationDispatcher:
             )
 
 
-def _log_suspected(request: GenerationRequest, accounting: RequestAccounting) -> None:
-    """Log the parameters of a request that has crashed workers, without its content."""
+def _describe_generation(request: GenerationRequest) -> dict[str, Any]:
+    """Return the parameters of a request, without its content."""
     # Tokens are content: of those in the parameters, their number is logged.
     sampling = {
         name: len(value) if isinstance(value, Collection) else value
@@ -155,10 +206,7 @@ def _log_suspected(request: GenerationRequest, accounting: RequestAccounting) ->
     }
     if (grammar := request.sampling.grammar) is not None:
         sampling["grammar"] = f"{grammar.kind}, {len(grammar.value)} characters"
-    fields: dict[str, Any] = {
-        "endpoint": accounting.endpoint,
-        "organization": accounting.caller.organization,
-        "model": accounting.model,
+    return {
         "prompt_tokens": [len(prompt) for prompt in request.prompts[:_MAX_PROMPTS_LOGGED]],
         "images": len(request.images),
         "max_tokens": request.stopping.max_tokens,
@@ -166,6 +214,16 @@ def _log_suspected(request: GenerationRequest, accounting: RequestAccounting) ->
         "logprobs": request.logprobs,
         "prompt_logprobs": request.prompt_logprobs,
         "sampling": sampling,
+    }
+
+
+def _log_suspected(parameters: dict[str, Any], accounting: RequestAccounting) -> None:
+    """Log the parameters of a request that has crashed workers."""
+    fields: dict[str, Any] = {
+        "endpoint": accounting.endpoint,
+        "organization": accounting.caller.organization,
+        "model": accounting.model,
+        **parameters,
     }
     details = " ".join(f"{name}={value}" for name, value in fields.items())
     extra = {"fields": fields, "request_id": accounting.request_id}

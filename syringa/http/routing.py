@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from syringa.api.error_formats import ErrorFormat
 from syringa.api.openapi.operations import Operation
 from syringa.http.context import request_context
 
@@ -48,7 +49,10 @@ class Endpoint:
     operation: Operation | None  # None: not part of the OpenAPI document
     access: Access = Access.API_KEY
     metered: bool = False  # generates tokens: requests are accounted for, and counted in the metrics
+    upload: bool = False  # takes a file, whose size has a limit of its own
     monitoring: bool = False  # remains available during shutdown, and is logged at DEBUG level
+    error_format: ErrorFormat = "openai"  # the API whose error bodies it returns
+    shared: bool = False  # Anthropic's API has the path, too: the client's headers decide on the format
 
     @property
     def metrics_label(self) -> str:
@@ -79,8 +83,15 @@ class Router:
         self._paths = [_Path(path, group) for path, group in by_path.items()]
         self._apps |= {path.method_not_allowed: _rejecting_app(405, path.allow) for path in self._paths}
         not_found = _rejecting_app(404)
-        self._not_found = Endpoint("", "", lambda _: not_found, None)
+        self._not_found = Endpoint("", "", lambda _: not_found, None, shared=True)
         self._apps[self._not_found] = not_found
+        self._not_found_below = {
+            prefix: self._not_found
+            if format == self._not_found.error_format
+            else replace(self._not_found, error_format=format, shared=False)
+            for prefix, format in _formats_below(endpoints).items()
+        }
+        self._apps |= dict.fromkeys(self._not_found_below.values(), not_found)
 
     def resolve(self, scope: Scope) -> Endpoint:
         """Return the endpoint of a request, and store its path parameters in the scope.
@@ -111,6 +122,9 @@ class Router:
                 return endpoint
             if rejecting is self._not_found:
                 rejecting = entry.method_not_allowed
+        if rejecting is self._not_found:
+            below = (each for prefix, each in self._not_found_below.items() if path.startswith(prefix))
+            return next(below, rejecting)
         return rejecting
 
 
@@ -125,6 +139,19 @@ class _Path:
         self.endpoints = {method: endpoint for endpoint in endpoints for method in _methods(endpoint)}
         self.allow = ", ".join(sorted(method for method in self.endpoints if method != WEBSOCKET))
         self.method_not_allowed = replace(endpoints[0], method="", operation=None, metered=False)
+
+
+def _formats_below(endpoints: Sequence[Endpoint]) -> dict[str, ErrorFormat]:
+    """Return the formats of errors at unknown paths, by how these begin, the longest beginning first.
+
+    Such a path is one of the API that has all paths in the same folder, or an endpoint above it.
+    """
+    folders: dict[str, set[ErrorFormat]] = {}
+    for endpoint in endpoints:
+        for folder in (endpoint.path.rpartition("/")[0] + "/", f"{endpoint.path}/"):
+            folders.setdefault(folder, set()).add(endpoint.error_format)
+    single = {folder: formats.pop() for folder, formats in folders.items() if len(formats) == 1}
+    return dict(sorted(single.items(), key=lambda entry: -len(entry[0])))
 
 
 def _methods(endpoint: Endpoint) -> tuple[str, ...]:

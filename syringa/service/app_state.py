@@ -7,11 +7,18 @@ import contextlib
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from syringa.config import Config, Prices
 from syringa.errors import StoreError
 from syringa.service.auth.key_cache import ApiKeyCache
 from syringa.service.auth.key_watch import KeyWatch
 from syringa.service.auth.keys import Caller, RateLimits
+from syringa.service.batches.run import LINE_BYTES, BatchServices, ExecuteLine
+from syringa.service.batches.runner import BatchRunner
+from syringa.service.files.manager import FileManager
+from syringa.service.files.storage import FileStorage, files_folder
+from syringa.service.limits.memory_budget import MemoryBudget
 from syringa.service.limits.rate_limiter import RateLimiter
 from syringa.service.mcp.client import McpClient
 from syringa.service.metrics.metrics import Metrics
@@ -20,11 +27,12 @@ from syringa.service.responses.background import BackgroundResponses
 from syringa.service.responses.history import HistoryLimits, HistoryReader
 from syringa.service.responses.manager import ResponseManager
 from syringa.service.responses.remembered import RememberedHistories
+from syringa.service.series.recorder import SeriesRecorder
 from syringa.service.store_poller import StorePoller, StoreRevisions
 from syringa.service.usage.accounting import Observer, RequestAccounting, usage_record
 from syringa.service.usage.journal import UsageJournal, journal_folder
 from syringa.service.usage.writer import UsageWriter
-from syringa.store import Store
+from syringa.store import Store, UsageRecord
 
 EXPIRE_SECONDS = 3600.0
 
@@ -71,8 +79,20 @@ class AppState:
         self.metrics = Metrics(
             config.metrics_prefix, metrics_folder, index=index, before_render=self._observe_finished_requests
         )
+        # The engines are sampled by one process of a server; in a cluster, all servers have the same ones.
+        engines = "cluster" if config.cluster else f"{self.responses.process}/engines"
+        self.series = SeriesRecorder(self.store, self.responses.process, engines if index == 0 else None)
         self.catalog = catalog
-        caches = [self._refresh_keys] if catalog is None else [self._refresh_keys, catalog.refresh]
+        self.files = FileManager(
+            self.store,
+            FileStorage(files_folder(self.store.location, config.files_dir)),
+            quota=config.files_quota_bytes,
+            days=config.file_days,
+        )
+        self.batches = BatchRunner(self._batch_services)
+        self.execute_line: ExecuteLine | None = None  # set by the app, whose handlers run the lines of batches
+        self._config = config
+        caches = [self._refresh_keys, *([] if catalog is None else [catalog.refresh]), self.batches.refresh]
         self._poller = StorePoller(self.store, *caches)
         self.usage_writer = UsageWriter(
             lambda records: self.store.write(lambda session: session.usage.add(records)),
@@ -97,21 +117,29 @@ class AppState:
         if self.catalog is not None:
             await self.catalog.start()
         self._poller.start()
+        self.series.start()
+        if self.files.any_stored:
+            self.files.start()
         if self._usage_days:
             self._expiry = asyncio.create_task(self._expire_usage())
 
     async def drain(self, seconds: float) -> None:
-        """Give background responses some time to finish; those that do not are marked as failed."""
-        await self.background.drain(seconds)
+        """Give background responses some time to finish; those that do not are marked as failed.
+
+        Batches stop at once: another process, or this server when it is started again, goes on with them.
+        """
+        await asyncio.gather(self.background.drain(seconds), self.batches.close())
 
     async def close(self) -> None:
-        await self.background.drain(0)
+        await self.drain(0)
+        await self.files.close()
         await self.mcp.close()
         if self._expiry is not None:
             self._expiry.cancel()
             await asyncio.gather(self._expiry, return_exceptions=True)
         if self._started:
             await self.usage_writer.close()
+            await self.series.close()
         await self._poller.close()
         await self.keys.close()
         self.limiter.close()
@@ -146,10 +174,47 @@ class AppState:
         else:
             self._observe_finished_requests()
 
+    def _batch_services(self) -> BatchServices | None:
+        config = self._config
+        if self.execute_line is None or not self._started:
+            return None
+        return BatchServices(
+            store=self.store,
+            files=self.files,
+            execute=self.execute_line,
+            find_caller=self.keys.find,
+            usage_of=self._finish_line,
+            slots=MemoryBudget(config.batch_concurrency),
+            memory=MemoryBudget(max(LINE_BYTES, config.max_body_bytes)),
+            owner=self.responses.process,
+            max_line=config.max_body_bytes,
+            max_lines=config.batch_max_lines,
+            queue_lines=config.batch_queue_lines,
+            days=config.file_days,
+        )
+
+    def _finish_line(self, accounting: RequestAccounting, id: str) -> UsageRecord:
+        """Return the usage record of a line of a batch, at the price of batches, and count it in the metrics.
+
+        Lines wait for other requests, so their latencies say nothing about the speed of a model.
+        """
+        accounting.first_token_seconds = None
+        self.metrics.observe(accounting)
+        self.series.observe(accounting)
+        self.metrics.count_line(failed=accounting.outcome != "ok")
+        record = usage_record(accounting, self._prices(accounting.model))
+        return msgspec.structs.replace(record, id=id, cost=record.cost * (1 - self._config.batch_discount))
+
     def _observe_finished_requests(self) -> None:
         finished, self._finished = self._finished, []
         for accounting in finished:
             self.metrics.observe(accounting)
+            self.series.observe(accounting)
+
+    def count_refused(self, endpoint: str, status: int) -> None:
+        """Count a request that was rejected before its accounting began, because its API key is unknown."""
+        self.metrics.count_refused(endpoint, status)
+        self.series.count_refused(status)
 
     async def _expire_usage(self) -> None:
         while True:

@@ -22,4 +22,4 @@ async def test_cors_allows_the_methods_of_all_endpoints() -> None:
     async with client(config=Config(cors_origins=("https://a.example",), api_key=("k",))) as http:
         preflight = await http.options("/admin/models/m", headers=headers)
         assert preflight.status_code == 200
-        assert preflight.headers["access-control-allow-methods"] == "DELETE, GET, POST, PUT"
+        assert preflight.headers["access-control-allow-methods"] == "DELETE, GET, HEAD, POST, PUT"

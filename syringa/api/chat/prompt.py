@@ -38,12 +38,14 @@ _OUTPUT_SHARE = 8  # of the context that tools in full have to leave free: one i
 class ChatPrompt:
     """A rendered and tokenized conversation. `images` are in the order of their placeholders in the text.
 
-    In `text`, client text that could be taken for control tokens is escaped.
+    In `text`, client text that could be taken for control tokens is escaped. `short_tools`: tools are described in
+    short.
     """
 
     text: str
     tokens: list[int]
     images: list[ImageSource]
+    short_tools: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,7 @@ class PromptRenderer:
 
     async def build(self, messages: Sequence[PromptMessage]) -> ChatPrompt:
         """Render and tokenize the messages, in a thread if they are long. Raises `ContextLengthExceeded`."""
+        messages = _with_preset_messages(messages, self.model)
         check_message_count(len(messages), self.model, "messages")
         template = self.template
         size = sum(count_characters(each.message["content"]) + _MESSAGE_CHARS for each in messages)
@@ -82,7 +85,7 @@ class PromptRenderer:
         The tools of a coding agent can take half of a context of 8,192 tokens. A template that describes tools itself
         has them in full.
         """
-        if self.tools is None or self.model.formats.supports_tools:
+        if self.tools is None or self.model.formats.supports_tools or self.short_tools:
             return self._build_once(messages)
         limit = self.model.max_model_len
         with contextlib.suppress(ContextLengthExceeded):
@@ -113,7 +116,7 @@ class PromptRenderer:
                     "truncate_prompt_tokens: a prompt with images cannot be cut.", param="truncate_prompt_tokens"
                 )
             text, tokens = self.model.decode_tokens(kept), kept
-        return ChatPrompt(text=text, tokens=tokens, images=images)
+        return ChatPrompt(text=text, tokens=tokens, images=images, short_tools=self.short_tools)
 
     def _render(
         self,
@@ -164,6 +167,20 @@ class PromptRenderer:
         known = self.model.tokenizer.control_tokens.texts
         kept = [token for token in known if any(token in marker for marker in markers)]
         return re.compile(f"({'|'.join(map(re.escape, sorted(kept, key=len, reverse=True)))})") if kept else None
+
+
+def _with_preset_messages(messages: Sequence[PromptMessage], model: ServedModel) -> Sequence[PromptMessage]:
+    """Return the messages of a conversation with those that the model's configuration adds to every one.
+
+    A system message of the conversation takes the place of the configured one, and is the first in any case.
+    """
+    if not model.system and not model.preset_messages:
+        return messages
+    preset = [PromptMessage(each) for each in model.preset_messages]
+    if messages and messages[0].message["role"] in _INSTRUCTION_ROLES:
+        return [messages[0], *preset, *messages[1:]]
+    system = [PromptMessage({"role": "system", "content": model.system})] if model.system else []
+    return [*system, *preset, *messages]
 
 
 def check_message_count(count: int, model: ServedModel, param: str) -> None:

@@ -181,17 +181,17 @@ def to_stop_conditions(fields: SamplingFields, model: ServedModel, max_tokens: i
     )
 
 
-def read_stop(value: Any) -> tuple[str, ...]:
-    """Validate `stop`: a string or up to 64, none of them empty. Raises `InvalidRequest`."""
+def read_stop(value: Any, field: str = "stop") -> tuple[str, ...]:
+    """Validate `stop`: a string or up to 64, none of them empty. Raises `InvalidRequest`. `field`: its name."""
     texts = [value] if isinstance(value, str) else value
     if texts is None:
         return ()
     if not isinstance(texts, list):
-        raise InvalidRequest("stop: expected a string or an array of strings.", param="stop")
+        raise InvalidRequest(f"{field}: expected a string or an array of strings.", param=field)
     if len(texts) > MAX_STOPS:
-        raise InvalidRequest(f"stop: at most {MAX_STOPS} strings, got {len(texts)}.", param="stop")
+        raise InvalidRequest(f"{field}: at most {MAX_STOPS} strings, got {len(texts)}.", param=field)
     for index, text in enumerate(texts):
-        param = "stop" if isinstance(value, str) else f"stop[{index}]"
+        param = field if isinstance(value, str) else f"{field}[{index}]"
         if not isinstance(text, str):
             raise InvalidRequest(f"{param}: expected a string.", param=param)
         if not text:

@@ -234,20 +234,23 @@ def _read_tool(given: Any, path: str, ignored: list[str]) -> Tool:
     return read_function(convert(shape.function, FunctionField, path=path, ignored=ignored), path)
 
 
-def read_function(function: FunctionField, path: str) -> Tool:
-    """Convert a function field to a tool. Raises `InvalidRequest` if its arguments are not an object."""
+def read_function(function: FunctionField, path: str, *, schema_field: str = "parameters") -> Tool:
+    """Convert a function field to a tool. Raises `InvalidRequest` if its arguments are not an object.
+
+    `schema_field` is the field of the request that has the schema.
+    """
     if function.name.endswith("\n"):  # `$` in the pattern matches before a final newline
         raise InvalidRequest(f"{path}.name: a name cannot contain a line break.", param=f"{path}.name")
     kind = "object" if function.parameters is None else function.parameters.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        path += ".parameters.type"
+        path += f".{schema_field}.type"
         raise InvalidRequest(f"{path}: arguments have to be an object.", param=path)
     return Tool(
         name=function.name,
         description=function.description,
         parameters=function.parameters,
         strict=bool(function.strict),
-        path=f"{path}.parameters",
+        path=f"{path}.{schema_field}",
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from syringa.api.fields.schema import doc
 from syringa.api.models.served_model import ModelCard, ModelStatus
+from syringa.types import ModelKind
 
 
 class PriceEntry(msgspec.Struct):
@@ -32,7 +33,18 @@ class ModelEntry(msgspec.Struct):
     ]
     context_length: Annotated[int | None, doc("Same as `max_model_len`, under the name that some clients read.")]
     aliases: list[str]
-    capabilities: Annotated[list[str], doc("Any of `completion`, `chat`, `vision`, `reasoning`.")]
+    kind: Annotated[
+        ModelKind | None,
+        doc(
+            "`generate`: text; `embed`: embeddings; `score`: scores of pairs of texts; null if its files cannot be "
+            "read."
+        ),
+    ]
+    dimensions: Annotated[int | None, doc("Of an embedding model's vectors; null for other models.")]
+    capabilities: Annotated[
+        list[str],
+        doc("Any of `completion`, `chat`, `vision`, `reasoning`; or of `embedding`, `rerank`, `score`."),
+    ]
     prices: Annotated[PriceEntry | None, doc("Null if no prices are set.")]
     status: Annotated[
         ModelStatus, doc("`cold`: loaded by the first request, which waits; `failed`: could not be loaded.")
@@ -60,6 +72,8 @@ def to_model_entry(card: ModelCard) -> ModelEntry:
         max_model_len=card.max_model_len,
         context_length=card.max_model_len,
         aliases=[name for name in dict.fromkeys(card.aliases) if name != card.id],
+        kind=card.kind,
+        dimensions=card.dimensions,
         capabilities=list(card.capabilities or ()),
         prices=prices,
         status=card.status,

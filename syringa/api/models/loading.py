@@ -9,13 +9,21 @@ from typing import Any
 import msgspec
 
 from syringa import modelfiles
-from syringa.api.models.served_model import ModelCard, ServedModel, capabilities
+from syringa.api.models.served_model import (
+    Encoder,
+    ModelCard,
+    ServedModel,
+    capabilities,
+    encoder_capabilities,
+    vector_dimensions,
+)
 from syringa.api.models.specs import named
 from syringa.config import Config, ModelSpec, single_model_spec
 from syringa.errors import ConfigError, ModelError
 from syringa.prompt.chat.format_detection import resolve_formats
 from syringa.prompt.chat.template import ChatTemplate
 from syringa.prompt.images.loader import ImagePolicy
+from syringa.prompt.tokens.encoder_tokenizer import EncoderTokenizer
 from syringa.prompt.tokens.tokenizer import Tokenizer
 from syringa.version import installed_version
 
@@ -29,6 +37,8 @@ def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
     files = modelfiles.locate(given.path)
     description = modelfiles.describe(files)
     spec = named(given, description) if spec is None and given not in config.models else given
+    if (embedding := modelfiles.read_embedding_spec(files)) is not None:
+        return _load_encoder(config, spec, files, description, embedding)
     tokenizer = Tokenizer.load(files, description)
     modelfiles.forget_gguf()
     sources = _sources(spec, description)
@@ -48,7 +58,7 @@ def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
         formats=resolve_formats(
             *sources, tokenizer.added_tokens, tool_calls=spec.tool_format, reasoning=spec.reasoning_format
         ),
-        supports_images=_supports_images(description),
+        supports_images=description.supports_images,
         image_policy=image_policy(config),
         max_choices=config.max_choices,
         unsupported_tools=config.unsupported_tools,
@@ -57,7 +67,36 @@ def load_model(config: Config, spec: ModelSpec | None = None) -> ServedModel:
         system_fingerprint=_fingerprint(spec, files),
         prices=spec.prices,
         defaults=spec.defaults,
+        system=spec.system,
+        preset_messages=tuple({"role": each.role, "content": each.content} for each in spec.messages),
     )
+
+
+def _load_encoder(
+    config: Config,
+    spec: ModelSpec,
+    files: modelfiles.ModelFiles,
+    description: modelfiles.ModelDescription,
+    embedding: modelfiles.EmbeddingSpec,
+) -> ServedModel:
+    """Load an embedding model or a cross-encoder, which has neither a chat template nor anything that depends on it."""
+    tokenizer = EncoderTokenizer.load_encoder(files, description, lower_case=embedding.lower_case)
+    return ServedModel(
+        id=spec.id,
+        aliases=spec.aliases,
+        tokenizer=tokenizer,
+        max_model_len=_input_length(spec, embedding),
+        end_tokens=frozenset(),
+        architecture=embedding.architecture,
+        special_tokens=description.special_tokens,
+        system_fingerprint=_fingerprint(spec, files),
+        prices=spec.prices,
+        encoder=Encoder(spec=embedding, tokenizer=tokenizer, max_request_tokens=config.embedding_max_tokens),
+    )
+
+
+def _input_length(spec: ModelSpec, embedding: modelfiles.EmbeddingSpec) -> int:
+    return min(spec.max_model_len or embedding.max_length, embedding.max_length)
 
 
 def _fingerprint(spec: ModelSpec, files: modelfiles.ModelFiles) -> str:
@@ -71,7 +110,20 @@ def _fingerprint(spec: ModelSpec, files: modelfiles.ModelFiles) -> str:
 
 def describe_model(spec: ModelSpec, created: int) -> ModelCard:
     """Return the card of a model without loading its tokenizer. Raises `StartupError`."""
-    description = modelfiles.describe(modelfiles.locate(spec.path))
+    files = modelfiles.locate(spec.path)
+    if (embedding := modelfiles.read_embedding_spec(files)) is not None:
+        return ModelCard(
+            id=spec.id,
+            aliases=spec.aliases,
+            created=created,
+            max_model_len=_input_length(spec, embedding),
+            kind=embedding.kind,
+            dimensions=vector_dimensions(embedding),
+            capabilities=encoder_capabilities(embedding),
+            prices=spec.prices,
+            status="cold",
+        )
+    description = modelfiles.describe(files)
     sources = _sources(spec, description)
     formats = resolve_formats(*sources, (), tool_calls=spec.tool_format, reasoning=spec.reasoning_format)
     return ModelCard(
@@ -79,8 +131,9 @@ def describe_model(spec: ModelSpec, created: int) -> ModelCard:
         aliases=spec.aliases,
         created=created,
         max_model_len=_context_length(spec, description),
+        kind="generate",
         capabilities=capabilities(
-            chat=bool(sources[0]), vision=_supports_images(description), reasoning=formats.reasoning is not None
+            chat=bool(sources[0]), vision=description.supports_images, reasoning=formats.reasoning is not None
         ),
         prices=spec.prices,
         status="cold",
@@ -88,11 +141,8 @@ def describe_model(spec: ModelSpec, created: int) -> ModelCard:
 
 
 def _context_length(spec: ModelSpec, description: modelfiles.ModelDescription) -> int:
-    return min(spec.max_model_len or description.max_model_len, description.max_model_len)
-
-
-def _supports_images(description: modelfiles.ModelDescription) -> bool:
-    return bool(description.config.get("vision_config"))
+    limits = (spec.max_model_len, spec.context_limit, description.max_model_len)
+    return min(limit for limit in limits if limit)
 
 
 def image_policy(config: Config) -> ImagePolicy:
@@ -110,6 +160,8 @@ def image_policy(config: Config) -> ImagePolicy:
 
 def _sources(spec: ModelSpec, description: modelfiles.ModelDescription) -> tuple[str | None, str | None]:
     """Return the sources of the chat template, and of a separate one for requests with tools if there is one."""
+    if spec.template:
+        return spec.template, None
     if not spec.chat_template:
         return description.chat_template, description.tool_template
     try:
@@ -131,6 +183,8 @@ def _template(
     try:
         return ChatTemplate(source, special_tokens, tool_source)
     except ModelError as error:
+        if spec.template:
+            raise ConfigError(f"template: {error.message}", param="template") from None
         if not spec.chat_template:
             raise
         raise ConfigError(f"{spec.chat_template}: {error.message}", param="chat_template") from None

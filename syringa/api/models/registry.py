@@ -14,17 +14,23 @@ import msgspec
 
 from syringa.api.models.loading import describe_model, load_model
 from syringa.api.models.served_model import (
+    DEFAULT_NAMES,
+    GENERATING,
     GrammarCheck,
     ModelCard,
     Models,
     ModelStatus,
     ServedModel,
+    check_kind,
+    find_by_name,
+    first_of_kinds,
     forbidden_model,
     unknown_model,
 )
 from syringa.api.models.specs import serving_specs
 from syringa.config import Config, ModelSpec, Prices, complete_spec
 from syringa.errors import ConfigError, EngineUnavailable, StartupError, SyringaError
+from syringa.types import ModelKind
 
 logger = logging.getLogger("syringa.api")
 
@@ -98,6 +104,10 @@ class ModelRegistry:
         self._names.setdefault("default", self.default)
         self._on_change(self.specs)
 
+    def is_configured(self, id: str) -> bool:
+        """Whether a model is defined in the settings, and was not added at run time."""
+        return any(spec.id == id for spec in self._configured)
+
     def check_names(self, spec: ModelSpec) -> None:
         """Raise `ConfigError` if a name of a model to be added is taken."""
         if spec.id in {each.id for each in self._configured}:
@@ -120,9 +130,17 @@ class ModelRegistry:
         entry = self._entries.get(model)
         return (entry.spec.prices if entry else None) or Prices()
 
-    async def find(self, name: str | None, *, allowed: frozenset[str] | None = None) -> ServedModel:
+    async def find(
+        self, name: str | None, kinds: Sequence[ModelKind] = GENERATING, *, allowed: frozenset[str] | None = None
+    ) -> ServedModel:
+        if "generate" not in kinds and name in DEFAULT_NAMES:
+            cards = await self.all(allowed=allowed)
+            wanted = self._config.embedding_model
+            cards.sort(key=lambda card: wanted not in (card.id, *card.aliases))  # that of the setting comes first
+            name = first_of_kinds(cards, kinds)
         entry = self._find(name, allowed)
         model = await entry.get()
+        check_kind(model, kinds)
         if self._check_grammar is not None:
             model.check_grammar = self._check_grammar(entry.spec.id)
         return model
@@ -139,7 +157,7 @@ class ModelRegistry:
 
     def _find(self, name: str | None, allowed: frozenset[str] | None) -> _Entry:
         try:
-            entry = self._entries[self._names[name] if name else self.default]
+            entry = self._entries[find_by_name(self._names, name) if name else self.default]
         except KeyError:
             ids = [id for id in self._entries if allowed is None or id in allowed]
             raise unknown_model(name, ids) from None
@@ -166,8 +184,8 @@ class _KeyModels:
     def ids(self) -> Sequence[str]:
         return [id for id in self._registry.ids if id in self._allowed]
 
-    async def find(self, name: str | None) -> ServedModel:
-        return await self._registry.find(name, allowed=self._allowed)
+    async def find(self, name: str | None, kinds: Sequence[ModelKind] = GENERATING) -> ServedModel:
+        return await self._registry.find(name, kinds, allowed=self._allowed)
 
     async def all(self) -> list[ModelCard]:
         return await self._registry.all(allowed=self._allowed)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from syringa.config import Prices, ReasoningFields, RequestChatTemplates
-from syringa.errors import ContextLengthExceeded, Forbidden, NotFound
+from syringa.errors import ContextLengthExceeded, Forbidden, InvalidRequest, NotFound
+from syringa.modelfiles import EmbeddingSpec
 from syringa.output_formats import TOOL_CALL_BEGIN, ModelFormats
-from syringa.prompt.chat.template import Template
+from syringa.prompt.chat.template import Message, Template
 from syringa.prompt.chat.tools import ToolUse
 from syringa.prompt.grammar.validation import check_in_process
 from syringa.prompt.images.loader import ImagePolicy
+from syringa.prompt.tokens.encoder_tokenizer import EncoderTokenizer
 from syringa.prompt.tokens.tokenizer import Tokenizer
-from syringa.types import Grammar
+from syringa.types import Grammar, ModelKind
+
+T = TypeVar("T")
 
 ModelStatus = Literal["loaded", "hanging", "loading", "cold", "failed"]
 """Whether a model is in memory. A cold model is loaded by its first request."""
@@ -29,9 +33,30 @@ GrammarCheck = Callable[[Grammar, str, str | None], Awaitable[int]]
 Raises `InvalidRequest` for a grammar that cannot be compiled.
 """
 
+GENERATING: tuple[ModelKind, ...] = ("generate",)
+EMBEDDING: tuple[ModelKind, ...] = ("embed",)
+SCORING: tuple[ModelKind, ...] = ("score", "embed")  # an embedding model scores by similarity
+ALL_KINDS: tuple[ModelKind, ...] = ("generate", "embed", "score")
+
+_USES: dict[ModelKind, tuple[str, str]] = {
+    "generate": ("generates text", "/v1/chat/completions, /v1/completions or /v1/responses"),
+    "embed": ("makes embeddings", "/v1/embeddings, /v1/rerank or /v1/score"),
+    "score": ("scores pairs of texts", "/v1/rerank or /v1/score"),
+}
+DEFAULT_NAMES = (None, "", "default")  # in a request, of the default model
+
 # Below this many characters tokenizing inline is cheaper than in a thread.
 _INLINE_CHARS = 4096
 _MAX_SHOWN_NAME = 200  # characters of an unknown name in an error message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """What endpoints need of an embedding model or a cross-encoder."""
+
+    spec: EmbeddingSpec
+    tokenizer: EncoderTokenizer
+    max_request_tokens: int = 1_000_000  # of all inputs of a request
 
 
 @dataclass(kw_only=True)
@@ -57,12 +82,19 @@ class ServedModel:
     system_fingerprint: str = "fp_unknown"  # of the model's files and the version of the server
     prices: Prices | None = None
     defaults: dict[str, Any] = field(default_factory=dict)  # of request fields, see `api/fields/defaults.py`
+    system: str = ""  # system message of conversations that have none
+    preset_messages: tuple[Message, ...] = ()  # before those of every conversation
     created: int = field(default_factory=lambda: int(time.time()))
     check_grammar: GrammarCheck = check_in_process  # a server replaces it by its grammar probe
+    encoder: Encoder | None = None  # of a model that does not generate text
 
     def __post_init__(self) -> None:
         self._token_texts: dict[int, str] = {}
         self._opening: tuple[int, ...] | None = None
+
+    @property
+    def kind(self) -> ModelKind:
+        return "generate" if self.encoder is None else self.encoder.spec.kind
 
     @property
     def vocab_size(self) -> int:
@@ -138,7 +170,11 @@ class ServedModel:
             aliases=self.aliases,
             created=self.created,
             max_model_len=self.max_model_len,
-            capabilities=capabilities(
+            kind=self.kind,
+            dimensions=None if self.encoder is None else vector_dimensions(self.encoder.spec),
+            capabilities=encoder_capabilities(self.encoder.spec)
+            if self.encoder is not None
+            else capabilities(
                 chat=self.template is not None,
                 vision=self.supports_images,
                 reasoning=self.formats.reasoning is not None,
@@ -155,6 +191,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     aliases: tuple[str, ...] = ()
     max_model_len: int | None = None
+    kind: ModelKind | None = None
+    dimensions: int | None = None  # of an embedding model's vectors
     capabilities: tuple[str, ...] | None = None
     prices: Prices | None = None
     status: ModelStatus = "loaded"
@@ -163,6 +201,14 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 def capabilities(*, chat: bool, vision: bool, reasoning: bool) -> tuple[str, ...]:
     flags = {"completion": True, "chat": chat, "vision": vision, "reasoning": reasoning}
     return tuple(name for name, enabled in flags.items() if enabled)
+
+
+def encoder_capabilities(spec: EmbeddingSpec) -> tuple[str, ...]:
+    return ("embedding", "rerank", "score") if spec.kind == "embed" else ("rerank", "score")
+
+
+def vector_dimensions(spec: EmbeddingSpec) -> int | None:
+    return spec.dimensions if spec.kind == "embed" else None
 
 
 class Models(Protocol):
@@ -178,12 +224,13 @@ class Models(Protocol):
         """Ids of all models, the default model first."""
         ...
 
-    async def find(self, name: str | None) -> ServedModel:
+    async def find(self, name: str | None, kinds: Sequence[ModelKind] = GENERATING) -> ServedModel:
         """Return the model with an id or alias; None, "" and `default` are the default model.
 
-        Reads its files on first use.
+        Where that does not generate text and none that does was asked for, they are the first model of one of `kinds`,
+        the first kind first. Reads its files on first use.
 
-        Raises `NotFound`, or `Forbidden` if the key may not use it.
+        Raises `NotFound`, `Forbidden` if the key may not use it, or `InvalidRequest` if it is of another kind.
         """
         ...
 
@@ -217,23 +264,41 @@ class FixedModels:
     def ids(self) -> Sequence[str]:
         return [each.id for each in self._all if self._allowed is None or each.id in self._allowed]
 
-    async def find(self, name: str | None) -> ServedModel:
-        try:
-            model = self._by_name[name] if name else self._all[0]
-        except KeyError:
-            raise unknown_model(name, [each.id for each in await self.all()]) from None
-        if self._allowed is not None and model.id not in self._allowed:
-            raise forbidden_model(model.id)
+    async def find(self, name: str | None, kinds: Sequence[ModelKind] = GENERATING) -> ServedModel:
+        if "generate" not in kinds and name in DEFAULT_NAMES:
+            name = first_of_kinds(await self.all(), kinds)
+        model = self._find(name)
+        check_kind(model, kinds)
         return model
 
     async def all(self) -> list[ModelCard]:
         return [each.card() for each in self._all if self._allowed is None or each.id in self._allowed]
 
     async def show(self, name: str) -> ModelCard:
-        return (await self.find(name)).card()
+        return self._find(name).card()
 
     def for_key(self, allowed: frozenset[str] | None) -> Models:
         return self if allowed is None else FixedModels(self._all, allowed)
+
+    def _find(self, name: str | None) -> ServedModel:
+        try:
+            model = find_by_name(self._by_name, name) if name else self._all[0]
+        except KeyError:
+            raise unknown_model(name, self.ids) from None
+        if self._allowed is not None and model.id not in self._allowed:
+            raise forbidden_model(model.id)
+        return model
+
+
+def find_by_name(names: Mapping[str, T], name: str) -> T:
+    """Return the value of a name, or of the longest pattern that it matches: a name that ends with `*`.
+
+    Raises `KeyError`.
+    """
+    if (found := names.get(name)) is not None:
+        return found
+    patterns = [each for each in names if each.endswith("*") and name.startswith(each[:-1])]
+    return names[max(patterns, key=len, default=name)]
 
 
 def unknown_model(name: str | None, known: Iterable[str]) -> NotFound:
@@ -248,3 +313,29 @@ def unknown_model(name: str | None, known: Iterable[str]) -> NotFound:
 def forbidden_model(name: str) -> Forbidden:
     """Return the error for a model that the key may not use."""
     return Forbidden(f"This key may not use the model {name!r}.", param="model", code="model_not_allowed")
+
+
+def check_kind(model: ServedModel, kinds: Sequence[ModelKind]) -> None:
+    """Raise `InvalidRequest` for a model that an endpoint cannot use."""
+    if model.kind not in kinds:
+        does, endpoints = _USES[model.kind]
+        raise InvalidRequest(
+            f"The model {model.id!r} {does} and cannot be used here: use it with {endpoints}.",
+            param="model",
+            code="wrong_model_kind",
+        )
+
+
+def first_of_kinds(cards: Iterable[ModelCard], kinds: Sequence[ModelKind]) -> str:
+    """Return the id of the first model of the first kind that there is. Raises `InvalidRequest` if there is none."""
+    cards = list(cards)
+    for kind in kinds:
+        for card in cards:
+            if card.kind == kind:
+                return card.id
+    wanted = " or ".join(_USES[kind][0] for kind in kinds)
+    raise InvalidRequest(
+        f"This server has no model that {wanted}: start it with `--embedding-model embedding`, or name a model.",
+        param="model",
+        code="wrong_model_kind",
+    )

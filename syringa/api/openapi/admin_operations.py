@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from syringa.api import admin
+from syringa.api import admin, pulls, series
+from syringa.api.models import model_files
 from syringa.api.openapi.operations import POST_ERRORS, Operation, query_parameter
 
 _GROUPS = ["day", "organization", "key", "model", "endpoint", "user"]
@@ -32,8 +33,33 @@ _MODEL_ID = {"model_id": "The id of a model. May contain slashes."}
 _MODEL = {
     "type": "object",
     "description": "The configuration, with `status`: `loaded`, `hanging`, `loading`, `cold` or `failed`.",
-    "required": ["object", "id", "path", "status"],
-    "properties": {"object": {"const": "model_configuration"}},
+    "required": [
+        *("object", "id", "path", "status", "removable", "files", "loaded", "engine_stats", "memory_bytes"),
+        "idle_timeout",
+    ],
+    "properties": {
+        "object": {"const": "model_configuration"},
+        "removable": {"type": "boolean", "description": "False: it is defined in the settings."},
+        "files": {
+            "type": ["object", "null"],
+            "description": "`path`, `bytes`, and `deletable`: whether they were pulled. Null: they are not here.",
+        },
+        "loaded": {
+            "type": ["object", "null"],
+            "description": "What its worker tells: `architecture`, `dtype`, `max_model_len`, `parameters`, `kernels`,"
+            " `threads`, `load_seconds`; null: it is not loaded.",
+        },
+        "engine_stats": {
+            "type": ["object", "null"],
+            "description": "`running`, `waiting`, `kv_tokens`, `kv_tokens_used`, `idle_seconds`, `prefix_caching`;"
+            " null: it is not loaded.",
+        },
+        "memory_bytes": {
+            "type": ["integer", "null"],
+            "description": "Weights plus KV cache while it is loaded, estimated from its files.",
+        },
+        "idle_timeout": {"type": "number", "description": "Idle seconds after which it is unloaded; 0: never."},
+    },
 }
 _MODELS = {"type": "array", "items": _MODEL}
 
@@ -139,9 +165,85 @@ REMOVE_MODEL = Operation(
     id="removeModel",
     tag="Administration",
     summary="Remove a model that was added at run time",
-    response={"type": "object", "required": ["id", "deleted"], "properties": {"deleted": {"const": True}}},
+    description="Its files stay, unless `files` is true, they were pulled, and no other model uses them.",
+    response={
+        "type": "object",
+        "required": ["id", "deleted", "files_deleted"],
+        "properties": {"deleted": {"const": True}, "files_deleted": {"type": "boolean"}},
+    },
     parameters=_MODEL_ID,
+    query={"files": query_parameter("Delete its files, too.", type="boolean", default=False)},
     errors=(400, 404, *_STORE_ERRORS),
+)
+
+LOAD_MODEL = Operation(
+    id="loadModel",
+    tag="Administration",
+    summary="Load a model",
+    description="The response does not wait until it is loaded.",
+    response=_MODEL,
+    parameters=_MODEL_ID,
+    errors=(400, 403, 404, 500),
+)
+
+UNLOAD_MODEL = Operation(
+    id="unloadModel",
+    tag="Administration",
+    summary="Unload a model",
+    description="As soon as its running requests have finished. The next request loads it again.",
+    response=_MODEL,
+    parameters=_MODEL_ID,
+    errors=(400, 403, 404, 500),
+)
+
+LIST_AVAILABLE_MODELS = Operation(
+    id="listAvailableModels",
+    tag="Administration",
+    summary="List the models that can be pulled by a short name",
+    response=model_files.AvailableModelList,
+    errors=(403, 500),
+)
+
+_PULL_ID = {"pull_id": "The id of a pull."}
+
+PULL_MODEL = Operation(
+    id="pullModel",
+    tag="Administration",
+    summary="Pull a model",
+    description="Downloads a model and adds it to those of the server. The response does not wait for it; the pull goes"
+    " on without the client. If the same one is running, it is returned.",
+    request=pulls.ModelPullRequest,
+    example={"model": "qwen3-0.6b"},
+    response=pulls.PullEntry,
+    errors=_WRITE_ERRORS,
+)
+
+LIST_PULLS = Operation(
+    id="listPulls",
+    tag="Administration",
+    summary="List the pulls that are running, or have ended within a day",
+    response=pulls.PullList,
+    errors=_STORE_ERRORS,
+)
+
+SHOW_PULL = Operation(
+    id="showPull",
+    tag="Administration",
+    summary="Show the progress of a pull",
+    response=pulls.PullEntry,
+    parameters=_PULL_ID,
+    errors=(404, *_STORE_ERRORS),
+)
+
+END_PULL = Operation(
+    id="endPull",
+    tag="Administration",
+    summary="Cancel a pull that is running, or forget one that has ended",
+    description="One that runs in another process is canceled within about a second. What has arrived stays, and the"
+    " next pull goes on from there.",
+    response=pulls.PullEntry,
+    parameters=_PULL_ID,
+    errors=(404, *_STORE_ERRORS),
 )
 
 LIST_REPLICAS = Operation(
@@ -194,6 +296,14 @@ LIST_POOLS = Operation(
     errors=(403, 500),
 )
 
+LIST_MOVES = Operation(
+    id="listMoves",
+    tag="Administration",
+    summary="List the replicas that were started and stopped last, with the reason",
+    response=admin.MoveList,
+    errors=(403, 500),
+)
+
 _POOL = {"pool": "The name of a pool."}
 
 OPEN_POOL = Operation(
@@ -225,6 +335,28 @@ RESET_POOL = Operation(
     response=admin.PoolEntry,
     parameters=_POOL,
     errors=(403, 404, 500),
+)
+
+_DURATION = "^[1-9][0-9]{0,6}[smhd]$"
+
+SERIES = Operation(
+    id="series",
+    tag="Administration",
+    summary="Speed, load, latencies and errors over time",
+    description="Figures of all organizations. They are kept for 30 days: for 2 hours in steps of 10 seconds, for 2"
+    " days in steps of a minute, then in steps of 15 minutes.",
+    response=series.SeriesReport,
+    query={
+        "range": query_parameter("The length of the time range, `1m` to `30d`.", type="string", pattern=_DURATION),
+        "step": query_parameter(
+            "The length of a step. Default: one with which there are at most 120.", type="string", pattern=_DURATION
+        ),
+        "until": query_parameter(
+            "The end of the range, in Unix seconds. Default: now.", type="integer", minimum=0, maximum=2**53
+        ),
+        "model": query_parameter("Only this model.", type="string"),
+    },
+    errors=(400, *_STORE_ERRORS),
 )
 
 USAGE = Operation(

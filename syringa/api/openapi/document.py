@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from syringa.api.fields.common import ErrorEnvelope
+from syringa.api.error_formats import ERROR_BODIES, ErrorFormat
 from syringa.api.fields.schema import DEFAULT
 from syringa.api.openapi.operations import Operation
 from syringa.version import installed_version
@@ -26,7 +26,7 @@ _ERRORS = {
     404: "The model does not exist (the message lists those that do), or no object has this id.",
     413: "The body exceeds the server's size limit.",
     415: "The body is not `application/json`.",
-    424: "An MCP server in `tools` could not list its tools.",
+    424: "An MCP server in `tools` could not list its tools, or a model could not be downloaded.",
     429: "The API key or its organization exceeds a rate limit: retry after `Retry-After` seconds.",
     500: "Internal error.",
     503: "The model is loading, the queue is full, or the server is shutting down: retry after `Retry-After` seconds.",
@@ -37,12 +37,17 @@ _RETRY_AFTER = {"description": "Seconds to wait before a retry.", "schema": {"ty
 
 
 class PublishedOperation(NamedTuple):
-    """An operation at its place in the API. `public`: requires no API key."""
+    """An operation at its place in the API. `public`: requires no API key.
+
+    `shared`: clients of Anthropic's API get its error bodies.
+    """
 
     method: str  # in lower case
     path: str
     operation: Operation
     public: bool
+    error_format: ErrorFormat = "openai"
+    shared: bool = False
 
 
 def document(published: Sequence[PublishedOperation], *, secured: bool, root_path: str = "") -> dict[str, Any]:
@@ -86,13 +91,15 @@ def schemas(operations: Iterable[Operation]) -> dict[str, Any]:
     """Return the schemas of all wire types that the operations use, by name."""
     operations = list(operations)
     requests = {each.request.__name__: each.request for each in operations if each.request is not None}
-    responses = (type_ for each in operations for type_ in (each.response, *each.chunks))
-    wire_types = [*requests.values(), *(each for each in responses if isinstance(each, type)), ErrorEnvelope]
+    responses = (type_ for each in operations for type_ in (each.response, each.alternative, *each.chunks))
+    wire_types = [*requests.values(), *(each for each in responses if isinstance(each, type)), *ERROR_BODIES.values()]
     _, components = msgspec.json.schema_components(list(dict.fromkeys(wire_types)), ref_template=_REFERENCE)
     for name, schema in components.items():
         if name in requests:
             # An endpoint's own fields before those that all share.
-            own = dict.fromkeys(requests[name].__annotations__)
+            annotated = requests[name].__annotations__
+            fields = msgspec.structs.fields(requests[name])
+            own = dict.fromkeys(field.encode_name for field in fields if field.name in annotated)
             schema["properties"] = {key: schema["properties"][key] for key in own | schema["properties"]}
         else:
             # A response has every field but those that may be unset: only those have no default.
@@ -121,48 +128,62 @@ def _operation(published: PublishedOperation, secured: bool) -> dict[str, Any]:
         ] + [{"name": name, "in": "query", "required": False} | about for name, about in operation.query.items()]
     if operation.request is not None:
         content = {"schema": _ref(operation.request), "example": operation.example}
-        body["requestBody"] = {"required": True, "content": {"application/json": content}}
+        body["requestBody"] = {"required": True, "content": {operation.request_media_type: content}}
     locked = secured and not published.public
     key_errors = {401, *({403, 429} if published.method == "post" else ())} if locked else set()
     statuses = sorted({*operation.errors, *key_errors})
-    body["responses"] = {"200": _success(operation)} | {str(status): _error(status) for status in statuses}
+    error = ERROR_BODIES[published.error_format]
+    body["responses"] = {"200": _success(operation, error)} | {
+        str(each): _error(each, error, ERROR_BODIES["anthropic"] if published.shared else None) for each in statuses
+    }
     if secured and published.public:
         body["security"] = []
     return body
 
 
-def _success(operation: Operation) -> dict[str, Any]:
+def _success(operation: Operation, error: type) -> dict[str, Any]:
     response = operation.response
     schema = _ref(response) if isinstance(response, type) else response
-    content: dict[str, Any] = {operation.media_type: {"schema": schema}}
+    if operation.alternative is not None:
+        schema = {"anyOf": [schema, _ref(operation.alternative)]}
+    content: dict[str, Any] = {operation.media_type: {"schema": schema}} if operation.media_type else {}
     if operation.text_media_type:
         content[operation.text_media_type] = {"schema": {"type": "string"}}
-    if operation.chunks:
-        content["text/event-stream"] = {"schema": _event(operation)}
+    if operation.chunks and operation.lines:
+        content["application/x-ndjson"] = {"schema": _line(operation, error)}
+    elif operation.chunks:
+        content["text/event-stream"] = {"schema": _event(operation, error)}
     headers = {"x-request-id": _REQUEST_ID}
     if operation.request is not None:
         headers["x-syringa-ignored"] = _IGNORED
     return {"description": "Success.", "headers": headers, "content": content}
 
 
-def _event(operation: Operation) -> dict[str, Any]:
+def _line(operation: Operation, error: type) -> dict[str, Any]:
+    """Return the schema of a line of a stream, in the form of OpenAPI 3.2 (3.1 does not define one)."""
+    contents = [_ref(each) for each in (*operation.chunks, error)]
+    return {"description": "One line of JSON for each object.", "anyOf": contents}
+
+
+def _event(operation: Operation, error: type) -> dict[str, Any]:
     """Return the schema of a server-sent event, in the form of OpenAPI 3.2 (3.1 does not define one)."""
-    contents = {"anyOf": [*(_ref(each) for each in operation.chunks), _ref(ErrorEnvelope)]}
+    contents = {"anyOf": [*(_ref(each) for each in operation.chunks), _ref(error)]}
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": contents}
     names = " or ".join(f"`{each.__name__}`" for each in operation.chunks)
     done = "; then `data: [DONE]`" if operation.done else ""
     return {
-        "description": f"`data: …` lines, each with a {names}, or with an `ErrorEnvelope`{done}. Lines that begin with"
-        " a colon are comments.",
+        "description": f"`data: …` lines, each with a {names}, or with an `{error.__name__}`{done}. Lines that begin"
+        " with a colon are comments.",
         "type": "object",
         "required": ["data"],
         "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]} if operation.done else data},
     }
 
 
-def _error(status: int) -> dict[str, Any]:
+def _error(status: int, error: type, alternative: type | None) -> dict[str, Any]:
     headers = {"x-request-id": _REQUEST_ID} | ({"retry-after": _RETRY_AFTER} if status in (429, 503) else {})
-    content = {"application/json": {"schema": _ref(ErrorEnvelope)}}
+    schema = _ref(error) if alternative is None else {"anyOf": [_ref(error), _ref(alternative)]}
+    content = {"application/json": {"schema": schema}}
     return {"description": _ERRORS[status], "headers": headers, "content": content}
 
 

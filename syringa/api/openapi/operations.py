@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from syringa.api import server_info
+from syringa.api import me, server_info
 from syringa.api import tokenize as tokens
+from syringa.api.anthropic import models as anthropic_models
 from syringa.api.chat import request as chat
 from syringa.api.chat import writer as chat_writer
 from syringa.api.completions import request as completions
@@ -28,12 +29,15 @@ class Operation:
     summary: str
     description: str = ""
     request: type[msgspec.Struct] | None = None
+    request_media_type: str = "application/json"
     example: dict[str, Any] = field(default_factory=dict)
     response: type[msgspec.Struct] | dict[str, Any] | None = None
-    media_type: str = "application/json"
+    alternative: type[msgspec.Struct] | None = None  # what it returns to clients of another API
+    media_type: str = "application/json"  # empty: the response has no body
     text_media_type: str = ""  # an alternative representation of the response, as text
     chunks: tuple[type[msgspec.Struct], ...] = ()  # data of the server-sent events, where the endpoint can stream
     done: bool = True  # the stream ends with `[DONE]`
+    lines: bool = False  # the stream consists of lines of JSON, instead of server-sent events
     parameters: dict[str, str] = field(default_factory=dict)  # descriptions of the path parameters
     query: dict[str, dict[str, Any]] = field(default_factory=dict)
     errors: tuple[int, ...] = ()
@@ -82,14 +86,32 @@ CREATE_COMPLETION_V2 = replace(CREATE_COMPLETION, id="createCompletionV2")
 
 # Models and tokens
 
-LIST_MODELS = Operation(id="listModels", tag="Models", summary="List the models", response=entries.ModelList)
-LIST_MODELS_V2 = replace(LIST_MODELS, id="listModelsV2")
+_SHAPES = (
+    "In Anthropic's shape if the request has the header `anthropic-version`, or its key in `x-api-key` and none in "
+    "`authorization`; otherwise in OpenAI's."
+)
+LIST_MODELS_V2 = Operation(id="listModelsV2", tag="Models", summary="List the models", response=entries.ModelList)
+LIST_MODELS = replace(
+    LIST_MODELS_V2,
+    id="listModels",
+    description=_SHAPES,
+    alternative=anthropic_models.AnthropicModelList,
+    query={
+        "limit": query_parameter("In Anthropic's shape: the maximum number of models, 1 to 1000.", type="string"),
+        "after_id": query_parameter("In Anthropic's shape: return models after the one with this id.", type="string"),
+        "before_id": query_parameter("In Anthropic's shape: return models before the one with this id.", type="string"),
+        "lifecycle": query_parameter("In Anthropic's shape: the stage of the models; all are `active`.", type="string"),
+    },
+    errors=(400, 404),
+)
 
 SHOW_MODEL = Operation(
     id="showModel",
     tag="Models",
     summary="Retrieve a model",
+    description=_SHAPES,
     response=entries.ModelEntry,
+    alternative=anthropic_models.AnthropicModel,
     parameters={"id": "The id or alias of a model, or `default`. May contain slashes."},
     errors=(404,),
 )
@@ -117,6 +139,28 @@ DETOKENIZE = Operation(
 # The server
 
 STATUS_WINDOWS = ["5m", "1h", "24h", "30d"]
+
+ROOT = Operation(
+    id="root",
+    tag="Service",
+    summary="The console as a web page",
+    description="Where it is switched off, and on Ollama's port, text that says that there is a server.",
+    response={"type": "string"},
+    media_type="text/html",
+    text_media_type="text/plain",
+)
+
+CONSOLE = replace(ROOT, id="console")
+
+CONSOLE_FILE = Operation(
+    id="consoleFile",
+    tag="Service",
+    summary="A file of the console",
+    response={"type": "string"},
+    media_type="*/*",
+    parameters={"path": "The path of the file. May contain slashes."},
+    errors=(404,),
+)
 
 HEALTH = Operation(
     id="health",
@@ -215,6 +259,15 @@ DOCS = Operation(
     summary="The API reference as a web page",
     response={"type": "string"},
     media_type="text/html",
+)
+
+ME = Operation(
+    id="me",
+    tag="Service",
+    summary="Who you are, and what you may do",
+    description="Without keys on the server, the caller has neither an organization nor a key, and may administer the"
+    " server from its own machine.",
+    response=me.CallerEntry,
 )
 
 VERSION = Operation(

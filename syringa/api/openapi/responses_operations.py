@@ -6,7 +6,7 @@ import msgspec
 
 from syringa.api import conversations, responses
 from syringa.api.openapi.operations import POST_ERRORS, Operation, query_parameter
-from syringa.api.responses import stream
+from syringa.api.responses import listing, stream
 from syringa.api.responses.schemas import EMPTY_INCLUDES, HONORED_INCLUDES
 
 EVENTS: tuple[type[msgspec.Struct], ...] = (
@@ -36,13 +36,14 @@ _INCLUDE = {
         items={"enum": [*HONORED_INCLUDES, *EMPTY_INCLUDES]},
     )
 }
-_PAGE = {
+_LIST = {
     "limit": query_parameter("The maximum number of items.", type="integer", minimum=1, maximum=100, default=20),
     "order": query_parameter("`asc`: oldest first; `desc`: newest first.", enum=["asc", "desc"], default="desc"),
     "after": query_parameter("Return items after the one with this id.", type="string"),
     "before": query_parameter("Return items before the one with this id.", type="string"),
-    **_INCLUDE,
 }
+_PAGE = _LIST | _INCLUDE
+_STATUS = "|".join(listing.STATUSES)
 _STREAM = {
     "stream": query_parameter("Stream the events of a background response.", type="boolean", default=False),
     "starting_after": query_parameter(
@@ -89,6 +90,27 @@ COMPACT_RESPONSE = Operation(
     example={"input": [{"role": "user", "content": "Which shrub is in bloom?"}]},
     response=responses.Compaction,
     errors=_POST_ERRORS,
+)
+
+LIST_RESPONSES = Operation(
+    id="listResponses",
+    tag="Responses",
+    summary="List the stored responses",
+    description="Those of your organization, without their items.",
+    response=listing.ResponseList,
+    query={
+        **_LIST,
+        "model": query_parameter("Only responses of this model.", type="string"),
+        "status": query_parameter(
+            "Only responses with this status, or with one of several, separated by commas.",
+            type="string",
+            pattern=f"^({_STATUS})(,({_STATUS}))*$",
+        ),
+        "conversation": query_parameter("Only responses of this conversation.", type="string"),
+        "previous_response_id": query_parameter("Only responses that continue this one.", type="string"),
+        "background": query_parameter("Only background responses, or only others.", type="boolean"),
+    },
+    errors=(400, 404, *_STORE_ERRORS),
 )
 
 GET_RESPONSE = Operation(
@@ -143,6 +165,16 @@ CREATE_CONVERSATION = Operation(
     example={"items": [{"role": "user", "content": "Which shrub is in bloom?"}]},
     response=conversations.ConversationObject,
     errors=_POST_ERRORS,
+)
+
+LIST_CONVERSATIONS = Operation(
+    id="listConversations",
+    tag="Conversations",
+    summary="List the conversations",
+    description="Those of your organization.",
+    response=listing.ConversationList,
+    query=_LIST,
+    errors=(400, 404, *_STORE_ERRORS),
 )
 
 GET_CONVERSATION = Operation(

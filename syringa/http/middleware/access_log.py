@@ -87,10 +87,15 @@ def _without_secrets(body: bytes) -> bytes:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         may_have_some = b"authorization" in body or b"headers" in body
         return b"(not shown: not valid JSON)" if may_have_some else body
-    tools = fields.get("tools") if isinstance(fields, dict) else None
-    if not isinstance(tools, list) or not any(_is_mcp(tool) for tool in tools):
+    if not isinstance(fields, dict):
         return body
-    return msgspec.json.encode(fields | {"tools": [mcp_tool_echo(tool) if _is_mcp(tool) else tool for tool in tools]})
+    shown: dict[str, Any] = {}
+    tools = fields.get("tools")
+    if isinstance(tools, list) and any(_is_mcp(tool) for tool in tools):
+        shown["tools"] = [mcp_tool_echo(tool) if _is_mcp(tool) else tool for tool in tools]
+    if "mcp_servers" in fields:  # of Anthropic's API, with tokens in them
+        shown["mcp_servers"] = "(not shown)"
+    return msgspec.json.encode(fields | shown) if shown else body
 
 
 def _is_mcp(tool: Any) -> bool:

@@ -46,7 +46,7 @@ class AuthMiddleware:
             caller = context.caller = await self._authenticate(read_credentials(context.headers, self._app_state.keys))
         except SyringaError as error:
             if is_post and endpoint.metered:
-                self._app_state.metrics.count_refused(endpoint.metrics_label, error.status)
+                self._app_state.count_refused(endpoint.metrics_label, error.status)
             raise
         if connection is not None:
             connection.claim(caller.organization)

@@ -14,28 +14,31 @@ class BodyLimitMiddleware:
     WebSocket messages are measured by their handler.
     """
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, limit: int, upload_limit: int) -> None:
+        """`upload_limit`: that of endpoints that take a file."""
         self._app = app
-        self._limit = limit
+        self._limits = {False: limit, True: upload_limit}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        content_length = request_context(scope).headers.get(b"content-length", b"")
-        if content_length.isdigit() and int(content_length) > self._limit:
-            raise self._too_large()
+        context = request_context(scope)
+        content_length, limit = context.headers.get(b"content-length", b""), self._limits[context.endpoint.upload]
+        if content_length.isdigit() and int(content_length) > limit:
+            raise _too_large(limit)
         received = 0
 
         async def receive_limited() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._limit:
-                raise self._too_large()
+            if received > limit:
+                raise _too_large(limit)
             return message
 
         await self._app(scope, receive_limited, send)
 
-    def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"The body is larger than {self._limit} bytes, the limit of this server.")
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The body is larger than {limit} bytes, the limit of this server.")

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from syringa import logs
+from syringa.api.error_formats import ErrorFormat, convert_error, error_body
 from syringa.api.fields.common import ErrorBody, ErrorEnvelope
 from syringa.errors import EngineUnavailable, RateLimited, SyringaError
 from syringa.http.context import CONNECTION, REQUEST_CYCLE, RequestContext, request_context, set_request_context
@@ -34,14 +35,8 @@ _STARTS = frozenset({"http.response.start", "websocket.http.response.start", "we
 _VALID_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
-def error_envelope(error: Exception) -> ErrorEnvelope:
-    """Return the body of an error response. Details of unexpected errors are logged, and not shown to clients."""
-    if isinstance(error, SyringaError):
-        return ErrorEnvelope(ErrorBody(error.message, error.type, error.param, error.code))
-    return ErrorEnvelope(ErrorBody("An internal error occurred.", "server_error", None, "internal_error"))
-
-
-def error_response(error: Exception) -> Response:
+def error_response(error: Exception, format: ErrorFormat = "openai", request_id: str = "") -> Response:
+    """Return the response to a request that failed, in the error format of an API."""
     headers = {}
     if isinstance(error, SyringaError):
         if error.retry_after is not None:
@@ -49,7 +44,8 @@ def error_response(error: Exception) -> Response:
         if error.status == 401:
             headers["www-authenticate"] = "Bearer"
     status = error.status if isinstance(error, SyringaError) else 500
-    response = Response(msgspec.json.encode(error_envelope(error)), status, headers, media_type="application/json")
+    body = msgspec.json.encode(error_body(error, format, request_id))
+    response = Response(body, status, headers, media_type="application/json")
     if isinstance(error, RateLimited):
         response.raw_headers += error.headers
     return response
@@ -96,6 +92,7 @@ class ErrorMiddleware:
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id),
+                    *([(b"request-id", request_id)] if context.error_format == "anthropic" else ()),
                     *context.response_headers,
                 ]
             await send(message)
@@ -112,7 +109,7 @@ class ErrorMiddleware:
         except asyncio.CancelledError:
             # Only the server cancels requests, at the end of its shutdown. A started response cannot be changed.
             if not started:
-                await error_response(shutdown_error())(scope, receive, send_with_headers)
+                await _render(shutdown_error(), scope)(scope, receive, send_with_headers)
         finally:
             log_request(scope, time.perf_counter() - started_at)
 
@@ -120,10 +117,11 @@ class ErrorMiddleware:
 def _render(error: Exception, scope: Scope) -> Response:
     if isinstance(error, HTTPException):
         return _render_http_exception(error, scope)
+    context = request_context(scope)
     if not isinstance(error, SyringaError):
-        method, request_id = scope.get("method", "WebSocket"), request_context(scope).request_id
-        logger.error("%s %s failed (request %s)", method, scope["path"], request_id, exc_info=error)
-    return error_response(error)
+        method = scope.get("method", "WebSocket")
+        logger.error("%s %s failed (request %s)", method, scope["path"], context.request_id, exc_info=error)
+    return error_response(error, context.error_format, context.request_id)
 
 
 def _render_http_exception(error: HTTPException, scope: Scope) -> Response:
@@ -134,5 +132,6 @@ def _render_http_exception(error: HTTPException, scope: Scope) -> Response:
         405: f"{scope['path']} does not accept {scope.get('method')}.",
     }.get(error.status_code, error.detail)
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    body = ErrorEnvelope(ErrorBody(message, kind, None, None))
+    context, envelope = request_context(scope), ErrorEnvelope(ErrorBody(message, kind, None, None))
+    body = convert_error(envelope, error.status_code, context.error_format, context.request_id)
     return Response(msgspec.json.encode(body), error.status_code, error.headers, media_type="application/json")

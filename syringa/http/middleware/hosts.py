@@ -22,7 +22,10 @@ _ANY = "*"
 
 
 class HostMiddleware:
-    """Checks `Host`, `Origin` and `Content-Type` while no API keys are required, or where `allowed_hosts` is set."""
+    """Checks `Host`, `Origin` and `Content-Type` while no API keys are required, or where `allowed_hosts` is set.
+
+    With keys, `Origin` is checked where Ollama's endpoints get a body that is not declared as JSON.
+    """
 
     def __init__(self, app: ASGIApp, app_state: AppState, config: Config) -> None:
         self._app, self._app_state = app, app_state
@@ -33,6 +36,8 @@ class HostMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._always or not self._app_state.keys.required:
             self._check(scope)
+        else:
+            self._check_undeclared(scope)
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
@@ -43,9 +48,20 @@ class HostMiddleware:
             self._check_host(host.decode("latin-1"), any_address=context.endpoint.monitoring)
         if origin is not None:
             self._check_origin(origin.decode("latin-1"), (host or b"").decode("latin-1"))
-        if scope.get("method") == "POST" and _has_body(headers) and not headers.get(b"content-type"):
+        # Some clients of Ollama send none. A page of another site can do so too, but not without an `Origin`.
+        needs_type = context.endpoint.error_format != "ollama"
+        if needs_type and scope.get("method") == "POST" and _has_body(headers) and not headers.get(b"content-type"):
             message = "The body has no content type: send it as `Content-Type: application/json`."
             raise UnsupportedMediaType(message, code="content_type_missing")
+
+    def _check_undeclared(self, scope: Scope) -> None:
+        """Check the origin of a body that a browser sends without asking the server first."""
+        context = request_context(scope)
+        origin = context.headers.get(b"origin")
+        if origin is None or context.endpoint.error_format != "ollama" or not _has_body(context.headers):
+            return
+        if b"json" not in context.headers.get(b"content-type", b"").lower():
+            self._check_origin(origin.decode("latin-1"), context.headers.get(b"host", b"").decode("latin-1"))
 
     def _check_host(self, host: str, *, any_address: bool) -> None:
         """Raise `Forbidden` for a name under which the server is not known.

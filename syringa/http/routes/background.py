@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from syringa.api.error_formats import error_envelope
 from syringa.api.responses import StreamEvent, error_event, event_type_for_mode
 from syringa.errors import EngineUnavailable
 from syringa.events import Event
 from syringa.generation import Emit
 from syringa.http.middleware.access_log import log_response
-from syringa.http.middleware.errors import error_envelope
 from syringa.http.routes.response_run import ResponseRun, ResponseRuns
 from syringa.http.streaming.cancellation import CancelScope
 from syringa.http.streaming.sse import DONE, EventStreamResponse, Framing, encode

@@ -6,12 +6,22 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from syringa.api.admin import NodeDrainRequest, NodeEntry, NodeList, PoolEntry, PoolList
+from syringa.api.admin import (
+    MoveEntry,
+    MoveList,
+    NodeDrainRequest,
+    NodeEntry,
+    NodeList,
+    PoolEntry,
+    PoolList,
+    PoolWindowEntry,
+)
 from syringa.config import Config
 from syringa.engine.interface import EngineProvider
 from syringa.errors import InvalidRequest, NotFound
 from syringa.fleet.provider import LOCAL_NODE
-from syringa.fleet.status import NodeStatus, PoolStatus
+from syringa.fleet.schedule import PoolSchedule
+from syringa.fleet.status import FleetMove, NodeStatus, PoolStatus
 from syringa.http import dependencies
 
 _OVERRIDES = {True: "open", False: "closed"}
@@ -38,7 +48,10 @@ class FleetRoutes:
         return dependencies.json(msgspec.structs.replace(_node_entry(node), state="draining", offered=False), headers)
 
     async def list_pools(self, request: Request) -> Response:
-        return dependencies.json(PoolList(data=[_pool_entry(each) for each in self._engines.fleet().pools]))
+        return dependencies.json(PoolList(data=[self._pool_entry(each) for each in self._engines.fleet().pools]))
+
+    async def list_moves(self, request: Request) -> Response:
+        return dependencies.json(MoveList(data=[_move_entry(each) for each in self._engines.fleet().moves]))
 
     async def open_pool(self, request: Request) -> Response:
         return self._set_pool(request, True)
@@ -56,7 +69,22 @@ class FleetRoutes:
         if pool is None:
             raise NotFound(f"There is no pool {name!r}.", code="pool_not_found")
         self._engines.set_pool(name, open)
-        return dependencies.json(_pool_entry(msgspec.structs.replace(pool, override=open)))
+        return dependencies.json(self._pool_entry(msgspec.structs.replace(pool, override=open)))
+
+    def _pool_entry(self, pool: PoolStatus) -> PoolEntry:
+        schedules = (each.schedule for each in self._config.pools if each.name == pool.name)
+        return _pool_entry(pool, next(schedules, PoolSchedule()))
+
+
+def _move_entry(move: FleetMove) -> MoveEntry:
+    return MoveEntry(
+        at=int(move.at),
+        action=move.action,
+        replica=move.replica,
+        model=move.model or None,
+        node=move.node or None,
+        reason=move.reason,
+    )
 
 
 def _node_entry(node: NodeStatus) -> NodeEntry:
@@ -74,7 +102,7 @@ def _node_entry(node: NodeStatus) -> NodeEntry:
     )
 
 
-def _pool_entry(pool: PoolStatus) -> PoolEntry:
+def _pool_entry(pool: PoolStatus, schedule: PoolSchedule) -> PoolEntry:
     return PoolEntry(
         name=pool.name,
         state=pool.state,
@@ -89,4 +117,6 @@ def _pool_entry(pool: PoolStatus) -> PoolEntry:
         cpus=pool.cpus,
         cpus_used=pool.cpus_used,
         replicas=pool.replicas,
+        timezone=schedule.timezone,
+        windows=[PoolWindowEntry(days=list(each.days), start=each.start, end=each.end) for each in schedule.windows],
     )

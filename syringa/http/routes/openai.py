@@ -1,4 +1,4 @@
-"""The OpenAI endpoints: chat completions, completions and models; and tokenization."""
+"""The OpenAI endpoints for chat completions and completions; and tokenization."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from syringa.api import tokenize as tokens
 from syringa.api.chat import request as chat
 from syringa.api.completions import request as completions
-from syringa.api.models import entries
 from syringa.api.models.served_model import Models
 from syringa.api.output_writer import PreparedRequest
 from syringa.config import Config
@@ -44,17 +42,6 @@ class OpenAIRoutes:
 
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, completions.CompletionRequest, completions.prepare_completion)
-
-    async def list_models(self, request: Request) -> Response:
-        models = await self._models.for_key(dependencies.caller(request).models).all()
-        return dependencies.json(entries.ModelList("list", [entries.to_model_entry(model) for model in models]))
-
-    async def show_model(self, request: Request) -> Response:
-        models = self._models.for_key(dependencies.caller(request).models)
-        id = request.path_params["id"]
-        if not id:  # which means the default model in a request body, but no model in a path
-            raise HTTPException(404)
-        return dependencies.json(entries.to_model_entry(await models.show(id)))
 
     async def tokenize(self, request: Request) -> Response:
         return await self._convert(request, tokens.TokenizeRequest, tokens.tokenize)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from syringa.api import server_info
-from syringa.api.models.served_model import Models, ServedModel
+from syringa.api.models.served_model import ALL_KINDS, Models, ServedModel
 from syringa.config import Config
 from syringa.engine.interface import EngineProvider
 from syringa.errors import Forbidden
@@ -52,4 +52,4 @@ class ServerInfoRoutes:
     async def _model(self, request: Request) -> ServedModel:
         """Return the model that the query names, by default the default model."""
         models = self._models.for_key(dependencies.caller(request).models)
-        return await models.find(request.query_params.get("model"))
+        return await models.find(request.query_params.get("model"), ALL_KINDS)

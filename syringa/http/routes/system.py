@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from syringa.service.auth.keys import Caller
 from syringa.service.metrics.engine_metrics import EngineReport
 from syringa.service.metrics.metrics import CONTENT_TYPE
 from syringa.service.metrics.status import ModelStatus
+from syringa.store import BatchCounts
 from syringa.types import EngineStats
 
 STATS_SECONDS = 2.0  # for an engine to report its statistics, which are left out otherwise
@@ -103,8 +104,17 @@ class SystemRoutes:
     async def _render_metrics(self) -> bytes:
         models = self._models.ids
         reports = await asyncio.gather(*(self._engine_report(model) for model in models))
-        fleet = self._engines.fleet()
-        return await self._app_state.metrics.render(dict(zip(models, reports, strict=True)), fleet)
+        fleet, batches = self._engines.fleet(), await self._count_batches()
+        return await self._app_state.metrics.render(dict(zip(models, reports, strict=True)), fleet, batches)
+
+    async def _count_batches(self) -> Sequence[BatchCounts]:
+        """Return the unfinished batches by status; none if the database does not answer."""
+        store = self._app_state.store
+        if store.location.is_empty():
+            return ()
+        with contextlib.suppress(SyringaError, TimeoutError):
+            return await asyncio.wait_for(store.poll(lambda session: session.batches.counts()), STATS_SECONDS)
+        return ()
 
     async def _engine_report(self, model: str) -> EngineReport:
         """Return what is known of a model's engine, without statistics if it does not respond."""

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from syringa.api.decoding import convert, decode_object
+from syringa.api.error_formats import error_envelope
 from syringa.api.responses import ResponseRequest
 from syringa.config import Config
 from syringa.errors import Forbidden, InvalidRequest, PayloadTooLarge, SyringaError
@@ -30,7 +31,6 @@ from syringa.http.context import request_context
 from syringa.http.memory import release_memory_soon
 from syringa.http.middleware.access_log import log_request_body, log_response
 from syringa.http.middleware.auth import read_credentials
-from syringa.http.middleware.errors import error_envelope
 from syringa.http.routes.response_run import ResponseRun, ResponseRuns
 from syringa.http.streaming.sse import encode
 from syringa.service.app_state import AppState

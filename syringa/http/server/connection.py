@@ -1,7 +1,8 @@
 """HTTP connections: uvicorn's protocol, with limits on what a slow, broken or hostile client can cost.
 
 - A request has to arrive completely within `read_timeout` seconds of its first byte, and a new connection has to send
-  one within that time (408). Time during which the server does not read does not count.
+  one within that time (408). Time during which the server does not read does not count. An upload may take longer, as
+  long as it goes on.
 - Received data is parsed in slices, so that a flood of tiny chunks or headers delays no other connection (see
   `read_scheduler`).
 - The head of a request may have 64 KiB (431) and its target 8 KiB (414). The framing of a chunked body may be a few
@@ -31,9 +32,10 @@ import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.utils import get_local_addr
 
 from syringa.errors import EngineOverloaded, RequestError, SyringaError
-from syringa.http.context import CONNECTION, REQUEST_CYCLE, set_response_status
+from syringa.http.context import CONNECTION, REQUEST_CYCLE, find_request_context, set_response_status
 from syringa.http.middleware.errors import error_response
 from syringa.http.server.connection_pool import too_many_connections
 from syringa.http.server.limits import ConnectionLimits, WriteTimeout
@@ -47,6 +49,7 @@ MAX_HANDSHAKE_HEADERS, MAX_HANDSHAKE_LINE = 120, 8000  # limits of the WebSocket
 MAX_FRAMING_RATIO = 8  # bytes of framing for each byte of a body: chunks of one byte have 5
 MAX_PIPELINED = 32
 MAX_SKIPPED_BYTES = 1 << 20  # of a body: after an early response to a longer one, the connection is closed
+MIN_UPLOAD_RATE = 1024  # bytes per second
 _OVERFLOW_READ_SECONDS = 1.0  # for a connection over the limit to send its request
 _LINGER_SECONDS = 2.0  # after an early response: an immediate close could discard it while the client is still sending
 _REQUEST_WORK = 16  # of the parser, for each request (see `read_scheduler`)
@@ -85,6 +88,7 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
         self._complete = False  # all requests that were begun are complete
         self._request_bytes = self._body_bytes = 0  # of the current request
         self._can_skip_body = True  # that of the current request, if it is not read by the app
+        self._upload_bytes: int | None = None  # of an upload, when the read timer was started; None: it is none
         self._work = 0  # events of the parser in the current slice
         self._upgrading = False
         self._rejection: SyringaError | None = None  # of the latest request, sent after the earlier responses
@@ -106,7 +110,7 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
         else:
             set_response_status(cast(Scope, running.scope), EngineOverloaded.status)
             running.disconnect()
-            self._send_rejection(too_many_connections())
+            self._send_rejection(too_many_connections(), cast(Scope, running.scope))
 
     def claim(self, organization: str | None) -> None:
         try:
@@ -116,8 +120,15 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
                 self._running.keep_alive = False
             raise
 
+    def local_port(self) -> int | None:
+        _, port = get_local_addr(self.transport) or ("", None)
+        return port
+
     def set_busy(self, busy: bool) -> None:
         pass
+
+    def expect_upload(self) -> None:
+        self._upload_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # Like uvicorn's, without the addresses of both ends: they are not used, and cost as much as parsing a request.
@@ -185,6 +196,7 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
         super().on_message_begin()
         self._unset_keepalive_if_required()
         self._in_head, self._complete, self._body_bytes = True, False, 0
+        self._upload_bytes = None
         self._work += _REQUEST_WORK
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -315,11 +327,20 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
 
     def _read_timed_out(self) -> None:
         self._timer = None
-        if self.flow.read_paused or self.has_unparsed_data:  # the rest may have been sent, but was not read
+        unread = self.flow.read_paused or self.has_unparsed_data  # the rest may have been sent
+        if unread or self._is_uploading():
             self._start_read_timer(self._limits.read_timeout)
             return
         late = RejectedRequest(408, "request_timeout", "The request did not arrive in time.")
         self._reject(too_many_connections() if self._limits.pool.is_over(self) else late)
+
+    def _is_uploading(self) -> bool:
+        """Return whether enough of an upload has arrived since the timer was started."""
+        before = self._upload_bytes
+        if before is None:
+            return False
+        self._upload_bytes = self._body_bytes
+        return self._body_bytes - before >= MIN_UPLOAD_RATE * self._limits.read_timeout
 
     def _is_responding(self) -> bool:
         return self._running is not None and not self._running.response_complete
@@ -368,6 +389,7 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
         self.discard_input()
         self._cancel_timer()
         has_cycle = not self._in_head and not self._complete
+        scope = None
         if self._is_responding():
             running = cast(RequestCycle, self._running)
             if not has_cycle or running is not self.cycle:
@@ -378,15 +400,21 @@ class HttpConnection(WriteTimeout, SlicedReader, HttpToolsProtocol):
             if running.response_started:
                 running.keep_alive = False
                 return
-            set_response_status(cast(Scope, running.scope), error.status)
+            scope = cast(Scope, running.scope)
+            set_response_status(scope, error.status)
             running.disconnect()
         elif has_cycle:
             self.transport.close()  # the response did not wait for the rest of the request
             return
-        self._send_rejection(error)
+        self._send_rejection(error, scope)
 
-    def _send_rejection(self, error: SyringaError) -> None:
-        response = error_response(error)
+    def _send_rejection(self, error: SyringaError, scope: Scope | None = None) -> None:
+        """Send an error and close the connection. `scope`: the request that it answers, if it has been read."""
+        context = None if scope is None else find_request_context(scope)
+        if context is None:
+            response = error_response(error)
+        else:
+            response = error_response(error, context.error_format, context.request_id)
         head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
         for name, value in (*date_header(), *response.raw_headers):
             head += [name, b": ", value, b"\r\n"]

@@ -18,9 +18,18 @@ def check(config: Config) -> None:
 
 def listen(config: Config) -> socket.socket:
     """Return the listening socket, bound before anything slow starts. Raises `StartupError` if the port is taken."""
-    where = f"{config.host}:{config.port}"
+    return _listen(config, config.port, "--port")
+
+
+def listen_for_ollama(config: Config) -> socket.socket | None:
+    """Return the listening socket of `ollama_port`; None if there is no such port. Raises like `listen`."""
+    return _listen(config, config.ollama_port, "--ollama-port") if config.ollama_port >= 0 else None
+
+
+def _listen(config: Config, port: int, flag: str) -> socket.socket:
+    where = f"{config.host}:{port}"
     try:
-        found = socket.getaddrinfo(config.host.strip("[]"), config.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(config.host.strip("[]"), port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
@@ -34,10 +43,10 @@ def listen(config: Config) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise StartupError(
-                f"port {config.port} on {config.host} is in use: stop what listens there, or choose another with --port"
+                f"port {port} on {config.host} is in use: stop what listens there, or choose another with {flag}"
             ) from None
         if error.errno == errno.EACCES:
-            raise StartupError(f"no permission to listen on {where}: choose a port above 1023 with --port") from None
+            raise StartupError(f"no permission to listen on {where}: choose a port above 1023 with {flag}") from None
         raise StartupError(f"cannot listen on {where}: {error.strerror}") from None
     listener.set_inheritable(True)
     return listener

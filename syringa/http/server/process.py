@@ -71,7 +71,8 @@ async def run_api_server(options: ApiServerOptions) -> None:
         )
         engines.on_move = app_state.metrics.count_move
         engines.on_route = app_state.metrics.count_route
-        await serve_api(config, engines, models, listener, app_state)
+        ollama = socket.socket(fileno=options.ollama_listener) if options.ollama_listener >= 0 else None
+        await serve_api(config, engines, models, listener, app_state, ollama)
     finally:
         await engines.close()
 

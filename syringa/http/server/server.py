@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, cast
 
+import msgspec
 import uvicorn
 
 from syringa.api.models.served_model import Models
@@ -35,12 +36,21 @@ _DUPLICATE_SIGNAL_SECONDS = 0.5
 
 
 async def serve_api(
-    config: Config, engines: EngineProvider, models: Models, listener: socket.socket, app_state: AppState
+    config: Config,
+    engines: EngineProvider,
+    models: Models,
+    listener: socket.socket,
+    app_state: AppState,
+    ollama: socket.socket | None = None,
 ) -> None:
     """Serve on `listener` until SIGTERM or SIGINT, then give running requests `drain_timeout` seconds.
 
+    `ollama`: the listening socket of `ollama_port`, if there is one.
+
     Starts and closes `app_state`. Engines may still be loading: requests for them wait.
     """
+    if ollama is not None:  # the port may have been any free one
+        config = msgspec.structs.replace(config, ollama_port=ollama.getsockname()[1])
     await app_state.start()
     dispatcher = GenerationDispatcher(
         engines, app_state.key_watch, config.request_timeout, share_prefix_cache=config.share_prefix_cache
@@ -69,7 +79,7 @@ async def serve_api(
     )
     logging.getLogger("uvicorn.error").addFilter(_is_relevant)
     try:
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[listener] if ollama is None else [listener, ollama])
     finally:
         for listening in getattr(server, "servers", ()):
             listening.close()  # uvicorn does so too, unless it is cancelled

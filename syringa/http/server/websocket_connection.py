@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import msgspec
+from uvicorn.protocols.utils import get_local_addr
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.http11 import Request, Response
@@ -73,6 +74,10 @@ class WebSocketConnection(WriteTimeout, SlicedReader, WebSocketsSansIOProtocol):
 
     def claim(self, organization: str | None) -> None:
         self._pool.claim(self, organization)
+
+    def local_port(self) -> int | None:
+        _, port = get_local_addr(self.transport) or ("", None)
+        return port
 
     def set_busy(self, busy: bool) -> None:
         (self._pool.begin if busy else self._pool.end)(self)

@@ -18,12 +18,12 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from syringa.api.error_formats import error_body, error_envelope
 from syringa.api.output_writer import OutputWriter
 from syringa.errors import SyringaError
 from syringa.events import Event
 from syringa.generation import Emit
 from syringa.http.context import request_context
-from syringa.http.middleware.errors import error_envelope
 from syringa.http.streaming.cancellation import DisconnectGuard
 from syringa.http.streaming.writer import ClientDisconnected, StreamWriter
 from syringa.output.collect import collect
@@ -32,11 +32,7 @@ logger = logging.getLogger("syringa.http")
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE_COMMENT = b": waiting\n\n"
-_HEADERS = [
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-]
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _GRACE_SECONDS = 1.0  # before the first comment: until then an error can still have a status of its own
 _TIMER_GRANULARITY = 0.25
 _FINISH_SECONDS = 600.0  # for the client to read the rest of a finished stream
@@ -55,11 +51,16 @@ ChunkWriter = Callable[[Any], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Framing:
-    """How chunks are framed: `frame` for each chunk, `done` after the last, `fail` for an error instead of `done`."""
+    """How chunks are framed: `frame` for each chunk, `done` after the last, `fail` for an error instead of `done`.
+
+    `keep_alive` is sent on a silent stream; empty: nothing is.
+    """
 
     frame: Callable[[Any], bytes]
     fail: Callable[[Exception], bytes]
     done: bytes = b""
+    keep_alive: bytes = _KEEP_ALIVE_COMMENT
+    content_type: bytes = b"text/event-stream; charset=utf-8"
 
 
 def frame_data(chunk: Any) -> bytes:
@@ -72,7 +73,18 @@ def frame_named_event(event: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + encode(event) + b"\n\n"
 
 
+def frame_line(chunk: Any) -> bytes:
+    """Frame a chunk of Ollama's API, as a line of JSON."""
+    return b"%b\n" % (chunk if type(chunk) is msgspec.Raw else encode(chunk))
+
+
 DATA_FRAMING = Framing(frame_data, lambda error: frame_data(error_envelope(error)), DONE)
+LINE_FRAMING = Framing(
+    frame_line,
+    lambda error: frame_line(error_body(error, "ollama")),
+    keep_alive=b"",  # clients take every line for JSON: a stream with chunks to repeat sets its own
+    content_type=b"application/x-ndjson",
+)
 
 
 class EventStreamResponse(Response):
@@ -91,13 +103,14 @@ class EventStreamResponse(Response):
         """`opening` returns the first chunks of the stream, sent with the first event or the first keep-alive."""
         # Not through `Response.__init__`, which would set a content-length.
         extra = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        self.status_code, self.background, self.raw_headers = 200, None, [*_HEADERS, *extra]
+        self.status_code, self.background = 200, None
+        self.raw_headers = [*_HEADERS, (b"content-type", framing.content_type), *extra]
         self._source = source
         self._convert = write if opening is None else self._convert_first
         self._convert_rest = write
         self._framing = framing
         self._frame = framing.frame
-        self._keep_alive = keep_alive
+        self._keep_alive = keep_alive if framing.keep_alive else 0.0
         self._opening = opening
         self._timer: asyncio.TimerHandle | None = None
 
@@ -161,7 +174,7 @@ class EventStreamResponse(Response):
                 if opening := self._open():
                     self._write(opening)
                 else:
-                    self._writer.write(_KEEP_ALIVE_COMMENT)
+                    self._writer.write(self._framing.keep_alive)
         self._writer.active = False
 
 

@@ -152,6 +152,21 @@ class ApiKeyCache:
             return Unauthorized("The API key was revoked.")
         return _expired() if known.expires_at is not None and self._clock() >= known.expires_at else None
 
+    def find(self, id: str) -> Caller | None:
+        """Return the caller with the key of that id, an empty one where no key is required; None if it is not valid.
+
+        Raises `StoreUnavailable` if the key might be stored and the store was never read.
+        """
+        if self._stored is None and id not in self._static_ids:
+            raise StoreUnavailable(_UNAVAILABLE)
+        if not id:
+            return None if self.required else ANONYMOUS
+        static = (known for known in self._static.values() if known.caller.key == id)
+        known = self._stored_by_id.get(id) or next(static, None)
+        if known is None or (known.expires_at is not None and self._clock() >= known.expires_at):
+            return None
+        return known.caller
+
     def _parse(self, header: str | bytes | None) -> bytes:
         """Return the key in a header. Error messages do not quote it: it may contain most of a key."""
         if isinstance(header, str):

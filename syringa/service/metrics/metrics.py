@@ -25,10 +25,11 @@ from prometheus_client.registry import Collector
 
 from syringa.errors import ConfigError
 from syringa.fleet.status import FleetStatus
+from syringa.service.metrics.batch_metrics import batch_families
 from syringa.service.metrics.engine_metrics import MODEL, EngineReport, engine_families
 from syringa.service.metrics.fleet_metrics import fleet_families
 from syringa.service.usage.accounting import RequestAccounting
-from syringa.store.records import Outcome
+from syringa.store.records import BatchCounts, Outcome
 from syringa.version import installed_version
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -137,6 +138,7 @@ class Metrics:
         self._routed = self._counter(
             "router_requests", "Requests for which one of several replicas was chosen.", MODEL, "prefix"
         )
+        self._lines = self._counter("batch_lines", "Requests of batches that have ended, by state.", "state")
         self._cached = self._counter("cached_tokens", "Prompt tokens found in the prefix cache.", MODEL)
         self._histograms = {name: self._histogram(name, *about) for name, about in _HISTOGRAMS.items()}
         self._before_render = before_render
@@ -161,6 +163,8 @@ class Metrics:
             series.model_load_seconds(accounting.load_seconds)
         if accounting.first_token_seconds is not None:
             _observe(series, accounting, accounting.first_token_seconds)
+        elif accounting.stats.prompt_tokens:
+            _observe_embedding(series, accounting)
 
     def count_refused(self, endpoint: str, status: int) -> None:
         """Count a request that was rejected before its accounting began, because its API key is unknown."""
@@ -177,10 +181,20 @@ class Metrics:
             count = self._routes[model, known] = self._routed.labels(model, "known" if known else "new").inc
         count()
 
-    async def render(self, engines: Mapping[str, EngineReport], fleet: FleetStatus | None = None) -> bytes:
-        """Return the exposition text. `engines`: by model."""
+    def count_line(self, *, failed: bool) -> None:
+        """Count a request of a batch that has ended."""
+        self._lines.labels("failed" if failed else "completed").inc()
+
+    async def render(
+        self,
+        engines: Mapping[str, EngineReport],
+        fleet: FleetStatus | None = None,
+        batches: Sequence[BatchCounts] = (),
+    ) -> bytes:
+        """Return the exposition text. `engines`: by model. `batches`: those that are not finished."""
         self._before_render()
-        return await asyncio.to_thread(self._text, dict(engines), FleetStatus() if fleet is None else fleet)
+        fleet = FleetStatus() if fleet is None else fleet
+        return await asyncio.to_thread(self._text, dict(engines), fleet, batches)
 
     def render_public(self, engines: Mapping[str, EngineReport]) -> bytes:
         """Return the exposition text of what tells nothing about other organizations: the state of models, the version.
@@ -218,11 +232,14 @@ class Metrics:
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(self._prefix + name, about, (MODEL,), buckets=buckets, registry=self._registry)
 
-    def _text(self, engines: Mapping[str, EngineReport], fleet: FleetStatus) -> bytes:
+    def _text(
+        self, engines: Mapping[str, EngineReport], fleet: FleetStatus, batches: Sequence[BatchCounts] = ()
+    ) -> bytes:
         """Runs in a thread, since it takes milliseconds with many models."""
         families = sorted(self._collect(), key=lambda family: family.name)
         families += engine_families(self._prefix, engines)
         families += fleet_families(self._prefix, fleet)
+        families += batch_families(self._prefix, batches)
         families.append(self._build_info())
         if memory := sum(_resident_bytes(pid) for pid in self._processes()):
             about = "Resident memory of all API processes."
@@ -272,6 +289,16 @@ def _observe(series: _ModelSeries, accounting: RequestAccounting, first: float) 
         series.reasoning_tokens(stats.reasoning_tokens)
     if stats.cached_tokens:
         series.cached_tokens(stats.cached_tokens)
+
+
+def _observe_embedding(series: _ModelSeries, accounting: RequestAccounting) -> None:
+    """Observe the times and tokens of a request that was computed and generates no tokens."""
+    stats = accounting.stats
+    series.request_queue_time_seconds(stats.queue_seconds)
+    waited = stats.queue_seconds + accounting.load_seconds
+    series.request_inference_time_seconds(max(0.0, accounting.total_seconds - waited))
+    series.request_prompt_tokens(stats.prompt_tokens)
+    series.e2e_request_latency_seconds(accounting.total_seconds)
 
 
 class _Families(Collector):

@@ -24,9 +24,9 @@ class RequestAccounting:
     """The accounting of one generating request, from its arrival to its end."""
 
     __slots__ = (
-        "_began", "_closed", "_observers", "_outcome", "admission", "began_at", "caller", "choices", "detached",
-        "endpoint", "first_token_seconds", "load_seconds", "max_tokens", "model", "request_id", "stats", "status",
-        "timeout", "total_seconds", "user",
+        "_began", "_closed", "_observers", "_outcome", "admission", "background", "began_at", "caller", "choices",
+        "detached", "endpoint", "first_token_seconds", "load_seconds", "max_tokens", "model", "request_id", "stats",
+        "status", "timeout", "total_seconds", "user",
     )  # fmt: skip
 
     def __init__(self, observers: Sequence[Observer], caller: Caller, endpoint: str, request_id: str) -> None:
@@ -47,6 +47,7 @@ class RequestAccounting:
         self.total_seconds = 0.0
         self.admission: Admission | None = None  # released when the request has ended
         self.detached = False  # whether it continues in the background after its HTTP response
+        self.background = False  # whether it runs only when nothing else waits: a line of a batch
 
     def elapsed(self) -> float:
         """Return the seconds since the request arrived."""

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from syringa.api.models.loading import describe_model, image_policy, load_model
-from syringa.api.models.specs import serving_specs
-from syringa.config import Config, ModelSpec, Prices
+from syringa.api.models.specs import pulled_fields, serving_specs
+from syringa.config import Config, ModelSpec, Prices, read_model
+from syringa.config.specs import Replicas
 from syringa.errors import ConfigError, ModelError
 from syringa.output_formats import ModelFormats
 from syringa.prompt.images.loader import ImagePolicy
 from tests.api.model_files import write_model_folder
+from tests.embedding_models import CLS, MAX_LENGTH, SEP, tokens_of, write_embedding_folder
 
 
 @pytest.mark.model
@@ -72,6 +74,8 @@ def test_fingerprint_identifies_files_settings_and_version(tmp_path: Path, monke
 
 def test_load_model_detects_image_support(tmp_path: Path) -> None:
     assert load_model(Config(model=write_model_folder(tmp_path, vision_config={"depth": 1}))).supports_images
+    text_only = write_model_folder(tmp_path, vision_config={"depth": 1}, model_type="qwen3_5")
+    assert not load_model(Config(model=text_only)).supports_images
 
 
 def test_load_model_uses_configured_template(tmp_path: Path) -> None:
@@ -114,6 +118,53 @@ def test_load_model_keeps_names_of_spec(tmp_path: Path) -> None:
     assert (model.id, model.aliases, model.prices, model.defaults) == ("a", ("b",), prices, {"top_k": 3})
     alone = load_model(Config(models=(spec,)))
     assert (alone.id, alone.aliases) == ("a", ("b",))
+
+
+async def test_load_model_reads_embedding_model(tmp_path: Path) -> None:
+    path = write_embedding_folder(tmp_path / "tiny")
+    spec = ModelSpec(id="e", path=path, prices=Prices(input=2))
+    model = load_model(Config(embedding_max_tokens=99), spec)
+    assert model.encoder is not None
+    assert (model.kind, model.max_model_len, model.encoder.max_request_tokens) == ("embed", MAX_LENGTH, 99)
+    assert model.encoder.tokenizer.encode("ab") == [CLS, *tokens_of("ab"), SEP]
+    card = model.card("cold")
+    assert describe_model(spec, model.created) == card
+    assert (card.kind, card.dimensions, card.prices) == ("embed", 4, Prices(input=2))
+    assert load_model(Config(), ModelSpec(id="e", path=path, max_model_len=9)).max_model_len == 9
+
+
+def test_load_model_reads_cross_encoder(tmp_path: Path) -> None:
+    path = write_embedding_folder(tmp_path, architectures=["BertForSequenceClassification"], id2label={"0": "x"})
+    card = load_model(Config(), ModelSpec(id="e", path=path)).card()
+    assert (card.kind, card.dimensions, card.capabilities) == ("score", None, ("rerank", "score"))
+
+
+def test_pulled_model_does_not_have_the_settings_of_the_first_one(tmp_path: Path) -> None:
+    chat, embedding = write_model_folder(tmp_path), write_embedding_folder(tmp_path / "tiny")
+    assert pulled_fields(chat, Config()) == {"path": chat}
+    short = Config(max_model_len=32, dtype="bf16", threads=2)
+    assert pulled_fields(chat, short) == {"path": chat}  # which follow the settings
+    config = Config(
+        max_model_len=1000, chat_template="x.jinja", tool_format="hermes", dtype="bf16", replicas=Replicas(max=3)
+    )
+    own = {"chat_template": "", "tool_format": "auto"}
+    assert pulled_fields(chat, config) == {"path": chat, "max_model_len": 0} | own
+    fields = pulled_fields(embedding, config)
+    assert fields == {"path": embedding, "max_model_len": 0, "dtype": "auto", "replicas": {"min": 1, "max": 1}} | own
+    spec = read_model(fields | {"id": "e"}, config)
+    assert load_model(config, spec).max_model_len == MAX_LENGTH
+
+
+def test_serving_specs_name_embedding_model_by_its_folder(tmp_path: Path) -> None:
+    chat, path = write_model_folder(tmp_path), write_embedding_folder(tmp_path / "tiny")
+    first, second = serving_specs(Config(model=chat, embedding_model=path))
+    assert (second.id, second.aliases) == ("tiny", (path,))
+    one = ModelSpec(id="tiny", path=chat)
+    with pytest.raises(ConfigError, match="the model is called 'tiny', as another one is"):
+        serving_specs(Config(models=(one,), embedding_model=path))
+    with pytest.raises(ModelError, match="no such file"):
+        serving_specs(Config(model=chat, embedding_model="/no/such/folder"))
+    assert first.id == tmp_path.name
 
 
 def test_serving_specs_have_ids(tmp_path: Path) -> None:

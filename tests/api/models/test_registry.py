@@ -14,8 +14,9 @@ from syringa.api.models.loading import load_model
 from syringa.api.models.registry import ModelRegistry
 from syringa.api.models.served_model import ModelStatus
 from syringa.config import Config, ModelSpec, Prices
-from syringa.errors import ConfigError, EngineUnavailable, Forbidden, ModelError, NotFound
+from syringa.errors import ConfigError, EngineUnavailable, Forbidden, InvalidRequest, ModelError, NotFound
 from tests.api.model_files import write_model_folder
+from tests.embedding_models import write_embedding_folder
 
 
 @pytest.fixture
@@ -192,3 +193,35 @@ async def test_registry_set_max_model_len(config: Config) -> None:
 def test_registry_prices(config: Config) -> None:
     registry = ModelRegistry(config)
     assert [registry.prices(name) for name in ("a", "b", "unknown")] == [Prices(input=1), Prices(), Prices()]
+
+
+async def test_registry_finds_models_by_kind(tmp_path: Path) -> None:
+    embedding = write_embedding_folder(tmp_path / "e")
+    scoring = write_embedding_folder(
+        tmp_path / "s", architectures=["BertForSequenceClassification"], id2label={"0": "x"}
+    )
+    models = (
+        ModelSpec(id="text", path=write_model_folder(tmp_path)),
+        ModelSpec(id="one", path=embedding),
+        ModelSpec(id="ranker", path=scoring),
+        ModelSpec(id="two", path=embedding, aliases=("second",)),
+    )
+    registry = ModelRegistry(Config(models=models))
+    assert (await registry.find(None)).id == "text"
+    assert [(await registry.find(name, ("embed",))).id for name in (None, "", "default", "two")] == ["one"] * 3 + [
+        "two"
+    ]
+    assert (await registry.find(None, ("score", "embed"))).id == "ranker"
+    assert (await registry.for_key(frozenset({"two"})).find(None, ("embed",))).id == "two"
+    with pytest.raises(InvalidRequest, match="'one' makes embeddings"):
+        await registry.find("one")
+    with pytest.raises(InvalidRequest, match="no model that makes embeddings"):
+        await registry.for_key(frozenset({"text", "ranker"})).find(None, ("embed",))
+    preferring = ModelRegistry(Config(models=models, embedding_model="second"))
+    assert (await preferring.find(None, ("embed",))).id == "two"
+    assert [(card.id, card.kind) for card in await preferring.all()] == [
+        ("text", "generate"),
+        ("one", "embed"),
+        ("ranker", "score"),
+        ("two", "embed"),
+    ]

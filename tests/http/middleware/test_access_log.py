@@ -14,6 +14,7 @@ from syringa import logs
 from syringa.config import Config
 from syringa.http.middleware import access_log
 from syringa.http.middleware.access_log import logger
+from tests.chat_models import plain_model
 from tests.client import client, server
 from tests.fake_engine import FakeEngine
 
@@ -131,3 +132,16 @@ async def test_access_log_formats_nothing_if_disabled(monkeypatch: pytest.Monkey
             assert (await http.post("/v1/completions", json={"prompt": "x"})).status_code == 200
     finally:
         logging.getLogger("syringa").setLevel(level)
+
+
+async def test_tokens_of_mcp_servers_in_a_message_are_never_logged(log: list[dict[str, Any]]) -> None:
+    logs.PROMPTS.setLevel(logging.INFO)
+    body = {
+        "messages": [{"role": "user", "content": "a question"}],
+        "max_tokens": 5,
+        "mcp_servers": [{"type": "url", "url": "https://a.example", "name": "a", "authorization_token": SECRET}],
+    }
+    async with client(model=plain_model()) as http:
+        assert (await http.post("/v1/messages", json=body)).status_code == 200
+    assert "a question" in json.dumps(log)
+    assert SECRET not in json.dumps(log)

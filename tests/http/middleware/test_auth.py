@@ -21,6 +21,7 @@ from syringa.service.app_state import AppState
 from syringa.service.usage.accounting import RequestAccounting
 from tests.chat_models import plain_model
 from tests.client import client, eventually, server
+from tests.embedding_models import embedding_model
 from tests.fake_engine import FakeEngine
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -30,6 +31,23 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/v2/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/responses": {"input": "hi"},
     "/v1/responses/compact": {"input": "hi"},
+}
+EMBEDDING_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "hi"},
+    "/api/v2/embeddings": {"input": ["hi", "ho"]},
+    "/rerank": {"query": "hi", "documents": ["ho"]},
+    "/v1/rerank": {"query": "hi", "documents": ["ho", "hum"]},
+    "/v2/rerank": {"query": "hi", "documents": ["ho"]},
+    "/score": {"text_1": "hi", "text_2": "ho"},
+    "/v1/score": {"text_1": "hi", "text_2": ["ho", "hum"]},
+}
+# Of other APIs, without a field `user`.
+OTHER_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+    "/api/chat": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    "/api/generate": {"model": "m", "prompt": "hi"},
+    "/api/embed": {"model": "tiny", "input": ["hi", "ho"]},
+    "/api/embeddings": {"model": "tiny", "prompt": "hi"},
 }
 
 
@@ -54,7 +72,9 @@ async def accounting_client(
     app_state = AppState(config)
     accounting: list[RequestAccounting] = []
     app_state.observers.append(accounting.append)
-    app = create_app(config, SingleEngineProvider(engine), FixedModels([plain_model(id="m")]), app_state)
+    app = create_app(
+        config, SingleEngineProvider(engine), FixedModels([plain_model(id="m"), embedding_model()]), app_state
+    )
     async with AccountingClient(
         transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://localhost"
     ) as http:
@@ -66,7 +86,8 @@ async def accounting_client(
 
 
 def test_bodies_cover_all_metered_endpoints() -> None:
-    assert BODIES.keys() == {endpoint.path for endpoint in ENDPOINTS if endpoint.metered}
+    bodies = {**BODIES, **EMBEDDING_BODIES, **OTHER_BODIES}
+    assert bodies.keys() == {endpoint.path for endpoint in ENDPOINTS if endpoint.metered}
 
 
 @pytest.mark.parametrize("path", sorted(BODIES))
@@ -85,6 +106,33 @@ async def test_metered_request_is_accounted_once(file: str, path: str, stream: b
     assert entry.stats.completion_tokens > 0
     assert entry.first_token_seconds is not None
     assert 0 < entry.first_token_seconds <= entry.total_seconds
+
+
+@pytest.mark.parametrize("path", sorted(EMBEDDING_BODIES))
+async def test_embedding_request_is_accounted_once_without_output(file: str, path: str) -> None:
+    async with accounting_client(file) as http:
+        answer = await http.post(path, json=EMBEDDING_BODIES[path] | {"user": "ann"})
+        assert answer.status_code == 200, answer.text
+    (entry,) = http.accounting
+    assert (entry.endpoint, entry.outcome, entry.status, entry.model) == (path, "ok", 200, "tiny")
+    assert (entry.request_id, entry.user) == (answer.headers["x-request-id"], "ann")
+    assert entry.stats.prompt_tokens == sum(map(len, http.engine.embedded[0].inputs))
+    assert answer.json()["usage"] == dict.fromkeys(("prompt_tokens", "total_tokens"), entry.stats.prompt_tokens)
+    assert (entry.stats.completion_tokens, entry.stats.cached_tokens, entry.first_token_seconds) == (0, 0, None)
+
+
+@pytest.mark.parametrize("path", sorted(OTHER_BODIES))
+@pytest.mark.parametrize("stream", [False, True])
+async def test_request_of_another_api_is_accounted_once(file: str, path: str, stream: bool) -> None:
+    async with accounting_client(file) as http:
+        answer = await http.post(path, json=OTHER_BODIES[path] | {"stream": stream})
+        assert answer.status_code == 200, answer.text
+    (entry,) = http.accounting
+    model = OTHER_BODIES[path]["model"]
+    assert (entry.endpoint, entry.outcome, entry.status, entry.model) == (path, "ok", 200, model)
+    assert entry.request_id == answer.headers["x-request-id"]
+    assert entry.stats.prompt_tokens > 0
+    assert (entry.stats.completion_tokens > 0) == (model == "m")
 
 
 async def test_background_response_is_accounted_when_it_ends(file: str) -> None:

@@ -12,7 +12,9 @@ import pytest
 from syringa.api.models.served_model import FixedModels
 from syringa.config import Config
 from syringa.engine.interface import SingleEngineProvider
-from syringa.fleet.status import FleetStatus, NodeStatus, PoolStatus
+from syringa.fleet.pools import PoolSpec
+from syringa.fleet.schedule import PoolSchedule, PoolWindow
+from syringa.fleet.status import FleetMove, FleetStatus, NodeStatus, PoolStatus
 from syringa.http.app import create_app
 from syringa.service.app_state import AppState
 from syringa.types import HistogramCounts
@@ -33,6 +35,7 @@ STATUS = FleetStatus(
     ],
     evictions={"pool_closed": 3, "owner_returned": 0},
     recovery=HistogramCounts((1.0, 5.0), (0, 2, 1), 13.5),
+    moves=[FleetMove(1_769_800_000.5, "stop", "m-1", "m", "gpu-2", "node gpu-2 is lost")],
 )  # fmt: skip
 
 
@@ -57,7 +60,8 @@ class ClusterEngines(SingleEngineProvider):
 
 @asynccontextmanager
 async def server(engines: SingleEngineProvider, database: str) -> AsyncIterator[httpx.AsyncClient]:
-    config = Config(database=database)
+    schedule = PoolSchedule(timezone="Europe/Berlin", windows=(PoolWindow(days=("fri",), start="22:00", end="06:00"),))
+    config = Config(database=database, pools=(PoolSpec(name="night", schedule=schedule),))
     app_state = AppState(config)
     app = create_app(config, engines, FixedModels([plain_model(id="m")]), app_state)
     await app_state.start()
@@ -107,8 +111,25 @@ async def test_pools_are_listed(database: str) -> None:
         "cpus": 0,
         "cpus_used": 0,
         "replicas": 1,
+        "timezone": "Europe/Berlin",
+        "windows": [{"days": ["fri"], "start": "22:00", "end": "06:00"}],
     }
     assert (spare["override"], spare["changes_at"]) == ("closed", None)
+    assert (spare["timezone"], spare["windows"]) == ("UTC", [])
+
+
+async def test_moves_are_listed_with_their_reasons(database: str) -> None:
+    async with server(ClusterEngines(), database) as http:
+        (move,) = (await http.get("/admin/moves")).json()["data"]
+    assert move == {
+        "object": "move",
+        "at": 1_769_800_000,
+        "action": "stop",
+        "replica": "m-1",
+        "model": "m",
+        "node": "gpu-2",
+        "reason": "node gpu-2 is lost",
+    }
 
 
 async def test_node_is_drained_with_the_grace_of_the_request_or_its_pool(database: str) -> None:
@@ -155,6 +176,7 @@ async def test_server_without_a_cluster_has_one_node_and_no_pools(database: str)
         ("GET", "/admin/nodes"),
         ("POST", "/admin/nodes/gpu-1/drain"),
         ("GET", "/admin/pools"),
+        ("GET", "/admin/moves"),
         ("POST", "/admin/pools/night/open"),
         ("POST", "/admin/pools/night/close"),
         ("POST", "/admin/pools/night/reset"),

@@ -75,7 +75,8 @@ class Service:
         models = SimpleNamespace(ids=ids, for_key=lambda allowed: SimpleNamespace(ids=allowed or ids))
         self.caller: Caller | None = None
         self.keys = SimpleNamespace(single_organization=False)
-        app_state = SimpleNamespace(metrics=self.metrics, keys=self.keys)
+        no_store = SimpleNamespace(location=SimpleNamespace(is_empty=lambda: True))
+        app_state = SimpleNamespace(metrics=self.metrics, keys=self.keys, store=no_store)
         handlers = SystemRoutes(cast(Any, Engines(**engines)), cast(Any, models), cast(Any, app_state), status, dict)
         self.router = Router([Route("/metrics", handlers.metrics), Route("/status", handlers.status)])
 

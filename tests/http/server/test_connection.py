@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import http.client
 import json
+from typing import Any
 
 import pytest
 
+from syringa.http.context import CONNECTION
 from syringa.http.server import server as serving
+from syringa.http.server.connection import MIN_UPLOAD_RATE
 from tests.client import eventually, settle, until
 from tests.fake_engine import FakeEngine
+from tests.http.fake_transport import create_connection
 from tests.http.raw_client import BODY, COMPLETION_REQUEST, HEAD, HEALTH_REQUEST, running_server
 
 
@@ -276,6 +280,31 @@ async def test_read_timeout_excludes_time_without_reading() -> None:
     async with running_server(engine, read_timeout=1.0) as server, server.client(COMPLETION_REQUEST + large) as client:
         for _ in range(2):
             assert (await client.response())[0] == 200
+
+
+async def test_upload_may_take_longer_than_the_read_timeout_while_it_goes_on() -> None:
+    """The timer is expired by hand: what counts is how much has arrived since the last time."""
+
+    async def receive_forever(scope: Any, receive: Any, send: Any) -> None:
+        scope["extensions"][CONNECTION].expect_upload()
+        while (await receive())["type"] == "http.request":
+            pass
+
+    connection, transport = create_connection(receive_forever)
+    connection._limits.read_timeout = 10.0
+    enough = MIN_UPLOAD_RATE * 10
+    connection.data_received(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n")
+    await asyncio.sleep(0)
+    for _ in range(3):
+        connection.data_received(b"x" * enough)
+        await settle()
+        connection._read_timed_out()
+        assert not transport.writes
+    connection.data_received(b"x" * (enough - 1))
+    await settle()
+    connection._read_timed_out()
+    assert transport.text.startswith(b"HTTP/1.1 408")
+    connection.connection_lost(None)
 
 
 @pytest.mark.parametrize(

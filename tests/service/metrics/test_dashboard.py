@@ -35,6 +35,7 @@ def rendered() -> dict[str, set[str]]:
     metrics.observe(accounting())
     metrics.observe(refused(RateLimited("slower")))
     metrics.count_route("qwen", True)
+    metrics.count_line(failed=False)
     found: dict[str, set[str]] = {}
     for name, labels in parsed(metrics._text({"qwen": EngineReport(EngineStats())}, FLEET)):
         found.setdefault(name, set()).update(dict(labels))

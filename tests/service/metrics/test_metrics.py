@@ -98,6 +98,19 @@ async def test_request_times_and_tokens() -> None:
     assert value(found, "syringa_model_load_seconds_count", model_name="qwen") == 0
 
 
+async def test_embedding_request_has_times_and_input_tokens_only() -> None:
+    metrics, made = Metrics("syringa_"), accounting(endpoint="/embeddings")
+    made.first_token_seconds, made.load_seconds = None, 0.5
+    made.stats.completion_tokens = made.stats.cached_tokens = made.stats.reasoning_tokens = 0
+    metrics.observe(made)
+    found = await scraped(metrics)
+    sums = {"e2e_request_latency_seconds": 3, "request_queue_time_seconds": 0.25, "request_prompt_tokens": 100}
+    for name, expected in (sums | {"request_inference_time_seconds": 2.25}).items():
+        assert value(found, f"syringa_{name}_sum", model_name="qwen") == expected
+    for name in ("time_to_first_token_seconds", "request_generation_tokens"):
+        assert value(found, f"syringa_{name}_count", model_name="qwen") == 0
+
+
 async def test_truncated_request_counts_as_length() -> None:
     metrics = Metrics("syringa_")
     ended = [accounting(), accounting(), accounting()]

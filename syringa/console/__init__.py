@@ -1,0 +1,1 @@
+"""The browser console: static files that the API process serves. README.md describes how they are written."""

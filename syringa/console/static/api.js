@@ -1,0 +1,296 @@
+/**
+ * The client of the server's API: the only module that calls fetch.
+ *
+ * Every failure is an `ApiError` with the server's message and request id. A server that cannot be reached sets
+ * `connection` to "away"; it is asked for /health until it answers, and `reconnects` then counts one more, which
+ * `useResource` waits for. A key that is refused makes `onUnauthorized` run.
+ */
+
+import { signal } from "./lib.js";
+
+const BASE = new URL("./", document.baseURI);
+const HEALTH_AWAY_MS = 1500;
+const HEALTH_IDLE_MS = 10000;
+
+/** @type {import("./vendor/signals.js").Signal<"online" | "away">} */
+export const connection = signal("online");
+/** How often the server came back since the page was opened. */
+export const reconnects = signal(0);
+
+let key = "";
+/** @type {(error: ApiError) => void} */
+let unauthorized = () => {};
+
+/** A request that failed. `status` is 0 where the server could not be reached. */
+export class ApiError extends Error {
+  /**
+   * @param {string} message
+   * @param {{status?: number, code?: string | null, param?: string | null, requestId?: string | null}} details
+   */
+  constructor(message, { status = 0, code = null, param = null, requestId = null } = {}) {
+    super(message);
+    this.name = "ApiError";
+    this.status = status;
+    this.code = code;
+    this.param = param;
+    this.requestId = requestId;
+  }
+}
+
+/** Set the API key that requests are sent with; "" for none. @param {string} value */
+export function setKey(value) {
+  key = value;
+}
+
+/** @param {(error: ApiError) => void} handler called when a key is refused (401) */
+export function onUnauthorized(handler) {
+  unauthorized = handler;
+}
+
+/** The server's address without a trailing slash, for examples of code. */
+export function serverAddress() {
+  return BASE.href.replace(/\/$/, "");
+}
+
+/** @param {unknown} error */
+export function isAbort(error) {
+  return error instanceof DOMException && error.name === "AbortError";
+}
+
+/**
+ * @typedef {object} RequestOptions
+ * @property {unknown} [body] sent as JSON; a FormData is sent as it is
+ * @property {Record<string, string | number | boolean | null | undefined>} [query] without its empty values
+ * @property {AbortSignal} [signal]
+ * @property {Record<string, string>} [headers]
+ * @property {string} [key] instead of the session's key
+ */
+
+/**
+ * Send a request and return the response once its headers are there; raise ApiError unless it succeeded.
+ * @param {string} method
+ * @param {string} path such as "/v1/models"
+ * @param {RequestOptions} [options]
+ * @returns {Promise<Response>}
+ */
+export async function send(method, path, options = {}) {
+  const url = new URL(path.replace(/^\//, ""), BASE);
+  for (const [name, value] of Object.entries(options.query ?? {})) {
+    if (value !== undefined && value !== null && value !== "") url.searchParams.set(name, String(value));
+  }
+  /** @type {Record<string, string>} */
+  const headers = { ...options.headers };
+  const bearer = options.key ?? key;
+  if (bearer) headers["authorization"] = `Bearer ${bearer}`;
+  /** @type {BodyInit | undefined} */
+  let body;
+  if (options.body instanceof FormData) body = options.body;
+  else if (options.body !== undefined) {
+    headers["content-type"] = "application/json";
+    body = JSON.stringify(options.body);
+  }
+  let response;
+  try {
+    response = await fetch(url, {
+      method,
+      headers,
+      body,
+      signal: options.signal ?? null,
+      cache: "no-store",
+      credentials: "omit",
+    });
+  } catch (error) {
+    if (isAbort(error)) throw error;
+    serverAway();
+    throw new ApiError("The server cannot be reached.");
+  }
+  serverThere();
+  if (response.ok) return response;
+  const failure = await readError(response);
+  if (response.status === 401 && options.key === undefined) unauthorized(failure);
+  throw failure;
+}
+
+/**
+ * Send a request and return its decoded JSON body; undefined for an empty one.
+ * @param {string} method @param {string} path @param {RequestOptions} [options]
+ * @returns {Promise<any>}
+ */
+export async function call(method, path, options = {}) {
+  const response = await send(method, path, options);
+  try {
+    const text = await response.text();
+    return text ? JSON.parse(text) : undefined;
+  } catch (error) {
+    if (isAbort(error)) throw error;
+    if (error instanceof SyntaxError) {
+      throw new ApiError(`${path} did not return JSON.`, { status: response.status, requestId: requestId(response) });
+    }
+    serverAway();
+    throw new ApiError("The connection to the server was lost.");
+  }
+}
+
+/** @param {string} path @param {RequestOptions["query"]} [query] @param {RequestOptions} [options] */
+export const get = (path, query, options) => call("GET", path, { ...options, query });
+/** @param {string} path @param {unknown} [body] @param {RequestOptions} [options] */
+export const post = (path, body, options) => call("POST", path, { ...options, body });
+/** @param {string} path @param {unknown} [body] @param {RequestOptions} [options] */
+export const put = (path, body, options) => call("PUT", path, { ...options, body });
+/** @param {string} path @param {RequestOptions} [options] */
+export const del = (path, options) => call("DELETE", path, options);
+
+/**
+ * @typedef {object} StreamEvent
+ * @property {string} event the name of a server-sent event; "message" without one
+ * @property {any} data decoded JSON
+ * @property {string} id the event's id; "" without one
+ */
+
+/**
+ * Send a request and yield the events of the response: server-sent events, or lines of JSON (application/x-ndjson).
+ * An error inside the stream raises ApiError. Ends with the stream, or with AbortError by `options.signal`.
+ * @param {string} method @param {string} path
+ * @param {RequestOptions & {onResponse?: (response: Response) => void}} [options]
+ * @returns {AsyncGenerator<StreamEvent, void, void>}
+ */
+export async function* stream(method, path, options = {}) {
+  const response = await send(method, path, options);
+  options.onResponse?.(response);
+  const id = requestId(response);
+  const ndjson = (response.headers.get("content-type") ?? "").includes("ndjson");
+  const parse = ndjson ? parseLine : parseEvent;
+  const separator = ndjson ? "\n" : "\n\n";
+  const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
+  const decoder = new TextDecoder();
+  let buffer = "";
+  try {
+    for (;;) {
+      let piece;
+      try {
+        piece = await reader.read();
+      } catch (error) {
+        if (isAbort(error)) throw error;
+        serverAway();
+        throw new ApiError("The connection was lost while the answer was streaming.", { requestId: id });
+      }
+      if (piece.done) return;
+      buffer = (buffer + decoder.decode(piece.value, { stream: true })).replaceAll("\r\n", "\n");
+      let end;
+      let start = 0;
+      while ((end = buffer.indexOf(separator, start)) >= 0) {
+        const event = parse(buffer.slice(start, end));
+        start = end + separator.length;
+        if (event === null) continue;
+        if (event.data === undefined) return; // [DONE]
+        const error = event.data?.error;
+        if (error && typeof error === "object" && !event.data.object) throw fromBody(event.data, 0, id);
+        yield event;
+      }
+      if (start > 0) buffer = buffer.slice(start);
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/**
+ * Fetch a file with the session's key and save it.
+ * @param {string} path @param {string} name @param {RequestOptions} [options]
+ */
+export async function download(path, name, options = {}) {
+  const response = await send("GET", path, options);
+  saveFile(await response.blob(), name);
+}
+
+/** Save text or a blob as a file. @param {Blob | string} content @param {string} name @param {string} [type] */
+export function saveFile(content, name, type = "text/plain") {
+  const url = URL.createObjectURL(typeof content === "string" ? new Blob([content], { type }) : content);
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
+
+/** @param {string} block @returns {StreamEvent | null} null: a comment; data is undefined for [DONE] */
+function parseEvent(block) {
+  let event = "message";
+  let id = "";
+  /** @type {string[]} */
+  const lines = [];
+  for (const line of block.split("\n")) {
+    if (line.startsWith("data:")) lines.push(line.slice(line[5] === " " ? 6 : 5));
+    else if (line.startsWith("event:")) event = line.slice(6).trim();
+    else if (line.startsWith("id:")) id = line.slice(3).trim();
+  }
+  if (lines.length === 0) return null;
+  const text = lines.join("\n");
+  return { event, id, data: text === "[DONE]" ? undefined : JSON.parse(text) };
+}
+
+/** @param {string} line @returns {StreamEvent | null} */
+function parseLine(line) {
+  return line.trim() ? { event: "message", id: "", data: JSON.parse(line) } : null;
+}
+
+/** @param {Response} response */
+function requestId(response) {
+  return response.headers.get("x-request-id");
+}
+
+/** @param {Response} response */
+async function readError(response) {
+  let body = null;
+  try {
+    body = await response.json();
+  } catch {
+    // Not from this server, for example from a proxy: the status must do.
+  }
+  return fromBody(body, response.status, requestId(response));
+}
+
+/** @param {any} body @param {number} status @param {string | null} id */
+function fromBody(body, status, id) {
+  const error = body?.error;
+  const message = typeof error === "string" ? error : error?.message;
+  return new ApiError(message || `The server answered with status ${status}.`, {
+    status,
+    code: error?.code ?? null,
+    param: error?.param ?? null,
+    requestId: body?.request_id ?? id,
+  });
+}
+
+function serverThere() {
+  if (connection.value === "away") {
+    connection.value = "online";
+    reconnects.value += 1;
+  }
+}
+
+function serverAway() {
+  if (connection.value === "online") {
+    connection.value = "away";
+    checkHealth();
+  }
+}
+
+async function checkHealth() {
+  clearTimeout(timer);
+  try {
+    await send("GET", "/health", { signal: AbortSignal.timeout(5000) });
+  } catch (error) {
+    // An answer of any status is one; a proxy without a server behind it says 502 to 504.
+    const status = error instanceof ApiError ? error.status : 0;
+    if (status === 0 || (status >= 502 && status <= 504)) connection.value = "away";
+  }
+  timer = setTimeout(checkHealth, connection.value === "away" ? HEALTH_AWAY_MS : HEALTH_IDLE_MS);
+}
+
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let timer = setTimeout(checkHealth, HEALTH_IDLE_MS);
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(timer);
+  if (document.visibilityState === "visible") checkHealth();
+});

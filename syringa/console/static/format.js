@@ -1,0 +1,87 @@
+/** Numbers, sizes, times and prices as text. */
+
+const integer = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
+const dateTime = new Intl.DateTimeFormat("en-US", { dateStyle: "medium", timeStyle: "short" });
+const day = new Intl.DateTimeFormat("en-US", { dateStyle: "medium" });
+
+export const NONE = "–";
+
+/** @param {number | null | undefined} value @param {number} [digits] after the point */
+export function number(value, digits = 0) {
+  if (value === null || value === undefined || Number.isNaN(value)) return NONE;
+  return digits === 0
+    ? integer.format(value)
+    : value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+/** 12,345 as 12.3K. @param {number | null | undefined} value */
+export function short(value) {
+  return value === null || value === undefined ? NONE : compact.format(value);
+}
+
+/** @param {number | null | undefined} value in bytes */
+export function bytes(value) {
+  if (value === null || value === undefined) return NONE;
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  let rest = value;
+  while (rest >= 1000 && unit < units.length - 1) {
+    rest /= 1000;
+    unit += 1;
+  }
+  return `${rest >= 100 || unit === 0 ? Math.round(rest) : rest.toFixed(1)} ${units[unit]}`;
+}
+
+/** @param {number | null | undefined} value in seconds */
+export function seconds(value) {
+  if (value === null || value === undefined) return NONE;
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value < 60) return `${value < 10 ? value.toFixed(2) : value.toFixed(1)} s`;
+  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  if (value < 86400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
+  return `${Math.floor(value / 86400)} d ${Math.floor((value % 86400) / 3600)} h`;
+}
+
+/** @param {number | null | undefined} value a share from 0 to 1 @param {number} [digits] */
+export function percent(value, digits = 0) {
+  return value === null || value === undefined ? NONE : `${(value * 100).toFixed(digits)}%`;
+}
+
+/** @param {number | null | undefined} value in the currency of the configured prices */
+export function money(value) {
+  if (value === null || value === undefined) return NONE;
+  if (value === 0) return "$0";
+  return value < 0.01 ? `$${value.toPrecision(2)}` : `$${value.toFixed(value < 1 ? 4 : 2)}`;
+}
+
+/** @param {number | string | Date | null | undefined} value Unix seconds, an RFC 3339 text or a Date */
+export function toDate(value) {
+  if (value === null || value === undefined || value === "") return null;
+  return typeof value === "number" ? new Date(value * 1000) : new Date(value);
+}
+
+/** @param {number | string | Date | null | undefined} value */
+export function time(value) {
+  const date = toDate(value);
+  return date === null ? NONE : dateTime.format(date);
+}
+
+/** @param {number | string | Date | null | undefined} value */
+export function date(value) {
+  const at = toDate(value);
+  return at === null ? NONE : day.format(at);
+}
+
+/** "3 minutes ago". @param {number | string | Date | null | undefined} value */
+export function ago(value) {
+  const at = toDate(value);
+  if (at === null) return NONE;
+  const elapsed = (Date.now() - at.getTime()) / 1000;
+  if (elapsed < 45) return "just now";
+  const relative = new Intl.RelativeTimeFormat("en-US", { numeric: "always" });
+  if (elapsed < 3600) return relative.format(-Math.max(1, Math.round(elapsed / 60)), "minute");
+  if (elapsed < 86400) return relative.format(-Math.round(elapsed / 3600), "hour");
+  if (elapsed < 30 * 86400) return relative.format(-Math.round(elapsed / 86400), "day");
+  return date(at);
+}

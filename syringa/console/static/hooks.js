@@ -1,0 +1,124 @@
+/** Hooks that pages share. */
+
+import { isAbort, reconnects } from "./api.js";
+import { useCallback, useEffect, useRef, useState } from "./lib.js";
+
+/**
+ * @template T
+ * @typedef {object} Resource
+ * @property {T | undefined} data the last that was loaded, also while it is loaded again
+ * @property {Error | null} error of the last try
+ * @property {boolean} loading
+ * @property {() => void} reload
+ */
+
+/**
+ * Load something from the server: at once, when `inputs` change, every `interval` milliseconds while the page is
+ * visible, and when the server comes back.
+ * @template T
+ * @param {(signal: AbortSignal) => Promise<T>} load
+ * @param {unknown[]} inputs
+ * @param {{interval?: number}} [options]
+ * @returns {Resource<T>}
+ */
+export function useResource(load, inputs, { interval = 0 } = {}) {
+  const [state, setState] = useState(
+    /** @type {{data: T | undefined, error: Error | null, loading: boolean}} */ ({ data: undefined, error: null, loading: true }),
+  );
+  const [turn, setTurn] = useState(0);
+  const reload = useCallback(() => setTurn((value) => value + 1), []);
+  const returned = reconnects.value;
+  useEffect(() => {
+    const controller = new AbortController();
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    let timer;
+    const run = async () => {
+      if (document.visibilityState === "visible" || turn === 0) {
+        try {
+          const data = await load(controller.signal);
+          if (controller.signal.aborted) return;
+          setState({ data, error: null, loading: false });
+        } catch (error) {
+          if (controller.signal.aborted || isAbort(error)) return;
+          const failure = error instanceof Error ? error : new Error(String(error));
+          setState((previous) => ({ data: previous.data, error: failure, loading: false }));
+        }
+      }
+      if (interval > 0 && !controller.signal.aborted) timer = setTimeout(run, interval);
+    };
+    setState((previous) => ({ ...previous, loading: true }));
+    void run();
+    return () => {
+      controller.abort();
+      clearTimeout(timer);
+    };
+  }, [...inputs, interval, turn, returned]);
+  return { ...state, reload };
+}
+
+/**
+ * Run something that the user asked for, once at a time.
+ * @template {unknown[]} A
+ * @param {(...values: A) => Promise<void>} action its errors go to `error`
+ */
+export function useAction(action) {
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(/** @type {Error | null} */ (null));
+  const running = useRef(false);
+  /** @param {A} values */
+  const run = async (...values) => {
+    if (running.current) return;
+    running.current = true;
+    setBusy(true);
+    setError(null);
+    try {
+      await action(...values);
+    } catch (failure) {
+      if (!isAbort(failure)) setError(failure instanceof Error ? failure : new Error(String(failure)));
+    } finally {
+      running.current = false;
+      setBusy(false);
+    }
+  };
+  return { run, busy, error, clear: () => setError(null) };
+}
+
+/**
+ * A value of this browser, kept in local storage under `name`.
+ * @template T
+ * @param {string} name @param {T} initial
+ * @returns {[T, (value: T) => void]}
+ */
+export function useStored(name, initial) {
+  const [value, setValue] = useState(() => {
+    try {
+      const text = localStorage.getItem(`syringa.${name}`);
+      return text === null ? initial : /** @type {T} */ (JSON.parse(text));
+    } catch {
+      return initial;
+    }
+  });
+  /** @param {T} next */
+  const store = (next) => {
+    setValue(next);
+    try {
+      localStorage.setItem(`syringa.${name}`, JSON.stringify(next));
+    } catch {
+      // Blocked or full: it lasts as long as the page.
+    }
+  };
+  return [value, store];
+}
+
+/** Whether a media query holds, also when that changes. @param {string} query @returns {boolean} */
+export function useMedia(query) {
+  const [matches, setMatches] = useState(() => matchMedia(query).matches);
+  useEffect(() => {
+    const list = matchMedia(query);
+    const update = () => setMatches(list.matches);
+    update();
+    list.addEventListener("change", update);
+    return () => list.removeEventListener("change", update);
+  }, [query]);
+  return matches;
+}

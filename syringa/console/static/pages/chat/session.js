@@ -1,0 +1,214 @@
+/** The conversation that is open, and what is done with its threads. It goes on while another page is shown. */
+
+import { effect, signal } from "../../lib.js";
+import { me, session } from "../../state.js";
+import { toast } from "../../ui/index.js";
+import { Conversation, newId } from "./conversation.js";
+import { generate } from "./request.js";
+import { deleteConversation, listConversations, readConversation, writeConversation } from "./storage.js";
+import { textWith } from "./tokens.js";
+
+/** @typedef {import("./conversation.js").Message} Message */
+/** @typedef {import("./conversation.js").Thread} Thread */
+
+const LAST = "syringa.chat";
+const TITLE_LENGTH = 60;
+const SAVE_MS = 400;
+
+export const current = signal(new Conversation());
+/** @type {import("../../vendor/signals.js").Signal<import("./storage.js").Summary[]>} */
+export const summaries = signal([]);
+/** Entries of /v1/models, which the page keeps current. @type {import("../../vendor/signals.js").Signal<any[]>} */
+export const models = signal([]);
+
+/** @type {string | null} */
+let owner = null;
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let timer;
+/** @type {Conversation | null} */
+let unsaved = null;
+
+/** The organization that conversations belong to. */
+function currentOwner() {
+  return me.peek()?.organization ?? "";
+}
+
+export function defaultModel() {
+  return String(me.value?.details.server?.default_model ?? models.value[0]?.id ?? "");
+}
+
+/** Open the last conversation of the caller, when the page is shown to it first. */
+export async function startChat() {
+  if (owner === currentOwner()) return;
+  owner = currentOwner();
+  stop();
+  current.value = owned(new Conversation());
+  await refreshList();
+  let last = null;
+  try {
+    last = sessionStorage.getItem(LAST);
+  } catch {
+    // Storage is blocked.
+  }
+  if (last && summaries.peek().some((each) => each.id === last)) await openConversation(last);
+}
+
+// Signing out ends what runs with the key, and forgets what was shown with it.
+effect(() => {
+  if (session.value !== "signed-out" || owner === null) return;
+  stop();
+  owner = null;
+  current.value = new Conversation();
+  summaries.value = [];
+});
+
+/** @param {Conversation} conversation which belongs to the caller from now on */
+function owned(conversation) {
+  conversation.owner = owner ?? "";
+  return conversation;
+}
+
+export async function refreshList() {
+  summaries.value = await listConversations(owner ?? "");
+}
+
+/** Start a conversation with the settings of the open one. */
+export function newConversation() {
+  const conversation = new Conversation();
+  conversation.first.settings.value = { ...current.peek().first.settings.peek() };
+  show(conversation);
+}
+
+/** @param {Conversation} conversation */
+function show(conversation) {
+  current.value = owned(conversation);
+  remember(conversation);
+}
+
+/** @param {Conversation} conversation which is opened again when the page is reloaded */
+function remember(conversation) {
+  try {
+    sessionStorage.setItem(LAST, conversation.id);
+  } catch {
+    // Storage is blocked.
+  }
+}
+
+/** @param {string} id */
+export async function openConversation(id) {
+  if (id === current.peek().id) return;
+  const data = await readConversation(id);
+  if (data === null) {
+    toast("The conversation is no longer in this browser.", "bad");
+    await refreshList();
+    return;
+  }
+  show(Conversation.fromJSON(data, id));
+}
+
+/** @param {string} id */
+export async function removeConversation(id) {
+  await deleteConversation(id);
+  if (id === current.peek().id) {
+    stop();
+    newConversation();
+  }
+  await refreshList();
+}
+
+/** @param {any} data of a file */
+export async function importConversation(data) {
+  const conversation = Conversation.fromJSON(data, newId("chat"));
+  show(conversation);
+  await store(conversation);
+}
+
+/** Store the conversation soon. @param {Conversation} [conversation] */
+export function changed(conversation = current.peek()) {
+  if (unsaved !== conversation) save();
+  clearTimeout(timer);
+  unsaved = conversation;
+  timer = setTimeout(save, SAVE_MS);
+}
+
+/** Store at once what waits for it. */
+function save() {
+  clearTimeout(timer);
+  const conversation = unsaved;
+  unsaved = null;
+  if (conversation) void store(conversation);
+}
+window.addEventListener("pagehide", save);
+
+/** @param {Conversation} conversation */
+async function store(conversation) {
+  if (conversation.isEmpty()) return;
+  if (conversation === current.peek()) remember(conversation);
+  conversation.updatedAt = Date.now();
+  if (!conversation.title.peek()) {
+    const first = conversation.first.path().find((each) => each.role === "user");
+    conversation.title.value = (first?.content.peek().text ?? "").trim().replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
+  }
+  const summary = { id: conversation.id, owner: conversation.owner, title: conversation.title.peek(), updatedAt: conversation.updatedAt };
+  await writeConversation(summary, conversation.toJSON());
+  await refreshList();
+}
+
+/** @param {Thread} thread @param {Message[]} path @param {any} [prefix] */
+function answer(thread, path, prefix) {
+  const conversation = current.peek();
+  const id = thread.settings.peek().model || defaultModel();
+  const model = models.peek().find((each) => each.id === id);
+  void generate({ thread, path, model, defaultModel: defaultModel(), prefix, onChange: () => void store(conversation) });
+  changed(conversation);
+}
+
+/** Send a message to the threads that are shown. @param {string} text @param {string[]} images */
+export function send(text, images) {
+  for (const thread of current.peek().shown()) {
+    const path = thread.path();
+    const message = thread.add(path[path.length - 1]?.id ?? null, "user", { text, images });
+    answer(thread, [...path, message]);
+  }
+}
+
+export function stop() {
+  for (const thread of current.peek().threads) thread.running.peek()?.abort();
+}
+
+/** @param {Thread} thread @returns {import("./message.js").Actions} */
+export function actionsOf(thread) {
+  return {
+    regenerate: (message) => answer(thread, thread.before(message)),
+    edit: (message, text, images) => {
+      const before = thread.before(message);
+      const { model, reasoning } = message.content.peek();
+      const edited = thread.add(message.parent, message.role, { text, images, model, reasoning });
+      if (message.role === "user") answer(thread, [...before, edited]);
+      else changed();
+    },
+    choose: (message) => {
+      thread.choose(message);
+      changed();
+    },
+    remove: (message) => {
+      thread.remove(message);
+      changed();
+    },
+    branch: (message, at, alternative) => {
+      const { tokens, reasoning } = message.content.peek();
+      const text = textWith(tokens, at, alternative);
+      if (text === null) {
+        toast("This token is a part of a character: there is no text to go on from.", "bad");
+        return;
+      }
+      const taken = { ...alternative, top: tokens[at]?.top ?? [] };
+      answer(thread, thread.before(message), { text, reasoning, tokens: [...tokens.slice(0, at), taken] });
+    },
+    answerCalls: (message, answers) => {
+      const path = [...thread.before(message), message];
+      for (const { id, text } of answers) path.push(thread.add(path[path.length - 1]?.id ?? null, "tool", { text, toolCallId: id }));
+      answer(thread, path);
+    },
+  };
+}

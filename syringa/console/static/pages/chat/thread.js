@@ -1,0 +1,71 @@
+/** The messages of a thread. New text keeps the end in view, unless the reader has scrolled away from it. */
+
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../../lib.js";
+import { IconButton } from "../../ui/index.js";
+import { MessageView } from "./message.js";
+import { actionsOf, changed, defaultModel, models } from "./session.js";
+import { ModelPicker, ModelStatus } from "./settings.js";
+
+const NEAR_END = 80;
+
+/**
+ * @param {{thread: import("./conversation.js").Thread, name?: string, empty?: any}} props `name`: of a thread that is compared
+ */
+export function ThreadView({ thread, name, empty }) {
+  const scroller = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const inner = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const following = useRef(true);
+  const [away, setAway] = useState(false);
+  thread.shape.value; // rendered again when the tree changes
+  const busy = thread.running.value !== null;
+  const path = thread.path();
+  const settings = thread.settings.value;
+  const model = models.value.find((each) => each.id === (settings.model || defaultModel()));
+  const toEnd = () => {
+    const element = scroller.current;
+    if (element) element.scrollTop = element.scrollHeight;
+  };
+  useLayoutEffect(() => {
+    following.current = true;
+    toEnd();
+  }, [thread, path.length]);
+  useEffect(() => {
+    const element = inner.current;
+    if (!element) return undefined;
+    const observer = new ResizeObserver(() => following.current && toEnd());
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, [thread]);
+  const onScroll = () => {
+    const element = scroller.current;
+    if (!element) return;
+    const near = element.scrollHeight - element.scrollTop - element.clientHeight < NEAR_END;
+    following.current = near;
+    setAway(!near);
+  };
+  const actions = actionsOf(thread);
+  return html`<section class="thread" aria-label=${name ? `Thread ${name}` : "Conversation"}>
+    ${name &&
+    html`<header class="thread-header"><span class="thread-name">${name}</span>
+      <div class="grow"><${ModelPicker} label=${`Model of thread ${name}`} hideLabel value=${settings.model} defaultModel=${defaultModel()} models=${models.value}
+        onChange=${(/** @type {string} */ id) => {
+          thread.settings.value = { ...thread.settings.peek(), model: id };
+          changed();
+        }} /></div>
+      ${model && html`<${ModelStatus} status=${model.status} />`}
+    </header>`}
+    <div class="thread-scroller" ref=${scroller} onScroll=${onScroll} tabindex="0" role="log" aria-live="polite" aria-label="Messages">
+      <div class="thread-inner" ref=${inner}>
+        ${path.length === 0 && empty}
+        ${path.map(
+          (message, index) => html`<${MessageView} key=${message.id} message=${message} siblings=${thread.children(message.parent)} actions=${actions} busy=${busy}
+            last=${index === path.length - 1} modelStatus=${model?.status ?? ""} />`,
+        )}
+      </div>
+    </div>
+    ${away && html`<div class="jump"><${IconButton} icon="down" label="Go to the end" onClick=${() => {
+      following.current = true;
+      toEnd();
+    }} /></div>`}
+  </section>`;
+}

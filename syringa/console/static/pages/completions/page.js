@@ -1,0 +1,161 @@
+/** Completions: text that a model continues, with the probability of every token, and text that it fills in. */
+
+import { isAbort, stream } from "../../api.js";
+import * as format from "../../format.js";
+import { html, useRef, useState } from "../../lib.js";
+import { Button, Card, EmptyState, ErrorNotice, Field, Loaded, Notice, NumberInput, Page, Switch, Tabs } from "../../ui/index.js";
+import { ModelSelect, defaultModel, useModels } from "../shared.js";
+
+const TABS = [{ id: "text", label: "Text" }, { id: "middle", label: "Fill in the middle" }];
+
+/** @typedef {{text: string, logprob: number | null, top: Record<string, number> | null}} Token */
+
+export default function CompletionsPage() {
+  const models = useModels("generate");
+  const [tab, setTab] = useState("text");
+  return html`<${Page} title="Completions" lead="Text without a chat template: what the model makes of it, token by token.">
+    <${Loaded} of=${models}>
+      ${(/** @type {any[]} */ all) =>
+        all.length === 0
+          ? html`<${EmptyState} icon="models" title="No model that writes text">Add one on the <a href="#/models">models page</a>.<//>`
+          : html`<${Tabs} label="Kind of completion" tabs=${TABS} value=${tab} onChange=${setTab}>
+              ${(/** @type {string} */ id) => html`<${Playground} key=${id} models=${all} middle=${id === "middle"} />`}
+            <//>`}
+    <//>
+  <//>`;
+}
+
+/** @param {{models: any[], middle: boolean}} props */
+function Playground({ models, middle }) {
+  const [model, setModel] = useState(() => defaultModel(models));
+  const [text, setText] = useState(middle ? "def add(a, b):\n    return \n\nprint(add(2, 3))\n" : "The lilac is a shrub that");
+  const [maxTokens, setMaxTokens] = useState(/** @type {number | undefined} */ (48));
+  const [temperature, setTemperature] = useState(/** @type {number | undefined} */ (0.7));
+  const [seed, setSeed] = useState(/** @type {number | undefined} */ (undefined));
+  const [echo, setEcho] = useState(true);
+  const [tokens, setTokens] = useState(/** @type {Token[] | null} */ (null));
+  const [figures, setFigures] = useState("");
+  const [note, setNote] = useState("");
+  const [error, setError] = useState(/** @type {unknown} */ (null));
+  const [controller, setController] = useState(/** @type {AbortController | null} */ (null));
+  const area = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
+  const cursor = useRef(middle ? text.indexOf("\n\n") : 0);
+
+  const run = async () => {
+    const own = new AbortController();
+    setController(own);
+    setError(null);
+    setNote("");
+    setTokens(null);
+    const at = cursor.current;
+    const [before, after] = middle ? [text.slice(0, at), text.slice(at)] : [text, ""];
+    const began = performance.now();
+    let first = 0;
+    let written = "";
+    let usage = /** @type {any} */ (null);
+    /** @type {Token[]} */
+    const found = [];
+    try {
+      const body = {
+        model, prompt: before, max_tokens: maxTokens, temperature, seed, stream: true, stream_options: { include_usage: true },
+        ...(middle ? { suffix: after } : { logprobs: 5, echo }),
+      };
+      for await (const { data } of stream("POST", "/v1/completions", { body, signal: own.signal })) {
+        usage = data.usage ?? usage;
+        const choice = data.choices?.[0];
+        if (!choice) continue;
+        first ||= performance.now();
+        written += choice.text;
+        const scores = choice.logprobs;
+        scores?.tokens.forEach((/** @type {string} */ each, /** @type {number} */ index) => found.push({ text: each, logprob: scores.token_logprobs[index], top: scores.top_logprobs?.[index] ?? null }));
+        if (!middle) setTokens([...found]);
+        else setText(before + cut(written, after) + after);
+      }
+      if (middle) {
+        if (after && written.endsWith(after)) setNote("This model has no fill-in-the-middle tokens: it has not seen the text after the cursor.");
+        cursor.current = at + cut(written, after).length;
+        select(at, cursor.current);
+      }
+      const seconds = (performance.now() - first) / 1000;
+      const count = usage?.completion_tokens ?? 0;
+      setFigures(`${format.number(usage?.prompt_tokens)} tokens in, ${format.number(count)} out, first after ${format.seconds((first - began) / 1000)}${count > 1 && seconds > 0 ? `, ${format.number((count - 1) / seconds, 1)} tokens/s` : ""}`);
+    } catch (failure) {
+      if (!isAbort(failure)) setError(failure);
+    } finally {
+      setController(null);
+    }
+  };
+  /** Show what was written: select it. @param {number} from @param {number} to */
+  const select = (from, to) => setTimeout(() => {
+    area.current?.focus();
+    area.current?.setSelectionRange(from, to);
+  });
+  const remember = (/** @type {any} */ event) => (cursor.current = event.target.selectionStart);
+  const busy = controller !== null;
+  const cold = models.find((each) => each.id === model)?.status === "cold";
+  return html`<div class="completions">
+    <div class="stack">
+      <${Field} label=${middle ? "Text, with the cursor where something is missing" : "Text"} hint="Control and Enter run it.">
+        ${(/** @type {any} */ attributes) => html`<textarea ...${attributes} ref=${area} class=${`input ${middle ? "mono" : ""}`} rows=${middle ? 14 : 7} spellcheck=${false} readonly=${busy} value=${text}
+          onInput=${(/** @type {any} */ event) => setText(event.target.value)} onSelect=${remember} onKeyUp=${remember} onClick=${remember}
+          onKeyDown=${(/** @type {KeyboardEvent} */ event) => {
+            if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || busy) return;
+            event.preventDefault();
+            void run();
+          }}></textarea>`}
+      <//>
+      <div class="row wrap">
+        ${busy ? html`<${Button} icon="stop" onClick=${() => controller?.abort()}>Stop<//>` : html`<${Button} variant="primary" icon="play" disabled=${text === ""} onClick=${run}>${middle ? "Fill in at the cursor" : "Complete"}<//>`}
+        <span class="muted small" role="status">${busy ? (cold && !tokens ? "Loading the model" : "Generating") : figures}</span>
+      </div>
+      <${ErrorNotice} error=${error} />
+      ${note && html`<${Notice} tone="warning">${note}<//>`}
+      ${tokens && html`<${HeatMap} tokens=${tokens} />`}
+    </div>
+    <${Card} title="Settings"><div class="stack">
+      <${ModelSelect} models=${models} value=${model} onChange=${setModel} />
+      <${NumberInput} label="Maximum tokens" min=${0} max=${4096} step=${1} value=${maxTokens} onChange=${setMaxTokens} />
+      <${NumberInput} label="Temperature" slider min=${0} max=${2} step=${0.1} value=${temperature} onChange=${setTemperature} />
+      <${NumberInput} label="Seed" step=${1} placeholder="random" value=${seed} onChange=${setSeed} />
+      ${!middle && html`<${Switch} label="Echo the prompt" checked=${echo} onChange=${setEcho} hint="Shows how likely the model finds each token of the text, too." />`}
+    </div><//>
+  </div>`;
+}
+
+/** What was generated without the suffix that a model without such tokens repeats. @param {string} written @param {string} suffix */
+function cut(written, suffix) {
+  return suffix && written.endsWith(suffix) ? written.slice(0, -suffix.length) : written;
+}
+
+/** How likely, in ten steps; a probability of 1 is 9. @param {number | null} logprob */
+function level(logprob) {
+  return logprob === null ? "none" : String(Math.min(9, Math.floor(Math.exp(logprob) * 10)));
+}
+
+/** @param {{tokens: Token[]}} props */
+function HeatMap({ tokens }) {
+  const [at, setAt] = useState(-1);
+  const token = tokens[at];
+  const known = tokens.filter((each) => each.logprob !== null);
+  const mean = known.length > 0 ? known.reduce((sum, each) => sum + (each.logprob ?? 0), 0) / known.length : null;
+  const show = (/** @type {any} */ event) => event.target.dataset?.at !== undefined && setAt(Number(event.target.dataset.at));
+  /** @param {KeyboardEvent} event */
+  const move = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    setAt(Math.max(0, Math.min(tokens.length - 1, at + step)));
+  };
+  return html`<${Card} title="Probabilities">
+    <div class="heat-text" tabindex="0" role="group" aria-label="Tokens; arrow keys choose one" onMouseOver=${show} onClick=${show} onKeyDown=${move}>
+      ${tokens.map((each, index) => html`<span key=${index} data-at=${index} class=${`heat heat-${level(each.logprob)} ${index === at ? "chosen" : ""}`}>${each.text}</span>`)}
+    </div>
+    <div class="heat-scale small muted" aria-hidden="true">unlikely ${["0", "2", "4", "6", "8", "9"].map((each) => html`<span key=${each} class=${`heat heat-${each}`}> </span>`)} likely</div>
+    <div class="heat-detail" aria-live="polite">
+      ${token
+        ? html`<p><code>${JSON.stringify(token.text)}</code> ${token.logprob === null ? "is the first token, and has no probability" : html`has ${format.percent(Math.exp(token.logprob), 1)} (log-probability ${token.logprob.toFixed(3)})`}</p>
+            ${token.top && html`<ol class="heat-top">${Object.entries(token.top).sort((a, b) => b[1] - a[1]).map(([text, logprob]) => html`<li key=${text}><code>${JSON.stringify(text)}</code><progress class="progress" aria-hidden="true" max="1" value=${Math.exp(logprob)}></progress><span>${format.percent(Math.exp(logprob), 1)}</span></li>`)}</ol>`}`
+        : html`<p class="muted">Point at a token, or choose one with the arrow keys, to see what else was likely.${mean !== null && ` Perplexity of all: ${Math.exp(-mean).toFixed(2)}.`}</p>`}
+    </div>
+  <//>`;
+}

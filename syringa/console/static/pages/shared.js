@@ -1,0 +1,64 @@
+/** What several pages need: lists of the server, choosing a model, and colors of states. */
+
+import { get } from "../api.js";
+import { useResource } from "../hooks.js";
+import { html } from "../lib.js";
+import { me } from "../state.js";
+import { Select, toast, toastError } from "../ui/index.js";
+
+/** @typedef {import("../ui/table.js").Column} Column */
+/** @typedef {"neutral" | "good" | "warning" | "bad" | "accent"} Tone */
+
+/**
+ * The entries of a list.
+ * @param {string} path @param {import("../api.js").RequestOptions["query"]} [query] @param {AbortSignal} [signal]
+ * @returns {Promise<any[]>}
+ */
+export async function list(path, query, signal) {
+  return (await get(path, query, { signal })).data;
+}
+
+/** @type {Record<string, Tone>} */
+const TONES = {
+  loaded: "good", ready: "good", ok: "good", completed: "good", active: "good",
+  loading: "accent", running: "accent", in_progress: "accent", validating: "accent", finalizing: "accent", fetching: "accent",
+  queued: "accent", draining: "warning", closing: "warning", cancelling: "warning", incomplete: "warning", degraded: "warning",
+  hanging: "bad", failed: "bad", lost: "bad", expired: "bad",
+};
+
+/** The color of a state of a model, response, batch, node, pool or replica. @param {string} state */
+export function tone(state) {
+  return TONES[state] ?? "neutral";
+}
+
+/** The models that the caller may use. @param {string} [kind] generate, embed or score */
+export function useModels(kind) {
+  return useResource(async (signal) => (await list("/v1/models", {}, signal)).filter((each) => !kind || each.kind === kind), [kind], { interval: 15000 });
+}
+
+/**
+ * @param {{models: any[] | undefined, value: string, onChange: (id: string) => void, all?: boolean, label?: string}} props
+ *   `all`: also none of them, for filters
+ */
+export function ModelSelect({ models, value, onChange, all = false, label = "Model" }) {
+  const options = (models ?? []).map((each) => ({ value: each.id, label: each.status === "cold" ? `${each.id} (cold)` : each.id }));
+  return html`<${Select} label=${label} value=${value} onChange=${onChange} options=${all ? [{ value: "", label: "All models" }, ...options] : options} />`;
+}
+
+/** The model that is chosen until the user chooses one: the server's default if it is among them. @param {any[] | undefined} models */
+export function defaultModel(models) {
+  const preferred = me.value?.details.server?.default_model;
+  return (models?.find((each) => each.id === preferred) ?? models?.[0])?.id ?? "";
+}
+
+/** Do something that a button asks for; say what was done, or why not. @param {() => Promise<any>} action @param {string} [done] */
+export async function act(action, done) {
+  try {
+    await action();
+    if (done) toast(done, "good");
+    return true;
+  } catch (error) {
+    toastError(error);
+    return false;
+  }
+}

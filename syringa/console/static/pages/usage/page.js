@@ -1,0 +1,109 @@
+/** Usage: requests, tokens and cost by day, model, organization and key. */
+
+import { download } from "../../api.js";
+import * as format from "../../format.js";
+import { useResource } from "../../hooks.js";
+import { html, useState } from "../../lib.js";
+import { may, me } from "../../state.js";
+import { Button, Card, EmptyState, Loaded, Page, Select, Stat, Stats, Table } from "../../ui/index.js";
+import { Chart } from "../../ui/chart.js";
+import { ModelSelect, act, list, useModels } from "../shared.js";
+
+const DAY = 86400;
+const MAX_SERIES = 5; // the others are one
+const RANGES = [
+  { value: "7", label: "Last 7 days" }, { value: "30", label: "Last 30 days" }, { value: "90", label: "Last 90 days" }, { value: "365", label: "Last year" },
+];
+/** What is counted: its name, its value for a row, and its text. @type {Record<string, {label: string, of: (row: any) => number, format: (value: number) => string}>} */
+const MEASURES = {
+  requests: { label: "Requests", of: (row) => row.requests, format: format.short },
+  tokens: { label: "Tokens", of: (row) => row.input_tokens + row.output_tokens, format: format.short },
+  output: { label: "Output tokens", of: (row) => row.output_tokens, format: format.short },
+  cost: { label: "Cost", of: (row) => row.cost, format: format.money },
+};
+const SUMMED = ["requests", "ok", "cancelled", "refused", "failed", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost"];
+
+export default function UsagePage() {
+  const admin = may("admin");
+  const withKeys = me.value?.details.keys_required !== false;
+  const [days, setDays] = useState("30");
+  const [by, setBy] = useState("model");
+  const [measure, setMeasure] = useState("requests");
+  const [model, setModel] = useState("");
+  const [organization, setOrganization] = useState("");
+  const models = useModels();
+  const organizations = useResource(async (signal) => (admin && withKeys ? list("/admin/organizations", {}, signal) : []), [admin]);
+  const keys = useResource(async (signal) => (admin && by === "key" ? list("/admin/keys", { revoked: true }, signal) : []), [admin, by]);
+  const path = admin ? "/admin/usage" : "/v1/usage";
+  const since = new Date((Math.floor(Date.now() / 1000 / DAY) - Number(days) + 1) * DAY * 1000).toISOString().slice(0, 10);
+  const query = { since, model, ...(admin && { organization }) };
+  const usage = useResource((signal) => list(path, { by: `day,${by}`, ...query }, signal), [path, by, since, model, organization], { interval: 30000 });
+  const groups = ["model", ...(withKeys ? [...(admin ? ["organization"] : []), "key"] : []), "endpoint", "user"];
+  const save = () => act(() => download(path, `usage-${since}.csv`, { query: { by: `day,${by}`, ...query, format: "csv" } }));
+  /** @param {string} id */
+  const label = (id) => {
+    const key = keys.data?.find((each) => each.id === id);
+    return key ? `${key.name || key.hint} (${key.organization})` : id || "(unknown)";
+  };
+  return html`<${Page} title="Usage" lead=${admin ? "What all organizations have used." : "What your organization has used."} actions=${html`<${Button} icon="download" onClick=${save}>Download CSV<//>`}>
+    <div class="grid filters">
+      <${Select} label="Time" value=${days} onChange=${setDays} options=${RANGES} />
+      <${Select} label="Group by" value=${by} onChange=${setBy} options=${groups.map((each) => ({ value: each, label: `${each[0]?.toUpperCase()}${each.slice(1)}` }))} />
+      <${Select} label="Show" value=${measure} onChange=${setMeasure} options=${Object.entries(MEASURES).map(([value, each]) => ({ value, label: each.label }))} />
+      <${ModelSelect} all models=${models.data} value=${model} onChange=${setModel} />
+      ${(organizations.data?.length ?? 0) > 1 && html`<${Select} label="Organization" value=${organization} onChange=${setOrganization} options=${[{ value: "", label: "All organizations" }, ...(organizations.data ?? []).map((each) => each.id)]} />`}
+    </div>
+    <${Loaded} of=${usage} label="Loading usage">
+      ${(/** @type {any[]} */ rows) =>
+        rows.length === 0
+          ? html`<${Card}><${EmptyState} icon="usage" title="Nothing was used in this time">Usage appears here a second after a request has ended. Send one on the <a href="#/chat">chat page</a>, or choose a longer time.<//><//>`
+          : html`<${Report} rows=${rows} by=${by} days=${Number(days)} measure=${measure} label=${label} />`}
+    <//>
+  <//>`;
+}
+
+/** The sum of rows. @param {any[]} rows @returns {any} */
+function sum(rows) {
+  return Object.fromEntries(SUMMED.map((name) => [name, rows.reduce((total, row) => total + row[name], 0)]));
+}
+
+/** @param {{rows: any[], by: string, days: number, measure: string, label: (id: string) => string}} props */
+function Report({ rows, by, days, measure, label }) {
+  const shown = /** @type {typeof MEASURES[string]} */ (MEASURES[measure]);
+  const total = sum(rows);
+  const names = [...new Set(rows.map((each) => each[by] ?? ""))];
+  const groups = names.map((name) => ({ name, ...sum(rows.filter((row) => (row[by] ?? "") === name)) })).sort((a, b) => shown.of(b) - shown.of(a));
+  const today = Math.floor(Date.now() / 1000 / DAY) * DAY;
+  const times = Array.from({ length: days }, (_, index) => today - (days - 1 - index) * DAY);
+  const place = new Map(times.map((time, index) => [new Date(time * 1000).toISOString().slice(0, 10), index]));
+  const top = groups.slice(0, groups.length > MAX_SERIES + 1 ? MAX_SERIES : MAX_SERIES + 1).map((each) => each.name);
+  const series = [...top, ...(groups.length > top.length ? [null] : [])].map((name) => {
+    const values = times.map(() => 0);
+    for (const row of rows) {
+      const index = place.get(row.day);
+      const own = row[by] ?? "";
+      if (index !== undefined && (name === null ? !top.includes(own) : own === name)) values[index] = (values[index] ?? 0) + shown.of(row);
+    }
+    return { label: name === null ? "others" : label(name), values };
+  });
+  /** @type {(key: string, text: string, value?: (row: any) => any) => import("../shared.js").Column} */
+  const figure = (key, text, value) => ({ key, label: text, numeric: true, sort: (row) => row[key], render: value ?? ((row) => format.number(row[key])) });
+  const columns = [
+    { key: "name", label: `${by[0]?.toUpperCase()}${by.slice(1)}`, sort: (/** @type {any} */ row) => label(row.name), render: (/** @type {any} */ row) => label(row.name) },
+    figure("requests", "Requests"),
+    figure("failed", "Failed"),
+    figure("input_tokens", "Input tokens"),
+    figure("cached_tokens", "Cached", (row) => format.percent(row.input_tokens ? row.cached_tokens / row.input_tokens : null)),
+    figure("output_tokens", "Output tokens"),
+    figure("reasoning_tokens", "Reasoning"),
+    figure("cost", "Cost", (row) => format.money(row.cost)),
+  ];
+  return html`<${Card}><${Stats}>
+      <${Stat} label="Requests" value=${format.short(total.requests)} detail=${`${format.number(total.failed)} failed, ${format.number(total.refused)} refused`} />
+      <${Stat} label="Input tokens" value=${format.short(total.input_tokens)} detail=${`${format.percent(total.input_tokens ? total.cached_tokens / total.input_tokens : 0)} cached`} />
+      <${Stat} label="Output tokens" value=${format.short(total.output_tokens)} detail=${`${format.short(total.reasoning_tokens)} of them reasoning`} />
+      <${Stat} label="Cost" value=${format.money(total.cost)} detail=${total.cost === 0 ? "no prices are set" : undefined} />
+    <//><//>
+    <${Card} title=${`${shown.label} by day and ${by}`}><${Chart} label=${`${shown.label} by day and ${by}`} height=${240} bars stacked whole=${measure !== "cost"} times=${times} series=${series} format=${shown.format} /><//>
+    <${Card} class="flush"><${Table} caption=${`Usage by ${by}`} columns=${columns} rows=${groups} rowKey=${(/** @type {any} */ row) => row.name} initialSort=${{ key: "requests", descending: true }} /><//>`;
+}

@@ -1,0 +1,125 @@
+/** Dialogs on the browser's own <dialog>, which keeps the focus inside and gives it back. */
+
+import { html, signal, useEffect, useId, useRef, useState } from "../lib.js";
+import { Button, IconButton } from "./button.js";
+
+/**
+ * @param {{open: boolean, title: string, onClose: () => void, wide?: boolean, actions?: any, children?: any}} props
+ *   `actions`: buttons at the end
+ */
+export function Dialog({ open, title, onClose, wide = false, actions, children }) {
+  const ref = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  const id = useId();
+  useEffect(() => {
+    if (open && ref.current && !ref.current.open) ref.current.showModal();
+    if (!open && ref.current?.open) ref.current.close();
+  }, [open]);
+  if (!open) return null;
+  return html`<dialog
+    ref=${ref}
+    class=${`dialog ${wide ? "wide" : ""}`}
+    aria-labelledby=${id}
+    onCancel=${(/** @type {Event} */ event) => {
+      event.preventDefault();
+      onClose();
+    }}
+    onMouseDown=${(/** @type {MouseEvent} */ event) => event.target === ref.current && onClose()}
+  >
+    <div class="dialog-box">
+      <header class="dialog-header"><h2 id=${id}>${title}</h2><${IconButton} icon="close" label="Close" onClick=${onClose} /></header>
+      <div class="dialog-body">${children}</div>
+      ${actions && html`<footer class="dialog-actions">${actions}</footer>`}
+    </div>
+  </dialog>`;
+}
+
+/** @typedef {{title: string, text: any, action: string, danger: boolean, resolve: (value: boolean) => void}} Question */
+const question = signal(/** @type {Question | null} */ (null));
+
+/**
+ * Ask before something that cannot be undone.
+ * @param {{title: string, text: any, action: string, danger?: boolean}} options `action`: the text of the button
+ * @returns {Promise<boolean>}
+ */
+export function confirm({ title, text, action, danger = true }) {
+  return new Promise((resolve) => (question.value = { title, text, action, danger, resolve }));
+}
+
+/** Where `confirm` shows its dialog. */
+export function Confirmations() {
+  const asked = question.value;
+  if (!asked) return null;
+  /** @param {boolean} value */
+  const answer = (value) => {
+    question.value = null;
+    asked.resolve(value);
+  };
+  return html`<${Dialog}
+    open
+    title=${asked.title}
+    onClose=${() => answer(false)}
+    actions=${html`<${Button} onClick=${() => answer(false)}>Cancel<//>
+      <${Button} variant=${asked.danger ? "danger" : "primary"} onClick=${() => answer(true)}>${asked.action}<//>`}
+  >
+    ${asked.text}
+  <//>`;
+}
+
+/**
+ * A button with a menu of actions.
+ * @param {{label: string, icon?: string, items: {label: string, icon?: string, danger?: boolean, onClick: () => void}[]}} props
+ */
+export function Menu({ label, icon = "more", items }) {
+  const [open, setOpen] = useState(false);
+  const root = useRef(/** @type {HTMLDivElement | null} */ (null));
+  useEffect(() => {
+    if (!open) return undefined;
+    // Fixed, so that a table that scrolls does not cut it off.
+    const list = /** @type {HTMLElement | null} */ (root.current?.querySelector('[role="menu"]') ?? null);
+    const box = root.current?.getBoundingClientRect();
+    if (list && box) {
+      const below = box.bottom + list.offsetHeight + 8 < window.innerHeight;
+      list.style.top = `${below ? box.bottom + 4 : Math.max(8, box.top - list.offsetHeight - 4)}px`;
+      list.style.left = `${Math.max(8, box.right - list.offsetWidth)}px`;
+    }
+    const buttons = () => [...(root.current?.querySelectorAll('[role="menuitem"]') ?? [])].map((each) => /** @type {HTMLElement} */ (each));
+    buttons()[0]?.focus();
+    /** @param {KeyboardEvent} event */
+    const onKey = (event) => {
+      const all = buttons();
+      const at = all.indexOf(/** @type {HTMLElement} */ (document.activeElement));
+      if (event.key === "Escape") {
+        setOpen(false);
+        /** @type {HTMLElement | null | undefined} */ (root.current?.querySelector("button"))?.focus();
+      } else if (event.key === "ArrowDown") all[(at + 1) % all.length]?.focus();
+      else if (event.key === "ArrowUp") all[(at - 1 + all.length) % all.length]?.focus();
+      else return;
+      event.preventDefault();
+    };
+    /** @param {Event} event */
+    const onPointer = (event) => {
+      if (!root.current?.contains(/** @type {Node} */ (event.target))) setOpen(false);
+    };
+    document.addEventListener("keydown", onKey);
+    document.addEventListener("pointerdown", onPointer);
+    const onScroll = () => setOpen(false);
+    document.addEventListener("scroll", onScroll, true);
+    return () => {
+      document.removeEventListener("keydown", onKey);
+      document.removeEventListener("pointerdown", onPointer);
+      document.removeEventListener("scroll", onScroll, true);
+    };
+  }, [open]);
+  return html`<div class="menu" ref=${root}>
+    <${IconButton} icon=${icon} label=${label} aria-haspopup="menu" aria-expanded=${String(open)} onClick=${() => setOpen(!open)} />
+    ${open &&
+    html`<div class="menu-list" role="menu" aria-label=${label}>
+      ${items.map(
+        (each) => html`<${Button} key=${each.label} variant=${each.danger ? "danger" : "ghost"} icon=${each.icon} role="menuitem" onClick=${() => {
+          setOpen(false);
+          each.onClick();
+        }}>${each.label}<//>`,
+      )}
+    </div>`}
+  </div>`;
+}

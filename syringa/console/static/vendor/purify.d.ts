@@ -1,0 +1,2 @@
+export * from "dompurify";
+export { default } from "dompurify";

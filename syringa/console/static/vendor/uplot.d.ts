@@ -1,0 +1,2 @@
+export * from "uplot";
+export { default } from "uplot";

@@ -1,0 +1,112 @@
+"""Chromium, driven by Playwright: pages that note everything that must not happen in them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, ConsoleMessage, Download, Page, async_playwright, expect
+
+from tests.tiers import SLOW
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+TIMEOUT_MS = 60_000  # generous: it only ends a test that would hang
+DESKTOP, PHONE = (1280, 800), (360, 740)
+
+expect.set_options(timeout=TIMEOUT_MS)
+
+
+def find_chromium() -> str:
+    """Return the path of Chromium; skip the test without it, or fail it in the slow tier."""
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+    if path is None:
+        message = "the console is tested with Chromium, which is not installed (Debian: apt-get install chromium)"
+        pytest.fail(message) if SLOW else pytest.skip(message)
+    return path
+
+
+@contextlib.asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    path = find_chromium()
+    async with async_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb"]
+        browser = await playwright.chromium.launch(executable_path=path, args=arguments)
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+class Watched:
+    """What went wrong in a page: errors of scripts and the console, violations of the policy, requests elsewhere."""
+
+    def __init__(self, page: Page, origin: str) -> None:
+        self.page, self.origin = page, origin
+        self.faults: list[str] = []
+        self.allowed: list[str] = []
+        page.on("pageerror", lambda error: self.faults.append(f"script: {error}"))
+        page.on("console", self._on_console)
+        page.on("request", self._on_request)
+
+    def allow(self, pattern: str) -> None:
+        """Accept faults that match a pattern: those that the test itself causes, such as a 401."""
+        self.allowed.append(pattern)
+
+    def remaining(self) -> list[str]:
+        return [each for each in self.faults if not any(re.search(pattern, each) for pattern in self.allowed)]
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.faults.append(f"console: {message.text} ({message.location.get('url', '')})")
+
+    def _on_request(self, request: Any) -> None:
+        if not request.url.startswith((self.origin, "data:", "blob:")):
+            self.faults.append(f"request to another host: {request.url}")
+
+
+@contextlib.asynccontextmanager
+async def open_page(
+    browser: Browser,
+    url: str,
+    *,
+    path: str = "",
+    size: tuple[int, int] = DESKTOP,
+    dark: bool = False,
+    key: str = "",
+    **options: Any,
+) -> AsyncIterator[tuple[Page, Watched]]:
+    """Open the console of a server in a browser profile of its own. At the end, nothing may have gone wrong in it.
+
+    `path`: of a page, such as "/models". `key`: signed in with it. `options`: of Playwright's `new_context`.
+    """
+    context = await browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light", **options
+    )
+    context.set_default_timeout(TIMEOUT_MS)
+    await context.add_init_script(
+        "document.addEventListener('securitypolicyviolation', (event) => console.error("
+        "`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`));"
+    )
+    if key:
+        await context.add_init_script(f"sessionStorage.setItem('syringa.key', {key!r})")
+    page = await context.new_page()
+    watched = Watched(page, url)
+    try:
+        await page.goto(f"{url}/#{path}" if path else url)
+        yield page, watched
+        assert watched.remaining() == []
+    finally:
+        await context.close()
+
+
+async def read_download(download: Download) -> list[str]:
+    """Return the lines of a file that a page has saved."""
+    path = await download.path()
+    return (await asyncio.to_thread(Path(path).read_text)).splitlines()
