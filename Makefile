@@ -10,14 +10,16 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard build_tools/*.py syringa/engine/cpu/native/*.cpp syringa/engine/cpu/native/*.h)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help serve test check format bench wheel clean
+.PHONY: help serve test check format bench vendor screenshots wheel clean
 
 help:
 	@echo "make serve    set up, fetch the default model, start the server on 127.0.0.1:8000"
 	@echo "make test     set up, check style and types, run the tests (SLOW=1: all of them; JOBS=N processes)"
-	@echo "make check    ruff and mypy only"
+	@echo "make check    ruff and mypy only; tsc and eslint after 'npm ci'"
 	@echo "make format   let ruff rewrite what it can"
 	@echo "make bench    measure beside llama.cpp and vLLM (installs both; half an hour; MODELS=1: with a 1.5B model too)"
+	@echo "make vendor   fetch the console's JavaScript libraries again, at the versions of scripts/vendor_console.py"
+	@echo "make screenshots  write the pictures of the console in docs/images, with a real server and Chromium"
 	@echo "make wheel    build dist/syringa-*.whl with compiled kernels, for machines without a compiler"
 	@echo "make clean    remove the virtual environments and what was built"
 
@@ -33,6 +35,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@if [ -x node_modules/.bin/tsc ] && [ -x node_modules/.bin/eslint ] && command -v node > /dev/null; then \
+		echo "node_modules/.bin/tsc && node_modules/.bin/eslint syringa/console/static"; \
+		node_modules/.bin/tsc --project tsconfig.json && node_modules/.bin/eslint syringa/console/static; \
+	else echo "The console's JavaScript is not checked: that needs Node and 'npm ci'."; fi
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
@@ -46,6 +52,13 @@ ifneq ($(filter-out 0,$(MODELS)),)
 	$(BIN)/python -m bench.larger_model --model $(BENCH_MODEL) $(ARGS)
 endif
 	$(BIN)/python -m bench.cpu $(ARGS)
+
+vendor:
+	$(PYTHON) scripts/vendor_console.py
+
+screenshots: $(VENV)/.installed-dev
+	@$(BIN)/syringa pull
+	$(BIN)/python -m scripts.screenshots
 
 # build/ is removed first: setuptools would add modules of an earlier build that no longer exist.
 wheel: .venvs/wheel/.installed

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from bench.pages import replace_section
 from bench.peers import CONTEXT, setup_llamacpp
+from syringa.bench import processes
 from syringa.bench.processes import ServerSpec, cores, cpu_name
 from syringa.bench.report import LoadSample, ServerRun, Spread, make_spread, spread_text
 from syringa.bench.runner import BenchRunner, syringa_server
@@ -104,6 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"[yellow]this machine is busy (load {load:.1f}): the ratios will not be fair[/]")
     runs: list[LargerModelRun] = []
     try:
+        fill_page_cache(servers)
         for number in range(1, 2 if options.quick else options.rounds + 1):
             for server in servers:
                 console.print(f"[bold]round {number}: {server.name}[/]")
@@ -117,6 +120,13 @@ def main(arguments: list[str] | None = None) -> int:
         console.print("[yellow]interrupted: servers stopped; complete rounds are kept[/]")
         return 130
     return 1 if any(each.run.error for each in runs) else 0
+
+
+def fill_page_cache(servers: Sequence[ServerSpec]) -> None:
+    """Start and stop each server once, so that timed starts find program and weights in the page cache."""
+    for server in servers:
+        with suppress(SyringaError), processes.start(server, 1):  # the first round reports a server that does not start
+            pass
 
 
 def weight_bytes(path: Path) -> int:

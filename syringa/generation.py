@@ -127,8 +127,8 @@ class _PromptGeneration:
 
     __slots__ = (
         "_cached_tokens", "_choices", "_emit", "_engine", "_first_token_at", "_grammar_param", "_held_deltas",
-        "_kept_events", "_pipelines", "_prompt", "_prompt_tokens", "_queue_ms", "_request", "_running", "_truncated",
-        "_wants_prompt_logprobs",
+        "_kept_events", "_pipelines", "_prompt", "_prompt_tokens", "_queue_ms", "_report_start", "_request", "_running",
+        "_truncated", "_wants_prompt_logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -144,6 +144,7 @@ class _PromptGeneration:
         self._choices = request.choices
         self._running = request.candidates
         self._grammar_param = request.grammar_param
+        self._report_start = request.report_start
         self._held_deltas: list[EngineDelta] = []  # until the prompt's log-probabilities arrive
         self._kept_events: list[Event] = []  # until the candidates are ranked
         self._emit: Emit = self._keep
@@ -185,6 +186,7 @@ class _PromptGeneration:
             images=request.images,
             tenant=request.tenant,
             priority=request.priority,
+            background=request.background,
             cache_key=key,
             use_cache=request.use_cache,
         )
@@ -221,6 +223,8 @@ class _PromptGeneration:
         if self._first_token_at is None and delta.finish not in _FAILURES:
             self._first_token_at = time.perf_counter()
             self._queue_ms = delta.queued_ms
+            if self._report_start:
+                self._emit([Usage(delta.prompt_tokens or self._prompt_tokens, 0, delta.cached_tokens)])
         if self._wants_prompt_logprobs:
             return self._hold_for_prompt_logprobs(delta)
         pipeline = self._pipelines[delta.choice]

@@ -12,6 +12,7 @@ import msgspec
 
 GrammarKind = Literal["regex", "json_schema", "lark", "llguidance"]
 FinishReason = Literal["stop", "length", "abort", "error"]
+ModelKind = Literal["generate", "embed", "score"]
 ErrorKind = Literal["engine", "grammar", "overload", "no_token", "unavailable"]
 Isolation = Literal["none", "start", "full"]
 """How long a request is computed alone: not, until its first token, or to its end."""
@@ -90,6 +91,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     images: tuple[Image, ...] = ()
     tenant: str = ""  # the scheduler is fair between tenants
     priority: int = 0  # among the waiting requests of the tenant; lower comes first
+    background: bool = False  # computed only with what other requests leave, and preempted first
     # Cached prefixes, images and grammars are found only by requests with the same key, see `generation.cache_key`.
     cache_key: bytes = b""
     use_cache: bool = True  # whether the prefix cache may be used for it
@@ -110,6 +112,29 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     def longest_resumed(self) -> int:
         """The largest number of tokens that an open choice already has."""
         return max((len(choice.tokens) for choice in self.resumed if not choice.finished), default=0)
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts to embed, or pairs of texts to score, in one request."""
+
+    id: str
+    inputs: list[list[int]]  # token ids with special tokens, each within the model's length
+    # For pairs: the index in each input at which the second text begins, which has another token type. Empty: no pairs.
+    second: list[int] = []
+    tenant: str = ""  # the scheduler is fair between tenants
+    priority: int = 0  # among the waiting requests of the tenant; lower comes first
+    background: bool = False  # runs only when nothing else waits
+    fingerprint: bytes = b""  # identifies the tenant and content of the request, whenever it comes
+    isolated: bool = False  # computed in steps of its own: it was in the last step of a worker that crashed
+
+
+class EmbeddingResult(msgspec.Struct, frozen=True, array_like=True):
+    """The vectors of a request's inputs: pooled and normalized embeddings, or the logits of a cross-encoder."""
+
+    request_id: str
+    width: int  # values per input: the dimensions of an embedding, or the number of labels
+    values: bytes  # float32, little-endian, in the order of the inputs
+    queued_ms: int = 0  # from the request's arrival to its first step
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -157,6 +182,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     blocks_total: int = 0
     blocks_free: int = 0  # neither in use nor holding a cached prefix
     blocks_cached: int = 0  # unreferenced blocks that hold a cached prefix
+    state_slots: int = 0  # of a hybrid model's state cache
+    state_slots_free: int = 0  # neither of a sequence nor with a snapshot
+    state_snapshots: int = 0
     block_size: int = 0
     prefix_caching: bool = True
     max_length: int = 0  # of a sequence, in tokens
@@ -184,3 +212,5 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str
     threads: int
     load_seconds: float
+    kind: ModelKind = "generate"
+    dimensions: int = 0  # of an embedding model's vectors; the number of labels where the kind is "score"

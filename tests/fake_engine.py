@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import struct
 from collections.abc import AsyncGenerator, Iterable
 
 import tokenizers
@@ -14,7 +15,16 @@ from syringa.engine.interface import DeltaHandler
 from syringa.errors import EngineUnavailable
 from syringa.prompt.grammar.lark import LarkVocabulary
 from syringa.prompt.tokens.control_tokens import ControlTokens
-from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo, TokenLogprobs
+from syringa.types import (
+    EmbeddingRequest,
+    EmbeddingResult,
+    EngineDelta,
+    EngineRequest,
+    EngineStats,
+    ModelInfo,
+    ModelKind,
+    TokenLogprobs,
+)
 
 END, START, VOCAB = 256, 257, 258
 
@@ -67,7 +77,10 @@ class FakeEngine:
         self.fail: Exception | None = None  # raised after the first delta, or at once where `fail_first`
         self.fail_first = False
         self.queued_ms = 0  # reported queue time
+        self.kind: ModelKind = "generate"
+        self.dimensions = 0  # of `embed`
         self.requests: list[EngineRequest] = []
+        self.embedded: list[EmbeddingRequest] = []
         self.aborted: list[tuple[str, int | None]] = []
         self.running: set[tuple[str, int]] = set()
         self.delivered = 0  # deltas
@@ -86,7 +99,7 @@ class FakeEngine:
             raise EngineUnavailable("The model is loading.")
         return ModelInfo(
             architecture="Fake", dtype="int8", max_model_len=4096, vocab_size=VOCAB, parameters=0, kernels="none",
-            threads=1, load_seconds=0.0,
+            threads=1, load_seconds=0.0, kind=self.kind, dimensions=self.dimensions,
         )  # fmt: skip
 
     async def submit(self, request: EngineRequest, on_delta: DeltaHandler) -> None:
@@ -104,6 +117,25 @@ class FakeEngine:
             running -= {choice for id_, choice in self.aborted if id_ == request.id}
             if running:
                 self.abort(request.id)
+
+    async def embed(self, request: EmbeddingRequest) -> EmbeddingResult:
+        """Return made-up vectors of `dimensions` values, 4 if it is 0, which depend on each input alone."""
+        self.embedded.append(request)
+        key = (request.id, 0)
+        self.running.add(key)
+        try:
+            await asyncio.sleep(self.delay)
+            await self._resumed.wait()
+            if self.fail is not None:
+                raise self.fail
+        except asyncio.CancelledError:
+            self.aborted.append((request.id, None))
+            raise
+        finally:
+            self.running.discard(key)
+        width = self.dimensions or 4
+        values = [each for tokens in request.inputs for each in fake_vector(tokens, width)]
+        return EmbeddingResult(request.id, width, struct.pack(f"<{len(values)}f", *values), self.queued_ms)
 
     async def deltas(self, request: EngineRequest) -> AsyncGenerator[EngineDelta]:
         self.requests.append(request)
@@ -170,6 +202,14 @@ class FakeEngine:
             len(request.prompt) // 2 if begins else 0, prompt,
             queued_ms=self.queued_ms if begins and choice == 0 else 0,
         )  # fmt: skip
+
+
+def fake_vector(tokens: list[int], width: int) -> list[float]:
+    """Return a vector of length 1 that depends on the tokens alone."""
+    draw = random.Random(f"{tokens}")
+    values = [draw.uniform(-1.0, 1.0) for _ in range(width)]
+    length = sum(each * each for each in values) ** 0.5
+    return [each / length for each in values]
 
 
 def score(token: int, top: int) -> TokenLogprobs:

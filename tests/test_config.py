@@ -119,6 +119,7 @@ def test_every_setting_has_a_description() -> None:
 def test_unknown_variable_suggests_known_one() -> None:
     with pytest.raises(ConfigError, match="SYRINGA_PROT: unknown environment variable; did you mean SYRINGA_PORT"):
         load(environ={"SYRINGA_PROT": "3", "SYRINGA_HOME": "/x", "PATH": "/bin"})
+    load(environ={"SYRINGA_HOME": "/x", "SYRINGA_JOIN_TOKEN": "an option of `cluster join`"})
 
 
 @pytest.mark.parametrize("name", ["kv_cache_gb", "image_timeout", "request_timeout"])

@@ -62,8 +62,21 @@ LAYERS: dict[str, set[str]] = {
     "api": BASE | {"prompt", "output"},
     "store": VALUES | {"config"},
     "service": VALUES | {"config", "store", "addresses", "fleet"},
+    "console": set(),
     "http": BASE
-    | {"logs", "flush_queue", "api", "prompt", "output", "generation", "engine", "service", "store", "fleet"},
+    | {
+        "logs",
+        "flush_queue",
+        "api",
+        "prompt",
+        "output",
+        "generation",
+        "engine",
+        "service",
+        "store",
+        "fleet",
+        "console",
+    },
     "bench": {"errors"},
     "cli": BASE
     | {
@@ -77,6 +90,7 @@ LAYERS: dict[str, set[str]] = {
         "service",
         "store",
         "cluster",
+        "fleet",
         "ray",
         "logs",
     },

@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from bench.soak.fuzz import FuzzedRequest, Fuzzer
 from bench.soak.results import LostConnection, MeteredRequest, Results
 from bench.soak.server import SoakServer
-from bench.soak.wire import LIMIT_SECONDS, Reply, encode_request, error_details, exchange, is_terminal
+from bench.soak.wire import LIMIT_SECONDS, Reply, encode_form, encode_request, error_details, exchange, is_terminal
 from bench.soak.workload import Draw, OrganizationState, SoakRequest, draw_request, remember, response_body
 from syringa.http.routing import WEBSOCKET
 
@@ -74,6 +74,8 @@ class Client:
         key = self._server.admin.text if request.as_admin else self._key
         headers = {"Authorization": f"Bearer {key}", "X-Request-Id": self._request_id()}
         data = None if request.body is None else msgspec.json.encode(request.body)
+        if request.endpoint.upload and request.body is not None:
+            headers["Content-Type"], data = encode_form(request.body)
         raw = encode_request(self._server.address, request.endpoint.method, request.path, headers, data)
         reply = await exchange(self._server.address, raw, leave_after=self._leave_after())
         where = f"{request.endpoint.method} {request.endpoint.path}"

@@ -38,7 +38,12 @@ _HEADERS = (
     {"Content-Type": "application/json; charset=utf-16"},
 )  # fmt: skip
 # These change what other clients of the soak rely on, or load further models.
-_EXCLUDED = {("PUT", "/admin/models/{model_id}"), ("DELETE", "/admin/models/{model_id}")}
+_EXCLUDED = {
+    ("PUT", "/admin/models/{model_id}"),
+    ("DELETE", "/admin/models/{model_id}"),
+    ("POST", "/admin/models/{model_id}/unload"),
+    ("POST", "/admin/models/pull"),
+}
 _METERED = {(each.method, each.path) for each in ENDPOINTS if each.metered}
 
 Schema = Mapping[str, Any]
@@ -77,7 +82,10 @@ class Fuzzer:
             headers |= rng.choice(_HEADERS)
         body = None
         if content := operation.get("requestBody"):
-            body = self._body(content["content"]["application/json"], rng)
+            media_type, schema = next(iter(content["content"].items()))
+            body = self._body(schema, rng)
+            if media_type != "application/json":
+                headers["Content-Type"] = media_type
         metered = (method, path) in _METERED
         if rng.random() < 0.02:
             method, metered = rng.choice(("PATCH", "OPTIONS", "PUT", "DELETE", "GET")), False

@@ -50,7 +50,13 @@ class Reply(msgspec.Struct, kw_only=True):
     def error(self) -> ErrorDetails | None:
         """The error of the body, or of the last event of a stream. None if there is none in the error envelope."""
         raw = (self.events[-1] if self.events else b"") if self.is_stream else self.body
-        return error_details(raw)
+        error = error_details(raw)
+        if error is not None and error.code is None:
+            error.code = _CODES.get(self.status)
+        return error
+
+
+_CODES = {503: "engine_overloaded", 504: "timeout"}  # of errors that have none, as in Anthropic's and Ollama's APIs
 
 
 class ErrorDetails(msgspec.Struct):
@@ -60,7 +66,7 @@ class ErrorDetails(msgspec.Struct):
 
 
 class _Envelope(msgspec.Struct):
-    error: ErrorDetails
+    error: ErrorDetails | str  # Ollama's API has a text
 
 
 class _Kind(msgspec.Struct):
@@ -102,7 +108,8 @@ def is_terminal(data: bytes) -> bool:
 
 def error_details(data: bytes) -> ErrorDetails | None:
     with contextlib.suppress(msgspec.DecodeError):
-        return _decode_envelope(data).error
+        error = _decode_envelope(data).error
+        return ErrorDetails(error) if isinstance(error, str) else error
     with contextlib.suppress(msgspec.DecodeError):
         event = _decode_event(data)
         if event.type == "error":
@@ -121,6 +128,16 @@ def encode_request(address: Address, method: str, path: str, headers: Mapping[st
             lines.append("Content-Type: application/json")
         lines.append(f"Content-Length: {len(body)}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "replace") + (body or b"")
+
+
+def encode_form(fields: Mapping[str, str]) -> tuple[str, bytes]:
+    """Return the content type and the body of a form."""
+    boundary = "soak-form-boundary"
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields.items()
+    ]
+    return f"multipart/form-data; boundary={boundary}", "".join([*parts, f"--{boundary}--\r\n"]).encode()
 
 
 async def exchange(

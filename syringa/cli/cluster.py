@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -92,7 +93,8 @@ def start_cluster(
         typer.Option(
             "--redis",
             metavar="HOST:PORT",
-            help="Keep the state of Ray's head in this Redis, so that a head that is started again knows its nodes.",
+            help="Keep the state of Ray's head in this Redis, so that a head that is started again knows its nodes. "
+            "Its password, if it has one, is read from the variable RAY_REDIS_PASSWORD.",
             envvar="RAY_REDIS_ADDRESS",
         ),
     ] = "",
@@ -107,10 +109,12 @@ def start_cluster(
     check_installed()
     from syringa.cli.cluster_join import parse_labels
     from syringa.cli.cluster_start import MemberSettings, run
+    from syringa.ray.redis import PASSWORD_VARIABLE
 
     labels = parse_labels(pool, label or [])
     settings = MemberSettings(name or socket.gethostname(), labels, cpus, gpus) if node else None
-    raise typer.Exit(run(options, config, node=settings, redis=redis))
+    password = os.environ.pop(PASSWORD_VARIABLE, "")  # for Ray's head only
+    raise typer.Exit(run(options, config, node=settings, redis=redis, redis_password=password))
 
 
 @cluster.command("token")

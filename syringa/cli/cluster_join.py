@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 import typer
 
 from syringa import logs
+from syringa.cli.formatting import print_table
 from syringa.cli.options import load_config
 from syringa.cluster.folder import ClusterFolder
 from syringa.cluster.join import Membership, ServerAddress, join, parse_server_address, read_membership
@@ -133,6 +135,8 @@ def head_address(folder: ClusterFolder, file: Path | None) -> str:
     membership = read_membership(folder.path)
     if membership is not None:
         return str(ServerAddress(parse_server_address(membership.server).host, membership.ray_port))
+    with contextlib.suppress(OSError):
+        return folder.ray_address.read_text()
     config = load_config({}, file)
     host = parse_server_address(config.cluster_address).host if config.cluster_address else own_address()
     return str(ServerAddress(host, config.ray_port))
@@ -150,9 +154,12 @@ def print_status(folder: ClusterFolder, head: str) -> None:
         raise StartupError(str(error)) from None
     members = [node for node in nodes if HEAD_LABEL not in node.labels]
     alive = [node for node in members if node.alive]
-    typer.echo(f"Ray's head {head} responds. {len(alive)} nodes:")
-    for node in alive:
-        labels = ",".join(f"{k}={v}" for k, v in sorted(node.labels.items()) if k != MEMBER_LABEL) or "-"
-        cpus, gpus = (int(node.resources.get(kind, 0)) for kind in ("CPU", "GPU"))
-        memory = node.resources.get("memory", 0.0) / 2**30
-        typer.echo(f"  {node.name}  {node.address}  {cpus} CPUs  {gpus} GPUs  {memory:.1f} GiB  {labels}")
+    typer.echo(f"Ray's head at {head} responds. Nodes: {len(alive)}")
+    rows = []
+    for node in sorted(alive, key=lambda each: each.name):
+        labels = ",".join(f"{k}={v}" for k, v in sorted(node.labels.items()) if k != MEMBER_LABEL)
+        cpus, gpus = (str(int(node.resources.get(kind, 0))) for kind in ("CPU", "GPU"))
+        memory = f"{node.resources.get('memory', 0.0) / 2**30:.1f} GiB"
+        rows.append([node.name, node.address, cpus, gpus, memory, labels])
+    if rows:
+        print_table(dict.fromkeys(("name", "address", "cpus", "gpus", "memory", "labels"), False), rows)

@@ -25,10 +25,9 @@ from syringa.cli.cluster import cluster_folder, create_folder
 from syringa.cli.options import load_config
 from syringa.cli.serve_process import SERVE_MODULE, ServeOptions
 from syringa.cluster.authority import hosts_of
-from syringa.cluster.folder import ClusterFolder
+from syringa.cluster.folder import ClusterFolder, replace_file
 from syringa.cluster.join import DEFAULT_PORT, ServerAddress, parse_server_address
 from syringa.cluster.own_address import own_address
-from syringa.cluster.tls import describe_tls_error
 from syringa.config import Config
 from syringa.errors import ConfigError
 from syringa.ray import internals
@@ -40,11 +39,11 @@ from syringa.ray.processes import (
     reconnect_seconds,
     wait_started,
 )
+from syringa.ray.redis import check_redis
 
 logger = logging.getLogger("syringa.cluster")
 
 POLL_SECONDS = 0.2
-CONNECT_SECONDS = 5.0
 STOP_MARGIN_SECONDS = 30.0  # for the server to stop, beyond its drain_timeout
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 30.0
 STABLE_SECONDS = 60.0  # after which a server that dies is started again without a longer pause
@@ -59,7 +58,9 @@ class MemberSettings(msgspec.Struct, frozen=True):
     gpus: int | None = None
 
 
-def run(flags: Mapping[str, Any], file: Path | None, *, node: MemberSettings | None, redis: str) -> int:
+def run(
+    flags: Mapping[str, Any], file: Path | None, *, node: MemberSettings | None, redis: str, redis_password: str = ""
+) -> int:
     """Run until the server ends or a signal arrives. Return the exit status. `node`: of this machine; None: none."""
     config = load_config({**flags, "cluster": True}, file)
     logs.configure(config.log_level, config.log_format)
@@ -71,18 +72,20 @@ def run(flags: Mapping[str, Any], file: Path | None, *, node: MemberSettings | N
     server = server_address(config, folder)
     _check_port(config.ray_port)
     if redis:
-        _check_redis(redis)
+        check_redis(redis, redis_password)
     os.environ.update(environment(folder))  # before Ray is imported; also marks the processes of the server as ours
     typer.echo(f"Machines join with `syringa cluster join {server} --token TOKEN`; `syringa cluster token` makes one.")
-    start = ClusterStart(config, folder, server, redis)
+    start = ClusterStart(config, folder, server, redis, redis_password)
     settings = {"cluster": True, "cluster_dir": str(folder.path), "cluster_address": str(server)}
     options = ServeOptions(flags={**flags, **settings}, file=str(file) if file else None)
     return start.run(options, node)
 
 
 class ClusterStart:
-    def __init__(self, config: Config, folder: ClusterFolder, server: ServerAddress, redis: str) -> None:
-        self._config, self._folder, self._redis = config, folder, redis
+    def __init__(
+        self, config: Config, folder: ClusterFolder, server: ServerAddress, redis: str, redis_password: str = ""
+    ) -> None:
+        self._config, self._folder, self._redis, self._redis_password = config, folder, redis, redis_password
         self._address = _node_address(server.host)
         self._head_address = str(ServerAddress(self._address, config.ray_port))
         self._head: RayProcess | None = None
@@ -126,10 +129,11 @@ class ClusterStart:
             self._server.terminate()  # drains; the second time, stops
 
     def _launch_head(self) -> RayProcess:
-        arguments = head_arguments(self._address, self._config.ray_port)
+        arguments = head_arguments(self._address, self._config.ray_port, redis_password=self._redis_password)
         return RayProcess("Ray's head", arguments, environment(self._folder, redis=self._redis))
 
     def _start_head(self) -> None:
+        replace_file(self._folder.ray_address, self._head_address.encode())
         self._head = self._launch_head()
         wait_started(self._head, lambda: self._signals > 0 or self._head_accepts())
         logger.info("cluster: Ray's head is ready: address=%s", self._head_address)
@@ -242,17 +246,6 @@ def _check_port(port: int) -> None:
         except OSError as error:
             reason = f"ray_port {port}: {error.strerror}; is there a cluster on this machine already?"
             raise ConfigError(reason, param="ray_port") from None
-
-
-def _check_redis(text: str) -> None:
-    """Raise `ConfigError` unless something listens at an address: Ray would try for a minute."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"--redis {text!r}: expected HOST:PORT")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"--redis {text}: cannot be reached: {describe_tls_error(error)}") from None
 
 
 def _spawn_server(options: ServeOptions) -> subprocess.Popen[bytes]:

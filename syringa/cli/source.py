@@ -79,6 +79,10 @@ async def open_source(
     from syringa.api.models.loading import load_model
 
     local_model = load_model(config)
+    if local_model.kind != "generate":
+        raise ModelError(
+            f"{local_model.id} generates no text: serve it with `syringa serve --embedding-model {config.model}`"
+        )
 
     from syringa.engine.client.local import start_local
     from syringa.engine.processes.startup_plan import plan_model

@@ -24,16 +24,22 @@ def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     model = plan.model
     architecture = model.architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
     about, where = ("about ", " on the GPU") if plan.device == "cuda" else ("", "")
+    cache = f"{about}{gigabytes(plan.cache)} cache ({plan.cache_tokens:,} tokens) + " if plan.cache else ""
+    cache += f"{gigabytes(plan.states)} states + " if plan.states else ""
     memory = (
-        f"{gigabytes(plan.weights)} {plan.dtype} weights + {about}{gigabytes(plan.cache)} cache "
-        f"({plan.cache_tokens:,} tokens) + {gigabytes(plan.program)} program, of {gigabytes(plan.free)} free{where}"
+        f"{gigabytes(plan.weights)} {plan.dtype} weights + {cache}{gigabytes(plan.program)} program, "
+        f"of {gigabytes(plan.free)} free{where}"
     )
     rows = [
         ("Model", f"{model.name} ({architecture}, {_count(model.parameters)}, {model.format})"),
         ("Memory", memory),
         ("Threads", f"{plan.threads} of {plan.cores} cores"),
     ]
-    if plan.reduced:
+    if model.kind == "embed":
+        rows.append(("Serves", f"embeddings of texts of up to {plan.context:,} tokens"))
+    elif model.kind == "score":
+        rows.append(("Serves", f"scores of pairs of up to {plan.context:,} tokens"))
+    elif plan.reduced:
         most = plan.requested_context or model.max_model_len
         rows.append(("Context", f"{plan.context:,} of {most:,} tokens: the cache has room for no more"))
     return rows

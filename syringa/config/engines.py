@@ -36,8 +36,11 @@ RESERVED_ARGS = {
 _PARALLEL_ARGS = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
-def check_engine(path: Path, spec: ModelSpec) -> ModelSpec:
-    """Return the model with the absolute path of its interpreter. Raises `InvalidValue`."""
+def check_engine(path: Path, spec: ModelSpec, *, cluster: bool = False) -> ModelSpec:
+    """Return the model with the absolute path of its interpreter. Raises `InvalidValue`.
+
+    `cluster`: the interpreter is one of the nodes, and need not be on this machine.
+    """
     if spec.engine != "vllm":
         for name in VLLM_ONLY:
             if getattr(spec, name):
@@ -58,7 +61,7 @@ def check_engine(path: Path, spec: ModelSpec) -> ModelSpec:
         return spec
     # Not resolved: the interpreter of a virtual environment is a link, and finds its packages by the link's name.
     python = os.path.abspath(FilePath(spec.python).expanduser())
-    if not os.path.isfile(python) or not os.access(python, os.X_OK):
+    if not cluster and not (os.path.isfile(python) and os.access(python, os.X_OK)):
         raise _invalid(path, spec, "python", "no such executable file")
     return msgspec.structs.replace(spec, python=python)
 

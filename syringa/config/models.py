@@ -44,11 +44,24 @@ def read_model(fields: Mapping[str, Any], config: Config, read_defaults: ReadDef
 
 
 def model_specs(config: Config) -> tuple[ModelSpec, ...]:
-    """Return the models of a server. The first is the default model.
+    """Return the models of a server. The first is the default model, that of `embedding_model` the last.
 
-    Without `[[models]]`, there is one model, described by the top-level settings; its id is empty if it has to be read
-    from its files.
+    Without `[[models]]`, there is one model beside that, described by the top-level settings. An id is empty if it has
+    to be read from the model's files.
     """
+    specs = _text_model_specs(config)
+    if not config.embedding_model:
+        return specs
+    index = next((i for i, spec in enumerate(specs) if config.embedding_model in (spec.id, *spec.aliases)), None)
+    if index is None:
+        # Not what the settings say of the other model, but for where it runs.
+        spec = ModelSpec(id="", path=config.embedding_model, device=config.device, threads=config.threads, preload=True)
+        return (*specs, complete_spec(spec, config))
+    preloaded = msgspec.structs.replace(specs[index], preload=True, idle_seconds=0.0)
+    return (*specs[:index], preloaded, *specs[index + 1 :])
+
+
+def _text_model_specs(config: Config) -> tuple[ModelSpec, ...]:
     if not config.models:
         return (complete_spec(top_level_spec(config), config, default=True),)
     if config.served_model_name:
@@ -104,7 +117,7 @@ def _read(table: Mapping[str, Any], config: Config, path: Path, read_defaults: R
         if not values.get(name):
             problem = "cannot be empty" if name in values else "is missing"
             raise InvalidValue((*path, name), f"{format_path((*path, name))} {problem}")
-    spec = check_engine(path, ModelSpec(**values))
+    spec = check_engine(path, ModelSpec(**values), cluster=config.cluster)
     check_pool_names((*path, "pools"), spec.pools, config.pools)
     _check_name((*path, "id"), spec.id)
     for index, alias in enumerate(spec.aliases):
@@ -149,6 +162,8 @@ def _check_name(path: Path, name: str) -> None:
         problem = f"a name has at most {MAX_NAME_LENGTH} characters"
     elif name == DEFAULT:
         problem = "reserved for the default model; choose another name"
+    elif "*" in (name if path[-1] == "id" else name[:-1]):
+        problem = "only an alias is a pattern, and has its * at the end"
     if problem:
         raise InvalidValue(path, f"{format_path(path)} {format_value(name)}: {problem}")
 

@@ -37,11 +37,29 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str, doc("A known model's name, a GGUF file, or a Hugging Face folder; with [[models]], the default's id.")
     ] = "default"
+    embedding_model: Annotated[
+        str,
+        doc(
+            "An embedding model or a reranker to serve beside the model: `embedding` for all-MiniLM-L6-v2, a folder, a "
+            "name of the Hugging Face Hub, or the id of one of the [[models]]; empty: none."
+        ),
+    ] = ""
     served_model_name: Annotated[
-        tuple[str, ...], doc("Names of the model in the API; the first is shown in responses. May be repeated.")
+        tuple[str, ...],
+        doc(
+            "Names of the model in the API; the first is shown in responses, and any other may be a pattern such as "
+            "claude-*. May be repeated."
+        ),
     ] = ()
     host: Annotated[str, doc("Address to listen on. Any but a loopback address requires an API key.")] = "127.0.0.1"
     port: Annotated[Annotated[int, Meta(ge=0, le=65535)], doc("Port to listen on; 0: any free port.")] = 8000
+    ollama_port: Annotated[
+        Annotated[int, Meta(ge=-1, le=65535)],
+        doc(
+            "A second port on the same address, for programs that expect Ollama at its own, 11434; all APIs are on "
+            "both. 0: any free port; -1: none."
+        ),
+    ] = -1
     api_key: Annotated[
         tuple[str, ...], doc("An API key that clients must send, as a Bearer token or in X-Api-Key. May be repeated.")
     ] = ()
@@ -62,6 +80,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             "proxy may strip it or not."
         ),
     ] = ""
+    console: Annotated[bool, doc("Serve the console, a web page for all of the server, at /.")] = True
     workers: Annotated[_Positive, doc("Number of API server processes.")] = 1
     log_level: Annotated[Literal["debug", "info", "warning", "error"], doc("Log level.")] = "info"
     log_format: Annotated[Literal["text", "json"], doc("Log format: text, or one JSON object per line.")] = "text"
@@ -106,6 +125,38 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         doc("Concurrent background responses per API process, shared equally by organizations; more get 503."),
     ] = 64
     websocket_idle: Annotated[Seconds, doc("Seconds after which an idle WebSocket is closed; 0: never.")] = 3600.0
+
+    files_dir: Annotated[
+        str,
+        doc(
+            "Folder of uploaded files and of the output of batches, of this database alone; several servers with one "
+            "database share it. Empty: beside the database file, or in the user's data folder."
+        ),
+    ] = ""
+    file_max_bytes: Annotated[_Positive, doc("Maximum size of an uploaded file in bytes; a larger one gets 413.")] = (
+        512 * 1024 * 1024
+    )
+    files_quota_bytes: Annotated[
+        Count,
+        doc("Maximum size of all files of an organization in bytes; an upload beyond it gets 413. 0: no limit."),
+    ] = 10 * 1024**3
+    file_days: Annotated[
+        Count, doc("Days that files without a time of their own, and finished batches, are kept; 0: forever.")
+    ] = 30
+    batch_concurrency: Annotated[
+        _Positive, doc("Requests of batches that run at the same time, per API process; organizations share them.")
+    ] = 256
+    batch_max_lines: Annotated[_Positive, doc("Maximum number of requests of a batch; one with more fails.")] = 50_000
+    batch_queue_lines: Annotated[
+        Count,
+        doc(
+            "Maximum number of requests of all unfinished batches of an organization; a batch that exceeds it fails. "
+            "0: no limit."
+        ),
+    ] = 200_000
+    batch_discount: Annotated[
+        Annotated[float, Meta(ge=0, le=1)], doc("Fraction of the price by which requests of batches are cheaper.")
+    ] = 0.5
 
     always_include_usage: Annotated[
         bool, doc("Send usage at the end of every stream, as if it had `stream_options.include_usage`.")
@@ -253,7 +304,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     cluster_keep_replicas: Annotated[
         bool,
-        doc("With cluster: leave the replicas running when the server is stopped; the next one takes them over."),
+        doc(
+            "With cluster: leave the replicas running when the server is stopped; the next one takes them over. "
+            "Without, they end with the last server that uses the cluster."
+        ),
     ] = False
     ray_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)], doc("With cluster: port of Ray's head on this machine.")
@@ -265,12 +319,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_choices: Annotated[
         _Positive, doc("Maximum number of choices of a request: its prompts times n or best_of; more get 400.")
     ] = 2048
+    embedding_max_tokens: Annotated[
+        _Positive,
+        doc("Maximum number of tokens of all inputs of an embeddings, rerank or score request; more get 400."),
+    ] = 1_000_000
     unknown_fields: Annotated[Literal["ignore", "refuse"], doc("What to do with unknown request fields.")] = "ignore"
     unsupported_tools: Annotated[
         Literal["ignore", "refuse"],
         doc(
-            "What to do with tools that only OpenAI hosts, such as web_search: do not offer them to the model and name "
-            "them in x-syringa-ignored, or answer with 400."
+            "What to do with tools that only OpenAI or Anthropic hosts, such as web_search: do not offer them to the "
+            "model and name them in x-syringa-ignored, or answer with 400."
         ),
     ] = "ignore"
     request_timeout: Annotated[Seconds, doc("Seconds that a request may take; 0: no limit.")] = 0.0

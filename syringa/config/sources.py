@@ -22,7 +22,8 @@ from syringa.errors import ConfigError
 from syringa.fleet.pools import PoolSpec
 
 FILE_NAME = "syringa.toml"
-OTHER_VARIABLES = ("SYRINGA_CONFIG", "SYRINGA_HOME")  # the path of the settings file, and the folder of models
+# The path of the settings file, the folder of models, and an option of `syringa cluster join`.
+OTHER_VARIABLES = ("SYRINGA_CONFIG", "SYRINGA_HOME", "SYRINGA_JOIN_TOKEN")
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
@@ -166,6 +167,11 @@ def _check(config: Config) -> None:
         )
     if any(not name for name in config.served_model_name):
         raise ConfigError("served_model_name: a name cannot be empty", param="served_model_name")
+    if any("*" in (name[:-1] if index else name) for index, name in enumerate(config.served_model_name)):
+        raise ConfigError(
+            "served_model_name: the first name is no pattern, and others have a * only at the end",
+            param="served_model_name",
+        )
     for name in FIELDS:
         if not is_finite(getattr(config, name)):
             raise ConfigError(f"{name}: expected a finite number", param=name)

@@ -48,15 +48,25 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
         return str(self.min) if self.min == self.max else f"{self.min}:{self.max}"
 
 
+class PresetMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that is part of every conversation with a model."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one model. Those in `INHERITED` default to the server's setting of the same name."""
 
     id: Annotated[str, doc("Name of the model in requests.")]
     path: Annotated[str, doc("A known model's name, a GGUF file, or a Hugging Face folder.")]
-    aliases: Annotated[tuple[str, ...], doc("Other names of the model in requests.")] = ()
+    aliases: Annotated[
+        tuple[str, ...],
+        doc("Other names of the model in requests. One that ends with * stands for all that begin so, as claude-*."),
+    ] = ()
     engine: Annotated[EngineName, doc("Engine that runs the model: Syringa's own or [vLLM](vllm.md).")] = "syringa"
     python: Annotated[
-        str, doc("With vLLM: the interpreter of the environment it is installed in; empty: that of the server.")
+        str, doc("With vLLM: the interpreter of the environment it is installed in, on each node; empty: Syringa's.")
     ] = ""
     engine_args: Annotated[
         dict[str, Any], doc("With vLLM: further engine arguments of it, such as `{tensor_parallel_size = 2}`.")
@@ -81,6 +91,20 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_format: Annotated[ReasoningFormatSetting, doc("Format of the model's reasoning.")] = "auto"
     prices: Annotated[Prices | None, doc("Prices of a million tokens: `input`, `cached_input`, `output`.")] = None
     defaults: Annotated[dict[str, Any], doc("Default fields of requests.")] = {}
+    system: Annotated[str, doc("System message of conversations that have none.")] = ""
+    messages: Annotated[
+        tuple[PresetMessage, ...],
+        doc("Messages before those of every conversation, each a table with `role` and `content`."),
+    ] = ()
+    template: Annotated[str, doc("Text of a chat template, instead of a file with one.")] = ""
+    license: Annotated[str, doc("Text of the license, shown by Ollama's API.")] = ""
+    context_limit: Annotated[
+        Count,
+        doc(
+            "Maximum tokens of prompt plus output, like `max_model_len`, but not known to the worker: models that "
+            "differ in it share one. 0: no other limit."
+        ),
+    ] = 0
     pools: Annotated[
         tuple[str, ...],
         doc("Pools of a cluster in which it may run, the preferred one first; default: any, by their priority."),

@@ -9,7 +9,7 @@ import msgspec
 
 from syringa.fleet.provider import LOCAL_NODE
 from syringa.fleet.status import FleetStatus, NodeStatus
-from syringa.types import EngineDelta, EngineRequest, EngineStats, ModelInfo
+from syringa.types import EmbeddingRequest, EmbeddingResult, EngineDelta, EngineRequest, EngineStats, ModelInfo
 
 DeltaHandler = Callable[[EngineDelta], bool]
 """Handle a delta, and return whether no more deltas are wanted. An exception ends the request.
@@ -27,8 +27,9 @@ NOT_READY: frozenset[LoadStatus] = frozenset(("hanging", "loading", "failed"))
 
 ReplicaStatus = Literal["queued", "fetching", "loading", "ready", "hanging", "draining", "ended"]
 
-MoveReason = Literal["drain", "crash", "silence"]
-"""Why a request goes on at another replica: its replica was drained, died, or did not respond."""
+MoveReason = Literal["drain", "crash", "silence", "balance"]
+"""Why a request goes on at another replica: its replica was drained, died, did not respond, or was busy, and another
+one has become ready."""
 
 
 class WorkerCounts(NamedTuple):
@@ -70,6 +71,13 @@ class Engine(Protocol):
         """
         ...
 
+    async def embed(self, request: EmbeddingRequest) -> EmbeddingResult:
+        """Compute the vectors of `request`. Cancellation drops what has not run.
+
+        Raises as `submit` does, and `InvalidRequest` if the model generates text; `submit` raises it if it does not.
+        """
+        ...
+
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Stop one choice, or all, at the next step; the deltas of the others go on.
 
@@ -106,6 +114,14 @@ class EngineProvider(Protocol):
         """Return the replicas of a model, without waiting."""
         ...
 
+    def keep(self, model: str, idle_timeout: float) -> None:
+        """Unload a model after so many idle seconds, or never if 0, until it is loaded again."""
+        ...
+
+    def idle_timeout(self, model: str) -> float:
+        """Return the idle seconds after which a model is unloaded, without waiting; 0: never."""
+        ...
+
     def drain(self, replica: str, grace: float) -> None:
         """End a replica: its requests finish within `grace` seconds or move to another one."""
         ...
@@ -140,6 +156,12 @@ class SingleEngineProvider:
 
     def replicas(self, model: str) -> Sequence[ReplicaState]:
         return ()
+
+    def keep(self, model: str, idle_timeout: float) -> None:
+        """Do nothing: the engine is not unloaded."""
+
+    def idle_timeout(self, model: str) -> float:
+        return 0.0
 
     def drain(self, replica: str, grace: float) -> None:
         """Do nothing: there are no replicas."""

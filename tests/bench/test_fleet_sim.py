@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ import pytest
 from bench.fleet_sim.collector import Collector
 from bench.fleet_sim.engine import ModelClients
 from bench.fleet_sim.event_loop import EventLoop
+from bench.fleet_sim.fleet import SimulatedNode
+from bench.fleet_sim.rejections import LOADING, NO_ROOM, OTHER, RejectionLog
 from bench.fleet_sim.replica import BatchedReplica
-from bench.fleet_sim.scenario import Scenario, SimulatedModel, quick
+from bench.fleet_sim.scenario import Scenario, SimulatedModel, SimulatedPool, quick
 from bench.fleet_sim.shared_link import SharedLink
 from bench.fleet_sim.streams import Chat, Stream, Workload
 from syringa.engine.client.router import RoutingKey
+from syringa.fleet.provider import Node
 
 # A step of b streams takes (10 + b) ms.
-MODEL = SimulatedModel("m", 1, 10.0, 0.010, 0.001, 1000.0, 4, 1.0, 1, ())
+MODEL = SimulatedModel("m", 1, 10.0, 0.010, 0.001, 1000.0, 4, 1.0, 1, ("p",))
 SCENARIO = Scenario(models=(MODEL,), api_processes=1)
 
 
@@ -124,6 +128,20 @@ def test_clients_hold_requests_until_a_replica_is_ready() -> None:
     assert [id for id, _ in serving.ended] == [1]
 
 
+def test_clients_move_requests_that_wait_to_a_replica_that_becomes_ready() -> None:
+    serving = Serving()
+    first = serving.add_replica("a")
+    for id in range(1, 11):
+        serving.submit(id, prompt=1, output=10_000)
+    serving.loop.run(10.0)
+    assert (first.running, first.queued) == (4, 6)
+    second = serving.add_replica("b")
+    serving.loop.run(12.0)
+    assert (first.running, first.queued) == (4, 1)
+    assert (second.running, second.queued) == (4, 1)
+    assert serving.collector.moves == {"balance": 5}
+
+
 def test_shared_link_divides_its_bandwidth() -> None:
     loop = EventLoop()
     done: list[tuple[str, float]] = []
@@ -154,6 +172,52 @@ def test_workload_demands_the_work_of_its_requests_and_follows_the_rate() -> Non
     assert all(np.all(np.diff(burst.times) >= 0) for burst in bursts)
 
 
+class RejectionHarness:
+    """A model, of which one replica runs on a fleet with one node."""
+
+    def __init__(self) -> None:
+        self.serving = Serving()
+        self.serving.clients.waits = True
+        self.replica = self.serving.add_replica("r")
+        pool = SimulatedPool("p", "always", 1, 2)
+        self.node = SimulatedNode(pool, Node("n", gpus=2), 0, OrderedDict())
+        self.log = RejectionLog([self.serving.clients])
+
+    def second(self, rejected: int = 0) -> None:
+        counts = Counter({0: rejected} if rejected else {})
+        self.log.update(0.0, counts, [self.node], [self.replica])
+
+
+def test_rejection_is_explained_by_what_the_decision_before_it_has_left() -> None:
+    harness = RejectionHarness()
+    harness.second()
+    harness.node.free_gpus = 1  # after the request has given up: the controller has no reason to use it
+    harness.second(rejected=1)
+    harness.second()
+    assert harness.log.counts == {NO_ROOM: 1}
+
+
+def test_rejection_is_explained_by_new_room_that_the_controller_uses() -> None:
+    harness = RejectionHarness()
+    harness.node.free_gpus = 1
+    harness.second()
+    harness.second(rejected=2)
+    assert harness.log.counts == {}
+    harness.replica.condition = "starting"
+    harness.second(rejected=1)
+    assert harness.log.counts == {LOADING: 3}
+
+
+def test_rejection_with_room_that_is_not_used_has_no_explanation() -> None:
+    harness = RejectionHarness()
+    harness.node.free_gpus = 1
+    harness.second()
+    harness.second(rejected=2)
+    harness.second()
+    assert harness.log.counts == {OTHER: 2}
+    assert [count for _, _, count in harness.log.others] == [2]
+
+
 @pytest.mark.slow
 def test_small_simulation_loses_nothing_and_depends_on_its_seed_alone() -> None:
     def run(seed: int, hash_seed: str) -> dict[str, Any]:
@@ -171,4 +235,4 @@ def test_small_simulation_loses_nothing_and_depends_on_its_seed_alone() -> None:
         assert each["lost"] == 0
         assert each["requests"] == each["completed"] + sum(each["rejected"].values())
         assert each["rejected"].get("other", 0) == 0
-        assert each["moves"].keys() == {"crash", "drain", "silence"}
+        assert each["moves"].keys() == {"crash", "drain", "silence", "balance"}

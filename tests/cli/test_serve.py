@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from syringa.cli import models
-from syringa.cli.fleet_lease import DatabaseLease
-from syringa.cli.serve import download_default_model
+from syringa.cli.database_records import DatabaseRecords
+from syringa.cli.serve import download_default_models
 from syringa.cluster.folder import ClusterFolder
-from syringa.config import ModelSpec
-from syringa.engine.processes.lease import Lease
+from syringa.config import Config, ModelSpec
 from syringa.errors import ModelError
+from syringa.fleet.cluster_records import ClusterRecords
 from tests.cli.conftest import Result
+from tests.embedding_models import write_embedding_folder
 
 # Not by attribute: the package has a function of the same name.
 locate = importlib.import_module("syringa.modelfiles.locate")
@@ -27,20 +28,38 @@ def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     names: list[str] = []
     monkeypatch.setenv("SYRINGA_HOME", str(tmp_path / "empty"))
     monkeypatch.setattr(locate, "default_path", lambda: None)
+    monkeypatch.setattr(locate, "embedding_path", lambda: None)
     monkeypatch.setattr(models, "download", names.append)
     return names
 
 
 def test_serve_downloads_the_default_model_when_it_is_missing(downloads: list[str]) -> None:
-    download_default_model(ModelSpec(id="", path="default"))
+    download_default_models(Config())
     assert downloads == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (Config(embedding_model="embedding"), ["default", "embedding"]),
+        (Config(model="embedding"), ["embedding"]),
+        (Config(model="x.gguf", embedding_model="all-MiniLM-L6-v2"), ["all-MiniLM-L6-v2"]),
+        (Config(model="x.gguf", embedding_model="org/other"), []),
+    ],
+)
+def test_serve_downloads_the_embedding_model_when_it_is_missing(
+    downloads: list[str], config: Config, expected: list[str]
+) -> None:
+    download_default_models(config)
+    assert downloads == expected
 
 
 def test_serve_downloads_no_model_that_is_present(
     downloads: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(locate, "default_path", lambda: tmp_path / "model.gguf")
-    download_default_model(ModelSpec(id="", path="default"))
+    monkeypatch.setattr(locate, "embedding_path", lambda: tmp_path / "model")
+    download_default_models(Config(embedding_model="embedding"))
     assert downloads == []
 
 
@@ -77,10 +96,10 @@ def test_serve_plans_the_memory_of_this_machine_unless_the_model_runs_on_a_clust
     def refuse(*_: object) -> None:
         raise ModelError("there is too little memory")
 
-    started: list[Lease | None] = []
+    started: list[ClusterRecords | None] = []
 
-    def run(*_: object, lease: Lease | None, **__: object) -> int:
-        started.append(lease)
+    def run(*_: object, records: ClusterRecords | None, **__: object) -> int:
+        started.append(records)
         return 0
 
     ClusterFolder(tmp_path / "cluster").create("test", ["127.0.0.1"])
@@ -93,4 +112,15 @@ def test_serve_plans_the_memory_of_this_machine_unless_the_model_runs_on_a_clust
     result = syringa("serve", "--model", "m", "--port", "0", *options)
     assert (result.status == 0) == cluster
     assert ("too little memory" in result.err) == (not cluster)
-    assert [isinstance(lease, DatabaseLease) for lease in started] == ([True] if cluster else [])
+    assert [isinstance(records, DatabaseRecords) for records in started] == ([True] if cluster else [])
+
+
+@pytest.mark.parametrize("command", ["run", "complete"])
+def test_commands_for_text_refuse_an_embedding_model(
+    command: str, tmp_path: Path, syringa: Callable[..., Result]
+) -> None:
+    folder = write_embedding_folder(tmp_path / "tiny")
+    arguments = [folder, "hi"] if command == "run" else ["hi", "--model", folder]
+    result = syringa(command, *arguments)
+    assert result.status != 0
+    assert f"tiny generates no text: serve it with `syringa serve --embedding-model {folder}`" in result.err

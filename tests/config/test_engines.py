@@ -38,6 +38,10 @@ def test_relative_interpreter_is_that_of_the_current_folder(tmp_path: Path, monk
     assert read(tmp_path, 'engine = "vllm"\npython = "python"').python == str(tmp_path / "python")
 
 
+def test_interpreter_in_a_cluster_is_that_of_the_nodes(tmp_path: Path) -> None:
+    assert read(tmp_path, 'engine = "vllm"\npython = "/no/such/file"', "cluster = true").python == "/no/such/file"
+
+
 @pytest.mark.parametrize(
     ("lines", "top", "message"),
     [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from syringa.config import Config, ModelSpec, Prices, load, model_specs, read_model, single_model_spec
+from syringa.config import Config, ModelSpec, Prices, Replicas, load, model_specs, read_model, single_model_spec
 from syringa.errors import ConfigError, InvalidRequest
 
 FILE = """
@@ -54,6 +54,31 @@ def test_default_model_is_first_unless_named(tmp_path: Path) -> None:
         model_specs(read(tmp_path, FILE, {"model": "other"}))
     with pytest.raises(ConfigError, match="served_model_name"):
         model_specs(read(tmp_path, FILE, {"served_model_name": ["x"]}))
+
+
+def test_model_specs_have_embedding_model_last_and_preloaded(tmp_path: Path) -> None:
+    config = Config(
+        embedding_model="embedding",
+        device="cpu",
+        threads=2,
+        dtype="gguf",
+        model="x.gguf",
+        replicas=Replicas(min=2, max=2),
+    )
+    first, last = model_specs(config)
+    assert (first.path, last.id, last.path) == ("x.gguf", "", "embedding")
+    assert (last.preload, last.idle_seconds, last.device, last.threads) == (True, 0.0, "cpu", 2)
+    assert (last.dtype, last.replicas) == ("auto", Replicas())  # those settings are about the other model
+    specs = model_specs(read(tmp_path, FILE, {"embedding_model": "path/of/folder"}))
+    assert [each.path for each in specs][2:] == ["path/of/folder"]
+
+
+def test_model_specs_preload_embedding_model_that_is_one_of_the_models(tmp_path: Path) -> None:
+    specs = model_specs(read(tmp_path, FILE, {"embedding_model": "org/large"}))
+    assert [(each.id, each.preload, each.idle_seconds) for each in specs] == [
+        ("small", True, 0.0),
+        ("org/large", True, 0.0),
+    ]
 
 
 def test_single_model_spec(tmp_path: Path) -> None:
@@ -105,6 +130,11 @@ GOOD = '[[models]]\nid = "a"\npath = "p"\n'
         ('[[models]]\nid = ""\npath = "p"', "models[0].id cannot be empty"),
         ('[[models]]\nid = "a"\npath = ""', "models[0].path cannot be empty"),
         ('[[models]]\nid = "a b"\npath = "p"', 'models[0].id "a b": a name has no spaces'),
+        ('[[models]]\nid = "a-*"\npath = "p"', 'models[0].id "a-*": only an alias is a pattern'),
+        (
+            '[[models]]\nid = "a"\npath = "p"\naliases = ["b*c"]',
+            'models[0].aliases[0] "b*c": only an alias is a pattern',
+        ),
         ('[[models]]\nid = "a\\u0007"\npath = "p"', "models[0].id"),
         ('[[models]]\nid = "default"\npath = "p"', "reserved for the default model"),
         (f'[[models]]\nid = "{"x" * 201}"\npath = "p"', "at most 200 characters"),

@@ -1,4 +1,4 @@
-"""A proxy between a client and a server that records the requests of the Responses API, and may change them."""
+"""A proxy between a client and a server that records requests and the events of responses, and may change them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ class RecordingProxy:
             body = json.dumps(self.rewrite(exchange.body)).encode()
         client = httpx.AsyncClient(base_url=self._upstream, timeout=600)
         headers = {name: value for name, value in request.headers.items() if name not in ("host", "content-length")}
-        sent = client.build_request(request.method, request.url.path, content=body, headers=headers)
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        sent = client.build_request(request.method, path, content=body, headers=headers)
         answer = await client.send(sent, stream=True)
         if exchange is not None:
             exchange.status, exchange.headers = answer.status_code, dict(answer.headers)

@@ -145,9 +145,12 @@ async def schema(client: RequestClient, number: int) -> Outcome:
 
 
 async def thinking(client: RequestClient, number: int) -> Outcome:
-    """Run a request with reasoning that is ended by its budget, and every other one with a schema after it."""
+    """Run a request with reasoning that is ended by its budget, and every other one with a schema after it.
+
+    Others have a minimum of tokens: what follows the reasoning is not empty then, whatever is drawn.
+    """
     form = {"type": "json_schema", "json_schema": {"name": "note", "schema": _SCHEMA, "strict": True}}
-    fields = {"response_format": form} if number % 2 else {}
+    fields: dict[str, Any] = {"response_format": form} if number % 2 else {"min_tokens": 64}
     options = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 32}
     outcome = await client.chat(number, 96, **options, **fields)
     assert all(each["reasoning"] and each["text"] for each in outcome["choices"]), outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -36,14 +36,27 @@ async def drain(client: RequestClient, replica: str, grace: float) -> None:
 
 
 async def run_all(
-    url: str, numbers: range, disturb: Disturb | None = None, kinds: Sequence[Any] | None = None
+    url: str,
+    numbers: range,
+    disturb: Disturb | None = None,
+    kinds: Sequence[Any] | None = None,
+    turn: Callable[[int], Awaitable[object]] | None = None,
 ) -> list[Outcome]:
-    """Run the requests with these numbers at the same time, and `disturb` beside them. `kinds`: of these kinds only."""
+    """Run the requests with these numbers at the same time, and `disturb` beside them.
+
+    `kinds`: of these kinds only. `turn`: waits until the request with a number may begin.
+    """
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=GUARD_SECONDS, limits=limits) as http:
         client = RequestClient(http, kinds)
+
+        async def run(number: int) -> Outcome:
+            if turn is not None:
+                await turn(number)
+            return await client.run(number)
+
         async with asyncio.timeout(GUARD_SECONDS), asyncio.TaskGroup() as group:
-            running = [group.create_task(client.run(number)) for number in numbers]
+            running = [group.create_task(run(number)) for number in numbers]
             if disturb is not None:
                 group.create_task(disturb(client))
     return [each.result() for each in running]

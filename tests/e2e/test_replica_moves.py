@@ -61,11 +61,11 @@ async def run_disturbed(server: Server, gate: StepGate, numbers: range, streams:
 async def compare(server: Server, gate: StepGate, numbers: range, streams: int, **options: Any) -> list[Outcome]:
     """Check that requests that are disturbed end like those that are not. Return the outcomes of all."""
     expected = await run_all(server.url, numbers, **options)
-    assert moves(server) == {}
+    assert set(moves(server)) <= {"balance"}  # the second replica may become ready meanwhile
     await until(lambda: len(ready_replicas(server)) == 2)
     disturbed = await run_disturbed(server, gate, numbers, streams, **options)
     check_equal(disturbed, expected)
-    assert set(moves(server)) == {"crash", "drain"}
+    assert set(moves(server)) - {"balance"} == {"crash", "drain"}
     check_idle(server)
     return expected + disturbed
 

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from syringa.engine.vllm.launch import MODULE
 from syringa.modelfiles import locate
 from tests.e2e.server import Server, serve, wait_for
 
@@ -214,11 +215,11 @@ def test_disconnected_client_frees_its_sequences(server: Server) -> None:
 
 def test_worker_is_started_again_when_vllm_dies(server: Server) -> None:
     """The last test: loading the model again is not waited for."""
-    (worker,) = server.children("syringa.engine.vllm.worker")
+    (worker,) = server.children(MODULE)
     engine = next(pid for pid in children(worker) if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text())
     os.kill(engine, signal.SIGKILL)
     wait_for(lambda: "vLLM has ended unexpectedly" in server.log.read_text())
-    wait_for(lambda: server.children("syringa.engine.vllm.worker") not in ([], [worker]))
+    wait_for(lambda: server.children(MODULE) not in ([], [worker]))
 
 
 def children(parent: int) -> list[int]:

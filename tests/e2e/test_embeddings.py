@@ -1,0 +1,64 @@
+"""Client packages for embeddings and rerank against `syringa serve` with the default embedding model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from syringa.errors import ModelError
+from syringa.modelfiles import pull
+from tests.e2e.sdk import COHERE, LANGCHAIN, OPENAI_PYTHON, python_with
+from tests.e2e.server import Server, serve
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+KEY, MODEL = "a-key-for-tests", "all-MiniLM-L6-v2"
+SCRIPTS = {
+    "openai_embeddings_client.py": OPENAI_PYTHON,
+    "langchain_embeddings_client.py": LANGCHAIN,
+    "cohere_client.py": COHERE,
+}
+_FOLDER = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    try:
+        pull("embedding")
+    except ModelError as error:
+        pytest.skip(f"the embedding model cannot be fetched: {error.message}")
+    settings = ("--served-model-name", "smollm2", "--max-model-len", "512", "--requests-per-minute", "0")
+    with serve("--embedding-model", "embedding", "--api-key", KEY, *settings) as server:
+        yield server
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_client_package_passes_its_checks(server: Server, script: str) -> None:
+    python = python_with(*SCRIPTS[script])
+    command = [str(python), str(_FOLDER / script), server.url, KEY, MODEL]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr[-3000:]
+    errors = {line["name"]: line["error"] for line in map(json.loads, result.stdout.splitlines())}
+    assert list(errors) == re.findall(r"^def (check_\w+)", (_FOLDER / script).read_text(), re.MULTILINE)
+    assert not any(errors.values()), "\n".join(filter(None, errors.values()))
+
+
+def test_embedding_model_and_chat_model_are_used_and_accounted_for(server: Server) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    body = {"input": ["a text", "another text"]}
+    answer = httpx.post(server.url + "/v1/embeddings", json=body, headers=headers, timeout=120).json()
+    assert answer["model"] == MODEL
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    assert httpx.post(server.url + "/v1/chat/completions", json=chat, headers=headers, timeout=120).status_code == 200
+    usage = httpx.get(server.url + "/v1/usage?by=model", headers=headers, timeout=60).json()
+    rows = {row["model"]: row for row in usage["data"]}
+    assert rows[MODEL]["output_tokens"] == 0
+    assert rows[MODEL]["input_tokens"] >= answer["usage"]["prompt_tokens"]
+    metrics = httpx.get(server.url + "/metrics", headers=headers, timeout=60).text
+    assert re.search(r'requests_total\{.*endpoint="/v1/embeddings".*\} [1-9]', metrics)
