@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from syringa import logs
 from tests.store.postgres import Postgres, why_not
@@ -25,6 +26,8 @@ _NO_TIMING: dict[str, Any] = {"deadline": None, "suppress_health_check": [Health
 settings.register_profile("fixed", derandomize=True, max_examples=examples(100), **_NO_TIMING)
 settings.register_profile("explore", max_examples=examples(100), **_NO_TIMING)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+# Hypothesis also draws constants of the modules that are loaded, and those depend on the order of the tests.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 # Triton decides at its import whether kernels are interpreted, and tests of any folder may be the first to import it.

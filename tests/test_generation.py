@@ -206,9 +206,10 @@ async def test_concurrent_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 
     async def counted(asked: EngineRequest) -> AsyncGenerator[EngineDelta]:
         nonlocal most
-        async for delta in deltas(asked):
-            most = max(most, len(engine.running))
-            yield delta
+        async with contextlib.aclosing(deltas(asked)) as inner:
+            async for delta in inner:
+                most = max(most, len(engine.running))
+                yield delta
 
     engine.deltas = counted  # type: ignore[method-assign]
     whole = await run(engine, request(prompts=30))

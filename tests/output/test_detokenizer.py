@@ -60,8 +60,7 @@ def test_detokenizer_matches_batch_decoding_for_any_split(
         assert plain_text(shown) == tokenizer.decode(tokens, skip_special=False)
 
 
-@given(st.text())
-@settings(deadline=None)
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\u2581")))  # SentencePiece's space
 def test_detokenizer_emits_complete_characters(spm: Tokenizer, text: str) -> None:
     tokens = spm.encode(text, add_special=False, parse_special=False)
     detokenizer = Detokenizer(spm, at_start=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -54,8 +55,9 @@ def workers(cluster: LocalCluster) -> list[int]:
     """Return the process ids of the model workers of a cluster."""
     found = []
     for pid in processes_with("_SYRINGA_NODE_FOLDER", cluster.temp):
-        if b"syringa.engine.worker.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            found.append(pid)
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
+            if b"syringa.engine.worker.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
     return found
 
 
@@ -115,6 +117,7 @@ def test_crashed_stopped_and_killed_workers_are_reported(
 ) -> None:
     cluster.add("c")
     peer.until(lambda _: condition(peer, "c") == "ready")
+    until(lambda: not workers(cluster))  # those of earlier tests
     for id in ("m-4", "m-5", "m-6"):
         launch(peer, id, "c", options)
         ready(peer, id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -27,8 +26,6 @@ from syringa.engine.processes.suspects import REFUSED, embedding_fingerprint, fi
 from syringa.engine.vllm.resume import resume_error, unresumable_fields
 from syringa.errors import EngineOverloaded, EngineUnavailable, InvalidRequest, RequestSuspected, WorkerLost
 from syringa.types import EmbeddingRequest, EmbeddingResult, EngineRequest, EngineStats, Isolation, ModelInfo
-
-logger = logging.getLogger("syringa.engine")
 
 Send = Callable[[SupervisorRequest], None]
 OnMove = Callable[[MoveReason, bool], None]
@@ -103,10 +100,8 @@ class ModelEngine:
     def update(self, state: WorkerState) -> None:
         """Apply a state that the supervisor reports of the model.
 
-        The reason of a failure may name files of the server: it is logged, and not shown to clients.
+        The reason of a failure may name files of the server: the supervisor logs it, and clients do not see it.
         """
-        if state.status == "failed" and (state.status, state.reason) != (self.status, self._reason):
-            logger.error("model cannot be loaded: model=%s reason=%r", self.name, state.reason)
         self.status, self._reason = state.status, state.reason
         self._starting = any(each.status != "draining" for each in state.replicas)
         self._updates += 1

@@ -313,13 +313,17 @@ class WorkerManager:
                 self._set_phase(worker, "queued", "memory is short")
                 return
         model.failed_starts += 1
-        at_startup = model.restart and model.info is None  # the server reports the first failure of its default model
         reported = status in managed_process.REPORTED_STATUSES
-        if not reported and not at_startup and model.failed_starts < MAX_FAILED_STARTS:
+        if not reported and not model.starts_server and model.failed_starts < MAX_FAILED_STARTS:
             self._set_phase(worker, "queued", RESTARTING)
             return
         model.failure_reported = reported or bool(reason)  # a worker that leaves a reason has printed it
-        self._set_phase(worker, "failed", start_failure(status, reason, kill_reason))
+        self._fail(worker, start_failure(status, reason, kill_reason))
+
+    def _fail(self, worker: WorkerHandle, reason: str) -> None:
+        if not worker.model.starts_server:  # the server prints that failure, and ends
+            logger.error("model cannot be loaded: model=%s reason=%r", worker.model.name, reason)
+        self._set_phase(worker, "failed", reason)
 
     # Loading and unloading
 
@@ -355,7 +359,7 @@ class WorkerManager:
             case "never":
                 model.back_off(now)
                 self._event(worker, "failed", decision.reason)
-                self._set_phase(worker, "failed", model.insufficient_reason or decision.reason)
+                self._fail(worker, model.insufficient_reason or decision.reason)
             case "wait" if worker.reason != decision.reason:
                 self._set_phase(worker, "queued", decision.reason)
 

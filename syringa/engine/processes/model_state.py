@@ -63,6 +63,11 @@ class ModelState(ABC):
         """Return the replicas that have not ended."""
 
     @property
+    def starts_server(self) -> bool:
+        """Whether it is the server's default model and was never loaded: the server ends if it cannot be."""
+        return self.restart and self.info is None
+
+    @property
     def failed(self) -> bool:
         return self.status == "failed"
 
