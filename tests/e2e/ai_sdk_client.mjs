@@ -43,7 +43,7 @@ const checks = [];
 const check = (name, call) => checks.push([name, call]);
 
 check("generateText", async () => {
-  const answer = await generateText(body({ system: "You are a helpful assistant." }));
+  const answer = await generateText(body({ system: "Answer in one sentence." }));
   assert.match(answer.text, /Paris/);
   assert.equal(answer.finishReason, "stop");
   assert.ok(answer.usage.inputTokens > 0);

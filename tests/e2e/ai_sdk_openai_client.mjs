@@ -31,7 +31,7 @@ const check = (name, call) => checks.push([name, call]);
 
 check("generateText", async () => {
   for (const each of models) {
-    const answer = await generateText(body({ model: each, system: "You are a helpful assistant." }));
+    const answer = await generateText(body({ model: each, system: "Answer in one sentence." }));
     assert.match(answer.text, /Paris/);
     assert.equal(answer.finishReason, "stop");
     assert.equal(answer.usage.totalTokens, answer.usage.inputTokens + answer.usage.outputTokens);

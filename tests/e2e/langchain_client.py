@@ -40,7 +40,7 @@ def get_weather(city: Annotated[str, Field(max_length=20)]) -> str:
 
 
 def check_invoke() -> None:
-    answer = model().invoke([SystemMessage("You are a helpful assistant."), HumanMessage(ASKED)])
+    answer = model().invoke([SystemMessage("Answer in one sentence."), HumanMessage(ASKED)])
     assert "Paris" in answer.content
     assert answer.tool_calls == answer.invalid_tool_calls == []
     assert answer.response_metadata["finish_reason"] == "stop"

@@ -37,7 +37,7 @@ def agent(kind, **fields):
 
 def check_run() -> None:
     for kind in MODELS:
-        result = agent(kind, instructions="You are a helpful assistant.").run_sync(ASKED)
+        result = agent(kind, instructions="Answer in one sentence.").run_sync(ASKED)
         assert "Paris" in result.output, kind
         assert result.usage.input_tokens > 0
         assert result.usage.output_tokens > 0
