@@ -16,6 +16,7 @@ from syringa.errors import ContextLengthExceeded, InvalidRequest
 
 MAX_INPUTS = 2048  # of a request
 _INLINE_CHARACTERS = 4096  # more are tokenized in a thread
+_INLINE_IDS = 10_000  # more are checked in a thread
 # A text with more characters per token of the model than this many of the longest tokens is not tokenized as a whole.
 # Only white space, which has no tokens, could be so long and fit.
 _LONG_TOKENS = 8
@@ -89,8 +90,18 @@ def read_truncation(fields: EncoderFields, model: ServedModel, *, default: bool)
     return Truncation(max(0, tokens), side)
 
 
-def read_inputs(given: Any, model: ServedModel, param: str) -> list[str] | list[list[int]]:
-    """Validate a string, an array of strings, an array of token ids, or an array of such arrays."""
+async def read_inputs(given: Any, model: ServedModel, param: str) -> list[str] | list[list[int]]:
+    """Validate a string, an array of strings, an array of token ids, or an array of such arrays.
+
+    Many token ids are checked in a thread, so that other requests do not wait.
+    """
+    lists = [given, *given[:MAX_INPUTS]] if isinstance(given, list) else []
+    if sum(len(each) for each in lists if isinstance(each, list)) <= _INLINE_IDS:
+        return _read_inputs(given, model, param)
+    return await asyncio.to_thread(_read_inputs, given, model, param)
+
+
+def _read_inputs(given: Any, model: ServedModel, param: str) -> list[str] | list[list[int]]:
     if isinstance(given, str):
         return read_texts(given, param)
     if not isinstance(given, list) or not given:
@@ -107,19 +118,19 @@ def read_inputs(given: Any, model: ServedModel, param: str) -> list[str] | list[
     return [_read_ids(ids, model, f"{param}[{index}]") for index, ids in enumerate(given)]
 
 
-def read_texts(given: Any, param: str) -> list[str]:
-    """Validate a string or an array of strings, none of them empty. Raises `InvalidRequest`."""
+def read_texts(given: Any, param: str, *, allow_empty: bool = False) -> list[str]:
+    """Validate a string or an array of strings, none of them empty unless allowed. Raises `InvalidRequest`."""
     if isinstance(given, str):
-        if not given:
+        if not given and not allow_empty:
             raise InvalidRequest(f"{param}: expected a text that is not empty.", param=param)
         return [given]
     if not isinstance(given, list) or not given:
         raise InvalidRequest(f"{param}: expected a string or an array of strings, and at least one.", param=param)
     _check_number(given, param)
     for index, text in enumerate(given):
-        if not isinstance(text, str) or not text:
+        if not isinstance(text, str) or not (text or allow_empty):
             where = f"{param}[{index}]"
-            raise InvalidRequest(f"{where}: expected a text that is not empty.", param=where)
+            raise InvalidRequest(f"{where}: expected a text{'' if allow_empty else ' that is not empty'}.", param=where)
     return given
 
 

@@ -110,7 +110,7 @@ async def prepare_embedding_request(
         )
     if body.mm_processor_kwargs:
         ignored.append("mm_processor_kwargs")
-    inputs = read_inputs(body.input, model, "input")
+    inputs = await read_inputs(body.input, model, "input")
     prepared = await prepare_embeddings(
         inputs,
         model,

@@ -39,7 +39,10 @@ class RerankRequest(ScoringFields, kw_only=True):
     ] = None
     rank_fields: Annotated[
         Annotated[list[str], Meta(min_length=1, max_length=64)] | None,
-        doc("With objects as documents: names of the fields that are compared, as lines of their names and values."),
+        doc(
+            "With objects as documents: names of the fields that are compared, as lines of their names and values. "
+            "Reported as ignored if there are none."
+        ),
     ] = None
     max_tokens_per_doc: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None,
@@ -123,6 +126,8 @@ async def prepare_rerank(
     model = await models.find(body.model, SCORING)
     if body.max_chunks_per_doc not in (None, 1):
         ignored.append("max_chunks_per_doc")
+    if body.rank_fields is not None and not any(isinstance(each, dict) for each in body.documents):
+        ignored.append("rank_fields")
     texts = [_read_document(each, f"documents[{index}]", body) for index, each in enumerate(body.documents)]
     pairs = TextPairs(
         first=[body.query],

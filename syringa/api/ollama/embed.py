@@ -113,7 +113,7 @@ async def prepare_embed(
     if body.is_empty:
         return PreparedEmbed(body.model, model, None, single=single)
     prepared = await prepare_embeddings(
-        read_texts(given, param),
+        read_texts(given, param, allow_empty=True),
         model,
         tenant=tenant,
         truncation=Truncation() if truncate else None,

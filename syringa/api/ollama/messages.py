@@ -112,27 +112,29 @@ class _Converter:
     def message(self, given: Any, path: str) -> dict[str, Any]:
         field = convert(given, OllamaMessageField, path=path, ignored=self._ignored)
         role, text = field.role.lower(), field.content or ""
+        self._check_fields(field, role, path)
         if role == "tool":
             return self._result(field, text, path)
-        if role == "assistant":
-            return self._assistant(field, text, path)
-        if role == "user" and field.images:
-            return user_message(text, field.images, f"{path}.images")
-        for name in ("images", "tool_calls", "thinking"):
-            if getattr(field, name):
-                raise InvalidRequest(f"{path}.{name}: not possible in a {role} message.", param=f"{path}.{name}")
-        return {"role": role, "content": text} | ({"name": field.name} if field.name else {})
-
-    def _assistant(self, field: OllamaMessageField, text: str, path: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": role, "content": text}
         if field.images:
-            raise InvalidRequest(f"{path}.images: not possible in an assistant message.", param=f"{path}.images")
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+            message = user_message(text, field.images, f"{path}.images")
+        if field.name:
+            message["name"] = field.name
         if field.thinking:
             message["reasoning_content"] = field.thinking
         if field.tool_calls:
             calls = enumerate(field.tool_calls)
             message["tool_calls"] = [self._call(call, f"{path}.tool_calls[{index}]") for index, call in calls]
         return message
+
+    def _check_fields(self, field: OllamaMessageField, role: str, path: str) -> None:
+        """Refuse content that a message of the role cannot have, and report names that have no effect in it."""
+        for name, owner in (("images", "user"), ("tool_calls", "assistant"), ("thinking", "assistant")):
+            if getattr(field, name) and role != owner:
+                where = f"{path}.{name}"
+                raise InvalidRequest(f"{where}: not possible in a message of the role {role}.", param=where)
+        if role != "tool":
+            self._ignored += [f"{path}.{name}" for name in ("tool_name", "tool_call_id") if getattr(field, name)]
 
     def _call(self, given: Any, path: str) -> dict[str, Any]:
         call = convert(given, OllamaCallField, path=path, ignored=self._ignored)

@@ -193,10 +193,10 @@ class OllamaWriter(ABC):
         return [] if call is None else [self._chunk(timestamp(), calls=[call])]
 
     def _complete(self, call: CollectedToolCall) -> OllamaToolCall | None:
-        """Return a call with its arguments as an object; None if the output ended within it."""
+        """Return a call with its arguments as an object; None if they are none, as where the output ended within."""
         try:
             arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
         self._calls += 1
         return OllamaToolCall(call.id, OllamaFunctionCall(self._calls - 1, call.name, arguments))

@@ -104,7 +104,7 @@ class EmbeddingEngine:
         return refused
 
     def stats(self) -> EngineStats:
-        counters, waiting = self.counters, len(self.scheduler)
+        counters, waiting = self.counters, self.scheduler.waiting
         return EngineStats(
             running=len(self._jobs) - waiting,
             waiting=waiting,

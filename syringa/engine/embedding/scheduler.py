@@ -109,9 +109,14 @@ class EmbeddingScheduler:
         return len(self._isolated) + sum(map(len, self._queues.values()))
 
     @property
+    def waiting(self) -> int:
+        """The number of those that clients wait for, and not in the background: a reason for more replicas."""
+        return len(self._isolated) + len(self._queues[False])
+
+    @property
     def tenants(self) -> set[str]:
-        queued = {tenant for queue in self._queues.values() for tenant in queue.tenants}
-        return queued | {job.request.tenant for job in self._isolated}
+        """The tenants of those."""
+        return {*self._queues[False].tenants, *(job.request.tenant for job in self._isolated)}
 
     def add(self, job: EmbeddingJob) -> EmbeddingJob | None:
         """Queue a request, and return one that it displaces. Raises `QueueFull`.
@@ -123,7 +128,7 @@ class EmbeddingScheduler:
             return None
         queue = self._queues[job.request.background]
         displaced = None
-        if len(self) >= self.limits.max_queue:
+        if len(queue) + len(self._isolated) >= self.limits.max_queue:  # requests of the other class do not count
             displaced = queue.displaced_by(job.request.tenant, self.limits.max_queue)
             if displaced is None:
                 raise QueueFull
@@ -168,8 +173,8 @@ class EmbeddingScheduler:
             yield ScheduledInput(job, job.take())
 
     def overdue(self, before: float) -> list[EmbeddingJob]:
-        """Return the requests that were submitted before that time and have not begun."""
-        return [job for queue in self._queues.values() for job in queue.overdue(before)]
+        """Return the requests that were submitted before that time and have not begun. Background ones may wait."""
+        return self._queues[False].overdue(before)
 
     def roll_back(self, scheduled: list[ScheduledInput]) -> None:
         """Schedule the inputs of a step that ran out of memory again, in steps of half the size."""

@@ -35,6 +35,7 @@ from syringa.config import Config, ModelSpec
 from syringa.engine.interface import EngineProvider
 from syringa.errors import InvalidRequest, NotFound, StartupError, SyringaError
 from syringa.http import dependencies
+from syringa.http.routes.model_admin import check_reserved
 from syringa.http.routes.system import read_engine_stats
 from syringa.http.streaming.sse import LINE_FRAMING, BufferedResponse, EventStreamResponse, frame_line
 from syringa.http.streaming.writer import ClientDisconnected
@@ -170,6 +171,7 @@ class OllamaModelRoutes:
     async def _describe(self, id: str, fields: dict[str, Any]) -> tuple[ModelSpec, ModelCard]:
         """Return the configuration and the description of a model that is to be added. Raises `InvalidRequest`."""
         registry, catalog = self._registry(), self._catalog()
+        check_reserved(id)
         try:
             spec = catalog.read(id, fields)
             registry.check_names(spec)

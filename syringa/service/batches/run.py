@@ -28,7 +28,7 @@ from syringa.service.batches.lines import (
 )
 from syringa.service.batches.output_files import write_output_files
 from syringa.service.batches.results import LeaseLost, ResultWriter
-from syringa.service.batches.validation import CustomIds, encode_problems, validate
+from syringa.service.batches.validation import QUEUE_FULL, CustomIds, encode_problems, validate
 from syringa.service.files.manager import FileManager
 from syringa.service.limits.memory_budget import MemoryBudget
 from syringa.service.usage.accounting import RequestAccounting
@@ -52,6 +52,13 @@ _IN_PROGRESS: tuple[BatchStatus, ...] = ("in_progress",)
 _UNCANCELLED: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
 
 EndReason = Literal["cancelled", "expired", "stopped"]
+
+
+class _QueueFull(Exception):
+    """The organization has too many lines in unfinished batches."""
+
+
+def _nothing(session: Session) -> None: ...
 
 
 class LineRequest(NamedTuple):
@@ -160,9 +167,20 @@ class BatchRun:
             )
         if found.problems:
             await self._fail(found.problems)
-        else:
-            await self._change(_VALIDATING, "in_progress", {"total": found.total, "model": found.model})
-            logger.info("batches: started: batch=%s lines=%d endpoint=%s", batch.id, found.total, batch.endpoint)
+            return
+
+        def check_queue(session: Session) -> None:
+            """Count again, with the lines of this batch: others may have been validated at the same time."""
+            if session.batches.waiting_lines(batch.organization, lock=True) > services.queue_lines:
+                raise _QueueFull
+
+        also = check_queue if services.queue_lines else _nothing
+        try:
+            await self._change(_VALIDATING, "in_progress", {"total": found.total, "model": found.model}, also)
+        except _QueueFull:
+            await self._fail([QUEUE_FULL])
+            return
+        logger.info("batches: started: batch=%s lines=%d endpoint=%s", batch.id, found.total, batch.endpoint)
 
     async def _fail(self, problems: list[LineProblem]) -> None:
         await self._change(_UNCANCELLED, "failed", {"errors": encode_problems(problems), **self._kept()})
@@ -321,7 +339,7 @@ class BatchRun:
         since: Collection[BatchStatus],
         status: BatchStatus,
         changes: dict[str, Any] | None = None,
-        also: Callable[[Session], None] = lambda session: None,
+        also: Callable[[Session], None] = _nothing,
     ) -> None:
         """Change the status. If a client has cancelled the batch meanwhile, that one counts."""
         batch, at = self.batch, int(self._services.clock())

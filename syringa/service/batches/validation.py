@@ -10,6 +10,11 @@ import msgspec
 from syringa.service.batches.lines import EMPTY_FILE, BatchLine, LineProblem, parse_line, read_lines
 from syringa.store import StoredBatch
 
+QUEUE_FULL = LineProblem(
+    "request_limit_exceeded",
+    "Enqueued request limit reached: the unfinished batches of this organization have too many requests to add those of"
+    " this file. Create the batch again when some are finished.",
+)
 _MAX_PROBLEMS = 20  # of a file without a valid line
 
 
@@ -49,11 +54,7 @@ async def validate(
             message = f"The input file has more than {max_lines} requests, the limit of a batch."
             return ValidatedFile(0, None, [LineProblem("too_many_requests", message)])
         if free_lines is not None and total > free_lines:
-            message = (
-                "Enqueued request limit reached: the unfinished batches of this organization have too many requests"
-                " to add those of this file. Create the batch again when some are finished."
-            )
-            return ValidatedFile(0, None, [LineProblem("request_limit_exceeded", message)])
+            return ValidatedFile(0, None, [QUEUE_FULL])
         parsed = parse_line(line, batch.endpoint, max_line)
         if isinstance(parsed, BatchLine):
             valid += 1

@@ -162,8 +162,13 @@ class BatchQueries(Queries):
         lines = select(batch_results.c.line).where(this).order_by(batch_results.c.line).limit(DROPPED_CHUNK)
         return self.connection.execute(delete(batch_results).where(this, batch_results.c.line.in_(lines))).rowcount
 
-    def waiting_lines(self, organization: str) -> int:
-        """Return the number of lines of an organization's batches that have no result yet."""
+    def waiting_lines(self, organization: str, *, lock: bool = False) -> int:
+        """Return the number of lines of an organization's batches that have no result yet.
+
+        `lock`: let transactions that add lines count one after the other, as they do in SQLite anyway.
+        """
+        if lock and self.connection.dialect.name == "postgresql":
+            self.connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"batches {organization}"))))
         query = select(_waiting()).where(batches.c.organization == organization, batches.c.status.in_(ACTIVE_BATCH))
         return int(self.connection.execute(query).scalar() or 0)
 

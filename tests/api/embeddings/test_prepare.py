@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import struct
+import threading
 from typing import Any
 
 import pytest
 
 from syringa.api.decoding import convert
+from syringa.api.embeddings import inputs
 from syringa.api.embeddings.inputs import MAX_INPUTS, Truncation
 from syringa.api.embeddings.prepare import PreparedEmbeddings, prepare_embeddings
 from syringa.api.embeddings.request import CreateEmbeddingRequest, prepare_embedding_request
@@ -46,6 +48,16 @@ async def prepared(
 )
 async def test_prepare_reads_every_form_of_input(given: Any, expected: list[list[int]]) -> None:
     assert await prepare(input=given) == expected
+
+
+@pytest.mark.parametrize("given", [[5] * 100_000, [[5] * 100] * 1000], ids=["one", "many"])
+async def test_prepare_checks_many_token_ids_in_a_thread(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[threading.Thread] = set()
+    monkeypatch.setattr(inputs, "check_tokens", lambda *arguments: threads.add(threading.current_thread()))
+    with pytest.raises(ContextLengthExceeded):
+        await prepare(input=given)
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.parametrize(

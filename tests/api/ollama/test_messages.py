@@ -95,12 +95,25 @@ async def test_many_messages_are_read_like_a_few() -> None:
         ({"role": "assistant", "tool_calls": [call("f") | {"function": {"name": "f", "arguments": 1}}]},
          "messages[0].tool_calls[0].function.arguments"),
         ({"role": "tool", "content": "of nothing"}, "messages[0]"),
+        ({"role": "tool", "content": "x", "images": ["AA"]}, "messages[0].images"),
+        ({"role": "user", "images": ["AA"], "tool_calls": [call("f")]}, "messages[0].tool_calls"),
+        ({"role": "user", "images": ["AA"], "thinking": "t"}, "messages[0].thinking"),
     ],
 )  # fmt: skip
 def test_invalid_message_is_refused_by_its_path(message: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         to_chat_messages([message], [])
     assert raised.value.param == param
+
+
+def test_names_are_kept_and_those_of_tools_elsewhere_are_named() -> None:
+    ignored: list[str] = []
+    given = [
+        {"role": "user", "images": ["AAAA"], "name": "ann"},
+        {"role": "assistant", "content": "a", "name": "bob", "tool_name": "f", "tool_call_id": "c"},
+    ]
+    assert [each["name"] for each in to_chat_messages(given, ignored)] == ["ann", "bob"]
+    assert ignored == ["messages[1].tool_name", "messages[1].tool_call_id"]
 
 
 def test_unknown_fields_are_named() -> None:

@@ -73,6 +73,14 @@ def test_vectors_come_in_the_order_of_the_inputs_over_several_steps() -> None:
     assert (stats.prompt_tokens, stats.started, stats.steps, stats.waiting, stats.running) == (9, 2, 2, 0, 0)
 
 
+def test_background_requests_keep_the_engine_busy_and_are_no_reason_for_replicas() -> None:
+    engine, _, _ = made()
+    engine.embed(request("b", [1], background=True, tenant="batch"))
+    engine.embed(request("i", [1], tenant="interactive"))
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.queue_tenants, stats.idle_seconds) == (1, 1, 1, 0.0)
+
+
 def test_queue_time_is_reported_with_the_result() -> None:
     engine, _, clock = made()
     engine.embed(request("a", [1]))

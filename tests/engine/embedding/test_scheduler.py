@@ -73,6 +73,19 @@ def test_full_queue_refuses_the_tenant_with_the_most_and_lets_others_displace_it
     assert len(made) == 4
 
 
+def test_background_requests_take_no_place_in_the_queue_from_others() -> None:
+    made = scheduler(*(job(f"b{i}", 10, background=True) for i in range(2)), max_queue=2)
+    with pytest.raises(QueueFull):
+        made.add(job("b2", 10, background=True))
+    assert made.add(job("i", 10)) is None
+    assert names(made.schedule()) == [("i", 10)]
+
+
+def test_background_request_may_wait_as_long_as_others_have_something_to_do() -> None:
+    made = scheduler(job("b", 10, background=True), job("i", 10))
+    assert [each.request.id for each in made.overdue(1.0)] == ["i"]
+
+
 def test_step_without_memory_is_scheduled_again_in_halves_and_the_budget_recovers() -> None:
     made = scheduler(job("a", 40, 40), job("b", 20))
     failed = made.schedule()

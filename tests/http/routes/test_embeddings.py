@@ -212,6 +212,8 @@ async def test_rerank_reads_objects_as_documents() -> None:
     fields = {"query": "a", "documents": [{"t": "b", "n": 1}], "rank_fields": ["t", "n"]}
     await post("/v1/rerank", fields, scoring_model(), engine=engine)
     assert engine.embedded[0].inputs[0][3:-1] == scoring_model().tokenizer.encode("t: b\nn: 1", add_special=False)
+    ignored = await post("/v1/rerank", {"query": "a", "documents": ["b"], "rank_fields": ["t"]}, scoring_model())
+    assert ignored.headers["x-syringa-ignored"] == "rank_fields"
 
 
 @pytest.mark.parametrize("model", [embedding_model(), scoring_model()], ids=["embed", "score"])

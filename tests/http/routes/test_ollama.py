@@ -135,6 +135,16 @@ async def test_tool_calls_are_whole_and_have_objects_as_arguments() -> None:
     assert whole["message"]["content"] == "".join(text_of(CHAT, line) for line in found)
 
 
+async def test_call_with_arguments_nested_too_deeply_is_left_out() -> None:
+    script = '<tool_call>\n{"name": "f", "arguments": {"a": %s}}\n</tool_call>' % ("[" * 1500 + "]" * 1500)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    *_, last = lines(await send(CHAT, {"tools": tools}, FakeEngine(script), tool_model()))
+    whole = (await send(CHAT, {"tools": tools, "stream": False}, FakeEngine(script), tool_model())).json()
+    for each in (last, whole):
+        assert each["done"]
+        assert "tool_calls" not in each["message"]
+
+
 async def test_results_of_tools_need_no_ids() -> None:
     engine = FakeEngine("sunny")
     history = [

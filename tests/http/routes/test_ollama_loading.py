@@ -94,6 +94,16 @@ async def test_embed_returns_a_vector_for_each_input() -> None:
     assert type(wrong.json()["error"]) is str
 
 
+async def test_embed_returns_a_vector_for_an_empty_text_among_others() -> None:
+    engine = FakeEngine()
+    async with app_client(SingleEngineProvider(engine), embedding_model()) as http:
+        answer = await http.post("/api/embed", json={"model": "tiny", "input": ["hi", ""]})
+        wrong = await http.post("/api/embed", json={"model": "tiny", "input": ["hi", 5]})
+    assert len(answer.json()["embeddings"]) == 2
+    assert len(engine.embedded[0].inputs[1]) == 2  # the special tokens
+    assert (wrong.status_code, wrong.json()) == (400, {"error": "input[1]: expected a text."})
+
+
 @pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
 async def test_embed_without_input_loads_or_unloads_the_model(path: str) -> None:
     engine = FakeEngine()

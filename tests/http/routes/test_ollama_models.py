@@ -179,6 +179,8 @@ INVALID: list[tuple[dict[str, Any], int, str]] = [
     ({"model": MODEL, "from": MODEL}, 400, "settings"),
     ({"model": "a b", "from": MODEL}, 400, "invalid model name"),
     ({"model": "default", "from": MODEL}, 400, "reserved"),
+    ({"model": "pulls", "from": MODEL}, 400, "reserved"),  # whose path is that of another endpoint of the admin API
+    ({"model": "pulls/a", "from": MODEL}, 400, "reserved"),
     ({"model": "a", "from": MODEL, "template": "{{ .System }}"}, 400, "Go template"),
     ({"model": "a", "from": MODEL, "template": "{% for %}"}, 400, "template"),
     ({"model": "a", "from": MODEL, "parameters": {"temperature": 9}}, 400, "parameters.temperature"),

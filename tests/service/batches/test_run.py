@@ -15,6 +15,7 @@ from syringa.service.batches.run import MAX_ATTEMPTS, BatchRun, LineRequest
 from syringa.service.files import storage as storage_module
 from syringa.service.limits.memory_budget import MemoryBudget
 from syringa.store import Store
+from tests.client import until
 from tests.service.batches.harness import BatchHarness, line, lines
 from tests.store.helpers import read, write
 
@@ -112,13 +113,38 @@ async def test_batch_beyond_the_queue_limit_fails(harness: BatchHarness) -> None
     assert done.status == "completed"
 
 
+async def test_batches_that_are_validated_at_the_same_time_share_the_queue_limit(harness: BatchHarness) -> None:
+    validated = asyncio.Event()
+
+    async def wait(request: LineRequest) -> None:
+        await validated.wait()
+
+    async def is_validated() -> bool:
+        return all(each.batch.status != "validating" for each in await read(harness.store).batches.active())
+
+    harness.endpoint.before = wait
+    created = [await harness.create(lines(6)) for _ in range(4)]
+    runs = asyncio.gather(*(harness.run(each, queue_lines=10) for each in created))
+    await until(is_validated)
+    validated.set()
+    done = await runs
+    assert sorted(each.status for each in done) == ["completed", "failed", "failed", "failed"]
+    codes = {json.loads(each.errors)[0]["code"] for each in done if each.errors is not None}
+    assert codes == {"request_limit_exceeded"}
+
+
 async def test_lines_in_flight_are_bounded(harness: BatchHarness) -> None:
     running = highest = 0
+    full = asyncio.Event()
 
     async def count(request: LineRequest) -> None:
         nonlocal running, highest
         running += 1
         highest = max(highest, running)
+        if running == 4:
+            full.set()
+        async with asyncio.timeout(60):
+            await full.wait()
         await asyncio.sleep(0.001)
         running -= 1
 
