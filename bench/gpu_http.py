@@ -38,7 +38,8 @@ def make_folder(name: str, folder: Path) -> None:
 
     settings = MODELS[name]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(settings | {"architectures": ["Qwen3ForCausalLM"]}))
+    architecture = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}[settings["model_type"]]
+    (folder / "config.json").write_text(json.dumps(settings | {"architectures": [architecture]}))
     (folder / "tokenizer.json").write_text(tokenizer(int(settings["vocab_size"])))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     config = read_config(settings)
@@ -63,7 +64,12 @@ def shards(config: Any) -> list[list[str]]:
             prefix = f"model.layers.{layer}."
             names += [f"{prefix}self_attn.{each}_proj.weight" for each in ("q", "k", "v", "o")]
             names += [f"{prefix}self_attn.{each}_norm.weight" for each in ("q", "k")]
-            names += [f"{prefix}mlp.{each}_proj.weight" for each in ("gate", "up", "down")]
+            if config.sparse[layer]:
+                experts = [f"mlp.experts.{number}." for number in range(config.experts)]
+                names.append(f"{prefix}mlp.gate.weight")
+            else:
+                experts = ["mlp."]
+            names += [f"{prefix}{mlp}{each}_proj.weight" for mlp in experts for each in ("gate", "up", "down")]
             names += [f"{prefix}{each}_layernorm.weight" for each in ("input", "post_attention")]
         found.append(names)
     return found
@@ -218,9 +224,10 @@ def main() -> int:
     parser.add_argument(
         "--offline", type=float, default=0.0, help="tokens per second of the same workload without HTTP"
     )
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/syringa-bench"), help="where the model is written")
     options = parser.parse_args()
     out = Path(os.environ.get("OUT") or "bench/results")
-    folder = Path("/tmp/syringa-bench") / options.model
+    folder = options.folder / options.model
     if not (folder / "model.safetensors.index.json").exists():
         log(f"creating {options.model}")
         shutil.rmtree(folder, ignore_errors=True)

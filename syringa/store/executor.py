@@ -39,6 +39,7 @@ class DatabaseExecutor:
         self._clock = clock
         self._lock_timeout = lock_timeout
         self._database: Database | None = None
+        self._opened_at = 0.0  # by `time.monotonic`
         self._opening = threading.Lock()
         self._closed = False
         # SQLite has one writer at a time: writers queue here, not at its lock, where they would use up readers.
@@ -92,6 +93,8 @@ class DatabaseExecutor:
             return result
 
         database = self._open_database()
+        # Importing SQLAlchemy may take seconds on a busy machine, and does not count as waiting for a lock.
+        deadline = max(deadline, self._opened_at + self._lock_timeout)
         return (database.write if writes else database.read)(transaction, deadline)
 
     def _open_database(self) -> Database:
@@ -100,6 +103,7 @@ class DatabaseExecutor:
         with self._opening:
             if self._database is None:
                 self._database = Database(self.location, lock_timeout=self._lock_timeout, readers=READERS + 1)
+                self._opened_at = time.monotonic()
             return self._database
 
     def _shut_down(self) -> None:

@@ -128,10 +128,11 @@ def test_run_load_times_tokens_from_first_send() -> None:
     fake.delay = 0.03
     result = load(fake)
     (completion,) = result.completions
-    gaps = [later - sooner for sooner, later in zip(completion.token_times, completion.token_times[1:], strict=False)]
     assert len(completion.token_times) == 5
     assert completion.time_to_first_token >= 0.025
-    assert all(gap > 0.02 for gap in gaps)
+    # No token arrives before it was sent. On a busy machine, several may be read at once.
+    assert all(at >= 0.025 * number for number, at in enumerate(completion.token_times, 1))
+    assert completion.token_times == sorted(completion.token_times)
     assert completion.done is not None
     assert result.seconds == completion.done >= completion.token_times[-1]
     assert result.tokens_per_second == pytest.approx(64 / result.seconds)
@@ -140,7 +141,7 @@ def test_run_load_times_tokens_from_first_send() -> None:
 
 def test_run_load_keeps_streams_busy_and_sends_each_prompt_once() -> None:
     fake = FakeServer()
-    fake.delay = 0.01
+    fake.delay = 0.05
     result = load(fake, count=10, streams=4)
     assert fake.max_concurrent == 4
     assert sorted(str(body["prompt"]) for body in fake.bodies) == sorted(f"prompt {index}" for index in range(10))

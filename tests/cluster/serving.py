@@ -24,7 +24,7 @@ from syringa.cluster.served_models import ServedModels, publish
 from syringa.cluster.server import ClusterServer
 from syringa.cluster.tls import TlsFiles, client_context
 
-HANG_SECONDS = 30.0
+HANG_SECONDS = 120.0
 
 
 class RunningCluster:

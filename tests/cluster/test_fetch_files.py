@@ -323,11 +323,11 @@ def test_model_that_is_not_served_is_one_line(cluster: RunningCluster, node: Fet
 def test_unreachable_server_and_wrong_certificate_are_one_line(
     cluster: RunningCluster, node: FetchingNode, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        unused = f"127.0.0.1:{closed.getsockname()[1]}"
-    node.use_server(unused)
-    with pytest.raises(ModelError, match=r"the connection failed \(Connection refused\)"):
-        node.fetch("model")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        node.use_server(f"127.0.0.1:{closed.getsockname()[1]}")
+        with pytest.raises(ModelError, match=r"the connection failed \(Connection refused\)"):
+            node.fetch("model")
     with running_cluster(tmp_path / "other", fresh=True) as other:
         node.use_server(other.address)
         with pytest.raises(ModelError, match="not from the authority of this cluster"):

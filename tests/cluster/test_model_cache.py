@@ -17,7 +17,7 @@ from syringa.cluster.manifest import Manifest, ManifestFile
 from syringa.cluster.model_cache import Download, ModelCache
 from syringa.errors import ModelError
 
-HANG_SECONDS = 30.0
+HANG_SECONDS = 120.0
 LARGE = 1 << 40
 
 

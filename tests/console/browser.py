@@ -17,7 +17,7 @@ from playwright.async_api import Browser, ConsoleMessage, Download, Page, async_
 from tests.tiers import SLOW
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-TIMEOUT_MS = 60_000  # generous: it only ends a test that would hang
+TIMEOUT_MS = 120_000  # generous: it only ends a test that would hang
 DESKTOP, PHONE = (1280, 800), (360, 740)
 
 expect.set_options(timeout=TIMEOUT_MS)
@@ -37,7 +37,7 @@ async def chromium() -> AsyncIterator[Browser]:
     path = find_chromium()
     async with async_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb"]
-        browser = await playwright.chromium.launch(executable_path=path, args=arguments)
+        browser = await playwright.chromium.launch(executable_path=path, args=arguments, timeout=TIMEOUT_MS)
         try:
             yield browser
         finally:
@@ -87,7 +87,10 @@ async def open_page(
     `path`: of a page, such as "/models". `key`: signed in with it. `options`: of Playwright's `new_context`.
     """
     context = await browser.new_context(
-        viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light", **options
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme="dark" if dark else "light",
+        reduced_motion="reduce",  # colors in the middle of a transition have no contrast
+        **options,
     )
     context.set_default_timeout(TIMEOUT_MS)
     await context.add_init_script(

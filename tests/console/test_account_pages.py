@@ -108,6 +108,7 @@ async def test_key_is_created_with_limits_and_revoked(browser: Browser, config: 
         await dialog.get_by_role("button", name="Create", exact=True).click()
         key = await page.get_by_role("dialog", name="Copy the key now").get_by_role("textbox").input_value()
         await page.get_by_role("button", name="Done").click()
+        await expect(page.get_by_role("dialog")).to_have_count(0)
         (entry,) = [
             each for each in (await http.get("/admin/keys", headers=bearer(admin))).json()["data"] if not each["admin"]
         ]

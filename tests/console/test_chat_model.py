@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Locator, Page, expect
+from playwright.async_api import Browser, Locator, Page, TimeoutError, expect
 
 from tests.console.axe import check_page
 from tests.console.browser import PHONE, open_page
@@ -182,9 +183,11 @@ async def test_chat_is_accessible(browser: Browser, shared: Server, size: tuple[
         await expect(page.get_by_label("Message", exact=True)).to_be_visible()
         await check_page(page)
         await ask(page, "Hello")
-        await page.get_by_role("button", name="Stop").or_(page.locator(".figures")).first.wait_for()
-        if await page.get_by_role("button", name="Stop").count():
-            await page.get_by_role("button", name="Stop").click()
+        stop = page.get_by_role("button", name="Stop")
+        await stop.or_(page.locator(".figures")).first.wait_for()
+        if await stop.count():
+            with contextlib.suppress(TimeoutError):  # the answer may have ended just now
+                await stop.click(timeout=10_000)
         await expect(page.get_by_role("button", name="Send")).to_be_visible()
         await check_page(page)
         await page.get_by_role("button", name="Show code").click()

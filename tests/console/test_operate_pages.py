@@ -85,6 +85,7 @@ async def test_model_is_removed(browser: Browser, smollm2: Server, size: tuple[i
         await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
         await expect(card).to_have_count(0)
         await page.get_by_role("button", name="More about smollm2").click()
+        await expect(page.get_by_role("menuitem", name="Configuration")).to_be_visible()
         assert await page.get_by_role("menuitem", name="Remove").count() == 0  # it is one of the settings
 
 
@@ -262,6 +263,7 @@ async def test_fleet_shows_pools_nodes_replicas_and_moves(
         names = page.locator(".timeline-names")
         await expect(names).to_contain_text("fri, sun 22:00–06:00 (Europe/Berlin)")
         bars = page.locator(".timeline-open.scheduled")
+        await expect(bars).to_have_count(3)
         # Friday 22:00 to Saturday 06:00, and Sunday 22:00 to Monday 06:00, which is at both ends of the week.
         spans = [(await bar.get_attribute("x"), await bar.get_attribute("width")) for bar in await bars.all()]
         assert spans == [("0", "360"), (str(4 * 1440 + 1320), "480"), (str(6 * 1440 + 1320), "120")]

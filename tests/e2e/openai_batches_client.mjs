@@ -4,7 +4,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import OpenAI, { toFile } from "openai";
 
 const [url, apiKey, model] = process.argv.slice(2);
-const client = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 60_000 });
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 300_000 });
 const endpoint = "/v1/completions";
 const line = (custom_id, body) =>
   JSON.stringify({

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import OpenAI from "openai";
 
 const [url, apiKey, model] = process.argv.slice(2);
-const client = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 60_000 });
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 300_000 });
 const body = { model, prompt: "The capital of France is", max_tokens: 12, temperature: 0 };
 
 // plain

@@ -5,7 +5,7 @@ import { zodResponsesFunction, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
 const [url, apiKey, model] = process.argv.slice(2);
-const client = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 60_000 });
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0, timeout: 300_000 });
 const { responses } = client;
 const asked = "What is the capital of France?";
 const weather = "What is the weather in Paris?";

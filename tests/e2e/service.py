@@ -59,10 +59,11 @@ class Service:
         """Return the API process that holds the connection of the client port `port`."""
         inode = _inode(self.port, port)
         for pid in self.server.children(API):
-            for each in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    if str(each.readlink()) == f"socket:[{inode}]":
-                        return pid
+            with contextlib.suppress(OSError):  # the process may have ended
+                for each in Path(f"/proc/{pid}/fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        if str(each.readlink()) == f"socket:[{inode}]":
+                            return pid
         raise LookupError(f"no process has the connection of port {port}")
 
     def connections(self) -> dict[int, http.client.HTTPConnection]:
@@ -74,7 +75,8 @@ class Service:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
             connection.request("GET", "/health")
             connection.getresponse().read()
-            found.setdefault(self.owner(connection.sock.getsockname()[1]), connection)
+            with contextlib.suppress(LookupError):  # the system's table may skip a line while others are removed
+                found.setdefault(self.owner(connection.sock.getsockname()[1]), connection)
         return found
 
     def wait_known(self, *keys: Key) -> None:

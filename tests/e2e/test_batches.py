@@ -81,7 +81,7 @@ def test_file_of_200_mb_is_never_in_memory(shared_server: Server, tmp_path: Path
         def is_failed() -> bool:
             return bool(http.get(f"/v1/batches/{batch['id']}").json()["status"] == "failed")
 
-        wait_for(is_failed)  # it is no JSON
+        wait_for(is_failed, 300)  # it is no JSON
         assert http.delete(f"/v1/files/{id}").status_code == 200
     assert peak_bytes(process) - before < limit
 
@@ -122,9 +122,12 @@ def finished(server: Server, id: str) -> dict[str, Any]:
     def is_finished() -> bool:
         nonlocal found
         try:
-            found = server.get(f"/v1/batches/{id}").json()
+            answer = httpx.get(f"{server.url}/v1/batches/{id}", timeout=60)
         except httpx.TransportError:  # the process of the connection was killed
             return False
+        if answer.status_code == 503:  # the next one is starting
+            return False
+        found = answer.raise_for_status().json()
         return found["status"] not in ("validating", "in_progress", "finalizing")
 
     wait_for(is_finished, 300)
@@ -137,11 +140,11 @@ def test_killed_processes_neither_lose_nor_repeat_a_line(tmp_path: Path) -> None
     with serve(*arguments) as server:
         id = create(server, lines(count))
         for done in (20, 60):
-            wait_for(completed(server, id, done))
+            wait_for(completed(server, id, done), 300)
             (process,) = server.children(API_SERVER)
             os.kill(process, signal.SIGKILL)
             wait_for(lambda process=process: not alive(process))  # type: ignore[misc]
-        wait_for(completed(server, id, 100))
+        wait_for(completed(server, id, 100), 300)
         server.process.kill()  # all others end with it
         server.process.wait()
     with serve(*arguments) as server:
@@ -161,7 +164,7 @@ def test_batches_of_a_killed_api_process_go_on_in_another_one(tmp_path: Path) ->
     with serve("--database", database, "--batch-concurrency", "16", "--workers", "2") as server:
         id = create(server, lines(count))
         for done in (10, 40, 70):
-            wait_for(completed(server, id, done))
+            wait_for(completed(server, id, done), 300)
             owner = asyncio.run(read_owner(database))
             if owner is None:
                 break  # it has just finished
@@ -178,7 +181,7 @@ def test_batches_of_a_killed_api_process_go_on_in_another_one(tmp_path: Path) ->
 
 async def read_owner(database: str) -> int | None:
     """Return the id of the process that runs the batch, once one does; None: it is finished."""
-    async with Store(database) as store:
+    async with asyncio.timeout(120), Store(database) as store:
         while active := await read(store).batches.active():
             owner = active[0].owner
             if owner is not None and not process_identity.has_exited(owner):

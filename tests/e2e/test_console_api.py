@@ -65,12 +65,19 @@ def test_figures_of_all_processes_add_up(server: Server) -> None:
 
 
 def test_model_is_unloaded_and_loaded(server: Server) -> None:
-    (model,) = get(server, "/admin/models")["data"]
-    assert (model["status"], model["removable"]) == ("loaded", False)
-    assert model["memory_bytes"] > model["files"]["bytes"]
-    path = f"/admin/models/{model['id']}"
-    post(server, f"{path}/unload")
-    wait_for(lambda: get(server, path)["status"] == "cold")
-    assert get(server, path)["loaded"] is None
-    assert post(server, f"{path}/load")["status"] == "loading"
-    wait_for(lambda: get(server, path)["status"] == "loaded")
+    with httpx.Client(base_url=server.url, timeout=120) as http:  # one connection, and so one of the two processes
+
+        def model() -> Any:
+            (found,) = http.get("/admin/models").raise_for_status().json()["data"]
+            return found
+
+        wait_for(lambda: model()["status"] == "loaded")
+        before = model()
+        assert before["removable"] is False
+        assert before["memory_bytes"] > before["files"]["bytes"]
+        path = f"/admin/models/{before['id']}"
+        http.post(f"{path}/unload", json={}).raise_for_status()
+        wait_for(lambda: http.get(path).json()["status"] == "cold")
+        assert http.get(path).json()["loaded"] is None
+        assert http.post(f"{path}/load", json={}).raise_for_status().json()["status"] == "loading"
+        wait_for(lambda: http.get(path).json()["status"] == "loaded")

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from syringa.errors import ModelError
 from syringa.modelfiles import pull
 from tests.e2e.sdk import COHERE, LANGCHAIN, OPENAI_PYTHON, python_with
-from tests.e2e.server import Server, serve
+from tests.e2e.server import Server, serve, wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -56,9 +57,14 @@ def test_embedding_model_and_chat_model_are_used_and_accounted_for(server: Serve
     assert answer["model"] == MODEL
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
     assert httpx.post(server.url + "/v1/chat/completions", json=chat, headers=headers, timeout=120).status_code == 200
-    usage = httpx.get(server.url + "/v1/usage?by=model", headers=headers, timeout=60).json()
-    rows = {row["model"]: row for row in usage["data"]}
-    assert rows[MODEL]["output_tokens"] == 0
-    assert rows[MODEL]["input_tokens"] >= answer["usage"]["prompt_tokens"]
+
+    def usage() -> dict[str, Any]:
+        found = httpx.get(server.url + "/v1/usage?by=model", headers=headers, timeout=60).json()["data"]
+        return {row["model"]: row for row in found}
+
+    wait_for(lambda: {MODEL, "smollm2"} <= usage().keys())  # written about every second
+    row = usage()[MODEL]
+    assert row["output_tokens"] == 0
+    assert row["input_tokens"] >= answer["usage"]["prompt_tokens"]
     metrics = httpx.get(server.url + "/metrics", headers=headers, timeout=60).text
     assert re.search(r'requests_total\{.*endpoint="/v1/embeddings".*\} [1-9]', metrics)

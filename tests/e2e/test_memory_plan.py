@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import httpx
 import pytest
 
 from syringa.engine.loading.memory_plan import MemorySettings, program_bytes
@@ -28,7 +27,7 @@ def test_reduced_context_is_reported_and_honored(tmp_path: Path, monkeypatch: py
         assert printed is not None
         context = int(printed[1].replace(",", ""))
         assert context == 2816
-        wait_for(lambda: httpx.get(f"{server.url}/v1/models").json()["data"][0]["max_model_len"] == context)
+        wait_for(lambda: server.get("/v1/models").json()["data"][0]["max_model_len"] == context)
         assert server.complete(prompt=[5] * (context - 4), max_tokens=4).status_code == 200
         refused = server.complete(prompt=[5] * (context + 1), max_tokens=1)
         assert refused.status_code == 400

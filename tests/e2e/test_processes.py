@@ -83,17 +83,17 @@ def test_stopped_worker_is_reported_and_replaced() -> None:
         for each in waiting:
             each.start()
         httpx.get(server.url + "/metrics", timeout=60).raise_for_status()  # does not wait for the worker
+        # Each of the two API processes is told by itself, and loading takes longer than to ask them.
         wait_for(lambda: server.ready() == 503)
-        metrics = httpx.get(server.url + "/metrics", timeout=60).text
-        assert 'syringa_model_ready{model_name="m"} 0.0' in metrics
-        assert not httpx.get(server.url + "/status", timeout=60).json()["models"][0]["ready"]
+        wait_for(lambda: 'syringa_model_ready{model_name="m"} 0.0' in server.get("/metrics").text)
+        wait_for(lambda: not server.get("/status").json()["models"][0]["ready"])
         for each in waiting:
             each.join(120)
         assert [answer.json()["choices"] for answer in answers] == [expected] * 4
-        assert server.ready() == 200
-        metrics = httpx.get(server.url + "/metrics", timeout=60).text
+        server.wait_ready()
         for name in ("syringa_worker_hangs_total", "syringa_worker_crashes_total"):
-            assert re.search(rf'^{name}{{model_name="m"}} [1-9]', metrics, re.MULTILINE)
+            pattern = re.compile(rf'^{name}{{model_name="m"}} [1-9]', re.MULTILINE)
+            wait_for(lambda pattern=pattern: pattern.search(server.get("/metrics").text))  # type: ignore[misc]
         assert not alive(worker)
         assert "model worker hangs" in server.log.read_text()
 
@@ -106,7 +106,7 @@ def test_killed_api_process_is_restarted(server: Server) -> None:
 
 
 def test_sigterm_finishes_streams_and_leaves_no_process() -> None:
-    with serve() as server:
+    with serve("--drain-timeout", "100") as server:
         children = server.children()
         lines: list[str] = []
         begun = threading.Event()

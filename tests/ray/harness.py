@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -29,6 +30,8 @@ from syringa.fleet.provider import Node
 from syringa.ray.processes import FOLDER_VARIABLE, environment
 
 GUARD_SECONDS = 300.0
+# Below the ports that systems give to outgoing connections, which would take a port between its choice and its use.
+_PORTS = itertools.count(20_000 + os.getpid() % 400 * 30)
 
 
 def until(condition: Callable[[], Any], *, tick: Callable[[], object] = lambda: None) -> Any:
@@ -43,9 +46,11 @@ def until(condition: Callable[[], Any], *, tick: Callable[[], object] = lambda: 
 
 def free_port() -> int:
     """Return a port that is free now; Ray cannot be asked to choose that of its head."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise AssertionError("unreachable")
 
 
 def cluster_folder(path: Path) -> ClusterFolder:

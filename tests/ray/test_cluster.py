@@ -28,7 +28,7 @@ from tests.ray.harness import GUARD_SECONDS, LocalCluster, free_port, local_clus
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 COUNT = 100
-SETTINGS = ("--served-model-name", "m", "--requests-per-minute", "0", "--threads", "1", "--heartbeat-timeout", "8")
+SETTINGS = ("--served-model-name", "m", "--requests-per-minute", "0", "--threads", "1", "--heartbeat-timeout", "15")
 POOL = """
 [[pools]]
 name = "night"
@@ -212,7 +212,8 @@ def test_two_servers_share_pools_and_replicas_which_end_with_the_last_of_them(
             assert "n" in replicas(first)
             with start() as second:
                 wait_for(lambda: len(ready_replicas(second)) == 2, GUARD_SECONDS)
-                httpx.post(f"{second.url}/admin/pools/night/close").raise_for_status()  # the first one decides
+                close = f"{second.url}/admin/pools/night/close"  # the first one decides
+                httpx.post(close, timeout=60).raise_for_status()
                 wait_for(lambda: state(first) == state(second) == "inactive", GUARD_SECONDS)
                 wait_for(lambda: len(ready_replicas(second)) == 2 and set(replicas(second)) == {"a"}, GUARD_SECONDS)
                 before = workers(cluster, ["a"])

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,6 +92,11 @@ class StartedCluster(Command):
         data = httpx.get(self.url(starts) + "/admin/replicas", timeout=60).raise_for_status().json()["data"]
         return [each for each in data if each["status"] == "ready"]
 
+    def nodes(self) -> list[dict[str, Any]]:
+        data = httpx.get(self.url() + "/admin/nodes", timeout=60).raise_for_status().json()["data"]
+        assert isinstance(data, list)
+        return data
+
     def complete(self, starts: int = 1) -> str:
         body = {"prompt": "the", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
         answer = httpx.post(self.url(starts) + "/v1/completions", json=body, timeout=300)
@@ -134,7 +140,6 @@ def test_a_cluster_starts_is_joined_and_left_and_adopts_its_replicas(tmp_path: P
         )
         try:
             node.until_logged("Joined .* as n1 .*zone=a, pool=x")
-            url = cluster.url() + "/admin/nodes"
             status = subprocess.run(
                 [sys.executable, "-m", "syringa", "cluster", "status", "--dir", str(cluster.folder.path)],
                 capture_output=True,
@@ -142,17 +147,15 @@ def test_a_cluster_starts_is_joined_and_left_and_adopts_its_replicas(tmp_path: P
                 check=True,
             ).stdout  # it finds the head, whose port is another than that of the settings
             assert re.search(r"^n1 .* pool=x,zone=a *$", status, re.MULTILINE)
-            nodes = until(
-                lambda: {each["name"]: each for each in httpx.get(url).json()["data"] if each["name"] == "n1"}
-            )
+            nodes = until(lambda: {each["name"]: each for each in cluster.nodes() if each["name"] == "n1"})
             assert nodes["n1"]["labels"] == {"zone": "a", "pool": "x"}
             node.process.terminate()
             assert node.process.wait(120) == 0
             assert "Left the cluster." in node.log.read_text()
-            until(lambda: all(each["name"] != "n1" for each in httpx.get(url).json()["data"]))
+            until(lambda: all(each["name"] != "n1" for each in cluster.nodes()))
         finally:
             node.end()
-        assert processes_with(CLUSTER_DIR_VARIABLE, str(tmp_path / "node")) == []
+        until(lambda: not processes_with(CLUSTER_DIR_VARIABLE, str(tmp_path / "node")))
 
         (before,) = cluster.replicas()
         (server,) = cluster.find(SERVER)
@@ -192,7 +195,14 @@ def redis(folder: Path, password: str) -> Iterator[str]:
     port = free_port()
     command = [program, "--port", str(port), "--save", "", "--dir", str(folder), "--requirepass", password]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def accepts() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 60):
+            return True
+        return False
+
     try:
+        until(accepts)
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -212,8 +222,7 @@ def test_a_head_with_redis_is_started_again_at_once_and_finds_its_replicas(tmp_p
         cluster.until_logged("replica is found: ")  # by the next bridge
         assert cluster.complete() == text
         assert [each["id"] for each in until(cluster.replicas)] == [before["id"]]
-        nodes = httpx.get(cluster.url() + "/admin/nodes", timeout=60).json()["data"]
-        assert [each["state"] for each in nodes] == ["ready"]
+        until(lambda: [each["state"] for each in cluster.nodes()] == ["ready"])
 
 
 def test_join_refuses_a_head_that_does_not_accept_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from syringa.ray.internals import ConnectionRefused, HeadUnavailable, check_head
-from tests.ray.harness import LocalCluster, cluster_folder, free_port
+from tests.ray.harness import LocalCluster, cluster_folder
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +44,11 @@ def test_nodes_are_listed_and_drained_as_expected(cluster: LocalCluster) -> None
 
 def test_a_head_that_cannot_be_used_is_described(cluster: LocalCluster, tmp_path: Path) -> None:
     """The token is tried in tests/ray/test_security.py."""
-    with pytest.raises(HeadUnavailable, match=r"127\.0\.0\.1:\d+ cannot be reached: Connection refused"):
-        check_head(f"127.0.0.1:{free_port()}", cluster.folder.ray_files())
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(HeadUnavailable, match=rf"{address} cannot be reached: Connection refused"):
+            check_head(address, cluster.folder.ray_files())
     foreign = cluster_folder(tmp_path / "foreign")
     with pytest.raises(ConnectionRefused, match="cannot be trusted: its certificate is not from the authority"):
         check_head(cluster.address, foreign.ray_files())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -35,11 +36,10 @@ def listening(cluster: LocalCluster) -> set[int]:
     """Return the TCP ports on which the processes of a cluster listen, of all addresses."""
     inodes = set()
     for pid in processes_with("_SYRINGA_NODE_FOLDER", cluster.temp):
-        for link in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                inodes.add(os.readlink(link))
-            except OSError:
-                continue
+        with contextlib.suppress(OSError):  # the process may have ended
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(link))
     ports = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -98,7 +98,8 @@ def test_connections_without_a_certificate_of_the_cluster_are_refused(cluster: L
         assert handshake(cluster.address, folder, cluster.folder) == b""
     with socket.create_connection((own_address(), cluster.port), 30) as plain:
         plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
-        assert plain.recv(100) == b""
+        with contextlib.suppress(ConnectionResetError):  # instead of an end
+            assert plain.recv(100) == b""
 
 
 def test_no_port_takes_a_job(cluster: LocalCluster) -> None:

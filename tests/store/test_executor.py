@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from syringa.errors import StoreUnavailable
 from syringa.store import Store, executor
+from syringa.store.database import Database
 from tests.store.helpers import ORGANIZATION as US
 from tests.store.helpers import read, response, write
 
@@ -41,6 +43,29 @@ async def test_silent_database_times_out_and_rolls_back(store: Store) -> None:
     assert "does not answer" in failed.value.message
     assert await write(store).responses.create(response("after"))
     assert await read(store).responses.get(US, "late") is None
+
+
+async def test_time_to_open_the_database_is_not_spent_waiting_for_a_lock(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening imports SQLAlchemy, which may take longer than the lock timeout; others queue meanwhile."""
+    deadlines: list[float] = []
+    run, open_database = Database._run, Store._open_database
+
+    def slowly(store: Store) -> Database:
+        time.sleep(0.05)
+        return open_database(store)
+
+    def record(database: Database, engine: Any, query: Any, deadline: float) -> Any:
+        deadlines.append(deadline)
+        return run(database, engine, query, deadline)
+
+    monkeypatch.setattr(Store, "_open_database", slowly)
+    monkeypatch.setattr(Database, "_run", record)
+    async with Store(database, lock_timeout=100.0) as store:
+        await asyncio.gather(*(write(store).responses.create(response(f"r{number}")) for number in range(3)))
+        assert all(deadline >= store._opened_at + 100.0 for deadline in deadlines)
+    assert len(deadlines) == 3
 
 
 async def test_queued_queries_time_out_and_never_run(store: Store) -> None:

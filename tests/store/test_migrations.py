@@ -95,5 +95,5 @@ def test_concurrent_start_of_several_processes(database: str) -> None:
     command = [sys.executable, "-c", OPEN, database]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     for process in running:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors

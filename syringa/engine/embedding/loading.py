@@ -88,7 +88,7 @@ def load_embedding_model(
         max_model_len=length,
         vocab_size=int(description.config.get("vocab_size") or 0),
         parameters=parameters,
-        kernels=kernels.variant if kernels else "torch",
+        kernels=kernels.variant if kernels else "cuda" if device.type == "cuda" else "torch",
         threads=threads,
         load_seconds=time.perf_counter() - started,
         kind=spec.kind,

@@ -42,7 +42,7 @@ from syringa.http.streaming.writer import ClientDisconnected
 from syringa.service.app_state import AppState
 from syringa.service.model_catalog import ModelCatalog
 
-_GPU_KERNELS = ("triton", "vllm")
+_GPU_KERNELS = ("triton", "cuda", "vllm")
 _NOT_CHANGEABLE = "The models of this server cannot be changed at run time."
 
 

@@ -104,7 +104,8 @@ class SeriesRecorder:
             if not rows or self._store.location.is_empty():
                 return
             await self._store.write(lambda session: session.series.put(rows))
-            del self._pending[: len(rows)]
+            stored = {id(row) for row in rows}  # the oldest may have been dropped meanwhile
+            self._pending[:] = [row for row in self._pending if id(row) not in stored]
 
     async def maintain(self) -> None:
         """Merge old intervals into longer ones, and delete those that are too old. Raises `StoreError`."""

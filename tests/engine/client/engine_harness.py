@@ -38,6 +38,19 @@ class ScriptedWorker:
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
         writer.write(protocol.frame(protocol.Ready(self.info)))
+        beating = asyncio.create_task(self._beat(writer))
+        try:
+            await self._serve(reader, writer)
+        finally:
+            beating.cancel()
+
+    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+        """Send heartbeats: without them, a worker counts as silent in a test that takes seconds."""
+        while True:
+            await asyncio.sleep(protocol.HEARTBEAT_SECONDS)
+            writer.write(protocol.frame(protocol.Heartbeat()))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = protocol.worker_decoder()
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
@@ -110,7 +123,7 @@ class EngineHarness:
             "m",
             acquire,
             self.sent.append,
-            5.0,
+            60.0,
             lambda info: None,
             lambda reason, same: self.moves.append((reason, same)),
             self.routes.append,

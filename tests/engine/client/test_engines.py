@@ -51,14 +51,14 @@ async def test_context_of_preloaded_model_is_known_before_the_first_request(monk
 
 
 async def test_idle_model_is_unloaded_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(load_timeout=300.0, model_idle=1.0)
+    config = Config(load_timeout=300.0, model_idle=2.0)
     async with run_supervisor(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
         engine = server.engines.engine("fine-2")
         begun = asyncio.Event()
-        answering = asyncio.create_task(answer(engine, tokens=300, begun=begun))
+        answering = asyncio.create_task(answer(engine, tokens=500, begun=begun))
         await begun.wait()
         first = server.processes()["fine-2"]
-        assert await answering == list(range(1, 301))  # longer than the idle timeout
+        assert await answering == list(range(1, 501))  # longer than the idle timeout
         await until(lambda: "fine-2" not in server.processes())
         await until(lambda: server.engines.status("fine-2") == "cold")
         assert not engine.ready

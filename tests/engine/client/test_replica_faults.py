@@ -14,7 +14,7 @@ from tests.engine.processes.supervisor_harness import SupervisorHarness, answer,
 
 CONFIG = Config(load_timeout=300.0)
 MODELS = [ModelSpec(id="fine", path="fine", preload=True, idle_seconds=0.0, replicas=Replicas(min=3, max=3))]
-TOKENS = 300
+TOKENS = 500  # which take the stub seconds
 
 
 def processes(server: SupervisorHarness) -> dict[str, int]:
@@ -50,7 +50,7 @@ class Streams:
             await each.wait()
 
     async def check(self) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             assert await asyncio.gather(*self.tasks) == self.prompts
 
 

@@ -18,7 +18,7 @@ from tests.engine.processes.supervisor_harness import answer, run_supervisor, sp
 
 @pytest.mark.slow
 async def test_hung_step_is_ended_and_waiting_request_completes(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(load_timeout=300.0, step_timeout=2.0)
+    config = Config(load_timeout=300.0, step_timeout=4.0)
     async with run_supervisor(monkeypatch, specs("fine", config=config), config) as server:
         engine = server.engines.engine("fine")
         await engine.wait_ready()
@@ -27,7 +27,7 @@ async def test_hung_step_is_ended_and_waiting_request_completes(monkeypatch: pyt
         await until(lambda: (server.folder / "hung").exists())
         waiting = asyncio.create_task(answer(engine, "b"))
         await until(lambda: server.engines.status("fine") == "hanging")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             assert await hanging == [HANG_ONCE, 5]
             assert await waiting == [1, 2, 3]
         assert min(server.engines.worker_counts("fine")) >= 1
@@ -49,7 +49,7 @@ async def test_stopped_worker_is_killed_and_its_requests_complete(monkeypatch: p
         await until(lambda: server.engines.status("fine") == "hanging")
         assert not engine.ready
         late = asyncio.create_task(answer(engine, "c"))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             assert await streaming == list(range(1, 301))
             assert [await waiting, await late] == [[1, 2, 3]] * 2
         assert min(server.engines.worker_counts("fine")) >= 1
@@ -65,7 +65,7 @@ async def test_worker_that_is_stopped_for_a_moment_is_used_again(monkeypatch: py
         waiting = asyncio.create_task(answer(engine))
         await asyncio.sleep(0.2)
         os.kill(worker, signal.SIGCONT)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             assert await waiting == [1, 2, 3]
         assert server.processes() == {"fine": worker}
 
@@ -74,7 +74,7 @@ async def test_request_that_crashes_the_worker_twice_is_refused(monkeypatch: pyt
     config = Config(load_timeout=300.0)
     async with run_supervisor(monkeypatch, specs("fine", config=config), config) as server:
         engine = server.engines.engine("fine")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             with pytest.raises(RequestSuspected):
                 await answer(engine, "a", prompt=[CRASH, 1])
             assert server.engines.worker_counts("fine").crashes == 2
@@ -88,7 +88,7 @@ async def test_stream_that_crashes_the_worker_twice_is_refused(monkeypatch: pyte
     config = Config(load_timeout=300.0)
     async with run_supervisor(monkeypatch, specs("fine", config=config), config) as server:
         engine = server.engines.engine("fine")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             with pytest.raises(RequestSuspected):
                 await answer(engine, "a", prompt=[1, 2, CRASH])
             with pytest.raises(RequestSuspected):
@@ -106,7 +106,7 @@ async def test_request_killed_with_its_worker_once_is_answered_and_cleared(monke
             task = asyncio.create_task(answer(engine, "a", tokens=100, begun=begun))
             await begun.wait()
             os.kill(server.processes()["fine"], signal.SIGKILL)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 assert await task == list(range(1, 101))
             await until(lambda: not server.engines._suspects[next(iter(server.engines._suspects))])
 

@@ -25,7 +25,7 @@ from tests.engine.processes.supervisor_harness import SupervisorHarness, answer,
 from tests.tiers import slow
 
 LONG = 200  # tokens, which take the stub a second
-GUARD_SECONDS = 60.0
+GUARD_SECONDS = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ async def test_stream_goes_on_at_another_node(
     model = replicated(config, low=2, high=2, preload=False)
     with HostedCluster(certificates, "n1", "n2", "n3") as cluster:
         async with fleet(monkeypatch, cluster, config, model) as harness:
-            assert harness.ready == [None]
+            await until(lambda: harness.ready == [None])
             assert await answer(harness.engines.engine("fine")) == [1, 2, 3]  # the first request starts the model
             before = await until_ready(harness, "fine", 2)
             assert len({cluster.node_of(id) for id in before}) == 2
@@ -109,10 +109,11 @@ async def test_stream_goes_on_at_another_node(
             after = await until_ready(harness, "fine", 2)
             assert replica not in after
             if disturb == "drain":
+                await until(lambda: cluster.released)
                 assert [each.node for each in cluster.released] == [node]
             if disturb != "crash":
                 assert node not in {cluster.node_of(id) for id in after}
-        assert cluster.pids() == {}  # the server has ended them
+        await until(lambda: cluster.pids() == {})  # the server ends them
 
 
 @pytest.mark.slow
@@ -177,7 +178,7 @@ async def test_model_without_a_node_gets_unavailable_and_starts_when_one_joins(
             assert caught.value.status == 503
             cluster.nodes |= HostedCluster(certificates, "n1").nodes
             tokens: list[int] = []
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(GUARD_SECONDS):
                 while not tokens:
                     with contextlib.suppress(EngineUnavailable):  # it has waited too long before the node was ready
                         tokens = await answer(engine, "again")

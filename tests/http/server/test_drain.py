@@ -241,8 +241,10 @@ async def test_drain_waits_for_background_responses(
     async with draining_server(monkeypatch, tmp_path, drain_timeout=90 if length == 40 else 4) as running:
         body = {"input": "x", "max_output_tokens": length, "ignore_eos": True, "background": True}
         id = (await running.request("/v1/responses", json=body)).json()["id"]
+        running.engine.pause()
         await running.drain()
         assert (await running.request("/health")).status_code == 200  # until the shutdown is complete
+        running.engine.resume()
         assert await running.is_gone(60)
     config = Config(port=0, database=str(tmp_path / "syringa.db"))
     async with server(FakeEngine("hello"), config, plain_model()) as http:

@@ -113,11 +113,11 @@ async def test_connection_works_after_a_result_that_was_too_large(dice: DiceServ
 
 
 async def test_call_that_hangs_is_cancelled_after_the_timeout(dice: DiceServer) -> None:
-    client = McpClient(["127.0.0.1"], timeout=0.5, max_bytes=100_000)
+    client = McpClient(["127.0.0.1"], timeout=2.5, max_bytes=100_000)
     connection = client.connect(server(dice.url))
     result = await connection.call_tool("hang", {})
     assert (result.error or {})["code"] == 504
-    assert "took longer than 0.5 seconds" in result.text
+    assert "took longer than 2.5 seconds" in result.text
     await client.close()
 
 
@@ -156,9 +156,10 @@ async def test_closing_the_client_does_not_wait_for_a_server_that_hangs(
 
 
 async def test_server_that_is_down_is_reported(client: McpClient) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    assert "no connection to it could be made" in (await failure(client, f"http://127.0.0.1:{port}/mcp")).message
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        error = await failure(client, f"http://127.0.0.1:{closed.getsockname()[1]}/mcp")
+    assert "no connection to it could be made" in error.message
 
 
 async def test_server_that_never_answers_is_reported() -> None:

@@ -167,6 +167,32 @@ async def test_figures_wait_for_a_database_that_is_not_available(
     assert len(await rows(store)) == 1
 
 
+async def test_intervals_that_end_during_a_write_are_kept(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("syringa.service.series.recorder.MAX_PENDING", 2)
+    recorder = SeriesRecorder(store, "a", clock=clock)
+
+    def end_intervals(count: int) -> None:
+        for _ in range(count):
+            recorder.observe(accounting())
+            clock.now += INTERVAL
+
+    end_intervals(2)
+    write = store.write
+
+    async def write_slowly(query: Any) -> None:
+        end_intervals(2)  # which push the oldest out
+        recorder.observe(accounting())
+        await write(query)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(store, "write", write_slowly)
+        await recorder.flush()
+    await recorder.flush()
+    assert len(await rows(store)) == 4
+
+
 async def test_recording_creates_no_database(tmp_path: Any, clock: Clock) -> None:
     file = tmp_path / "syringa.db"
     async with Store(str(file), clock=clock) as store:

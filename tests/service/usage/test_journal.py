@@ -328,7 +328,7 @@ def killed_processes(database: str) -> None:
         for name in "ab"
     ]
     for process in processes:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=300)
         assert (output, process.returncode) == (b"ended\n", -signal.SIGKILL)
 
 
