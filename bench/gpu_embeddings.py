@@ -3,11 +3,13 @@
 Models have real shapes and random weights, made on the GPU and saved as folders, which the engine loads as it loads any
 other. The vectors of 64 inputs of mixed lengths are compared with those of `transformers` in fp32, one input at a time;
 inputs per second, with those of `transformers` in bf16 on padded batches, sorted by length. Exits with 1 if a vector
-differs by more than bf16 explains. The table goes to $OUT/gpu-embeddings.json as well, if $OUT is set.
+differs by more than bf16 explains. The table goes to $OUT/gpu-embeddings.json as well, if $OUT is set. `--quick` has
+small models and works on a CPU, too.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -61,23 +63,30 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {  # class, pooling and siz
         },
     ),
 }
+SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 COUNT, LONGEST, ROUNDS = 64, 500, 15
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LEAST_COSINE = 0.999  # bf16 against fp32
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
     inputs = mixed_inputs()
-    report: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "models": {}}
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name() if DEVICE == "cuda" else DEVICE, "models": {}}
     failed = False
     for name, (family, pooling, sizes) in MODELS.items():
         with tempfile.TemporaryDirectory() as folder:
-            definition = save_folder(Path(folder), family, pooling, sizes)
+            small = SMALL | ({"head_dim": 16, "num_key_value_heads": 2} if family == "Qwen3" else {})
+            definition = save_folder(Path(folder), family, pooling, sizes | (small if quick else {}))
             loaded = load_folder(folder)
         found = report["models"][name] = compare(definition, loaded, pooling, inputs)
         log(f"{name}: " + ", ".join(f"{key} {value:.6g}" for key, value in found.items()))
         failed |= not found["least cosine"] >= LEAST_COSINE or found["engine differs"] > 0
         del definition, loaded
-        torch.cuda.empty_cache()
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
     if out := os.environ.get("OUT"):
         (Path(out) / "gpu-embeddings.json").write_text(json.dumps(report, indent=2) + "\n")
     return int(failed)
@@ -94,7 +103,7 @@ def save_folder(folder: Path, family: str, pooling: str, sizes: dict[str, Any]) 
 
     config = getattr(transformers, f"{family}Config")(**sizes)
     torch.manual_seed(0)
-    with torch.device("cuda"):
+    with torch.device(DEVICE):
         model = getattr(transformers, f"{family}Model")(config).float().eval()
     for parameter in model.parameters():  # wider than a fresh model's, whose vectors hardly depend on the input
         noise = torch.randn_like(parameter)
@@ -120,7 +129,9 @@ def load_folder(folder: str) -> LoadedEmbedding:
     files = locate(folder)
     spec = read_embedding_spec(files)
     assert spec is not None
-    return load_embedding_model(LoadOptions(model=folder, dtype="auto", device="cuda"), files, spec)
+    return load_embedding_model(
+        LoadOptions(model=folder, dtype="auto" if DEVICE == "cuda" else "bf16", device=DEVICE), files, spec
+    )
 
 
 def compare(definition: Any, loaded: LoadedEmbedding, pooling: str, inputs: list[list[int]]) -> dict[str, float]:
@@ -134,7 +145,7 @@ def compare(definition: Any, loaded: LoadedEmbedding, pooling: str, inputs: list
     by_length = sorted(inputs, key=len)
     groups = [by_length[first : first + 16] for first in range(0, COUNT, 16)]
     one = [each for each in inputs if len(each) >= 100][:1]
-    found = {
+    return {
         "mean cosine": cosines.mean().item(),
         "least cosine": cosines.min().item(),
         "largest cosine of two inputs": apart.max().item(),
@@ -144,7 +155,6 @@ def compare(definition: Any, loaded: LoadedEmbedding, pooling: str, inputs: list
         "inputs/s, 1": 1 / median_seconds(lambda: loaded.model.forward(pack_inputs(one))),
         "transformers, 1": 1 / median_seconds(lambda: pooled(definition, one, pooling)),
     }
-    return found
 
 
 def engine_differs(loaded: LoadedEmbedding, inputs: list[list[int]], vectors: torch.Tensor) -> int:
@@ -166,8 +176,8 @@ def pooled(definition: Any, inputs: list[list[int]], pooling: str) -> torch.Tens
     lengths = torch.tensor([len(tokens) for tokens in inputs])
     width = int(lengths.max())
     padding = definition.config.pad_token_id or 0
-    ids = torch.tensor([tokens + [padding] * (width - len(tokens)) for tokens in inputs]).cuda()
-    mask = (torch.arange(width)[None] < lengths[:, None]).cuda()
+    ids = torch.tensor([tokens + [padding] * (width - len(tokens)) for tokens in inputs]).to(DEVICE)
+    mask = (torch.arange(width)[None] < lengths[:, None]).to(DEVICE)
     states = definition(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
     if pooling == "mean_tokens":
         rows = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
@@ -181,12 +191,17 @@ def pooled(definition: Any, inputs: list[list[int]], pooling: str) -> torch.Tens
 def median_seconds(call: Callable[[], object]) -> float:
     times = []
     for _ in range(ROUNDS):
-        torch.cuda.synchronize()
+        synchronize()
         started = time.perf_counter()
         call()
-        torch.cuda.synchronize()
+        synchronize()
         times.append(time.perf_counter() - started)
     return statistics.median(times[3:])
+
+
+def synchronize() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -85,7 +85,8 @@ class ClusterStart:
     def __init__(
         self, config: Config, folder: ClusterFolder, server: ServerAddress, redis: str, redis_password: str = ""
     ) -> None:
-        self._config, self._folder, self._redis, self._redis_password = config, folder, redis, redis_password
+        self._config, self._folder, self._redis = config, folder, redis
+        self._redis_password = redis_password if redis else ""  # Ray puts it on command lines, used or not
         self._address = _node_address(server.host)
         self._head_address = str(ServerAddress(self._address, config.ray_port))
         self._head: RayProcess | None = None

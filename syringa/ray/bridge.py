@@ -67,7 +67,7 @@ class RayFleet:
     ) -> None:
         self._driver = driver
         self._nodes = NodeTable(driver, clock, wall_clock)
-        self._replicas = ReplicaTable(driver, clock)
+        self._replicas = ReplicaTable(driver, clock, self._nodes.resolve)
         self._replicas.adopt()
 
     def handle(self, message: ToBridge) -> None:

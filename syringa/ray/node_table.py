@@ -78,8 +78,19 @@ class NodeTable:
 
     def find(self, name: str) -> RayNode | None:
         """Return the node of a name, if it is alive."""
-        entry = self._by_name.get(name)
+        entry = self._by_name.get(self.resolve(name))
         return entry.row if entry is not None else None
+
+    def resolve(self, name: str) -> str:
+        """Return what this bridge calls a node that another one, or the one before it, calls `name`.
+
+        Which of two nodes of the same name has a suffix depends on when they were seen.
+        """
+        if name in self._by_name:
+            return name
+        alive = self._by_name.values()
+        found = [each for each in alive if name in (each.row.name, _long_name(each.row))]
+        return found[0].name if len(found) == 1 else name
 
     def alive(self) -> Collection[str]:
         """Return the names of the nodes that are in the cluster, whether they respond or not."""
@@ -122,7 +133,7 @@ class NodeTable:
             if entry.name == row.name and not entry.alive:
                 del self._entries[id]
         taken = {entry.name for entry in self._entries.values()}
-        return row.name if row.name and row.name not in taken else f"{row.name or row.address}-{row.id[:6]}"
+        return row.name if row.name and row.name not in taken else _long_name(row)
 
     def _tick_agent(self, entry: _Entry, finished: Collection[Call], occupied: bool, now: float) -> None:
         if entry.drain_deadline is not None and not occupied:
@@ -185,3 +196,8 @@ class NodeTable:
             owner_load=entry.load,
             drain_grace=grace,
         )
+
+
+def _long_name(row: RayNode) -> str:
+    """Return the name of a node whose own name another one has, or that has none."""
+    return f"{row.name or row.address}-{row.id[:6]}"

@@ -44,8 +44,14 @@ class _Entry:
 
 
 class ReplicaTable:
-    def __init__(self, driver: ClusterDriver, clock: Callable[[], float] = time.monotonic) -> None:
-        self._driver, self._clock = driver, clock
+    def __init__(
+        self,
+        driver: ClusterDriver,
+        clock: Callable[[], float] = time.monotonic,
+        resolve: Callable[[str], str] = lambda node: node,
+    ) -> None:
+        """`resolve`: see `NodeTable.resolve`, for replicas that another bridge has started."""
+        self._driver, self._clock, self._resolve = driver, clock, resolve
         self._entries: dict[str, _Entry] = {}  # by the id of the replica
         self._adopt_until = clock()
         self._listed_at = self._ticked_at = clock()
@@ -138,7 +144,8 @@ class ReplicaTable:
         for id, entry in list(self._entries.items()):
             if entry.ended_at is None:
                 continue
-            if entry.reap is not None and now >= entry.ended_at + (REAP_SECONDS if entry.shared else 0.0):
+            watched = entry.shared or entry.report.crashed  # the suspects of a crash concern all servers
+            if entry.reap is not None and now >= entry.ended_at + (REAP_SECONDS if watched else 0.0):
                 self._driver.kill(entry.reap)
                 entry.reap = None
             if now > entry.ended_at + ENDED_SECONDS:
@@ -160,6 +167,8 @@ class ReplicaTable:
             logger.warning("host of a replica has died: replica=%s reason=%s", entry.report.id, error)
             self._lose(entry, f"its host process on {entry.report.node} has died" if entry.answered else str(error))
             return
+        if (node := self._resolve(report.node)) != report.node:
+            report = msgspec.structs.replace(report, node=node)
         entry.report, entry.answered, entry.silent, entry.heard_at = report, True, False, self._clock()
         if report.phase == "ended":
             entry.reap, entry.actor, entry.ended_at = entry.actor, None, self._clock()
@@ -167,7 +176,8 @@ class ReplicaTable:
     def _lose(self, entry: _Entry, reason: str = "its node is lost") -> None:
         """Its actor has died, or is given up."""
         self._driver.kill(entry.actor)  # it may live on a node that is cut off, and must not keep its GPUs
-        wanted = entry.grace is not None or entry.kill_at is not None
+        # Another server may have drained it, and have ended its host before this one was told.
+        wanted = entry.grace is not None or entry.kill_at is not None or entry.report.phase == "draining"
         self._end(entry, reason, failed=not wanted)
 
     def _end(self, entry: _Entry, reason: str, *, failed: bool = False) -> None:

@@ -57,6 +57,17 @@ def start(tmp_path: Path) -> ClusterStart:
     return ClusterStart(Config(), ClusterFolder(tmp_path), ServerAddress("10.0.0.7", 8470), "")
 
 
+@pytest.mark.parametrize(("redis", "passed"), [("", False), ("10.0.0.9:6379", True)])
+def test_password_of_redis_is_given_to_a_head_that_uses_redis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis: str, passed: bool
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(cluster_start, "RayProcess", lambda name, arguments, variables: given.extend(arguments))
+    monkeypatch.setattr(cluster_start, "environment", lambda folder, redis: {})
+    ClusterStart(Config(), ClusterFolder(tmp_path), ServerAddress("10.0.0.7", 8470), redis, "secret")._launch_head()
+    assert any("secret" in each for each in given) is passed
+
+
 def test_a_signal_while_the_server_is_being_started_still_stops_it(
     start: ClusterStart, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,18 +116,73 @@ def test_a_replica_that_another_server_starts_is_found(fleet: Fleet) -> None:
     assert other.replica() == fleet.replica()
 
 
-def test_the_end_of_a_replica_is_seen_by_the_bridges_of_both_servers(fleet: Fleet) -> None:
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_replica_is_not_lost_where_another_bridge_has_another_name_for_its_node(
+    fleet: Fleet, restarted: bool
+) -> None:
+    """A node that joined again before the old one was noticed to be gone has a suffix, but not for a new bridge."""
+    if restarted:
+        fleet.driver.add("a", id="0123456789")
+        fleet.tick()
+        name, known_as = "a-012345", "a"
+    else:
+        name, known_as = "a", "a-012345"
+        other = Fleet(fleet.driver)
+        fleet.driver.add("a", id="0123456789")
+        other.tick()
+    fleet.driver.end("id-a")
+    fleet.tick()
+    fleet.launch(node=name)
+    fleet.make_ready()
+    if restarted:
+        other = Fleet(fleet.driver)
+    other.tick(replica_table.LIST_SECONDS + 1)
+    assert (fleet.replica().node, other.replica().node) == (name, known_as)
+    assert other.replica().phase == "ready"
+    assert other.condition(known_as) == "ready"
+    assert not fleet.driver.replica("m-1").killed
+    other.launch("m-2", name)
+    other.tick()
+    assert fleet.driver.replica("m-2").node == "0123456789"
+
+
+@pytest.mark.parametrize("starter_first", [True, False])
+def test_the_crash_of_a_replica_is_seen_by_the_bridges_of_both_servers(fleet: Fleet, starter_first: bool) -> None:
     other = Fleet(fleet.driver)
     fleet.launch()
     fleet.make_ready()
     other.tick(replica_table.LIST_SECONDS + 1)
     ended = msgspec.structs.replace(fleet.replica(), phase="ended", crashed=True, failed=True, suspects=[b"x" * 16])
     fleet.driver.set_report(ended)
-    other.tick()
-    assert not fleet.driver.replica("m-1").killed
-    fleet.tick()
+    for each in (fleet, other) if starter_first else (other, fleet):
+        each.tick()
+        assert not fleet.driver.replica("m-1").killed
     assert (fleet.replica(), other.replica()) == (ended, ended)
+    fleet.tick(replica_table.REAP_SECONDS)
     assert fleet.driver.replica("m-1").killed
+
+
+def test_the_host_of_an_own_replica_that_was_drained_is_killed_at_once(fleet: Fleet) -> None:
+    fleet.launch()
+    fleet.make_ready()
+    fleet.fleet.handle(RetireReplica("m-1", 5.0))
+    fleet.driver.set_report(msgspec.structs.replace(fleet.replica(), phase="ended"))
+    fleet.tick()
+    assert fleet.driver.replica("m-1").killed
+
+
+def test_a_replica_that_another_server_has_drained_has_not_failed(fleet: Fleet) -> None:
+    """Its host may be gone before the bridge of this server has read how it ended."""
+    other = Fleet(fleet.driver)
+    fleet.launch()
+    fleet.make_ready()
+    other.tick(replica_table.LIST_SECONDS + 1)
+    fleet.driver.set_report(msgspec.structs.replace(fleet.replica(), phase="draining", grace=5.0))
+    other.tick()
+    assert other.replica().phase == "draining"
+    fleet.driver.replica("m-1").answer = ActorGone("it was killed")
+    other.tick()
+    assert (other.replica().phase, other.replica().failed) == ("ended", False)
 
 
 def test_the_host_of_a_replica_of_another_server_is_killed_if_that_does_not(fleet: Fleet) -> None:

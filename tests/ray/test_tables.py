@@ -162,7 +162,7 @@ def test_an_ended_replica_is_reported_for_a_while_and_its_host_is_ended(fleet: F
     fleet.make_ready()
     ended = msgspec.structs.replace(fleet.replica(), phase="ended", crashed=True, failed=True, suspects=[b"x" * 16])
     fleet.driver.set_report(ended)
-    fleet.tick()
+    fleet.tick(replica_table.REAP_SECONDS + 1)
     assert fleet.driver.replica("m-1").killed
     assert fleet.replica() == ended
     fleet.tick(ENDED_SECONDS + 2)

@@ -213,6 +213,8 @@ class FleetManager:
             self._publish(model.suspects_message())
         if self._may_decide():
             self._unload(model, replicas, now)
+        elif not replicas and not model.restart and 0 < self._patience <= now - model.requested_at:
+            model.wanted = False  # the server that decides has unloaded it, or has never had it
         if model.released and not replicas:
             self._publish(model.state())
             del self._models[model.key]

@@ -137,6 +137,14 @@ class Scheduler:
         remaining = self._undo(output, copied=copied)
         return self.oom_backoff.record_failure(remaining, tokens=output.tokens, alone=len(output.scheduled) == 1)
 
+    def drop_forked_states(self, output: SchedulerOutput) -> None:
+        """Go on after an output that was computed, but whose states could not be copied: new forks start over."""
+        assert self.states is not None
+        self.states.roll_back(output, copied=True)
+        for fork in output.forks:
+            if fork in self.running:
+                self._preempt(output, fork)
+
     def _undo(self, output: SchedulerOutput, *, copied: bool) -> list[ScheduledSequence]:
         """Undo an output that was not computed, and return its items whose sequences still run.
 
@@ -153,7 +161,7 @@ class Scheduler:
                 self._preempt(output, sequence)
         remaining = [item for item in output.scheduled if item.sequence in self.running]
         if self.states is not None:
-            self.states.roll_back(output)
+            self.states.roll_back(output, copied=copied)
             for item in remaining:
                 free_blocks(self.pool, item.sequence)
                 self.states.restart(output, item.sequence)

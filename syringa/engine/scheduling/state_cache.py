@@ -147,7 +147,7 @@ class StateCache:
             del positions[0]
         if positions and positions[0] <= end:
             position = positions[0]
-        elif item.count == 1 and item.start % GENERATED_INTERVAL == 0 and self._saves_generated(item):
+        elif item.count == 1 and item.start % GENERATED_INTERVAL == 0 and self._saves_generated(output, item):
             position = item.start
         else:
             return
@@ -173,9 +173,10 @@ class StateCache:
                     self.pool.discard(before)
                 self._generated[sequence] = block_hash
 
-    def roll_back(self, output: SchedulerOutput) -> None:
-        """Discard the snapshots that were to be copied after a step that ran out of memory."""
-        self.pool.discard_slots({target for _, target in output.forked_states})
+    def roll_back(self, output: SchedulerOutput, *, copied: bool) -> None:
+        """Discard the snapshots that a step that ran out of memory was to copy: all, or if `copied`, those after it."""
+        copies = output.forked_states if copied else [*output.state_copies, *output.forked_states]
+        self.pool.discard_slots({target for _, target in copies})
         output.forked_states.clear()
 
     def restart(self, output: SchedulerOutput | None, sequence: Sequence) -> None:
@@ -195,9 +196,12 @@ class StateCache:
             self.pool.release(sequence.state_slot)
             sequence.state_slot = -1
 
-    def _saves_generated(self, item: ScheduledSequence) -> bool:
+    def _saves_generated(self, output: SchedulerOutput, item: ScheduledSequence) -> bool:
         sequence = item.sequence
-        return self.caching and sequence.request.use_cache and item.start > sequence.prompt_length
+        if not (self.caching and sequence.request.use_cache and item.start > sequence.prompt_length):
+            return False
+        # A state that this output restores is that of a snapshot, and is not in its slot yet when copies are read.
+        return all(target != sequence.state_slot for _, target in output.state_copies)
 
 
 def _drop_copies(output: SchedulerOutput | None, targets: set[int]) -> None:

@@ -55,6 +55,7 @@ _KILLED = re.compile(r"'\w+': -9")
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|less than desired GPU memory|(?P<host>MemoryError|can't allocate memory|Cannot allocate memory)"
 )
+_SECRET = re.compile(r"(^|_)(token|key|secret|password)$")  # names of engine arguments
 _PARAMETER = re.compile(r" \(parameter=.*\)$")  # which vLLM adds to messages
 # Of pydantic: the beginning of an error, and what it adds to the message.
 _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (Value error, )?| \[type=.*$")
@@ -177,7 +178,7 @@ def load_engine(options: WorkerOptions, die: Callable[[], None]) -> tuple[VllmEn
     check_device(options.device, current_platform.device_type)
     files = locate(options.model)
     known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-    where = f"{options.model} (engine_args {_json(options.engine_args)})" if options.engine_args else options.model
+    where = f"{options.model} (engine_args {_shown(options.engine_args)})" if options.engine_args else options.model
     loaded = LoadedEngine(engine_arguments(options, files, known, device=current_platform.device_type), where, die)
     config = loaded.llm.vllm_config
     model, cache = config.model_config, config.cache_config
@@ -222,6 +223,11 @@ def _ready(options: WorkerOptions, files: ModelFiles, info: ModelInfo, platform:
     )
     memory = gpu_bytes(options, platform.get_device_total_memory()) if on_gpu else 0
     return protocol.Ready(info, "cuda" if on_gpu else "cpu", memory, fingerprint)
+
+
+def _shown(engine_args: dict[str, Any]) -> str:
+    """Return engine arguments for a message, without secrets such as `hf_token`."""
+    return _json({name: "***" if _SECRET.search(name) else value for name, value in engine_args.items()})
 
 
 def _json(value: dict[str, Any]) -> str:

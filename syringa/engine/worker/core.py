@@ -217,7 +217,10 @@ class EngineCore(GeneratingEngine):
         elif self.executor.interrupted:
             self.scheduler.interrupt(output)
         elif output.scheduled:
-            self._copy_states(output.forked_states)
+            with OOMGuard() as forking:
+                self._copy_states(output.forked_states)
+            if forking.out_of_memory:
+                self.scheduler.drop_forked_states(output)
             self.scheduler.oom_backoff.record_success()
         return deltas
 

@@ -139,6 +139,31 @@ def test_hybrid_output_does_not_depend_on_steps_out_of_memory(loaded: LoadedMode
     assert found[0] == found[1]
 
 
+def test_hybrid_output_does_not_depend_on_copies_of_states_out_of_memory(loaded: LoadedModel) -> None:
+    requests = [
+        request(str(i), prompt, max_tokens=9, stopping=ENDLESS, seed=i, choices=3)
+        for i, prompt in enumerate([*LONG_PROMPTS, *LONG_PROMPTS])
+    ]
+    found = []
+    for failing in (False, True):
+        core = EngineCore(loaded, SchedulerLimits(step_tokens=100), kv_cache_tokens=2048)
+        copy, calls = core.cache.states.copy, []
+
+        def fail_at_times(pairs: Any, copy: Any = copy, calls: list[Any] = calls) -> None:
+            calls.append(pairs)
+            if len(calls) % 2:
+                raise MemoryError
+            copy(pairs)
+
+        if failing:
+            core.cache.states.copy = fail_at_times
+        found.append(tokens_of(drive(core, requests)))
+        assert len(calls) > 2 or not failing
+        assert_idle(core)
+        core.close()
+    assert found[0] == found[1]
+
+
 def test_hybrid_abort_frees_slots(loaded: LoadedModel) -> None:
     core = EngineCore(loaded, SchedulerLimits(step_tokens=64), kv_cache_tokens=1024)
     driver = Driver(core)

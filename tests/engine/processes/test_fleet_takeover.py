@@ -148,6 +148,30 @@ def test_server_without_the_lease_routes_and_decides_nothing(folder: str) -> Non
         assert [each.name for each in launches(second)] == ["m"]  # requests wait
 
 
+def test_model_that_another_server_has_unloaded_is_not_loaded_again_with_the_lease(folder: str) -> None:
+    cluster, spec = FakeCluster(), model(idle_seconds=10.0)
+    holder = "first"
+    first = FleetHarness(folder, cluster, (spec,), lease=lambda: holder == "first", queue_timeout=5.0)
+    with tempfile.TemporaryDirectory() as other:
+        second = FleetHarness(other, cluster, (spec,), lease=lambda: holder == "second", queue_timeout=5.0)
+        (id,) = first.serve(spec)
+        second.run_for(1)
+        key = cluster.replicas[id].model
+        assert second.state(key).status == "loaded"
+        cluster.load(id, idle_seconds=60.0)
+        first.run_for(15)
+        assert retired(first) == [id]
+        cluster.end(id)
+        first.run_for(1)
+        second.run_for(1)
+        assert (first.state(key).status, second.state(key).status) == ("cold", "cold")
+        holder = "second"
+        second.now += 0.1
+        second.manager.controller.tick()  # before the manager looks at its models again
+        second.run_for(5)
+        assert launches(second) == []
+
+
 def test_lease_in_a_database_decides_which_of_two_servers_starts_replicas(folder: str, tmp_path: Path) -> None:
     cluster, spec = FakeCluster(), model()
     records = [DatabaseRecords(f"sqlite:///{tmp_path / 'test.db'}", "fleet", server) for server in ("a", "b")]

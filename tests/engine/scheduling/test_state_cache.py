@@ -229,6 +229,38 @@ def test_sequence_whose_state_was_not_restored_starts_over() -> None:
     engine.assert_no_leak()
 
 
+def test_restored_state_is_not_saved_again_before_it_is_in_its_slot() -> None:
+    engine = StatefulEngine(100, 2, SchedulerLimits(step_tokens=1, max_running=1))
+    one = engine.submit(sequence(prompt(10), max_tokens=GENERATED_INTERVAL + 10))
+    while len(one.tokens) < GENERATED_INTERVAL + 2:
+        engine.step()
+    engine.scheduler._preempt(SchedulerOutput(), one)
+    engine.step()
+    assert one.computed == GENERATED_INTERVAL + 1
+    tokens = [*one.tokens]
+    engine.drop(one)
+    again = engine.submit(sequence([*tokens, 1, 2]))
+    engine.run()  # checks the states
+    assert again.cached == GENERATED_INTERVAL
+    engine.assert_no_leak()
+
+
+def test_snapshot_that_was_not_copied_is_discarded_though_its_hash_is_known() -> None:
+    engine = StatefulEngine(100, 8)
+    one = engine.submit(sequence(prompt(10), max_tokens=GENERATED_INTERVAL + 10))
+    while one.computed < GENERATED_INTERVAL:
+        engine.step()
+    output = engine.scheduler.schedule()
+    assert output.state_copies
+    engine.scheduler.cache_full_blocks(one)  # when the tokens of the step before are read
+    assert engine.states.pool.snapshots == 1
+    engine.scheduler.roll_back(output, copied=False)
+    assert engine.states.pool.snapshots == 0
+    engine.check()
+    engine.run()
+    engine.assert_no_leak()
+
+
 def test_random_requests_keep_their_states() -> None:
     reused = preempted = 0
     for seed in range(6):

@@ -167,7 +167,7 @@ async def test_worker_serves_requests_and_retires(folder: Path, tmp_path: Path) 
         long = request(id="long", prompt=[5], stopping={"max_tokens": 10**6})
         stream = asyncio.create_task(client.submit(long, receive))
         await asyncio.wait_for(begun.wait(), HANG_SECONDS)
-        assert harness.health.read().step_started_at is not None
+        await harness.wait_until(lambda: harness.health.read().step_started_at is not None)
         await client.close()
         with contextlib.suppress(EngineError):
             await stream
@@ -188,7 +188,7 @@ async def test_end_of_vllm_ends_the_worker_as_a_crash(folder: Path) -> None:
         deadly = request(prompt=[SILENT], fingerprint=b"0123456789abcdef")
         waiting = asyncio.create_task(run(client, deadly))
         await harness.wait_until(lambda: bool(harness.health.running()))
-        assert harness.health.read().step_started_at is not None  # the watchdog sees that it computes
+        await harness.wait_until(lambda: harness.health.read().step_started_at is not None)  # for the watchdog
         with pytest.raises(WorkerLost):
             await run(client, request(id="deadly", prompt=[DEADLY], fingerprint=b"fedcba9876543210"))
         with pytest.raises(WorkerLost):
@@ -223,10 +223,11 @@ async def read_ready(harness: WorkerHarness) -> protocol.Ready:
     [
         ({"engine_args": {"tensor_paralel_size": 2}}, "engine_args.tensor_paralel_size: this version of vLLM has no"),
         ({"engine_args": {"tensor_parallel_size": 9}}, '(engine_args {"tensor_parallel_size":9}): World size is'),
+        ({"engine_args": {"hf_token": "hf_x", "tensor_parallel_size": 9}}, '(engine_args {"hf_token":"***","tensor_'),
         ({"python": "/no/such/python"}, "/no/such/python cannot be run: No such file or directory"),
         ({"python": sys.executable}, f"{sys.executable} has no module vllm: name the environment of vLLM with python"),
     ],
-    ids=["unknown argument", "refused argument", "missing interpreter", "interpreter without vLLM"],
+    ids=["unknown argument", "refused argument", "secret argument", "missing interpreter", "interpreter without vLLM"],
 )
 async def test_worker_that_cannot_start_leaves_the_reason(folder: Path, settings: dict[str, Any], reason: str) -> None:
     with started(folder, **settings) as harness:

@@ -74,6 +74,7 @@ class AsyncEngineArgs:
     language_model_only: bool = False
     use_tqdm_on_load: bool = True
     tensor_parallel_size: int = 1
+    hf_token: str = ""
 
     def create_engine_config(self) -> Any:
         if self.tensor_parallel_size > 8:
