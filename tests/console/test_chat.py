@@ -151,7 +151,7 @@ async def test_page_says_that_the_server_is_away_and_recovers(browser: Browser) 
         await expect(page.get_by_role("article").get_by_text("The server cannot be reached.")).to_be_visible()
         await page.context.set_offline(False)
         await expect(page.get_by_text("The server is away.")).to_have_count(0)
-        await page.get_by_role("button", name="Try again").click()
+        await page.get_by_role("article").get_by_role("button", name="Try again").click()
         await expect(page.get_by_text("I am back.")).to_be_visible()
 
 

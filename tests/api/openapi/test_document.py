@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jsonschema
@@ -76,9 +77,14 @@ def test_documented_defaults_are_valid() -> None:
 
 
 def _errors(body: dict[str, Any], name: str = "CompletionRequest") -> list[str]:
+    return [error.message for error in _validator(name).iter_errors(body)]
+
+
+@functools.cache
+def _validator(name: str) -> jsonschema.Draft202012Validator:
     document = openapi_document(secured=False)
     schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
-    return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(body)]
+    return jsonschema.Draft202012Validator(schema)
 
 
 @pytest.mark.parametrize("field", sorted(name for name, _ in request_fields(CompletionRequest).items()))
