@@ -20,7 +20,7 @@ from tests.tiers import examples
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 CHOICES = 4  # per request
-DRAWS = examples(100) // CHOICES * CHOICES
+DRAWS = examples(200) // CHOICES * CHOICES
 AT_ONCE = 8  # requests
 
 
