@@ -44,6 +44,7 @@ from syringa.prompt.tokens.fim import FimFormat, find_fim_format
 from syringa.types import SamplingParams
 
 MAX_PROMPTS = 2048
+_INLINE_IDS = 10_000  # more are checked in a thread, so that other requests do not wait
 UNLIMITED = -1  # value of `n_predict`
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT_SCHEMA = nullable(
@@ -327,6 +328,13 @@ async def read_prompts(
                     f"prompt[{index}]: expected a string, like the first one.", param=f"prompt[{index}]"
                 )
         return await _encode(given, model, truncate, special)
+    lists = given if isinstance(given[0], list) else [given]
+    if sum(len(each) for each in lists if isinstance(each, list)) <= _INLINE_IDS:
+        return _read_ids(given, model)
+    return await asyncio.to_thread(_read_ids, given, model)
+
+
+def _read_ids(given: list[Any], model: ServedModel) -> list[Prompt]:
     if isinstance(given[0], list):
         return [Prompt(_ids(tokens, f"prompt[{index}]", model)) for index, tokens in enumerate(given)]
     return [Prompt(_ids(given, "prompt", model))]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from syringa.api.completions import request
 from syringa.types import Grammar
 from tests.client import client, events
 from tests.fake_engine import START, FakeEngine, fake_model
@@ -61,6 +63,15 @@ async def test_completion_prompt_forms(prompt: Any, tokens: list[list[int]]) -> 
     body = await post({"prompt": prompt, "n": 2}, engine)
     assert sorted(request.prompt for request in engine.requests) == sorted(tokens)
     assert [choice["index"] for choice in body["choices"]] == list(range(2 * len(tokens)))
+
+
+@pytest.mark.parametrize("given", [[5] * 100_000, [[5] * 100] * 1000], ids=["one", "many"])
+async def test_completion_checks_many_token_ids_in_a_thread(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[threading.Thread] = set()
+    monkeypatch.setattr(request, "check_tokens", lambda *arguments: threads.add(threading.current_thread()))
+    assert [len(prompt.tokens) for prompt in await request.read_prompts(given, fake_model())]
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 async def test_completion_sampling_fields_reach_the_engine() -> None:
