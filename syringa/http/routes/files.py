@@ -49,7 +49,7 @@ class FileRoutes:
 
     async def list(self, request: Request) -> Response:
         organization, query = dependencies.organization(request), request.query_params
-        purpose: Any = query.get("purpose") or None
+        purpose: Any = query.get("purpose")
         if purpose is not None and purpose not in wire.PURPOSES:
             raise InvalidRequest(f"purpose: expected {' or '.join(wire.PURPOSES)}, not {purpose!r}.", param="purpose")
         page = dependencies.read_page_query(query, default=MAX_PAGE_SIZE, largest=MAX_PAGE_SIZE)

@@ -150,7 +150,7 @@ async def test_model_that_only_fits_alone_evicts_others(monkeypatch: pytest.Monk
 
 
 async def test_load_timeout_reports_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(load_timeout=2.0, max_loaded=1)
+    config = Config(load_timeout=8.0, max_loaded=1)
     async with run_supervisor(monkeypatch, specs("fine", "fine-2", config=config), config) as server:
         engine = server.engines.engine("fine")
         await until(lambda: server.ready and engine.ready)
@@ -159,7 +159,7 @@ async def test_load_timeout_reports_the_reason(monkeypatch: pytest.MonkeyPatch) 
         await begun.wait()
         with pytest.raises(EngineUnavailable) as caught:
             await answer(server.engines.engine("fine-2"))
-        assert "within 2 seconds: 1 models are loaded, the most allowed" in caught.value.message
+        assert "within 8 seconds: 1 models are loaded, the most allowed" in caught.value.message
         begun.clear()
         await begun.wait()  # it continues to be answered
         busy.cancel()

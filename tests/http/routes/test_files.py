@@ -59,7 +59,12 @@ async def test_files_are_listed_in_pages(http: BatchClient) -> None:
     assert sorted(each["id"] for each in page["data"] + rest["data"]) == sorted(ids)
     assert (page["has_more"], rest["has_more"]) == (True, False)
     assert (await http.get(FILES, params={"purpose": "batch_output"})).json()["data"] == []
-    for query, param in (({"purpose": "vision"}, "purpose"), ({"limit": 0}, "limit"), ({"order": "up"}, "order")):
+    for query, param in (
+        ({"purpose": "vision"}, "purpose"),
+        ({"purpose": ""}, "purpose"),
+        ({"limit": 0}, "limit"),
+        ({"order": "up"}, "order"),
+    ):
         refused = await http.get(FILES, params=query)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
     assert (await http.get(FILES, params={"after": "file-none"})).status_code == 404
