@@ -17,7 +17,7 @@ from tests.engine.gpu.tiny_models import load_tiny_gpu_model
 
 pytestmark = pytest.mark.model
 TEXTS = sorted((Path(__file__).parents[1] / "data" / "texts").glob("*.txt"))
-LENGTH = 2048
+LENGTH = 1024
 MAX_RATIO = 1.015
 MAX_FP8_CACHE_RATIO = 1.03
 MAX_GGUF_RATIO = 1.01  # weights are those of the file; only activations are rounded
