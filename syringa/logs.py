@@ -60,6 +60,7 @@ def configure(level: str, format: Literal["text", "json"] = "text", *, prompts: 
     root.setLevel(logging.WARNING)
     logging.getLogger("syringa").setLevel(level.upper())
     PROMPTS.setLevel(logging.INFO if prompts else _OFF)
+    logging.getLogger("python_multipart").setLevel(_OFF)  # warns of parts of bodies, which are answered with a 400
     logging.captureWarnings(True)
     # The formats do not show threads and processes, and looking them up costs time for every record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import pytest
 import uvloop
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser
 
 from syringa import logs
 from syringa.errors import InvalidRequest
@@ -53,6 +55,13 @@ def test_json_format(capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     assert (second["level"], second["message"]) == ("debug", "small talk")
     assert "request_id" not in second
+
+
+def test_malformed_form_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("debug")
+    with pytest.raises(FormParserError):
+        MultipartParser(b"boundary").write(SECRET.encode())
+    assert lines(capsys) == []
 
 
 @pytest.mark.parametrize("format", ["text", "json"])

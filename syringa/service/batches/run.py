@@ -50,6 +50,7 @@ _DAY = 86400
 _VALIDATING: tuple[BatchStatus, ...] = ("validating",)
 _IN_PROGRESS: tuple[BatchStatus, ...] = ("in_progress",)
 _UNCANCELLED: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
+_INTERNAL_ERROR = LineProblem("server_error", "An internal error occurred.")
 
 EndReason = Literal["cancelled", "expired", "stopped"]
 
@@ -135,7 +136,7 @@ class BatchRun:
         except Exception:
             logger.exception("batches: failed: batch=%s", self.batch.id)
             with contextlib.suppress(StoreError, LeaseLost):
-                await self._fail([LineProblem("server_error", "An internal error occurred.")])
+                await self._fail([_INTERNAL_ERROR])
 
     async def _run(self) -> None:
         if self.batch.status == "validating":
@@ -211,6 +212,12 @@ class BatchRun:
         except NotFound as error:
             await writer.close()
             self.end("cancelled", LineProblem("file_not_found", error.message, "input_file_id"))
+        except (LeaseLost, StoreError):
+            raise
+        except Exception:  # lines that are answered and billed keep their results
+            logger.exception("batches: line failed: batch=%s", batch.id)
+            await writer.close()
+            self.end("cancelled", _INTERNAL_ERROR)
         finally:
             timer.cancel()
             for task in (feeding, ended):

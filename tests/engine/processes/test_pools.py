@@ -57,4 +57,6 @@ async def test_stream_moves_when_an_operator_closes_its_pool_which_stays_closed(
             (again,) = await until_ready(harness, "fine", 1)
             assert cluster.node_of(again) == "a1"
             assert await answer(harness.engines.engine("fine")) == [1, 2, 3]
-            assert pool_state(harness, "night") == "inactive"
+            await until(lambda: pool_state(harness, "night") == "inactive")  # once it has read the records
+            (still,) = await until_ready(harness, "fine", 1)
+            assert cluster.node_of(still) == "a1"

@@ -384,3 +384,19 @@ async def test_input_that_disappears_ends_the_batch_with_its_results(harness: Ba
     done = await harness.run(batch)
     assert (done.status, harness.endpoint.runs) == ("cancelled", {})
     assert json.loads(done.errors or "")[0]["code"] == "file_not_found"
+
+
+async def test_internal_error_ends_the_batch_with_its_results(harness: BatchHarness) -> None:
+    def answer(request: LineRequest) -> tuple[int, None]:
+        if request.request_id.endswith("_6"):
+            raise RuntimeError("unexpected")
+        return 200, None
+
+    harness.endpoint.answer = answer
+    done = await harness.run(await harness.create(lines(8)), slots=MemoryBudget(1))  # one line after the other
+    output = ids(await harness.read_file(done.output_file))
+    assert output[:5] == [f"r{number}" for number in range(1, 6)]
+    assert "r6" not in output
+    assert (done.status, done.completed) == ("cancelled", len(output))
+    assert json.loads(done.errors or "")[0]["code"] == "server_error"
+    assert len(await harness.usage()) == len(output)
