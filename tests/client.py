@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
+from websockets.exceptions import ConnectionClosed
 
 from syringa.api.models.served_model import FixedModels, ServedModel
 from syringa.config import Config
@@ -83,6 +84,17 @@ async def settle() -> None:
     """Run the event loop for some rounds: enough for what is due, including socket I/O within this process."""
     for _ in range(30):
         await asyncio.sleep(0.005)
+
+
+async def with_patience(check: Callable[[float], Awaitable[None]]) -> None:
+    """Run a check that depends on a time limit of so many seconds: a short one first.
+
+    On a machine that stalls, the short one may expire before the client has done its part. A fault fails both.
+    """
+    try:
+        await check(1.0)
+    except (AssertionError, OSError, EOFError, ConnectionClosed):
+        await check(10.0)
 
 
 async def until(condition: Callable[[], Awaitable[object]], seconds: float = 60.0) -> None:

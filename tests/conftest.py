@@ -110,4 +110,5 @@ def restore_logging() -> Iterator[None]:
     sys.excepthook = hook
     for logger, level in zip((root, ours, logs.PROMPTS), levels, strict=True):
         logger.setLevel(level)
+    logging.getLogger("python_multipart").setLevel(logging.NOTSET)
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = True

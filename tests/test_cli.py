@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -65,13 +64,13 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 
 def test_help_imports_no_heavy_modules() -> None:
-    code = "import sys; from syringa.cli import main\ntry: main(['--help'])\nfinally: print(sorted(sys.modules))"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = (
+        "import sys; from syringa.cli import main\ntry: main(['--help'])\n"
+        "finally: print(sorted(sys.modules)); import time; print(time.process_time())"
+    )
     root = Path(__file__).parents[1]
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root).stdout
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert cpu_seconds < 3  # usually 0.3 s
+    assert float(output.split()[-1]) < 3  # seconds of CPU time, usually 0.3
     assert "serve" in output
     for heavy in ("'torch'", "'transformers'", "'numpy'", "'tokenizers'", "'starlette'", "'httpx'", "'rich'"):
         assert heavy not in output

@@ -16,6 +16,7 @@ from syringa.cluster.join import MEMBERSHIP, Membership
 from syringa.cluster.own_address import own_address
 from syringa.config import Config
 from syringa.errors import ConfigError
+from tests.ray.harness import free_port
 
 
 @pytest.fixture
@@ -147,12 +148,10 @@ def test_start_refuses_a_port_of_ray_that_is_taken(folder: ClusterFolder, capsys
 def test_start_refuses_a_redis_that_cannot_be_reached(
     folder: ClusterFolder, capsys: pytest.CaptureFixture[str], address: str, message: str
 ) -> None:
-    with socket.socket() as closed, socket.socket() as unused:
-        for each in (closed, unused):
-            each.bind(("127.0.0.1", 0))  # not listening
-        port, ray_port = (str(each.getsockname()[1]) for each in (closed, unused))
-        unused.close()
-        arguments = ("--cluster-dir", str(folder.path), "--ray-port", ray_port)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # not listening
+        port = str(closed.getsockname()[1])
+        arguments = ("--cluster-dir", str(folder.path), "--ray-port", str(free_port()))
         error = fails(capsys, "start", *arguments, "--redis", address.replace("PORT", port))
     assert error == f"syringa: {message.replace(':PORT:', f':{port}:')}\n"
 

@@ -13,10 +13,11 @@ from syringa.store import Store, UsageRecord
 from tests.store.helpers import write
 
 DAY = 86400
+NOW = time.time()  # the same for all records and for the days that are expected, also around midnight
 
 
 def record(days_ago: float, **changes: Any) -> UsageRecord:
-    at = time.time() - days_ago * DAY
+    at = NOW - days_ago * DAY
     given = {"organization": "acme", "key": "k1", "model": "m", "endpoint": "/v1/completions"}
     tokens = {"input_tokens": 1000, "cached_tokens": 400, "output_tokens": 20, "reasoning_tokens": 5, "cost": 0.000001}
     return UsageRecord(at=at, **(given | tokens | {"outcome": "ok", "status": 200} | changes))
@@ -70,7 +71,7 @@ def test_usage_csv(syringa: Any, used: str) -> None:
 
 
 def test_usage_by_day(syringa: Any, used: str) -> None:
-    days = [time.strftime("%Y-%m-%d", time.gmtime(time.time() - ago * DAY)) for ago in (40, 3, 0)]
+    days = [time.strftime("%Y-%m-%d", time.gmtime(NOW - ago * DAY)) for ago in (40, 3, 0)]
     assert [each["day"] for each in parse(syringa("usage", "--csv", "--since", "all").out)] == days
     assert [each["day"] for each in parse(syringa("usage", "--csv").out)] == days[1:]
     assert [each["day"] for each in parse(syringa("usage", "--csv", "--since", "1d").out)] == days[2:]

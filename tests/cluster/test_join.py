@@ -126,8 +126,11 @@ def listening(answer: bytes) -> Iterator[str]:
                 connection, _ = server.accept()
                 with connection:
                     connection.settimeout(HANG_SECONDS)
-                    connection.recv(1000)
+                    connection.recv(65536)
                     connection.sendall(answer)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):  # closed with unread bytes, it would be reset, and the answer lost
+                        pass
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()

@@ -44,10 +44,10 @@ def check_a_call_that_is_one_too_many_is_made_again():
     answers = []
 
     def second() -> None:
-        answers.append(client(6).completions.create(model=MODEL, prompt="x", max_tokens=2, extra_body=WHOLE))
+        answers.append(client(60).completions.create(model=MODEL, prompt="x", max_tokens=2, extra_body=WHOLE))
 
     caller = threading.Thread(target=second)
-    with client(6).completions.create(**LONG) as stream:
+    with client(60).completions.create(**LONG) as stream:
         next(iter(stream))
         statuses.clear()
         refused.clear()

@@ -106,7 +106,7 @@ class RecordingProxy:
     async def _socket(self, socket: WebSocket) -> None:
         await socket.accept()
         url = self._upstream.replace("http", "ws", 1) + socket.url.path
-        async with connect(url, max_size=None) as upstream:
+        async with connect(url, max_size=None, open_timeout=None, ping_interval=None) as upstream:
             tasks = {
                 asyncio.create_task(self._requests(socket, upstream)),
                 asyncio.create_task(self._events(upstream, socket)),

@@ -211,7 +211,8 @@ async def response_stream(client: RequestClient, number: int) -> Outcome:
 
 async def websocket(client: RequestClient, number: int) -> Outcome:
     url = str(client.http.base_url).replace("http", "ws").rstrip("/") + "/v1/responses"
-    async with connect(url, proxy=None) as socket:
+    # No limit of the client: its event loop and the server may be busy for seconds.
+    async with connect(url, proxy=None, open_timeout=None, ping_interval=None) as socket:
         await socket.send(json.dumps({"type": "response.create", "store": False, **_response_body(number)}))
         while True:
             event = json.loads(await socket.recv())

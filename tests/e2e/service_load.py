@@ -120,7 +120,7 @@ class Load:
 
     async def client(self, plans: Iterable[Plan], pause: Callable[[], float] = lambda: 0.0) -> None:
         """Send requests one after another. `pause` returns the seconds to wait after a refusal."""
-        async with httpx.AsyncClient(base_url=self._url, timeout=90, verify=self._trust) as http:
+        async with httpx.AsyncClient(base_url=self._url, timeout=300, verify=self._trust) as http:
             for plan in plans:
                 seen = Seen(id=uuid.uuid4().hex, plan=plan, began=time.time())
                 try:

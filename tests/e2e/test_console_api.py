@@ -62,7 +62,7 @@ def test_figures_of_all_processes_add_up(server: Server) -> None:
     assert 0 < found["output_tokens"] <= 8 * REQUESTS
     assert 0 < found["ttft_p50"] <= found["ttft_p99"]
     assert found["errors"] == {}
-    assert len(get(server, "/v1/responses", limit=100)["data"]) == REQUESTS
+    wait_for(lambda: len(get(server, "/v1/responses", limit=100)["data"]) == REQUESTS)
 
 
 def test_model_is_unloaded_and_loaded(server: Server) -> None:
@@ -78,7 +78,11 @@ def test_model_is_unloaded_and_loaded(server: Server) -> None:
         assert before["memory_bytes"] > before["files"]["bytes"]
         path = f"/admin/models/{before['id']}"
         http.post(f"{path}/unload", json={}).raise_for_status()
-        wait_for(lambda: http.get(path).json()["status"] == "cold")
-        assert http.get(path).json()["loaded"] is None
+
+        def is_unloaded() -> bool:
+            found = http.get(path).json()
+            return (found["status"], found["loaded"]) == ("cold", None)
+
+        wait_for(is_unloaded)
         assert http.post(f"{path}/load", json={}).raise_for_status().json()["status"] == "loading"
         wait_for(lambda: http.get(path).json()["status"] == "loaded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from tests.client import events
-from tests.e2e.server import serve, wait_for
+from tests.e2e.server import Server, serve, wait_for
 
 pytestmark = pytest.mark.model
 
@@ -29,11 +30,17 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     template = tmp_path_factory.mktemp("template") / "template.jinja"
     template.write_text(TEMPLATE)
-    settings = ("--chat-template", str(template), "--max-model-len", "1024", "--max-running", "1")
-    with serve(*settings) as server, httpx.Client(base_url=server.url, timeout=300) as http:
+    settings = ("--chat-template", str(template), "--max-model-len", "4096", "--max-running", "1")
+    with serve(*settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=300) as http:
         yield http
 
 
@@ -112,19 +119,22 @@ def test_length_penalty_changes_the_rank_of_beams(http: httpx.Client) -> None:
     assert len(short) < len(long)
 
 
-def test_waiting_request_with_the_lower_priority_value_runs_first(http: httpx.Client) -> None:
-    order: list[str] = []
+def test_waiting_request_with_the_lower_priority_value_runs_first(server: Server, http: httpx.Client) -> None:
+    """The server's log has the order in which they ended: threads of a test may wake up in any other."""
 
     def run(name: str, priority: int) -> None:
-        post(http, priority=priority, max_tokens=20, ignore_eos=True)  # far more than a thread takes to wake up
-        order.append(name)
+        body = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, "priority": priority}
+        http.post(COMPLETIONS, json=body, headers={"x-request-id": name})
+
+    def ended() -> list[str]:
+        return re.findall(r"syringa\.access: POST \S+ 200 .*\[(first|second|last)\]", server.log.read_text())
 
     def has_queued(count: int) -> bool:
         lines = http.get("/metrics").text.splitlines()
         found = [line.rpartition(" ")[2] for line in lines if line.startswith("syringa_num_requests_waiting{")]
         return [float(value) for value in found] == [count]  # none if the engine did not answer in time
 
-    body = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    body = {"prompt": PROMPT, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     threads = []
     with http.stream("POST", COMPLETIONS, json=body) as running:
         lines = running.iter_lines()
@@ -136,7 +146,8 @@ def test_waiting_request_with_the_lower_priority_value_runs_first(http: httpx.Cl
             wait_for(partial(has_queued, count))
     for thread in threads:
         thread.join(120)
-    assert order == ["first", "second", "last"]
+    wait_for(lambda: len(ended()) == 3)
+    assert ended() == ["first", "second", "last"]
 
 
 def test_request_id_is_part_of_the_id(http: httpx.Client) -> None:

@@ -77,6 +77,7 @@ def test_second_signal_ends_the_drain_at_once() -> None:
         reader = Reader(server)
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.ready() == 503)
+        wait_for(lambda: server.log.read_text().count("shutdown: draining") == 2)  # both have handled the first signal
         time.sleep(2)  # an API process ignores a second signal that comes too soon as a duplicate of the first
         assert reader.is_alive()
         server.process.send_signal(signal.SIGINT)

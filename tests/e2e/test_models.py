@@ -99,7 +99,7 @@ def test_models_evict_each_other_when_one_may_be_loaded(tmp_path: Path) -> None:
         assert [answer.status_code for answer in answers] == [200] * len(names), [each.text for each in answers]
         assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [40] * len(names)
         assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
-        assert len(server.children(WORKER)) == 1
+        wait_for(lambda: len(server.children(WORKER)) <= 1)  # the last one is unloaded when it is idle
 
 
 def test_workers_exit_when_the_supervisor_is_killed(tmp_path: Path) -> None:

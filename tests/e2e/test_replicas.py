@@ -15,6 +15,7 @@ import pytest
 from syringa.cluster.folder import ClusterFolder
 from syringa.config import Config
 from syringa.modelfiles import locate
+from tests.e2e import step_gate
 from tests.e2e.replica_requests import Outcome, RequestClient
 from tests.e2e.replica_server import (
     check_equal,
@@ -28,10 +29,12 @@ from tests.e2e.replica_server import (
 )  # fmt: skip
 from tests.e2e.server import Server, serve
 from tests.e2e.service import WORKER, usage_records
+from tests.e2e.step_gate import StepGate
 
 pytestmark = pytest.mark.model
 
 COUNT = 100
+HELD_TOKENS = 16  # of each sequence before a replica is killed: most streams have begun, and few have ended
 SETTINGS = ("--served-model-name", "m", "--requests-per-minute", "0")
 # SmolLM2 does not reason. In a copy of its file, tokens that it does not use become the markers of reasoning, and its
 # template begins with them if that is requested. The file keeps its length, and with it the offsets of the weights.
@@ -103,7 +106,7 @@ def test_requests_of_all_kinds_survive_a_killed_a_stopped_and_a_drained_replica(
     """
     database = str(tmp_path / "syringa.db")
     expected = run_undisturbed(model, database, COUNT)
-    settings = ("--replicas", "3", "--threads", "3", "--heartbeat-timeout", "10", "--step-tokens", "128")
+    settings = ("--replicas", "3", "--threads", "3", "--heartbeat-timeout", "20", "--step-tokens", "128")
     with serve(*model, *SETTINGS, *settings, "--database", database) as server:
 
         async def disturb(client: RequestClient) -> None:
@@ -135,8 +138,10 @@ def test_requests_of_all_kinds_survive_a_killed_a_stopped_and_a_drained_replica(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["unix", "tls"])
-def test_streams_survive_a_killed_replica(model: tuple[str, ...], tmp_path: Path, transport: str) -> None:
-    """A small version of the test above, with two replicas."""
+def test_streams_survive_a_killed_replica(
+    model: tuple[str, ...], tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small version of the test above, with two replicas. The streams are held back until one of them is killed."""
     database, count = str(tmp_path / "syringa.db"), 8
     expected = run_undisturbed(model, database, count)
     settings: tuple[str, ...] = ("--replicas", "2", "--threads", "2")
@@ -144,14 +149,18 @@ def test_streams_survive_a_killed_replica(model: tuple[str, ...], tmp_path: Path
         folder = tmp_path / "cluster"
         ClusterFolder(folder).create("node", ["127.0.0.1"])
         settings += ("--worker-host", "127.0.0.1", "--cluster-dir", str(folder))
-    with serve(*model, *SETTINGS, *settings, "--database", database) as server:
+    monkeypatch.setenv(step_gate.VARIABLE, str(tmp_path / "gate"))
+    gate = StepGate(tmp_path / "gate")
+    with serve(*model, *SETTINGS, *settings, "--database", database, module=step_gate.MODULE) as server:
 
         async def disturb(client: RequestClient) -> None:
             await until(lambda: len(client.begun) >= 6)
-            os.kill(server.children(WORKER)[0], signal.SIGKILL)
+            os.kill(server.children(step_gate.MODULE)[0], signal.SIGKILL)
+            gate.open()
 
         async def run() -> list[Outcome]:
             await until(lambda: len(ready_replicas(server)) == 2)
+            gate.close(HELD_TOKENS)
             return await run_all(server.url, range(count), disturb)
 
         assert asyncio.run(run()) == expected

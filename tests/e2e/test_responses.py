@@ -149,7 +149,7 @@ def test_organizations_do_not_see_each_others_responses(file: str) -> None:
 def test_websocket_continues_its_last_response(file: str) -> None:
     with serve("--database", file) as server:
         url = server.url.replace("http", "ws") + "/v1/responses"
-        with connect(url, proxy=None) as socket:
+        with connect(url, proxy=None, open_timeout=120) as socket:
 
             def ask(input: str, **body: Any) -> dict[str, Any]:
                 event = {"type": "response.create", "input": input, "store": False, **SHORT, **body}

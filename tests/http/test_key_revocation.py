@@ -46,6 +46,7 @@ class RevocationServer:
 @pytest.fixture
 async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RevocationServer]:
     monkeypatch.setattr(store_poller, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr("syringa.service.auth.key_cache.UNKNOWN_KEY_WAIT_SECONDS", 60)
     engine = FakeEngine("x", delay=0.01)
     database = str(tmp_path / "syringa.db")
     config = Config(port=0, drain_timeout=1.0, database=database)

@@ -15,6 +15,7 @@ from syringa.engine.interface import SingleEngineProvider
 from syringa.errors import EngineError
 from syringa.http.app import create_app
 from syringa.service.app_state import AppState
+from syringa.service.usage import writer
 from tests.chat_models import plain_model
 from tests.fake_engine import FakeEngine
 
@@ -57,8 +58,9 @@ class JournalAtEnd:
     ids=["chat", "completions", "responses", "stored response", "compaction", "refused"],
 )
 async def test_usage_record_is_in_journal_before_response_ends(
-    tmp_path: Path, path: str, body: dict[str, Any], stream: bool, fails: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], stream: bool, fails: bool
 ) -> None:
+    monkeypatch.setattr(writer, "CLOSE_SECONDS", 60.0)  # all is stored then, however slow the machine is
     config = Config(database=str(tmp_path / "a.db"))
     app_state = AppState(config)
     await app_state.start()

@@ -17,6 +17,7 @@ def main(address: str) -> None:
     from syringa.ray import internals
     from syringa.ray.driver import RayDriver
 
+    internals.CONNECT_SECONDS = 120.0  # a busy machine
     client = internals.HeadClient(address)
     internals.connect(address, "contract")
     found: dict[str, object] = {

@@ -18,11 +18,12 @@ def connect(address: str) -> None:
 
 def look(address: str) -> None:
     """Ask the head for its nodes."""
-    from syringa.ray.internals import HeadClient, HeadUnavailable
+    from syringa.ray import internals
 
+    internals.CONNECT_SECONDS = 120.0  # a busy machine
     try:
-        print(len(HeadClient(address).nodes()), "nodes")
-    except HeadUnavailable as error:
+        print(len(internals.HeadClient(address).nodes()), "nodes")
+    except internals.HeadUnavailable as error:
         print(type(error).__name__, error)
 
 

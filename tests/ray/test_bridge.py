@@ -79,9 +79,8 @@ def test_a_restarted_bridge_takes_replicas_over_and_a_lost_node_ends_them(
     peer.kill()
     peer.start()
     peer.until(lambda report: report.connected)
-    after = peer.replica("m-1")
-    assert after is not None
-    assert (after.phase, after.address, after.model, after.node) == ("ready", before.address, "key", "a")
+    after = ready(peer, "m-1")  # on a busy machine, it may not answer its new bridge in time, and hangs at first
+    assert (after.address, after.model, after.node) == (before.address, "key", "a")
 
     (worker,) = workers(cluster)
     cluster.remove("a")
@@ -98,12 +97,12 @@ def test_a_drained_node_leaves_when_its_replicas_have_ended(
     peer.until(lambda _: condition(peer, "b") == "ready")
     launch(peer, "m-2", "b", options)
     ready(peer, "m-2")
-    peer.send(ReleaseNode("b", 100.0))
+    peer.send(ReleaseNode("b", 600.0))
     peer.until(lambda _: condition(peer, "b") == "draining")
     node = peer.node("b")
     assert node is not None
     assert node.drain_grace is not None
-    assert 0 < node.drain_grace <= 100
+    assert 0 < node.drain_grace <= 600
     assert ready(peer, "m-2")  # it goes on until it is retired
     launch(peer, "m-3", "b", options)
     assert ended(peer, "m-3").failed  # nothing is placed there any more

@@ -162,7 +162,7 @@ def test_a_cluster_starts_is_joined_and_left_and_adopts_its_replicas(tmp_path: P
         os.kill(server, signal.SIGKILL)
         cluster.url(2)
         assert cluster.complete(2) == text
-        assert [each["id"] for each in cluster.replicas(2)] == [before["id"]]  # the same process
+        assert [each["id"] for each in until(lambda: cluster.replicas(2))] == [before["id"]]  # the same process
 
         cluster.process.terminate()
         assert cluster.process.wait(120) == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from syringa.ray import internals
 from syringa.ray.internals import ConnectionRefused, HeadUnavailable, check_head
 from tests.ray.harness import LocalCluster, cluster_folder
 
@@ -42,8 +43,11 @@ def test_nodes_are_listed_and_drained_as_expected(cluster: LocalCluster) -> None
     }
 
 
-def test_a_head_that_cannot_be_used_is_described(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_head_that_cannot_be_used_is_described(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The token is tried in tests/ray/test_security.py."""
+    monkeypatch.setattr(internals, "CONNECT_SECONDS", 120.0)  # a busy machine
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{closed.getsockname()[1]}"

@@ -10,7 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from syringa.errors import ConfigError
+from syringa.ray import redis
 from syringa.ray.redis import check_redis
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the server may get no time for seconds on a busy machine."""
+    monkeypatch.setattr(redis, "CONNECT_SECONDS", 120.0)
 
 
 @contextlib.contextmanager

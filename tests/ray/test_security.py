@@ -81,7 +81,7 @@ def handshake(address: str, folder: ClusterFolder | None, trust: ClusterFolder) 
         context.load_cert_chain(folder.ray_files().certificate, folder.ray_files().key)
     host, _, port = address.rpartition(":")
     with (
-        socket.create_connection((host, int(port)), 30) as plain,
+        socket.create_connection((host, int(port)), 120) as plain,
         context.wrap_socket(plain, server_hostname=host) as connection,
     ):
         try:
@@ -96,7 +96,7 @@ def test_connections_without_a_certificate_of_the_cluster_are_refused(cluster: L
     foreign = cluster_folder(tmp_path / "foreign")
     for folder in (None, foreign):
         assert handshake(cluster.address, folder, cluster.folder) == b""
-    with socket.create_connection((own_address(), cluster.port), 30) as plain:
+    with socket.create_connection((own_address(), cluster.port), 120) as plain:
         plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         with contextlib.suppress(ConnectionResetError):  # instead of an end
             assert plain.recv(100) == b""

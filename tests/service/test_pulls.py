@@ -53,6 +53,7 @@ def clock() -> Clock:
 @pytest.fixture
 async def store(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Store]:
     monkeypatch.setattr(pulls, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(pulls, "CANCEL_SECONDS", 60.0)
     async with Store(str(tmp_path / "syringa.db"), clock=clock) as opened:
         yield opened
 

@@ -213,7 +213,7 @@ async def test_postgres_lock_timeout_includes_queueing(postgres: Postgres) -> No
 
 async def test_postgres_deadlock_is_retried(postgres: Postgres) -> None:
     """Two transactions take the same two locks in opposite order, and PostgreSQL aborts one of them."""
-    async with Store(postgres.new_database()) as store:
+    async with Store(postgres.new_database(), lock_timeout=60.0) as store:
         for id in ("c1", "c2"):
             await write(store).conversations.create(conversation(id))
         tries = []
@@ -240,7 +240,7 @@ async def test_postgres_deadlock_is_retried(postgres: Postgres) -> None:
 
 async def test_fail_orphans_of_one_response_waits_for_lock(postgres: Postgres) -> None:
     """A caller that fails one response reads it afterwards, and must not find it running."""
-    async with Store(postgres.new_database()) as store:
+    async with Store(postgres.new_database(), lock_timeout=60.0) as store:
         await write(store).responses.create(response("r1", process="dead", status="in_progress"))
         at_hand, go_on = threading.Event(), threading.Event()
 
@@ -285,8 +285,8 @@ async def test_write_is_rolled_back_when_query_raises(store: Store) -> None:
     assert await read(store).responses.get(US, "r1") is None
 
 
-async def test_concurrent_writes_of_two_stores(store: Store, database: str) -> None:
-    async with Store(database) as other:
+async def test_concurrent_writes_of_two_stores(database: str) -> None:
+    async with Store(database, lock_timeout=60.0) as store, Store(database, lock_timeout=60.0) as other:
         created = await asyncio.gather(
             *(
                 write(each).responses.create(response(f"r{n}"), items("i1"))

@@ -77,7 +77,7 @@ async def test_newer_database_is_refused(store: Store, database: str, monkeypatc
 
 
 async def test_concurrent_start_of_several_stores(database: str) -> None:
-    stores = [Store(database) for _ in range(6)]
+    stores = [Store(database, lock_timeout=60.0) for _ in range(6)]
     await asyncio.gather(*(store.open() for store in stores))
     assert len(await applied(stores[0])) == len(migrations.MIGRATIONS)
     await asyncio.gather(*(store.close() for store in stores))
@@ -86,7 +86,7 @@ async def test_concurrent_start_of_several_stores(database: str) -> None:
 OPEN = """
 import asyncio, sys
 from syringa.store import Store
-store = Store(sys.argv[1])
+store = Store(sys.argv[1], lock_timeout=60.0)
 asyncio.run(store.open())
 """
 

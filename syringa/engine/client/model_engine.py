@@ -400,8 +400,8 @@ class ModelEngine:
             async with asyncio.timeout(self._load_timeout or None):
                 await self._acquire_replica(begun)
         except TimeoutError:
-            why = f": {self._reason}" if self._reason and self.status != "failed" else ""
-            raise self._unavailable(f"could not be loaded within {self._load_timeout:g} seconds{why}") from None
+            problem = f"could not be loaded within {self._load_timeout:g} seconds{self._why()}"
+            raise self._unavailable(problem) from None
 
     async def _acquire_replica(self, begun: bool) -> None:
         acquired_at = -1
@@ -424,8 +424,12 @@ class ModelEngine:
                 async with asyncio.timeout_at(limit):
                     await self._changed.wait()
             except TimeoutError:
-                waited = f"within {self._queue_timeout:g} seconds"
-                raise self._unavailable(f"has no replica, and there was no capacity for one {waited}") from None
+                problem = f"has no replica, and none was started within {self._queue_timeout:g} seconds{self._why()}"
+                raise self._unavailable(problem) from None
+
+    def _why(self) -> str:
+        """Return why it is not loaded, for a message. See `update` for the reason of a failure."""
+        return f": {self._reason}" if self._reason and self.status != "failed" else ""
 
     def _unavailable(self, problem: str) -> EngineUnavailable:
         return EngineUnavailable(f"The model {self.name!r} {problem}", code="model_unavailable")

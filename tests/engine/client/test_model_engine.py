@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+import msgspec
 import pytest
 
 from syringa.engine.client.model_engine import MAX_RETRIES, ModelEngine
@@ -185,8 +186,8 @@ async def test_two_requests_with_one_id_are_refused_also_on_different_replicas(
 
 async def test_request_waits_for_capacity_no_longer_than_the_queue_timeout() -> None:
     engine = EngineHarness(queue_timeout=0.01).engine
-    engine.update(state("loading"))
-    with pytest.raises(EngineUnavailable, match=r"no capacity for one within 0\.01 seconds") as error:
+    engine.update(msgspec.structs.replace(state("loading"), reason="no node has 2 GPUs"))
+    with pytest.raises(EngineUnavailable, match=r"started within 0\.01 seconds: no node has 2 GPUs") as error:
         await answer(engine)
     assert error.value.status == 503
     assert error.value.retry_after
@@ -209,7 +210,7 @@ async def test_request_waits_for_a_replica_that_is_being_started_beyond_the_queu
         task = asyncio.create_task(answer(engine))
         await asyncio.sleep(0.05)
         engine.update(state("loading"))
-        with pytest.raises(EngineUnavailable, match="no capacity"):
+        with pytest.raises(EngineUnavailable, match="none was started"):
             await task
     await engine.close()
 
@@ -221,7 +222,7 @@ async def test_request_that_has_begun_waits_for_capacity_beyond_the_queue_timeou
         task = await begin(engine, made, 7)
         made[0].die()
         engine.update(state("loading"))
-        with pytest.raises(EngineUnavailable, match="no capacity"):
+        with pytest.raises(EngineUnavailable, match="none was started"):
             await answer(engine, "not begun")
         await asyncio.sleep(0.05)
         assert not task.done()

@@ -200,6 +200,7 @@ async def test_connection_that_breaks_while_the_replica_lives_is_made_again(
     harness: EngineHarness, engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("syringa.engine.client.model_engine.REPORT_SECONDS", 0.01)
+    monkeypatch.setattr("syringa.engine.client.model_engine.RECONNECT_SECONDS", 600.0)  # it is asked for once
     async with workers(2) as made:
         await harness.ready(*made)
         task = await begin(engine, made, 7)

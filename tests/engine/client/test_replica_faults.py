@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 
 import pytest
 
 from syringa.config import Config, ModelSpec, Replicas
+from syringa.engine.client import model_engine
 from syringa.engine.client.model_engine import ModelEngine
+from syringa.engine.client.silence import SilenceMonitor
+from syringa.engine.client.worker_client import WorkerClient
 from tests.engine.processes.supervisor_harness import SupervisorHarness, answer, run_supervisor, until
 
 CONFIG = Config(load_timeout=300.0)
@@ -20,7 +24,7 @@ TOKENS = 500  # which take the stub seconds
 def processes(server: SupervisorHarness) -> dict[str, int]:
     """Return the process ids of the ready replicas, by the id of the replica."""
     workers = [each for model in server.supervisor.workers.models for each in model.replicas]
-    return {each.id: each.process.pid for each in workers if each.phase == "ready" and each.process is not None}
+    return {each.id: process.pid for each in workers if each.phase == "ready" and (process := each.process) is not None}
 
 
 async def ready(server: SupervisorHarness, count: int = 3) -> dict[str, int]:
@@ -37,6 +41,8 @@ class Streams:
 
     def __init__(self, server: SupervisorHarness, count: int) -> None:
         engine = server.engines.engine("fine")
+        assert isinstance(engine, ModelEngine)
+        self._engine = engine
         self.prompts = [[number] * TOKENS for number in range(1, count + 1)]
         self.begun = [asyncio.Event() for _ in self.prompts]
         self.tasks = [
@@ -49,22 +55,31 @@ class Streams:
         for each in self.begun[:3]:  # the router has given one to each
             await each.wait()
 
+    def replica(self) -> str:
+        """Return the replica that runs the first stream."""
+        replica = self._engine._runs["0"].replica
+        assert replica is not None
+        return replica.state.id
+
     async def check(self) -> None:
         async with asyncio.timeout(240):
             assert await asyncio.gather(*self.tasks) == self.prompts
 
 
 async def test_streams_go_on_when_one_replica_is_killed_and_another_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = functools.partial(SilenceMonitor, limit=600.0)  # a replica that is only slow keeps its streams
+    monkeypatch.setattr(model_engine, "WorkerClient", functools.partial(WorkerClient, monitor=monitor))
     async with run_supervisor(monkeypatch, MODELS, CONFIG) as server:
         moves: list[tuple[str, str, bool]] = []
         server.engines.on_move = lambda *move: moves.append(move)
         killed, drained, left = (await ready(server)).items()
-        streams = Streams(server, 12)
-        await streams.begin()
-        os.kill(killed[1], signal.SIGKILL)
-        server.engines.drain(drained[0], 0.0)
+        with server.hold():
+            streams = Streams(server, 12)
+            await streams.begin()
+            os.kill(killed[1], signal.SIGKILL)
+            server.engines.drain(drained[0], 0.0)
+            await until(lambda: {"crash", "drain"} <= {reason for _, reason, _ in moves})
         await streams.check()
-        assert {"crash", "drain"} <= {reason for _, reason, _ in moves}
         after = await ready(server)
         assert left[0] in after
         assert not {killed[0], drained[0]} & set(after)
@@ -75,15 +90,18 @@ async def test_streams_go_on_when_one_replica_is_killed_and_another_drained(monk
 async def test_streams_of_stopped_replica_go_on_elsewhere_and_it_is_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with run_supervisor(monkeypatch, MODELS, CONFIG) as server:
+    config = Config(load_timeout=300.0, heartbeat_timeout=0.0, step_timeout=0.0)  # the supervisor does not kill it
+    async with run_supervisor(monkeypatch, MODELS, config) as server:
         moves: list[str] = []
         server.engines.on_move = lambda model, reason, same: moves.append(reason)
-        stopped, *_ = (await ready(server)).values()
-        streams = Streams(server, 6)
-        await streams.begin()
-        os.kill(stopped, signal.SIGSTOP)
+        found = await ready(server)
+        with server.hold():
+            streams = Streams(server, 6)
+            await streams.begin()
+            stopped = found[streams.replica()]
+            os.kill(stopped, signal.SIGSTOP)
+            await until(lambda: "silence" in moves)
         await streams.check()
-        assert "silence" in moves
         os.kill(stopped, signal.SIGCONT)
         again = Streams(server, 9)
         await again.begin()
@@ -97,10 +115,11 @@ async def test_drain_of_the_only_replica_loses_nothing(monkeypatch: pytest.Monke
         moves: list[str] = []
         server.engines.on_move = lambda model, reason, same: moves.append(reason)
         ((old, _),) = (await ready(server, 1)).items()
-        streams = Streams(server, 4)
-        await streams.begin()
-        server.engines.drain(old, 0.0)
+        with server.hold():
+            streams = Streams(server, 4)
+            await streams.begin()
+            server.engines.drain(old, 0.0)
+            await until(lambda: "drain" in moves)
         await streams.check()
-        assert "drain" in moves
         (new,) = await ready(server, 1)
         assert new != old

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from syringa.config import Config, ModelSpec
+from syringa.engine.client.model_engine import ModelEngine
+from syringa.engine.processes.control import WorkerState
 from syringa.errors import RequestSuspected
 from tests.engine.processes.faulty_worker import CRASH_TOKEN, LATE_CRASH_TOKEN
 from tests.engine.processes.stub_worker import CRASH, HANG_ONCE
@@ -26,7 +28,7 @@ async def test_hung_step_is_ended_and_waiting_request_completes(monkeypatch: pyt
         hanging = asyncio.create_task(answer(engine, "a", prompt=[HANG_ONCE, 5]))
         await until(lambda: (server.folder / "hung").exists())
         waiting = asyncio.create_task(answer(engine, "b"))
-        await until(lambda: server.engines.status("fine") == "hanging")
+        await until(lambda: server.engines.worker_counts("fine").hangs)
         async with asyncio.timeout(240):
             assert await hanging == [HANG_ONCE, 5]
             assert await waiting == [1, 2, 3]
@@ -40,14 +42,25 @@ async def test_stopped_worker_is_killed_and_its_requests_complete(monkeypatch: p
     config = Config(load_timeout=300.0, heartbeat_timeout=3.0)
     async with run_supervisor(monkeypatch, specs("fine", config=config), config) as server:
         engine = server.engines.engine("fine")
+        assert isinstance(engine, ModelEngine)
         await engine.wait_ready()
+        ready_while_hanging: list[bool] = []
+        update = engine.update
+
+        def record(state: WorkerState) -> None:
+            update(state)
+            if state.status == "hanging":  # which it is for seconds only
+                ready_while_hanging.append(engine.ready)
+
+        monkeypatch.setattr(engine, "update", record)
         begun = asyncio.Event()
-        streaming = asyncio.create_task(answer(engine, "a", tokens=300, begun=begun))
-        await begun.wait()
-        os.kill(server.processes()["fine"], signal.SIGSTOP)
-        waiting = asyncio.create_task(answer(engine, "b"))
-        await until(lambda: server.engines.status("fine") == "hanging")
-        assert not engine.ready
+        with server.hold():
+            streaming = asyncio.create_task(answer(engine, "a", tokens=300, begun=begun))
+            await begun.wait()
+            os.kill(server.processes()["fine"], signal.SIGSTOP)
+            waiting = asyncio.create_task(answer(engine, "b"))
+            await until(lambda: ready_while_hanging)
+        assert not any(ready_while_hanging)
         late = asyncio.create_task(answer(engine, "c"))
         async with asyncio.timeout(240):
             assert await streaming == list(range(1, 301))
@@ -101,14 +114,17 @@ async def test_request_killed_with_its_worker_once_is_answered_and_cleared(monke
     config = Config(load_timeout=300.0)
     async with run_supervisor(monkeypatch, specs("fine", config=config), config) as server:
         engine = server.engines.engine("fine")
+        suspects = server.engines._suspects
         for _ in range(2):  # an operator kills the worker each time
             begun = asyncio.Event()
-            task = asyncio.create_task(answer(engine, "a", tokens=100, begun=begun))
-            await begun.wait()
-            os.kill(server.processes()["fine"], signal.SIGKILL)
+            with server.hold():
+                task = asyncio.create_task(answer(engine, "a", tokens=100, begun=begun))
+                await begun.wait()
+                os.kill(server.processes()["fine"], signal.SIGKILL)
+                await until(lambda: any(suspects.values()))
             async with asyncio.timeout(240):
                 assert await task == list(range(1, 101))
-            await until(lambda: not server.engines._suspects[next(iter(server.engines._suspects))])
+            await until(lambda: not any(suspects.values()))
 
 
 @pytest.mark.slow
@@ -130,7 +146,7 @@ async def test_neighbors_of_a_crashing_request_complete(tmp_path: Path, monkeypa
         tasks = [asyncio.create_task(answer(engine, str(prompt), 8, prompt=prompt)) for prompt in prompts[:3]]
         poison = asyncio.create_task(answer(engine, "poison", 8, prompt=[5, CRASH_TOKEN]))
         tasks += [asyncio.create_task(answer(engine, str(prompt), 8, prompt=prompt)) for prompt in prompts[3:]]
-        async with asyncio.timeout(240):
+        async with asyncio.timeout(600):
             with pytest.raises(RequestSuspected):
                 await poison
             answers = await asyncio.gather(*tasks)

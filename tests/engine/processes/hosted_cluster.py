@@ -8,6 +8,7 @@ import signal
 import socket
 import tempfile
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from syringa.fleet.bridge_protocol import (
     ToBridge,
 )
 from syringa.fleet.provider import Node
+from tests.engine.processes import stub_worker
 
 TICK_SECONDS = 0.02
 HOST = "127.0.0.1"
@@ -71,6 +73,10 @@ class HostedCluster:
             if self._bridge is not None:
                 self._bridge.close()
                 self._bridge = None
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Let no request end that begins meanwhile at a stub worker."""
+        return stub_worker.hold(Path(self._sockets.name))
 
     def pids(self) -> dict[str, int]:
         """Return the process ids of workers, by replica."""

@@ -3,17 +3,18 @@
 The name of the model selects its behavior: `fine`, `slow` (to load), `broken`, `crowded` (fits only alone), `huge`
 (never fits), `doomed` (dies while loading). It answers every request with the prompt's tokens, one per step; a resumed
 one with those that are left. A step with the token `CRASH` kills the process, and the first step of all with
-`HANG_ONCE` does not end.
+`HANG_ONCE` does not end. While a test has called `hold`, a request gets no more than its first token.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from syringa.engine.client import protocol
@@ -24,6 +25,7 @@ from syringa.types import EmbeddingResult, EngineDelta, EngineRequest, EngineSta
 
 STEP_SECONDS = 0.005
 CRASH, HANG_ONCE = 7001, 7002
+HOLD_FILE = "hold"
 
 INFO = ModelInfo(
     architecture="Stub", dtype="none", max_model_len=1000, vocab_size=1000, parameters=0, kernels="none", threads=1,
@@ -31,9 +33,20 @@ INFO = ModelInfo(
 )  # fmt: skip
 
 
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Let no request end that begins meanwhile at a stub worker in this folder, however slow the test itself is."""
+    file = folder / HOLD_FILE
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
 class StubCore:
     def __init__(self, folder: Path) -> None:
-        self._hang_file = folder / "hung"
+        self._hang_file, self._hold_file = folder / "hung", folder / HOLD_FILE
         self.record_running: Callable[[list[bytes]], None] = lambda fingerprints: None
         self.preparing = ()
         self.steps = 0
@@ -74,12 +87,16 @@ class StubCore:
         if HANG_ONCE in tokens and not self._hang_file.exists():
             self._hang_file.touch()
             threading.Event().wait()
+        held = self._hold_file.exists()
         time.sleep(STEP_SECONDS)
         self.steps += 1
         self._active = time.monotonic()
         deltas = []
         for _ in range(len(self._running)):
             client_id, request, left = self._running.popleft()
+            if held and len(left) < len(request.prompt):  # it has begun
+                self._running.append((client_id, request, left))
+                continue
             token, *rest = left
             deltas.append((client_id, EngineDelta(request.id, 0, [token], finish=None if rest else "stop")))
             if rest:

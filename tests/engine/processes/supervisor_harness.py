@@ -9,17 +9,22 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from syringa.config import Config, ModelSpec, complete_spec
+from syringa.engine.client import model_engine
 from syringa.engine.client.engines import ModelEngines
 from syringa.engine.interface import Engine
 from syringa.engine.processes import worker_process
 from syringa.engine.processes.supervisor import Supervisor
 from syringa.fleet.cluster_records import ClusterRecords
 from syringa.types import EngineDelta, EngineRequest, ModelInfo, SamplingParams, StopConditions
+from tests.engine.processes import stub_worker
+
+REPORT_SECONDS = 10.0  # for the supervisor to report the end of a worker: a stall of seconds changes no outcome
 
 
 class SupervisorHarness:
@@ -30,7 +35,15 @@ class SupervisorHarness:
 
     def processes(self) -> dict[str, int]:
         """Return the process ids of running workers by model."""
-        return self.supervisor.workers.processes()
+        while True:
+            with contextlib.suppress(
+                RuntimeError, AttributeError
+            ):  # the supervisor's thread has changed them meanwhile
+                return self.supervisor.workers.processes()
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Let no request end that begins meanwhile at a stub worker."""
+        return stub_worker.hold(self.folder)
 
     def sockets(self) -> list[str]:
         return sorted(path.name for path in self.folder.iterdir() if path.name not in ("control.sock", "limits"))
@@ -52,6 +65,7 @@ async def run_supervisor(
 ) -> AsyncIterator[SupervisorHarness]:
     """`worker`: the module that is run as a worker. On a cluster, the test runs the bridge."""
     monkeypatch.setattr(worker_process, "WORKER_MODULE", worker)
+    monkeypatch.setattr(model_engine, "REPORT_SECONDS", REPORT_SECONDS)
     with tempfile.TemporaryDirectory(prefix="syringa-test-") as folder, socket.socket() as listener:
         supervisor = Supervisor(config, models[0], listener, folder, records=records)
         supervisor.api_servers, supervisor.services = [], []
@@ -59,8 +73,8 @@ async def run_supervisor(
         engines.set_specs(models)
         made = SupervisorHarness(supervisor, engines, Path(folder))
         thread = threading.Thread(target=lambda: made.status.append(supervisor.run(made.ready.append)))
+        await engines.start()  # before the supervisor runs: it may end at once, if the model cannot be loaded
         thread.start()
-        await engines.start()
         try:
             yield made
         finally:

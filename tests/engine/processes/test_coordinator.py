@@ -6,11 +6,22 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from syringa.cli.database_records import DatabaseRecords
+from syringa.engine.processes import coordinator as coordinator_module
 from syringa.engine.processes.coordinator import LEASE_SECONDS, ClusterCoordinator
 from syringa.fleet.cluster_records import Renewal
 
 HANG_SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _no_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a thread renew the records only when it is woken, and wait for it as long as it takes."""
+    monkeypatch.setattr(coordinator_module, "RENEW_SECONDS", 2 * HANG_SECONDS)
+    for name in ("LEAVE_SECONDS", "STOP_SECONDS"):
+        monkeypatch.setattr(coordinator_module, name, HANG_SECONDS)
 
 
 class FakeRecords:

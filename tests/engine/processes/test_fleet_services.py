@@ -20,7 +20,7 @@ from syringa.engine.processes import fleet_services
 from syringa.engine.processes.fleet_manager import FleetManager
 from syringa.engine.processes.supervisor import Supervisor
 
-HANG_SECONDS = 60.0
+HANG_SECONDS = 240.0
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -54,7 +54,7 @@ def bridge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pids(supervisor: Supervisor) -> list[int]:
-    return [each.process.pid for each in supervisor.services if each.process is not None]
+    return [process.pid for each in supervisor.services if (process := each.process) is not None]
 
 
 def exists(pid: int) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from syringa.cli.database_records import DatabaseRecords
 from syringa.config import complete_spec
+from syringa.engine.processes import coordinator as coordinator_module
 from syringa.engine.processes import fleet_manager
 from syringa.engine.processes.control import acquire_request
 from syringa.engine.processes.coordinator import ClusterCoordinator
@@ -215,12 +216,14 @@ def test_replicas_stay_until_the_last_of_several_servers_is_stopped(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet_manager, "KILL_SECONDS", 0.0)  # this cluster does not end anything meanwhile
+    for name in ("LEASE_SECONDS", "LEAVE_SECONDS", "STOP_SECONDS"):  # the database of a slow machine answers in time
+        monkeypatch.setattr(coordinator_module, name, 240.0)
     cluster, spec = FakeCluster(), model()
 
-    def server(path: str, name: str) -> tuple[FleetHarness, ClusterCoordinator]:
+    def server(path: str, name: str, *, decides: bool) -> tuple[FleetHarness, ClusterCoordinator]:
         coordinator = ClusterCoordinator(DatabaseRecords(f"sqlite:///{tmp_path / 'test.db'}", "fleet", name))
         coordinator.start()
-        while "is being taken" in coordinator.reason:
+        while "is being taken" in coordinator.reason or coordinator.decides != decides:
             time.sleep(0.01)
         lease = lambda: coordinator.decides  # noqa: E731
         return FleetHarness(path, cluster, (spec,), lease=lease, leave=coordinator.leave), coordinator
@@ -232,7 +235,7 @@ def test_replicas_stay_until_the_last_of_several_servers_is_stopped(
         return retired(harness)
 
     with tempfile.TemporaryDirectory() as other:
-        first, second = server(folder, "a"), server(other, "b")
+        first, second = server(folder, "a", decides=True), server(other, "b", decides=False)
         (id,) = first[0].serve(spec)
         second[0].run_for(1)
         assert stop(*first) == []

@@ -40,11 +40,16 @@ async def test_stream_moves_when_an_operator_closes_its_pool_which_stays_closed(
             cluster.nodes[name] = dataclasses.replace(cluster.nodes[name], labels={"pool": pool})
         async with fleet(monkeypatch, cluster, config, model, records=records()) as harness:
             await until_ready(harness, "fine", 1)
-            stream, replica = await begin(harness, "long")
-            assert cluster.node_of(replica) == "n1"
-            await until(lambda: pool_state(harness, "night") == "active")
-            harness.engines.set_pool("night", False)
-            await until(lambda: pool_state(harness, "night") == "closing")
+            with cluster.hold():
+                stream, replica = await begin(harness, "long")
+                assert cluster.node_of(replica) == "n1"
+                await until(lambda: pool_state(harness, "night") == "active")
+                away = cluster.nodes.pop("a1")  # the pool is closing for as long as there is no other node
+                await until(lambda: [each.name for each in harness.engines.fleet().nodes] == ["n1"])
+                harness.engines.set_pool("night", False)
+                await until(lambda: pool_state(harness, "night") == "closing")
+                cluster.nodes["a1"] = away
+                await until(lambda: replica not in [each.id for each in harness.engines.replicas("fine")])
             async with asyncio.timeout(GUARD_SECONDS):
                 assert await stream == list(range(1, LONG + 1))
             await until(lambda: pool_state(harness, "night") == "inactive")

@@ -28,7 +28,7 @@ from tests.cluster.certificates import Certificates
 from tests.engine.processes.manager_harness import FakeProcess, retire_message
 from tests.engine.processes.stub_worker import INFO
 
-HANG_SECONDS = 60.0
+HANG_SECONDS = 240.0
 TLS = TlsFiles(ca="ca.pem", certificate="server.pem", key="server.key")
 
 
@@ -294,7 +294,8 @@ def test_real_worker_serves_over_tls_and_its_crash_is_reported(folder: str, tmp_
     (tmp_path / "tiny").mkdir()
     save_tiny_llama(tmp_path / "tiny")
     certificates = Certificates(tmp_path)
-    host = ReplicaHost(launch_of(str(tmp_path / "tiny")), host="127.0.0.1", tls=certificates.server, folder=folder)
+    launch = msgspec.structs.replace(launch_of(str(tmp_path / "tiny")), heartbeat_timeout=HANG_SECONDS)
+    host = ReplicaHost(launch, host="127.0.0.1", tls=certificates.server, folder=folder)
     tokens: list[int] = []
 
     async def generate(address: str) -> None:

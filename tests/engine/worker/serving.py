@@ -18,7 +18,7 @@ from syringa.types import EngineDelta, EngineRequest, EngineStats, SamplingParam
 from tests.cluster.certificates import Certificates
 from tests.engine.processes.stub_worker import INFO
 
-HANG_SECONDS = 60.0  # limit of every wait: a test that reaches it has failed
+HANG_SECONDS = 240.0  # limit of every wait: a test that reaches it has failed
 
 
 class EchoCore(GeneratingEngine):

@@ -140,8 +140,8 @@ def test_handshake_ends_after_its_time_limit(certificates: Certificates, caplog:
     with accepting(certificates, handshake_seconds=10.0) as accepted, accepted.connect() as half_open:
         half_open.send(b"\x16\x03\x01\x02")  # the beginning of a ClientHello
         wait_until(lambda: accepted.thread._handshakes)
-        accepted.now += 9.9
         beats = accepted.beats
+        accepted.now += 9.9
         wait_until(lambda: accepted.beats > beats)
         assert accepted.thread._handshakes
         accepted.now += 0.2

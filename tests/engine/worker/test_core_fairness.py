@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Event
@@ -202,17 +203,27 @@ def test_pending_requests_share_image_bytes_between_tenants(
     assert add("e", "third", 0) == "c"
 
 
-def test_grammar_compilation_is_fair_between_tenants(engine: Make) -> None:
-    """A tenant with many grammars does not delay one with a single grammar."""
+def test_grammar_compilation_is_fair_between_tenants(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant with many grammars does not delay one with a single grammar, however slow each thread is."""
     core = engine()
     drive(core, [make_request("warm", "", grammar=Grammar("regex", "a"), max_tokens=1)])
+    compiler = core.pending._compiler()
+    compile_grammar, quiet, begun = compiler._compile, Grammar("regex", "[0-9]+"), itertools.count()
+    submitted, finished = Event(), Event()
+
+    def compile_in_turn(grammar: Grammar) -> Any:
+        assert submitted.wait(60)
+        if grammar != quiet and next(begun) >= 20:
+            finished.wait(60)
+        return compile_grammar(grammar)
+
+    monkeypatch.setattr(compiler, "_compile", compile_in_turn)
     for number in range(60):
         core.submit(
             make_request(f"noisy {number}", "noisy", grammar=Grammar("regex", f"[a-z]{{{number + 1},300}}x{number}"))
         )
-    core.submit(make_request("quiet", "quiet", grammar=Grammar("regex", "[0-9]+"), max_tokens=1))
+    core.submit(make_request("quiet", "quiet", grammar=quiet, max_tokens=1))
     order: list[str] = []
-    finished = Event()
 
     def record(name: str) -> None:
         order.append(name)
@@ -222,6 +233,7 @@ def test_grammar_compilation_is_fair_between_tenants(engine: Make) -> None:
     for pending_request in core.pending._pending:
         (grammar,) = pending_request.grammars
         grammar.add_done_callback(lambda _, name=pending_request.request.id: record(name))  # type: ignore[misc]
+    submitted.set()
     assert finished.wait(60)
     assert order.index("quiet") < 30
     core.abort_all(0)

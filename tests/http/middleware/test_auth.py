@@ -136,9 +136,12 @@ async def test_request_of_another_api_is_accounted_once(file: str, path: str, st
 
 
 async def test_background_response_is_accounted_when_it_ends(file: str) -> None:
-    async with accounting_client(file, FakeEngine("hello", delay=0.02)) as http:
+    engine = FakeEngine("hello")
+    engine.pause()
+    async with accounting_client(file, engine) as http:
         await http.post("/v1/responses", json={"input": "hi", "background": True})
         assert not http.accounting
+        engine.resume()
         assert await eventually(lambda: http.accounting)
     (entry,) = http.accounting
     assert entry.stats.completion_tokens == 6
@@ -231,9 +234,15 @@ async def test_rate_limits_do_not_apply_without_keys(file: str) -> None:
 
 
 async def test_concurrency_limit_rejects_excess_requests(file: str) -> None:
-    async with accounting_client(file, FakeEngine("hello", delay=0.02), api_key=("a",), concurrent_requests=2) as http:
+    engine = FakeEngine("hello")
+    engine.pause()
+    async with accounting_client(file, engine, api_key=("a",), concurrent_requests=2) as http:
         headers = {"authorization": "Bearer a"}
-        sent = [http.post("/v1/completions", json={"prompt": "hi"}, headers=headers) for _ in range(4)]
+        sent = [
+            asyncio.create_task(http.post("/v1/completions", json={"prompt": "hi"}, headers=headers)) for _ in range(4)
+        ]
+        assert await eventually(lambda: sum(each.done() for each in sent) == 2)
+        engine.resume()
         assert sorted(answer.status_code for answer in await asyncio.gather(*sent)) == [200, 200, 429, 429]
         assert (await http.post("/v1/completions", json={"prompt": "hi"}, headers=headers)).status_code == 200
 

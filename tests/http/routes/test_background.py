@@ -229,8 +229,11 @@ async def test_background_response_holds_its_concurrency_place_after_its_client_
         async def is_admitted() -> bool:
             return (await http.post(PATH, json={"input": "hi"})).status_code == 200
 
+        async def is_completed() -> bool:
+            return bool((await http.get(f"{PATH}/{id}")).json()["status"] == "completed")
+
         await until(is_admitted)
-        assert (await http.get(f"{PATH}/{id}")).json()["status"] == "completed"
+        await until(is_completed)  # it is stored after its place is free
 
 
 async def test_cancelled_background_response_releases_its_concurrency_place(file: str) -> None:

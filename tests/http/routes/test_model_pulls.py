@@ -80,7 +80,8 @@ async def test_pulled_model_is_served_and_can_be_removed_with_its_files(
         assert begun.status_code == 200, begun.text
         id = begun.json()["id"]
         assert (begun.json()["status"], begun.json()["model"], begun.json()["serve_as"]) == ("running", SOURCE, "mine")
-        found = await wait_for(http, id, lambda each: bool(each["files"]))
+        # Another thread finds out the size of the whole model.
+        found = await wait_for(http, id, lambda each: bool(each["files"]) and each["total_bytes"] == 1500)
         assert found["files"] == [{"name": "model.safetensors", "bytes": 1000, "completed_bytes": 500}]
         assert (found["completed_bytes"], found["total_bytes"], found["stage"]) == (500, 1500, "downloading")
         assert (await http.post("/admin/models/pull", json={"model": SOURCE, "id": "mine"})).json()["id"] == id

@@ -359,11 +359,14 @@ async def test_failed_stream_is_reported_and_stored(database: str) -> None:
 
 
 async def test_request_timeout_fails_the_response(file: str) -> None:
-    async with responses_client(file, FakeEngine("hello", delay=1.0), request_timeout=2.5) as http:
+    long: dict[str, Any] = {"ignore_eos": True, "max_output_tokens": 3000}
+    async with responses_client(file, FakeEngine("hello", delay=0.02), request_timeout=6.5) as http:
         await http.app_state.responses.store.open()  # the timeout includes queries
-        seen = await http.stream()
-        assert seen[-1]["response"]["error"]["message"] == "The request took longer than 2.5 seconds."
-        assert (await http.expect_error(503))["code"] == "timeout"
+        seen = await http.stream(**long)
+        assert seen[-1]["response"]["error"]["message"] == "The request took longer than 6.5 seconds."
+        assert not http.engine.running
+    async with responses_client(file, FakeEngine("hello", delay=0.02), request_timeout=0.5) as http:
+        assert (await http.expect_error(503, **long))["code"] == "timeout"
         assert not http.engine.running
 
 

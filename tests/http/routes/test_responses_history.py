@@ -55,7 +55,9 @@ async def test_deleted_link_of_a_chain_is_rejected(database: str) -> None:
 
 
 async def test_running_response_cannot_be_continued(file: str) -> None:
-    async with responses_client(file, FakeEngine("hello", delay=0.1)) as http:
+    engine = FakeEngine("hello")
+    engine.pause()
+    async with responses_client(file, engine) as http:
         running = await http.respond(background=True)
         error = await http.expect_error(400, previous_response_id=running["id"])
         assert "is still" in error["message"]

@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 
 from syringa.http.context import CONNECTION
+from syringa.http.server import connection as connection_module
 from syringa.http.server import server as serving
 from syringa.http.server.connection import MIN_UPLOAD_RATE
-from tests.client import eventually, settle, until
+from tests.client import eventually, settle, until, with_patience
 from tests.fake_engine import FakeEngine
 from tests.http.fake_transport import create_connection
 from tests.http.raw_client import BODY, COMPLETION_REQUEST, HEAD, HEALTH_REQUEST, running_server
+
+
+@pytest.fixture(autouse=True)
+def _slow_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may take longer than usual to send the rest of a request that was rejected."""
+    monkeypatch.setattr(connection_module, "_LINGER_SECONDS", 60.0)
 
 
 @pytest.mark.parametrize(
@@ -68,26 +75,33 @@ async def test_read_timeout_can_be_disabled() -> None:
 
 
 async def test_read_timeout_does_not_cover_the_response() -> None:
-    engine = FakeEngine("hello", delay=0.25)
-    async with running_server(engine, read_timeout=1.0) as server, server.client(COMPLETION_REQUEST) as client:
-        assert (await client.response())[0] == 200
-        await asyncio.sleep(1.2)  # idle for longer than the read timeout
-        client.send(COMPLETION_REQUEST)
-        assert (await client.response())[0] == 200
+    async def check(seconds: float) -> None:
+        engine = FakeEngine("hello", delay=seconds / 4)
+        async with running_server(engine, read_timeout=seconds) as server, server.client(COMPLETION_REQUEST) as client:
+            assert (await client.response())[0] == 200
+            await asyncio.sleep(1.2 * seconds)  # idle for longer than the read timeout
+            client.send(COMPLETION_REQUEST)
+            assert (await client.response())[0] == 200
+
+    await with_patience(check)
 
 
 async def test_keep_alive_timeout_ends_with_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timeout ends when the next request begins. Empty lines do not begin one."""
-    monkeypatch.setattr(serving, "_KEEP_ALIVE_SECONDS", 1.0)
-    engine = FakeEngine("hello", delay=0.25)
-    async with running_server(engine) as server, server.client(HEALTH_REQUEST) as client:
-        for sent in (b"", COMPLETION_REQUEST, COMPLETION_REQUEST):  # each takes longer than the timeout
-            client.send(sent)
-            assert (await client.response())[0] == 200
-        async with asyncio.timeout(60):
-            while not await client.is_closed(0.1):
-                with contextlib.suppress(RuntimeError):  # raised by uvloop after the close
-                    client.send(b"\r\n")
+
+    async def check(seconds: float) -> None:
+        monkeypatch.setattr(serving, "_KEEP_ALIVE_SECONDS", seconds)
+        engine = FakeEngine("hello", delay=seconds / 4)
+        async with running_server(engine) as server, server.client(HEALTH_REQUEST) as client:
+            for sent in (b"", COMPLETION_REQUEST, COMPLETION_REQUEST):  # each takes longer than the timeout
+                client.send(sent)
+                assert (await client.response())[0] == 200
+            async with asyncio.timeout(60):
+                while not await client.is_closed(0.1):
+                    with contextlib.suppress(RuntimeError):  # raised by uvloop after the close
+                        client.send(b"\r\n")
+
+    await with_patience(check)
 
 
 async def test_incomplete_body_is_accounted_as_cancelled() -> None:
@@ -242,11 +256,17 @@ async def test_connection_rejects_invalid_websocket_handshakes() -> None:
                 assert error["code"] == code
                 assert error["message"]
                 assert await client.is_closed()
-    async with running_server(read_timeout=1.0) as server, server.client(UPGRADE + b"\r\n") as client:
-        assert b"101" in await client.reader.readline()
-        await asyncio.sleep(1.2)  # the read timeout does not apply
-        client.send(b"\x89\x80\x00\x00\x00\x00")  # a ping
-        assert await asyncio.wait_for(client.reader.readuntil(b"\x8a\x00"), 60)
+
+
+async def test_read_timeout_does_not_apply_to_websockets() -> None:
+    async def check(seconds: float) -> None:
+        async with running_server(read_timeout=seconds) as server, server.client(UPGRADE + b"\r\n") as client:
+            assert b"101" in await client.reader.readline()
+            await asyncio.sleep(1.2 * seconds)
+            client.send(b"\x89\x80\x00\x00\x00\x00")  # a ping
+            assert await asyncio.wait_for(client.reader.readuntil(b"\x8a\x00"), 60)
+
+    await with_patience(check)
 
 
 @pytest.mark.parametrize("cut", [0, 20, len(HEAD), -3])
@@ -274,12 +294,16 @@ async def test_connection_responds_to_pipelined_requests_in_order() -> None:
 
 async def test_read_timeout_excludes_time_without_reading() -> None:
     """While the first response takes longer than the read timeout, most of the second request is not read."""
-    engine = FakeEngine("hello", delay=0.25)
     body = BODY + b" " * 900_000
     large = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
-    async with running_server(engine, read_timeout=1.0) as server, server.client(COMPLETION_REQUEST + large) as client:
-        for _ in range(2):
-            assert (await client.response())[0] == 200
+
+    async def check(seconds: float) -> None:
+        engine, sent = FakeEngine("hello", delay=seconds / 4), COMPLETION_REQUEST + large
+        async with running_server(engine, read_timeout=seconds) as server, server.client(sent) as client:
+            for _ in range(2):
+                assert (await client.response())[0] == 200
+
+    await with_patience(check)
 
 
 async def test_upload_may_take_longer_than_the_read_timeout_while_it_goes_on() -> None:
@@ -321,17 +345,17 @@ async def test_upload_may_take_longer_than_the_read_timeout_while_it_goes_on() -
 async def test_connection_sends_a_rejection_after_earlier_responses(
     bad: bytes, status: int, code: str, good: int
 ) -> None:
-    engine = FakeEngine("hello", delay=0.1)
-    async with (
-        running_server(engine, read_timeout=1.0) as server,
-        server.client(COMPLETION_REQUEST * good + bad) as client,
-    ):
-        for _ in range(good):
-            answer, _, body = await client.response()
-            assert answer == 200
-            assert json.loads(body)["choices"][0]["text"] == "hello"
-        await client.expect_rejection(status, code)
-    assert len(engine.requests) == good
+    async def check(seconds: float) -> None:
+        engine, sent = FakeEngine("hello", delay=seconds / 10), COMPLETION_REQUEST * good + bad
+        async with running_server(engine, read_timeout=seconds) as server, server.client(sent) as client:
+            for _ in range(good):
+                answer, _, body = await client.response()
+                assert answer == 200
+                assert json.loads(body)["choices"][0]["text"] == "hello"
+            await client.expect_rejection(status, code)
+        assert len(engine.requests) == good
+
+    await with_patience(check)
 
 
 async def test_connection_limits_pipelined_requests() -> None:

@@ -17,7 +17,7 @@ async def test_cancel_scope_raises_the_error_after_clean_up() -> None:
     async def work() -> None:
         with scope:
             try:
-                await asyncio.sleep(5)
+                await asyncio.sleep(60)
             finally:
                 await asyncio.sleep(0)  # clean-up may have to wait
                 steps.append("cleaned up")
@@ -38,7 +38,7 @@ async def test_task_continues_after_a_cancelled_scope() -> None:
     async def work() -> str:
         try:
             with scope:
-                await asyncio.sleep(5)
+                await asyncio.sleep(60)
         except ValueError:
             await asyncio.sleep(0.001)
             return "done"
@@ -63,7 +63,7 @@ async def test_cancel_scope_cancels_after_a_deadline() -> None:
     async def work() -> None:
         with CancelScope() as scope:
             scope.cancel_after(0.001, ValueError("late"))
-            await asyncio.sleep(5)
+            await asyncio.sleep(60)
 
     with pytest.raises(ValueError, match="late"):
         await work()
@@ -81,7 +81,7 @@ async def test_cancellation_of_the_task_remains_a_cancelled_error(cancelled: boo
 
     async def work() -> None:
         with scope:
-            await asyncio.sleep(5)
+            await asyncio.sleep(60)
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
@@ -98,7 +98,7 @@ async def test_error_of_the_block_takes_precedence() -> None:
     async def work() -> None:
         with scope:
             try:
-                await asyncio.sleep(5)
+                await asyncio.sleep(60)
             except asyncio.CancelledError:
                 raise KeyError from None
 
@@ -135,7 +135,7 @@ async def test_disconnect_guard_cancels_the_block(with_cycle: bool) -> None:
 
     async def work() -> None:
         with DisconnectGuard(receive, cycle):
-            await asyncio.sleep(5)
+            await asyncio.sleep(60)
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0.01)
@@ -149,7 +149,7 @@ async def test_disconnect_guard_cancels_at_the_first_wait_after_an_early_disconn
     receive, cycle, disconnect = guarded_client(with_cycle)
     disconnect()
     with pytest.raises(ClientDisconnected), DisconnectGuard(receive, cycle):
-        await asyncio.sleep(5)
+        await asyncio.sleep(60)
 
 
 @pytest.mark.parametrize("with_cycle", [True, False])

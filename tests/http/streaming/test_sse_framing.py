@@ -45,7 +45,7 @@ async def test_every_event_is_one_chunk(path: str, asked: dict[str, Any], at_onc
     head += f"content-length: {len(body)}\r\n\r\n"
     engine = FakeEngine("hello", at_once=at_once)
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         running_server(engine, plain_model()) as server,
         server.client(head.encode() + body) as client,
     ):

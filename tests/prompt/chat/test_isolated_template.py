@@ -27,6 +27,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 @pytest.fixture(autouse=True)
 def _processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(isolated_template, "WALL_SECONDS", 300.0)  # on a busy machine only CPU time counts
+    monkeypatch.setattr(isolated_template, "IDLE_SECONDS", 300.0)
     yield
     isolated_template._processes.close()
 

@@ -26,6 +26,8 @@ DEFAULTS = RateLimits(requests_per_minute=200, tokens_per_minute=1000, concurren
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_poller, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(module, "UNKNOWN_KEY_WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from syringa.errors import RateLimited
 from syringa.service.auth.keys import ANONYMOUS, Caller, RateLimits
+from syringa.service.limits import shared_table
 from syringa.service.limits.rate_limiter import RateLimiter, format_duration
 from syringa.service.limits.shared_table import SharedRateTable
 from tests.service.limits.test_rate_slot import Clock
@@ -351,7 +352,8 @@ print(admitted, flush=True)
 """
 
 
-def test_processes_share_limits(tmp_path: Path) -> None:
+def test_processes_share_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_table, "LOCK_TIMEOUT", 60.0)
     path = str(tmp_path / "limits")
     RateLimiter.create(path)
     processes = [

@@ -27,6 +27,12 @@ from tests.service.usage.test_writer import FakeStore, record, refused, until
 from tests.store.helpers import read
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that stalls, the last write may take longer than a server would wait for it."""
+    monkeypatch.setattr(writer_module, "CLOSE_SECONDS", 60.0)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "journal"
@@ -304,9 +310,11 @@ import asyncio, os, signal, sys
 from syringa.config import Config
 from syringa.service.app_state import AppState
 from syringa.service.auth.keys import ANONYMOUS
+from syringa.store import Store
 
 async def main():
-    app_state = AppState(Config(database=sys.argv[1]))
+    store = Store(sys.argv[1], lock_timeout=60.0)  # both processes begin with the same empty database
+    app_state = AppState(Config(database=sys.argv[1]), store=store)
     await app_state.start()
     for number in range(int(sys.argv[3])):
         app_state.start_accounting(ANONYMOUS, "/v1/completions", f"{sys.argv[2]}{number}").close()

@@ -62,6 +62,12 @@ async def writing(store: FakeStore, seconds: float = 60.0, max_records: int = 10
         await writer.close()
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that stalls, the last write may take longer than a server would wait for it."""
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 60.0)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     for _ in range(15_000):
         if condition():
