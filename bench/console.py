@@ -79,7 +79,7 @@ def long_conversation() -> dict[str, Any]:
 
 async def ask(page: Page, text: str) -> None:
     await page.get_by_label("Message", exact=True).fill(text)
-    await page.get_by_role("button", name="Send").click()
+    await page.get_by_role("button", name="Send", exact=True).click()
 
 
 async def heap_megabytes(page: Page) -> float:
@@ -142,7 +142,7 @@ async def measure() -> dict[str, Any]:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "conversation.json"
                 path.write_text(json.dumps(long_conversation()))
-                await page.get_by_role("button", name="Conversations").click()
+                await page.get_by_role("button", name="Conversations", exact=True).click()
                 await page.get_by_label("Import a conversation").last.set_input_files(path)
                 await page.get_by_role("article").nth(MESSAGES - 1).wait_for()
             await page.wait_for_timeout(4000)

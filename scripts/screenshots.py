@@ -24,7 +24,7 @@ PAGES = ("completions", "responses", "embeddings", "batches", "models", "status"
 
 async def ask(page: Page, text: str) -> None:
     await page.get_by_label("Message", exact=True).fill(text)
-    await page.get_by_role("button", name="Send").click()
+    await page.get_by_role("button", name="Send", exact=True).click()
 
 
 async def finished(page: Page, count: int = 1) -> None:
@@ -55,7 +55,7 @@ async def tokens(page: Page) -> None:
 
 async def compare(page: Page) -> None:
     await greedy(page, 48)
-    await page.get_by_role("button", name="Compare").click()
+    await page.get_by_role("button", name="Compare", exact=True).click()
     await page.get_by_role("tab", name="Thread B").click()
     await page.get_by_label("temperature", exact=True).fill("0.9")
     await page.get_by_label("seed", exact=True).fill("7")
@@ -65,14 +65,14 @@ async def compare(page: Page) -> None:
 
 async def tools(page: Page) -> None:
     await greedy(page, 48)
-    await page.get_by_role("button", name="Example").click()
-    await page.get_by_label("Tool choice").select_option("get_weather")
+    await page.get_by_role("button", name="Example", exact=True).click()
+    await page.get_by_label("Tool choice", exact=True).select_option("get_weather")
     await ask(page, "What is the weather in Paris?")
     await finished(page)
 
 
 async def phone(page: Page) -> None:
-    await page.get_by_role("button", name="Settings").click()
+    await page.get_by_role("button", name="Settings", exact=True).click()
     await greedy(page, 48)
     await page.keyboard.press("Escape")
     await ask(page, "What is the capital of France?")

@@ -12,12 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Download, Page, async_playwright, expect
+from playwright.async_api import (
+    Browser,
+    ConsoleMessage,
+    Download,
+    Locator,
+    Page,
+    TimeoutError,
+    async_playwright,
+    expect,
+)
 
 from tests.tiers import SLOW
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 TIMEOUT_MS = 120_000  # generous: it only ends a test that would hang
+_MENU_MS = 5_000  # after which a menu that does not open is opened again
 DESKTOP, PHONE = (1280, 800), (360, 740)
 
 expect.set_options(timeout=TIMEOUT_MS)
@@ -107,6 +117,28 @@ async def open_page(
         assert watched.remaining() == []
     finally:
         await context.close()
+
+
+async def open_menu(page: Page, button: Locator) -> Locator:
+    """Open the menu of a button and return it. Menus close where something scrolls, which opens it again here."""
+    menu = page.get_by_role("menu")
+    async with asyncio.timeout(TIMEOUT_MS / 1000):
+        while True:
+            if await button.get_attribute("aria-expanded") != "true":
+                await button.click()
+            with contextlib.suppress(TimeoutError):
+                await menu.wait_for(timeout=_MENU_MS)
+                return menu
+
+
+async def choose(page: Page, button: Locator, item: str) -> None:
+    """Choose an item of the menu of a button."""
+    async with asyncio.timeout(TIMEOUT_MS / 1000):
+        while True:
+            menu = await open_menu(page, button)
+            with contextlib.suppress(TimeoutError):
+                await menu.get_by_role("menuitem", name=item, exact=True).click(timeout=_MENU_MS)
+                return
 
 
 async def read_download(download: Download) -> list[str]:

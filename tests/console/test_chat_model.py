@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Locator, Page, TimeoutError, expect
+from playwright.async_api import Browser, Locator, Page, expect
 
 from tests.console.axe import check_page
 from tests.console.browser import PHONE, open_page
@@ -42,11 +41,11 @@ async def page(browser: Browser, shared: Server) -> AsyncIterator[Page]:
 
 async def ask(page: Page, text: str) -> None:
     await page.get_by_label("Message", exact=True).fill(text)
-    await page.get_by_role("button", name="Send").click()
+    await page.get_by_role("button", name="Send", exact=True).click()
 
 
 def answers(page: Page) -> Locator:
-    return page.get_by_role("article", name="smollm2")
+    return page.get_by_role("article", name="smollm2", exact=True)
 
 
 async def finished(page: Page, count: int = 1) -> None:
@@ -54,7 +53,7 @@ async def finished(page: Page, count: int = 1) -> None:
 
 
 async def test_chat_branches_from_another_token(page: Page) -> None:
-    await page.get_by_role("button", name="Tokens", exact=True).click()
+    await page.get_by_role("toolbar").get_by_role("button", name="Tokens", exact=True).click()
     await ask(page, "What is the capital of France?")
     await finished(page)
     before = await page.locator(".token-text").inner_text()
@@ -62,7 +61,7 @@ async def test_chat_branches_from_another_token(page: Page) -> None:
     other = page.locator(".alternatives button").first
     chosen = (await other.locator("code").inner_text()).replace("␣", " ")
     await other.click()
-    await expect(page.get_by_text("2 / 2")).to_be_visible()
+    await expect(answers(page).get_by_text("2 / 2", exact=True)).to_be_visible()
     await finished(page)
     first = "".join(await page.locator(".token").all_inner_texts())
     assert first != before
@@ -72,58 +71,61 @@ async def test_chat_branches_from_another_token(page: Page) -> None:
 async def test_chat_edits_into_a_branch_and_keeps_both(page: Page) -> None:
     await ask(page, "Say one.")
     await finished(page)
-    await page.get_by_role("article", name="You").get_by_role("button", name="Edit").click()
+    await page.get_by_role("article", name="You", exact=True).get_by_role("button", name="Edit", exact=True).click()
     await page.get_by_label("Edit the message").fill("Say two.")
     await page.get_by_role("button", name="Save as a new branch").click()
-    await expect(page.get_by_role("article", name="You")).to_contain_text("Say two.")
+    await expect(page.get_by_role("article", name="You", exact=True)).to_contain_text("Say two.")
     await finished(page)
     await page.get_by_role("button", name="Previous branch").click()
-    await expect(page.get_by_role("article", name="You")).to_contain_text("Say one.")
+    await expect(page.get_by_role("article", name="You", exact=True)).to_contain_text("Say one.")
 
 
 async def test_chat_compares_two_settings(page: Page) -> None:
-    await page.get_by_role("button", name="Compare").click()
-    await page.get_by_role("tab", name="Thread B").click()
+    await page.get_by_role("toolbar").get_by_role("button", name="Compare", exact=True).click()
+    tab = page.get_by_role("tab", name="Thread B", exact=True)
+    await tab.click()
+    await expect(tab).to_have_attribute("aria-selected", "true")
     await page.get_by_label("max_completion_tokens", exact=True).fill("2")
     await ask(page, "Count from one to ten.")
     await finished(page, 2)
-    second = page.get_by_role("region", name="Thread B")
+    second = page.get_by_role("region", name="Thread B", exact=True)
     await expect(second.get_by_text("Out2", exact=True)).to_be_visible()
-    await expect(page.get_by_role("region", name="Thread A").get_by_text("Out2", exact=True)).to_have_count(0)
+    first = page.get_by_role("region", name="Thread A", exact=True)
+    await expect(first.get_by_text("Out2", exact=True)).to_have_count(0)
 
 
 async def test_tool_call_is_answered_by_hand(page: Page) -> None:
-    await page.get_by_role("button", name="Example").click()
-    await page.get_by_label("Tool choice").select_option("get_weather")
+    await page.get_by_role("button", name="Example", exact=True).click()
+    await page.get_by_label("Tool choice", exact=True).select_option("get_weather")
     await ask(page, "What is the weather in Paris?")
     call = page.get_by_role("region", name="Call of get_weather")
     await expect(call).to_contain_text("city")
-    await page.get_by_label("Tool choice").select_option("none")
+    await page.get_by_label("Tool choice", exact=True).select_option("none")
     await page.get_by_label(re.compile("Result of")).fill('{"temperature": 21}')
-    await page.get_by_role("button", name="Send result").click()
+    await page.get_by_role("button", name="Send result", exact=True).click()
     await finished(page, 2)
-    await expect(page.get_by_role("article", name="Tool")).to_contain_text("21")
+    await expect(page.get_by_role("article", name="Tool", exact=True)).to_contain_text("21")
 
 
 async def test_tools_that_are_not_valid_are_named(page: Page) -> None:
-    await page.get_by_label("Functions").fill('[{"type": "function", "function": {"name": "no spaces!"}}]')
+    await page.get_by_label("Functions", exact=True).fill('[{"type": "function", "function": {"name": "no spaces!"}}]')
     await expect(page.locator(".field-error")).to_be_visible()
 
 
 async def test_structured_answer_is_validated(page: Page) -> None:
-    await page.get_by_label("Format").select_option("json_schema")
-    await page.get_by_label("Schema").fill(BOOLEAN)
+    await page.get_by_label("Format", exact=True).select_option("json_schema")
+    await page.get_by_label("Schema", exact=True).fill(BOOLEAN)
     await ask(page, "Is water wet?")
-    await expect(page.get_by_text("Matches the schema")).to_be_visible()
+    await expect(answers(page).get_by_text("Matches the schema", exact=True)).to_be_visible()
 
 
 async def test_error_has_the_message_and_the_request_id(browser: Browser, shared: Server) -> None:
     async with open_page(browser, shared.url) as (page, watched):
         watched.allow("status of 400")
         await page.get_by_role("button", name="All parameters").click()
-        await page.get_by_label("logit_bias").fill('{"999999999": 1}')
+        await page.get_by_label("logit_bias", exact=True).fill('{"999999999": 1}')
         await ask(page, "Hello")
-        alert = page.get_by_role("alert")
+        alert = page.get_by_role("article").get_by_role("alert")
         await expect(alert).to_contain_text("logit_bias")
         await expect(alert).to_contain_text("Request id:")
 
@@ -134,7 +136,7 @@ async def test_code_runs_as_it_stands(page: Page, tmp_path: Path) -> None:
     await ask(page, "It's a \"test\": say 'yes'.\nThen $HOME `ls` \\n.")
     await finished(page)
     shown = await answers(page).locator(".markdown").inner_text()
-    await page.get_by_role("button", name="Show code").click()
+    await page.get_by_role("toolbar").get_by_role("button", name="Show code", exact=True).click()
     node, _ = node_with(*OPENAI_JS)
     commands = {
         "curl": (["bash"], "code.sh"),
@@ -142,8 +144,9 @@ async def test_code_runs_as_it_stands(page: Page, tmp_path: Path) -> None:
         "JavaScript": ([node], "code.mjs"),
     }
     for name, (command, file) in commands.items():
-        await page.get_by_role("tab", name=name).click()
-        (tmp_path / file).write_text(await page.locator(".code-block code").inner_text())
+        await page.get_by_role("tab", name=name, exact=True).click()
+        code = page.get_by_role("dialog").get_by_role("region", name=name, exact=True).locator("code")
+        (tmp_path / file).write_text(await code.inner_text())
         process = await asyncio.create_subprocess_exec(
             *command, str(tmp_path / file), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
@@ -161,19 +164,20 @@ async def test_code_runs_as_it_stands(page: Page, tmp_path: Path) -> None:
 async def test_conversation_is_exported_and_imported(page: Page, tmp_path: Path) -> None:
     await ask(page, "Remember this.")
     await finished(page)
-    await page.get_by_role("button", name="Conversations").click()
-    dialog = page.get_by_role("dialog")
-    await expect(dialog.get_by_text("Remember this.")).to_be_visible()
+    await page.get_by_role("toolbar").get_by_role("button", name="Conversations", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Conversations", exact=True)
+    await expect(dialog.get_by_text("Remember this.", exact=True)).to_be_visible()
     async with page.expect_download() as download:
-        await dialog.get_by_role("button", name="Export").click()
+        await dialog.get_by_role("button", name="Export", exact=True).click()
     path = tmp_path / "exported.json"
     await (await download.value).save_as(path)
     assert json.loads(path.read_text())["format"] == "syringa-conversation-1"
-    await dialog.get_by_role("button", name="Delete Remember this.").click()
-    await page.get_by_role("button", name="Delete", exact=True).click()
+    await dialog.get_by_role("button", name="Delete Remember this.", exact=True).click()
+    question = page.get_by_role("dialog", name="Delete this conversation?", exact=True)
+    await question.get_by_role("button", name="Delete", exact=True).click()
     await expect(page.get_by_role("article")).to_have_count(0)
-    await page.get_by_label("Import a conversation").first.set_input_files(path)
-    await expect(page.get_by_role("article", name="You")).to_contain_text("Remember this.")
+    await dialog.get_by_label("Import a conversation", exact=True).set_input_files(path)
+    await expect(page.get_by_role("article", name="You", exact=True)).to_contain_text("Remember this.")
 
 
 @pytest.mark.parametrize("size", [(1280, 800), PHONE], ids=["desktop", "phone"])
@@ -183,14 +187,13 @@ async def test_chat_is_accessible(browser: Browser, shared: Server, size: tuple[
         await expect(page.get_by_label("Message", exact=True)).to_be_visible()
         await check_page(page)
         await ask(page, "Hello")
-        stop = page.get_by_role("button", name="Stop")
+        stop = page.get_by_role("button", name="Stop", exact=True)
         await stop.or_(page.locator(".figures")).first.wait_for()
-        if await stop.count():
-            with contextlib.suppress(TimeoutError):  # the answer may have ended just now
-                await stop.click(timeout=10_000)
-        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        await stop.evaluate_all("(all) => all.forEach((each) => each.click())")  # the answer may have ended just now
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
         await check_page(page)
-        await page.get_by_role("button", name="Show code").click()
+        await page.get_by_role("toolbar").get_by_role("button", name="Show code", exact=True).click()
+        await expect(page.get_by_role("dialog", name="Show code").locator(".code-block")).to_be_visible()
         await check_page(page)
 
 
@@ -228,8 +231,8 @@ async def test_server_that_is_killed_and_comes_back(browser: Browser, tmp_path: 
             with serve(*SETTINGS, *database, "--port", port):
                 await expect(page.get_by_text("The server is away.")).to_have_count(0)
                 await page.get_by_label("max_completion_tokens", exact=True).fill("8")
-                await page.get_by_role("button", name="Try again").click()
-                await expect(page.get_by_text("2 / 2")).to_be_visible()
+                await page.get_by_role("article").get_by_role("button", name="Try again").click()
+                await expect(answers(page).get_by_text("2 / 2", exact=True)).to_be_visible()
                 await finished(page)
 
 
@@ -248,21 +251,21 @@ async def test_keys_of_two_organizations_and_a_revoked_one(browser: Browser) -> 
                 keys[organization] = created.raise_for_status().json()
                 admin.headers["authorization"] = f"Bearer {keys['operators']['key']}"
             # From its first key on, the server needs one: the page asks for it by itself.
-            await expect(page.get_by_label("API key")).to_be_visible()
-            await page.get_by_label("API key").fill(keys["lilac"]["key"])
-            await page.get_by_role("button", name="Sign in").click()
+            await expect(page.get_by_label("API key", exact=True)).to_be_visible()
+            await page.get_by_label("API key", exact=True).fill(keys["lilac"]["key"])
+            await page.get_by_role("button", name="Sign in", exact=True).click()
             await expect(page.locator(".organization")).to_have_text("lilac")
             await page.get_by_label("max_completion_tokens", exact=True).fill("4")
             await ask(page, "A secret of lilac")
             await finished(page)
             await page.get_by_role("button", name="Sign out").click()
-            await page.get_by_label("API key").fill(keys["privet"]["key"])
-            await page.get_by_role("button", name="Sign in").click()
+            await page.get_by_label("API key", exact=True).fill(keys["privet"]["key"])
+            await page.get_by_role("button", name="Sign in", exact=True).click()
             await expect(page.locator(".organization")).to_have_text("privet")
-            await expect(page.get_by_text("What would you like to know?")).to_be_visible()
-            await page.get_by_role("button", name="Conversations").click()
+            await expect(page.get_by_role("heading", name="What would you like to know?")).to_be_visible()
+            await page.get_by_role("toolbar").get_by_role("button", name="Conversations", exact=True).click()
             await expect(page.get_by_role("dialog").get_by_text("Conversations are kept")).to_be_visible()
             await page.keyboard.press("Escape")
             (await admin.delete(f"/admin/keys/{keys['privet']['id']}")).raise_for_status()
-            await expect(page.get_by_label("API key")).to_be_visible()  # by the next request of the page
+            await expect(page.get_by_label("API key", exact=True)).to_be_visible()  # by the next request of the page
             await expect(page.locator(".field-error")).to_be_visible()

@@ -79,6 +79,7 @@ async def test_page_recovers_when_the_server_is_back(
         await page.goto(f"{url}/#{path}")  # its script is fetched, so that only its data is missing below
         await expect(page.locator(PAGES[path]).first).to_be_visible()
         await page.goto(f"{url}/#/keys")
+        await expect(page.get_by_role("heading", name="No keys yet")).to_be_visible()  # the page is left
         await page.context.set_offline(True)
         await page.goto(f"{url}/#{path}")
         await expect(page.get_by_text("The server is away.")).to_be_visible()
@@ -91,5 +92,5 @@ async def test_page_recovers_when_the_server_is_back(
 
 def test_pages_of_the_list_are_those_of_the_console() -> None:
     folder = Path(__file__).resolve().parents[2] / "syringa" / "console" / "static" / "pages"
-    names = {each.parent.name for each in folder.glob("*/index.js")} - {"fleet"}
+    names = {each.parent.name for each in folder.glob("*/page.js")} - {"fleet"}
     assert names == {path.split("/")[1] for path in PAGES}

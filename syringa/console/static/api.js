@@ -25,13 +25,12 @@ let unauthorized = () => {};
 export class ApiError extends Error {
   /**
    * @param {string} message
-   * @param {{status?: number, code?: string | null, param?: string | null, requestId?: string | null}} details
+   * @param {{status?: number, param?: string | null, requestId?: string | null}} details
    */
-  constructor(message, { status = 0, code = null, param = null, requestId = null } = {}) {
+  constructor(message, { status = 0, param = null, requestId = null } = {}) {
     super(message);
     this.name = "ApiError";
     this.status = status;
-    this.code = code;
     this.param = param;
     this.requestId = requestId;
   }
@@ -62,8 +61,6 @@ export function isAbort(error) {
  * @property {unknown} [body] sent as JSON; a FormData is sent as it is
  * @property {Record<string, string | number | boolean | null | undefined>} [query] without its empty values
  * @property {AbortSignal} [signal]
- * @property {Record<string, string>} [headers]
- * @property {string} [key] instead of the session's key
  */
 
 /**
@@ -71,7 +68,6 @@ export function isAbort(error) {
  * @param {string} method
  * @param {string} path such as "/v1/models"
  * @param {RequestOptions} [options]
- * @returns {Promise<Response>}
  */
 export async function send(method, path, options = {}) {
   const url = new URL(path.replace(/^\//, ""), BASE);
@@ -79,9 +75,9 @@ export async function send(method, path, options = {}) {
     if (value !== undefined && value !== null && value !== "") url.searchParams.set(name, String(value));
   }
   /** @type {Record<string, string>} */
-  const headers = { ...options.headers };
-  const bearer = options.key ?? key;
-  if (bearer) headers["authorization"] = `Bearer ${bearer}`;
+  const headers = {};
+  const sentWith = key;
+  if (key) headers["authorization"] = `Bearer ${key}`;
   /** @type {BodyInit | undefined} */
   let body;
   if (options.body instanceof FormData) body = options.body;
@@ -104,17 +100,17 @@ export async function send(method, path, options = {}) {
     serverAway();
     throw new ApiError("The server cannot be reached.");
   }
-  serverThere();
+  if (!isGateway(response.status)) serverThere();
   if (response.ok) return response;
   const failure = await readError(response);
-  if (response.status === 401 && options.key === undefined) unauthorized(failure);
+  // A late answer to a key that is no longer in use says nothing of the one that is.
+  if (response.status === 401 && sentWith === key) unauthorized(failure);
   throw failure;
 }
 
 /**
  * Send a request and return its decoded JSON body; undefined for an empty one.
  * @param {string} method @param {string} path @param {RequestOptions} [options]
- * @returns {Promise<any>}
  */
 export async function call(method, path, options = {}) {
   const response = await send(method, path, options);
@@ -133,34 +129,23 @@ export async function call(method, path, options = {}) {
 
 /** @param {string} path @param {RequestOptions["query"]} [query] @param {RequestOptions} [options] */
 export const get = (path, query, options) => call("GET", path, { ...options, query });
-/** @param {string} path @param {unknown} [body] @param {RequestOptions} [options] */
-export const post = (path, body, options) => call("POST", path, { ...options, body });
-/** @param {string} path @param {unknown} [body] @param {RequestOptions} [options] */
-export const put = (path, body, options) => call("PUT", path, { ...options, body });
+/** @param {string} path @param {unknown} [body] */
+export const post = (path, body) => call("POST", path, { body });
+/** @param {string} path @param {unknown} [body] */
+export const put = (path, body) => call("PUT", path, { body });
 /** @param {string} path @param {RequestOptions} [options] */
 export const del = (path, options) => call("DELETE", path, options);
 
 /**
- * @typedef {object} StreamEvent
- * @property {string} event the name of a server-sent event; "message" without one
- * @property {any} data decoded JSON
- * @property {string} id the event's id; "" without one
- */
-
-/**
- * Send a request and yield the events of the response: server-sent events, or lines of JSON (application/x-ndjson).
- * An error inside the stream raises ApiError. Ends with the stream, or with AbortError by `options.signal`.
+ * Send a request and yield the decoded data of the server-sent events of the response. An error inside the stream
+ * raises ApiError. Ends with the stream, or with AbortError by `options.signal`.
  * @param {string} method @param {string} path
  * @param {RequestOptions & {onResponse?: (response: Response) => void}} [options]
- * @returns {AsyncGenerator<StreamEvent, void, void>}
  */
 export async function* stream(method, path, options = {}) {
   const response = await send(method, path, options);
   options.onResponse?.(response);
   const id = requestId(response);
-  const ndjson = (response.headers.get("content-type") ?? "").includes("ndjson");
-  const parse = ndjson ? parseLine : parseEvent;
-  const separator = ndjson ? "\n" : "\n\n";
   const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
   const decoder = new TextDecoder();
   let buffer = "";
@@ -178,16 +163,16 @@ export async function* stream(method, path, options = {}) {
       buffer = (buffer + decoder.decode(piece.value, { stream: true })).replaceAll("\r\n", "\n");
       let end;
       let start = 0;
-      while ((end = buffer.indexOf(separator, start)) >= 0) {
-        const event = parse(buffer.slice(start, end));
-        start = end + separator.length;
-        if (event === null) continue;
-        if (event.data === undefined) return; // [DONE]
-        const error = event.data?.error;
-        if (error && typeof error === "object" && !event.data.object) throw fromBody(event.data, 0, id);
-        yield event;
+      while ((end = buffer.indexOf("\n\n", start)) >= 0) {
+        const text = eventText(buffer.slice(start, end));
+        start = end + 2;
+        if (!text) continue;
+        if (text === "[DONE]") return;
+        const data = JSON.parse(text);
+        if (data?.error && typeof data.error === "object" && !data.object) throw fromBody(data, 0, id);
+        yield data;
       }
-      if (start > 0) buffer = buffer.slice(start);
+      buffer = buffer.slice(start);
     }
   } finally {
     reader.cancel().catch(() => {});
@@ -213,25 +198,13 @@ export function saveFile(content, name, type = "text/plain") {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-/** @param {string} block @returns {StreamEvent | null} null: a comment; data is undefined for [DONE] */
-function parseEvent(block) {
-  let event = "message";
-  let id = "";
-  /** @type {string[]} */
-  const lines = [];
-  for (const line of block.split("\n")) {
-    if (line.startsWith("data:")) lines.push(line.slice(line[5] === " " ? 6 : 5));
-    else if (line.startsWith("event:")) event = line.slice(6).trim();
-    else if (line.startsWith("id:")) id = line.slice(3).trim();
-  }
-  if (lines.length === 0) return null;
-  const text = lines.join("\n");
-  return { event, id, data: text === "[DONE]" ? undefined : JSON.parse(text) };
-}
-
-/** @param {string} line @returns {StreamEvent | null} */
-function parseLine(line) {
-  return line.trim() ? { event: "message", id: "", data: JSON.parse(line) } : null;
+/** The data of a server-sent event; "" for a comment. @param {string} block */
+function eventText(block) {
+  return block
+    .split("\n")
+    .filter((line) => line.startsWith("data:"))
+    .map((line) => line.slice(line[5] === " " ? 6 : 5))
+    .join("\n");
 }
 
 /** @param {Response} response */
@@ -256,10 +229,14 @@ function fromBody(body, status, id) {
   const message = typeof error === "string" ? error : error?.message;
   return new ApiError(message || `The server answered with status ${status}.`, {
     status,
-    code: error?.code ?? null,
     param: error?.param ?? null,
     requestId: body?.request_id ?? id,
   });
+}
+
+/** A proxy without a server behind it. @param {number} status */
+function isGateway(status) {
+  return status >= 502 && status <= 504;
 }
 
 function serverThere() {
@@ -281,14 +258,12 @@ async function checkHealth() {
   try {
     await send("GET", "/health", { signal: AbortSignal.timeout(5000) });
   } catch (error) {
-    // An answer of any status is one; a proxy without a server behind it says 502 to 504.
-    const status = error instanceof ApiError ? error.status : 0;
-    if (status === 0 || (status >= 502 && status <= 504)) connection.value = "away";
+    if (!(error instanceof ApiError) || isGateway(error.status)) connection.value = "away";
   }
+  clearTimeout(timer); // of a check that was started meanwhile
   timer = setTimeout(checkHealth, connection.value === "away" ? HEALTH_AWAY_MS : HEALTH_IDLE_MS);
 }
 
-/** @type {ReturnType<typeof setTimeout> | undefined} */
 let timer = setTimeout(checkHealth, HEALTH_IDLE_MS);
 document.addEventListener("visibilitychange", () => {
   clearTimeout(timer);

@@ -11,19 +11,21 @@ const THEMES = /** @type {const} */ (["system", "light", "dark"]);
 const THEME_ICONS = { system: "system", light: "sun", dark: "moon" };
 
 function visiblePages() {
-  return pages.filter((page) => may(page.scope) && (page.available?.(me.value?.details ?? {}) ?? true));
+  return pages.filter((page) => may(page.scope) && page.available(me.value?.details ?? {}));
 }
 
 function App() {
   if (session.value === "starting") {
-    return html`<div class="center">${connection.value === "away" ? html`<${AwayMessage} />` : html`<${Spinner} label="Connecting" />`}</div>`;
+    if (connection.value === "away") return html`<div class="center"><${AwayMessage} /></div>`;
+    const failed = signInError.value;
+    return html`<div class="center">${failed ? html`<${ErrorNotice} error=${failed} onRetry=${startSession} />` : html`<${Spinner} label="Connecting" />`}</div>`;
   }
-  return html`${session.value === "signed-out" ? html`<${SignIn} />` : html`<${Shell} />`}<${Toasts} /><${Confirmations} />`;
+  return html`${session.value === "signed-out" ? html`<${SignIn} />` : html`<${Shell} /><${Confirmations} />`}<${Toasts} />`;
 }
 
 function Shell() {
   const [menuOpen, setMenuOpen] = useState(false);
-  const { path } = route.value;
+  const path = route.value;
   const shown = visiblePages();
   const page = shown.find((each) => path === each.path || path.startsWith(`${each.path}/`)) ?? (path === "/" ? shown[0] : undefined);
   const main = useRef(/** @type {HTMLElement | null} */ (null));
@@ -34,8 +36,8 @@ function Shell() {
     if (!first.current) main.current?.focus({ preventScroll: true });
     first.current = false;
   }, [page?.path]);
-  return html`<div class=${`shell ${menuOpen ? "menu-open" : ""}`} onKeyDown=${(/** @type {KeyboardEvent} */ event) => event.key === "Escape" && setMenuOpen(false)}>
-    <a class="skip-link" href="#main" onClick=${(/** @type {Event} */ event) => {
+  return html`<div class=${`shell ${menuOpen ? "menu-open" : ""}`} onKeyDown=${(event) => event.key === "Escape" && setMenuOpen(false)}>
+    <a class="skip-link" href="#main" onClick=${(event) => {
       event.preventDefault();
       main.current?.focus();
     }}>Skip to content</a>
@@ -85,9 +87,9 @@ function Sidebar({ shown, current }) {
 /** @param {{page: import("./pages/index.js").PageEntry}} props */
 function PageFrame({ page }) {
   const [error, reset] = useErrorBoundary((failure) => console.error(failure));
-  const [styled, setStyled] = useState(() => (page.css ?? []).every(isLinked));
+  const [styled, setStyled] = useState(() => page.css === null || isLinked(page.css));
   useEffect(() => {
-    if (!styled) Promise.all((page.css ?? []).map(linkStyles)).then(() => setStyled(true));
+    if (!styled && page.css) linkStyles(page.css).then(() => setStyled(true));
   }, []);
   if (error) return html`<div class="page"><${ErrorNotice} title="This page has failed" error=${error} onRetry=${reset} /></div>`;
   if (!styled) return html`<div class="loading"><${Spinner} label="Loading" /></div>`;
@@ -101,14 +103,10 @@ function isLinked(address) {
 
 /** @param {string} address */
 function linkStyles(address) {
-  if (isLinked(address)) return undefined;
   const link = document.createElement("link");
   link.rel = "stylesheet";
   link.href = address;
-  const done = new Promise((resolve) => {
-    link.onload = resolve;
-    link.onerror = resolve;
-  });
+  const done = new Promise((resolve) => (link.onload = link.onerror = resolve));
   document.head.append(link);
   return done;
 }

@@ -2,6 +2,7 @@
 
 const integer = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
+const significant = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 2 });
 const dateTime = new Intl.DateTimeFormat("en-US", { dateStyle: "medium", timeStyle: "short" });
 const day = new Intl.DateTimeFormat("en-US", { dateStyle: "medium" });
 
@@ -36,11 +37,12 @@ export function bytes(value) {
 /** @param {number | null | undefined} value in seconds */
 export function seconds(value) {
   if (value === null || value === undefined) return NONE;
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
-  if (value < 60) return `${value < 10 ? value.toFixed(2) : value.toFixed(1)} s`;
-  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
-  if (value < 86400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
-  return `${Math.floor(value / 86400)} d ${Math.floor((value % 86400) / 3600)} h`;
+  if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
+  if (value < 59.95) return `${value.toFixed(value < 9.995 ? 2 : 1)} s`;
+  const whole = Math.round(value);
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
 /** @param {number | null | undefined} value a share from 0 to 1 @param {number} [digits] */
@@ -52,7 +54,7 @@ export function percent(value, digits = 0) {
 export function money(value) {
   if (value === null || value === undefined) return NONE;
   if (value === 0) return "$0";
-  return value < 0.01 ? `$${value.toPrecision(2)}` : `$${value.toFixed(value < 1 ? 4 : 2)}`;
+  return `$${value < 0.01 ? significant.format(value) : number(value, value < 1 ? 4 : 2)}`;
 }
 
 /** @param {number | string | Date | null | undefined} value Unix seconds, an RFC 3339 text or a Date */

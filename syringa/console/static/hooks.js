@@ -14,11 +14,11 @@ import { useCallback, useEffect, useRef, useState } from "./lib.js";
 
 /**
  * Load something from the server: at once, when `inputs` change, every `interval` milliseconds while the page is
- * visible, and when the server comes back.
+ * visible, and when the server comes back. `interval` may depend on what was loaded last.
  * @template T
  * @param {(signal: AbortSignal) => Promise<T>} load
  * @param {unknown[]} inputs
- * @param {{interval?: number}} [options]
+ * @param {{interval?: number | ((data: T | undefined) => number)}} [options]
  * @returns {Resource<T>}
  */
 export function useResource(load, inputs, { interval = 0 } = {}) {
@@ -30,12 +30,13 @@ export function useResource(load, inputs, { interval = 0 } = {}) {
   const returned = reconnects.value;
   useEffect(() => {
     const controller = new AbortController();
-    /** @type {ReturnType<typeof setTimeout> | undefined} */
-    let timer;
-    const run = async () => {
-      if (document.visibilityState === "visible" || turn === 0) {
+    let timer = 0;
+    /** @type {T | undefined} */
+    let data;
+    const run = async (first = false) => {
+      if (first || document.visibilityState === "visible") {
         try {
-          const data = await load(controller.signal);
+          data = await load(controller.signal);
           if (controller.signal.aborted) return;
           setState({ data, error: null, loading: false });
         } catch (error) {
@@ -44,15 +45,16 @@ export function useResource(load, inputs, { interval = 0 } = {}) {
           setState((previous) => ({ data: previous.data, error: failure, loading: false }));
         }
       }
-      if (interval > 0 && !controller.signal.aborted) timer = setTimeout(run, interval);
+      const wait = typeof interval === "function" ? interval(data) : interval;
+      if (wait > 0 && !controller.signal.aborted) timer = setTimeout(run, wait);
     };
     setState((previous) => ({ ...previous, loading: true }));
-    void run();
+    void run(true);
     return () => {
       controller.abort();
       clearTimeout(timer);
     };
-  }, [...inputs, interval, turn, returned]);
+  }, [...inputs, typeof interval === "function" ? 0 : interval, turn, returned]);
   return { ...state, reload };
 }
 
@@ -80,7 +82,7 @@ export function useAction(action) {
       setBusy(false);
     }
   };
-  return { run, busy, error, clear: () => setError(null) };
+  return { run, busy, error };
 }
 
 /**
@@ -110,7 +112,7 @@ export function useStored(name, initial) {
   return [value, store];
 }
 
-/** Whether a media query holds, also when that changes. @param {string} query @returns {boolean} */
+/** Whether a media query holds, also when that changes. @param {string} query */
 export function useMedia(query) {
   const [matches, setMatches] = useState(() => matchMedia(query).matches);
   useEffect(() => {

@@ -6,20 +6,18 @@
 import { h } from "./vendor/preact.js";
 import htm from "./vendor/htm.js";
 
-export { Fragment, createContext, h, render } from "./vendor/preact.js";
+export { render } from "./vendor/preact.js";
 export {
   useCallback,
-  useContext,
   useEffect,
   useErrorBoundary,
   useId,
   useLayoutEffect,
   useMemo,
-  useReducer,
   useRef,
   useState,
 } from "./vendor/preact-hooks.js";
-export { batch, computed, effect, signal, untracked, useComputed, useSignal, useSignalEffect } from "./vendor/signals.js";
+export { batch, effect, signal } from "./vendor/signals.js";
 
-/** @type {(strings: TemplateStringsArray, ...values: any[]) => any} */
+/** @type {(strings: TemplateStringsArray, ...values: (((...values: any[]) => any) | object | string | number | boolean | null | undefined)[]) => any} */
 export const html = htm.bind(h);

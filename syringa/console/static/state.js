@@ -1,7 +1,7 @@
 /** State that all pages share: the session, the route and the theme. */
 
 import { ApiError, get, onUnauthorized, setKey } from "./api.js";
-import { computed, signal } from "./lib.js";
+import { signal } from "./lib.js";
 
 const KEY = "syringa.key";
 const THEME = "syringa.theme";
@@ -17,19 +17,20 @@ const THEME = "syringa.theme";
 export const session = signal(/** @type {"starting" | "signed-in" | "signed-out"} */ ("starting"));
 /** @type {import("./vendor/signals.js").Signal<Me | null>} */
 export const me = signal(null);
-/** Why a key was refused, for the sign-in form. */
+/** Why the server did not say who the caller is: a key that was refused, or a failure. */
 export const signInError = signal("");
 /** Whether the caller has a key, and so can sign out. */
 export const hasKey = signal(false);
 
-/** @param {string | null | undefined} scope null: anybody @returns {boolean} */
+/** @param {string | null | undefined} scope null: anybody */
 export function may(scope) {
   return !scope || (me.value?.scopes ?? []).includes(scope);
 }
 
 /** Ask the server who the caller is, with the key of this browser session if there is one. */
 export async function startSession() {
-  const stored = readStorage(sessionStorage, KEY);
+  const stored = readStorage(KEY);
+  signInError.value = "";
   setKey(stored);
   hasKey.value = stored !== "";
   await identify();
@@ -37,6 +38,10 @@ export async function startSession() {
 
 /** Sign in with a key. It is kept until the tab is closed, and only ever sent in a header. @param {string} key */
 export async function signIn(key) {
+  if (!/^[\x21-\x7e]+$/.test(key)) {
+    signInError.value = "A key has no spaces, and no characters beyond ASCII.";
+    return;
+  }
   setKey(key);
   signInError.value = "";
   await identify();
@@ -64,7 +69,7 @@ async function identify() {
     if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {
       if (session.value !== "starting" || hasKey.value) signInError.value = error.message;
       signOut();
-    } else if (session.value !== "starting") signInError.value = error instanceof Error ? error.message : String(error);
+    } else signInError.value = error instanceof Error ? error.message : String(error);
   }
 }
 
@@ -74,23 +79,22 @@ onUnauthorized((error) => {
   signOut();
 });
 
-/** The part of the address after "#", such as "/chat". */
-export const hash = signal(readHash());
-/** The path of the current page, such as "/chat", and its query. */
-export const route = computed(() => {
-  const [path = "", query = ""] = hash.value.split("?");
-  return { path: path || "/", query: new URLSearchParams(query) };
-});
-window.addEventListener("hashchange", () => (hash.value = readHash()));
+/** The path of the current page, such as "/chat": the part of the address after "#". */
+export const route = signal(readHash());
+window.addEventListener("hashchange", () => (route.value = readHash()));
 
 function readHash() {
-  return decodeURI(location.hash.slice(1)) || "/";
+  const path = location.hash.slice(1).split("?")[0] || "/";
+  try {
+    return decodeURI(path);
+  } catch {
+    return path;
+  }
 }
 
-/** Go to a page. @param {string} path such as "/models" @param {Record<string, string>} [query] */
-export function navigate(path, query) {
-  const text = query ? `?${new URLSearchParams(query)}` : "";
-  location.hash = `#${path}${text}`;
+/** Go to a page. @param {string} path such as "/models" */
+export function navigate(path) {
+  location.hash = `#${path}`;
 }
 
 /** "light", "dark" or "system". */
@@ -107,17 +111,17 @@ export function setTheme(value) {
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (themeChanges.value += 1));
 
-/** @param {Storage} storage @param {string} name */
-function readStorage(storage, name) {
+/** What is stored in this tab, or "". @param {string} name */
+export function readStorage(name) {
   try {
-    return storage.getItem(name) ?? "";
+    return sessionStorage.getItem(name) ?? "";
   } catch {
     return "";
   }
 }
 
-/** @param {Storage} storage @param {string} name @param {string | null} value */
-function writeStorage(storage, name, value) {
+/** @param {Storage} storage @param {string} name @param {string | null} value null: remove it */
+export function writeStorage(storage, name, value) {
   try {
     if (value === null) storage.removeItem(name);
     else storage.setItem(name, value);

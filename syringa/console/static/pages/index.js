@@ -1,27 +1,39 @@
 /** The pages in the order of the navigation. A page that the caller's key may not use is not shown. */
 
-import batches from "./batches/index.js";
-import chat from "./chat/index.js";
-import completions from "./completions/index.js";
-import embeddings from "./embeddings/index.js";
-import fleet from "./fleet/index.js";
-import keys from "./keys/index.js";
-import models from "./models/index.js";
-import responses from "./responses/index.js";
-import status from "./status/index.js";
-import usage from "./usage/index.js";
+import { lazy } from "../ui/index.js";
 
 /**
- * @typedef {object} PageEntry
- * @property {string} path such as "/chat"
- * @property {string} title
- * @property {string} icon a name of ui/icons.js
- * @property {"Playground" | "Operate" | "Account"} group
- * @property {string | null} scope that the key must have; null: any
- * @property {any} component
- * @property {string[]} [css] addresses of style sheets
- * @property {(details: Record<string, any>) => boolean} [available] of `GET /v1/me`; hidden where it is false
+ * Describe a page. Its component is fetched when it is first shown.
+ * @param {string} name of its folder, its address, its icon and, with a capital, its title
+ * @param {"Playground" | "Operate" | "Account"} group
+ * @param {() => Promise<{default: any}>} load
+ * @param {{scope?: string, styled?: boolean, available?: (details: Record<string, any>) => boolean}} [options]
+ *   `scope`: that the key must have; `styled`: it has a style sheet; `available`: of `GET /v1/me`, hidden where it is false
  */
+function page(name, group, load, { scope, styled = false, available = () => true } = {}) {
+  return {
+    path: `/${name}`,
+    title: `${name[0]?.toUpperCase()}${name.slice(1)}`,
+    icon: name,
+    group,
+    scope,
+    available,
+    css: styled ? new URL(`./${name}/${name}.css`, import.meta.url).href : null,
+    component: lazy(load),
+  };
+}
 
-/** @type {PageEntry[]} */
-export const pages = [chat, completions, responses, embeddings, batches, models, status, fleet, usage, keys];
+/** @typedef {ReturnType<typeof page>} PageEntry */
+
+export const pages = [
+  page("chat", "Playground", () => import("./chat/page.js"), { styled: true }),
+  page("completions", "Playground", () => import("./completions/page.js"), { styled: true }),
+  page("responses", "Playground", () => import("./responses/page.js"), { styled: true }),
+  page("embeddings", "Playground", () => import("./embeddings/page.js"), { styled: true }),
+  page("batches", "Playground", () => import("./batches/page.js")),
+  page("models", "Operate", () => import("./models/page.js"), { styled: true }),
+  page("status", "Operate", () => import("./status/page.js"), { styled: true }),
+  page("fleet", "Operate", () => import("./fleet/page.js"), { styled: true, scope: "admin", available: (details) => Boolean(details.server?.cluster) }),
+  page("usage", "Account", () => import("./usage/page.js")),
+  page("keys", "Account", () => import("./keys/page.js"), { scope: "admin" }),
+];

@@ -6,6 +6,8 @@ import { html } from "../lib.js";
 import { me } from "../state.js";
 import { Select, toast, toastError } from "../ui/index.js";
 
+const PAGE_SIZE = 50;
+
 /** @typedef {import("../ui/table.js").Column} Column */
 /** @typedef {"neutral" | "good" | "warning" | "bad" | "accent"} Tone */
 
@@ -16,6 +18,27 @@ import { Select, toast, toastError } from "../ui/index.js";
  */
 export async function list(path, query, signal) {
   return (await get(path, query, { signal })).data;
+}
+
+/**
+ * The entries of the first `pages` pages of a list, and whether there are more.
+ * @param {string} path @param {any} query @param {number} pages @param {AbortSignal} signal
+ */
+export async function readPages(path, query, pages, signal) {
+  /** @type {any[]} */
+  const data = [];
+  let more = true;
+  for (let page = 0; page < pages && more; page += 1) {
+    const found = await get(path, { ...query, limit: PAGE_SIZE, after: data.at(-1)?.id }, { signal });
+    data.push(...found.data);
+    more = found.has_more;
+  }
+  return { data, more };
+}
+
+/** @param {string} id which may contain slashes */
+export function modelPath(id) {
+  return `/admin/models/${id.split("/").map(encodeURIComponent).join("/")}`;
 }
 
 /** @type {Record<string, Tone>} */

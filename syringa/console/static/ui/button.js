@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../lib.js";
 import { Icon } from "./icons.js";
-import { Spinner } from "./feedback.js";
+import { Spinner, toastError } from "./feedback.js";
 
 /**
  * @param {{variant?: "primary" | "secondary" | "ghost" | "danger", size?: "normal" | "small", icon?: string,
@@ -44,10 +44,10 @@ export function IconButton({ icon, label, pressed, size = 18, ...rest }) {
  */
 export function CopyButton({ text, label = "Copy", withText = false }) {
   const [copied, setCopied] = useState(false);
-  const timer = useRef(/** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined));
+  const timer = useRef(0);
   useEffect(() => () => clearTimeout(timer.current), []);
   const copy = async () => {
-    await copyText(typeof text === "function" ? text() : text);
+    if (!(await copyText(typeof text === "function" ? text() : text))) return;
     setCopied(true);
     clearTimeout(timer.current);
     timer.current = setTimeout(() => setCopied(false), 2000);
@@ -59,18 +59,29 @@ export function CopyButton({ text, label = "Copy", withText = false }) {
     : html`<${IconButton} icon=${icon} label=${shown} size=${16} onClick=${copy} />`;
 }
 
-/** @param {string} text */
+/** Copy text and return whether that worked; where it did not, say so. @param {string} text */
 export async function copyText(text) {
-  if (navigator.clipboard) {
-    await navigator.clipboard.writeText(text);
-    return;
+  try {
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else copySelection(text);
+    return true;
+  } catch (error) {
+    toastError(error);
+    return false;
   }
-  // The clipboard needs HTTPS or loopback; this works elsewhere too.
+}
+
+/** The clipboard needs HTTPS or loopback; this works elsewhere too. @param {string} text */
+function copySelection(text) {
+  const focused = /** @type {HTMLElement | null} */ (document.activeElement);
   const area = document.createElement("textarea");
   area.value = text;
   area.className = "visually-hidden";
-  document.body.append(area);
+  // What is outside of an open dialog cannot be selected.
+  (focused?.closest("dialog") ?? document.body).append(area);
   area.select();
-  document.execCommand("copy");
+  const copied = document.execCommand("copy");
   area.remove();
+  focused?.focus();
+  if (!copied) throw new Error("The browser does not let this page copy. Select the text and copy it yourself.");
 }

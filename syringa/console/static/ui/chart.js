@@ -1,6 +1,6 @@
-/** Line and bar charts over time on uPlot, in the theme's colors, with the figures as a table for screen readers. */
+/** Line and bar charts over time on uPlot, in the theme's colors, with a summary for screen readers. */
 
-import { date, time } from "../format.js";
+import { NONE, time } from "../format.js";
 import { html, useEffect, useLayoutEffect, useRef } from "../lib.js";
 import { themeChanges } from "../state.js";
 import uPlot from "../vendor/uplot.js";
@@ -8,6 +8,8 @@ import uPlot from "../vendor/uplot.js";
 const DAY = 86400;
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8, 1e9, 1e10];
 const dayFormat = new Intl.DateTimeFormat("en-US", { month: "short", day: "numeric" });
+const utcDayFormat = new Intl.DateTimeFormat("en-US", { month: "short", day: "numeric", timeZone: "UTC" });
+const utcDateFormat = new Intl.DateTimeFormat("en-US", { dateStyle: "medium", timeZone: "UTC" });
 const minuteFormat = new Intl.DateTimeFormat("en-US", { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const secondFormat = new Intl.DateTimeFormat("en-US", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
@@ -21,14 +23,17 @@ const secondFormat = new Intl.DateTimeFormat("en-US", { hour: "2-digit", minute:
 
 /**
  * @param {{label: string, times: number[], series: Series[], height?: number, bars?: boolean, stacked?: boolean,
- *   format?: (value: number) => string, minimum?: number, whole?: boolean}} props `times` in Unix seconds, ascending;
- *   `format`: the text of a value; `minimum`: the least upper end of the scale; `whole`: values are whole numbers
+ *   format?: (value: number) => string, minimum?: number, whole?: boolean, daily?: boolean}} props `times` in Unix
+ *   seconds, ascending; `format`: the text of a value; `minimum`: the least upper end of the scale; `whole`: values are
+ *   whole numbers; `daily`: times are days of UTC, as the server counts them
  */
-export function Chart({ label, times, series, height = 180, bars = false, stacked = false, format = String, minimum = 0, whole = false }) {
+export function Chart({ label, times, series, height = 180, bars = false, stacked = false, format = String, minimum = 0, whole = false, daily = false }) {
   const root = useRef(/** @type {HTMLDivElement | null} */ (null));
   const plot = useRef(/** @type {any} */ (null));
   const changes = themeChanges.value;
-  const shape = JSON.stringify([series.map((each) => [each.label, each.color, each.fill]), height, bars, stacked, changes]);
+  const shape = JSON.stringify([series.map((each) => [each.label, each.color, each.fill]), height, bars, stacked, minimum, whole, changes]);
+  const latest = useRef({ times, series, format });
+  latest.current = { times, series, format }; // for what is called after the plot was made
   useLayoutEffect(() => {
     const element = root.current;
     if (!element) return undefined;
@@ -38,18 +43,19 @@ export function Chart({ label, times, series, height = 180, bars = false, stacke
       width: Math.max(element.clientWidth, 120),
       height,
       legend: { live: true },
+      tzDate: daily ? (/** @type {number} */ at) => uPlot.tzDate(new Date(at * 1000), "UTC") : undefined,
       cursor: { points: { size: 7 }, drag: { x: false, y: false } },
       scales: {
         x: { range: (/** @type {any} */ plotted, /** @type {number} */ low, /** @type {number} */ high) => margins(plotted.data[0], low, high, bars) },
         y: { range: (/** @type {any} */ _, /** @type {any} */ _low, /** @type {number | null} */ high) => [0, Math.max(minimum, (high ?? 0) * 1.08) || 1] },
       },
       axes: [
-        { ...axis, size: 28, space: 70, values: timeTicks },
-        { ...axis, size: 56, incrs: whole ? WHOLE : undefined, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((each) => format(each)) },
+        { ...axis, size: 28, space: 70, values: daily ? dayTicks : timeTicks },
+        { ...axis, size: 56, incrs: whole ? WHOLE : undefined, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((each) => latest.current.format(each)) },
       ],
       hooks: { setCursor: [showLast], ready: [showLast], setData: [showLast] },
       series: [
-        { label: "", value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at === null ? "" : timeText(at, times)) },
+        { label: "", value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at === null ? "" : daily ? utcDateFormat.format(at * 1000) : timeText(at, latest.current.times)) },
         ...series.map((each, index) => {
           const stroke = color(`--chart-${each.color ?? (index % 6) + 1}`);
           return {
@@ -61,8 +67,8 @@ export function Chart({ label, times, series, height = 180, bars = false, stacke
             paths: bars ? /** @type {any} */ (uPlot.paths).bars({ size: [0.72, 48] }) : undefined,
             spanGaps: false,
             value: (/** @type {any} */ _, /** @type {number | null} */ value, /** @type {number} */ at, /** @type {number | null} */ place) => {
-              const own = stacked && place !== null ? series[at - 1]?.values[place] : value;
-              return own === null || own === undefined ? "–" : format(own);
+              const own = stacked && place !== null ? latest.current.series[at - 1]?.values[place] : value;
+              return own === null || own === undefined ? NONE : latest.current.format(own);
             },
           };
         }),
@@ -106,8 +112,12 @@ function showLast(plot) {
 
 /** A time of the legend, as exact as the chart is. @param {number} at @param {number[]} times */
 function timeText(at, times) {
-  if ((times[1] ?? 0) - (times[0] ?? 0) >= DAY) return date(at);
   return (times.at(-1) ?? 0) - (times[0] ?? 0) >= DAY ? time(at) : secondFormat.format(at * 1000);
+}
+
+/** @param {any} _ @param {number[]} ticks */
+function dayTicks(_, ticks) {
+  return ticks.map((each) => (each % DAY === 0 ? utcDayFormat.format(each * 1000) : ""));
 }
 
 /** @param {any} _ @param {number[]} ticks @param {number} _axis @param {number} _space @param {number} step */
@@ -139,7 +149,7 @@ function toData(times, series, stacked) {
 }
 
 /** The value of a color token here: a canvas cannot use variables. @param {HTMLElement} element @param {string} name */
-export function resolveColor(element, name) {
+function resolveColor(element, name) {
   const probe = document.createElement("span");
   probe.style.color = `var(${name})`;
   element.append(probe);

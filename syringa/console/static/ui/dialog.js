@@ -1,4 +1,4 @@
-/** Dialogs on the browser's own <dialog>, which keeps the focus inside and gives it back. */
+/** Dialogs on the browser's own <dialog>, which keeps the focus inside. */
 
 import { html, signal, useEffect, useId, useRef, useState } from "../lib.js";
 import { Button, IconButton } from "./button.js";
@@ -11,19 +11,25 @@ export function Dialog({ open, title, onClose, wide = false, actions, children }
   const ref = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const id = useId();
   useEffect(() => {
-    if (open && ref.current && !ref.current.open) ref.current.showModal();
-    if (!open && ref.current?.open) ref.current.close();
+    const element = ref.current;
+    if (!open || !element) return undefined;
+    const focused = /** @type {HTMLElement | null} */ (document.activeElement);
+    element.showModal();
+    return () => {
+      element.close();
+      focused?.focus(); // an element that is already removed does not give the focus back
+    };
   }, [open]);
   if (!open) return null;
   return html`<dialog
     ref=${ref}
     class=${`dialog ${wide ? "wide" : ""}`}
     aria-labelledby=${id}
-    onCancel=${(/** @type {Event} */ event) => {
+    onCancel=${(event) => {
       event.preventDefault();
       onClose();
     }}
-    onMouseDown=${(/** @type {MouseEvent} */ event) => event.target === ref.current && onClose()}
+    onMouseDown=${(event) => event.target === ref.current && onClose()}
   >
     <div class="dialog-box">
       <header class="dialog-header"><h2 id=${id}>${title}</h2><${IconButton} icon="close" label="Close" onClick=${onClose} /></header>
@@ -33,33 +39,33 @@ export function Dialog({ open, title, onClose, wide = false, actions, children }
   </dialog>`;
 }
 
-/** @typedef {{title: string, text: any, action: string, danger: boolean, resolve: (value: boolean) => void}} Question */
-const question = signal(/** @type {Question | null} */ (null));
+/** @typedef {{title: string, text: any, action: string}} Question `action`: the text of the button */
+const question = signal(/** @type {(Question & {resolve: (value: boolean) => void}) | null} */ (null));
 
-/**
- * Ask before something that cannot be undone.
- * @param {{title: string, text: any, action: string, danger?: boolean}} options `action`: the text of the button
- * @returns {Promise<boolean>}
- */
-export function confirm({ title, text, action, danger = true }) {
-  return new Promise((resolve) => (question.value = { title, text, action, danger, resolve }));
+/** @param {boolean} value */
+function answer(value) {
+  const asked = question.peek();
+  question.value = null;
+  asked?.resolve(value);
 }
 
-/** Where `confirm` shows its dialog. */
+/** Ask before something that cannot be undone. @param {Question} asked */
+export function confirm(asked) {
+  answer(false);
+  return new Promise((resolve) => (question.value = { ...asked, resolve }));
+}
+
+/** Where `confirm` shows its dialog. Signing out answers it. */
 export function Confirmations() {
+  useEffect(() => () => answer(false), []);
   const asked = question.value;
   if (!asked) return null;
-  /** @param {boolean} value */
-  const answer = (value) => {
-    question.value = null;
-    asked.resolve(value);
-  };
   return html`<${Dialog}
     open
     title=${asked.title}
     onClose=${() => answer(false)}
     actions=${html`<${Button} onClick=${() => answer(false)}>Cancel<//>
-      <${Button} variant=${asked.danger ? "danger" : "primary"} onClick=${() => answer(true)}>${asked.action}<//>`}
+      <${Button} variant="danger" onClick=${() => answer(true)}>${asked.action}<//>`}
   >
     ${asked.text}
   <//>`;
@@ -72,25 +78,28 @@ export function Confirmations() {
 export function Menu({ label, icon = "more", items }) {
   const [open, setOpen] = useState(false);
   const root = useRef(/** @type {HTMLDivElement | null} */ (null));
+  const close = () => {
+    setOpen(false);
+    root.current?.querySelector("button")?.focus();
+  };
   useEffect(() => {
     if (!open) return undefined;
     // Fixed, so that a table that scrolls does not cut it off.
-    const list = /** @type {HTMLElement | null} */ (root.current?.querySelector('[role="menu"]') ?? null);
+    const list = /** @type {HTMLElement | null | undefined} */ (root.current?.querySelector('[role="menu"]'));
     const box = root.current?.getBoundingClientRect();
     if (list && box) {
       const below = box.bottom + list.offsetHeight + 8 < window.innerHeight;
       list.style.top = `${below ? box.bottom + 4 : Math.max(8, box.top - list.offsetHeight - 4)}px`;
       list.style.left = `${Math.max(8, box.right - list.offsetWidth)}px`;
     }
-    const buttons = () => [...(root.current?.querySelectorAll('[role="menuitem"]') ?? [])].map((each) => /** @type {HTMLElement} */ (each));
+    const buttons = () => /** @type {HTMLElement[]} */ ([...(list?.children ?? [])]);
     buttons()[0]?.focus();
     /** @param {KeyboardEvent} event */
     const onKey = (event) => {
       const all = buttons();
       const at = all.indexOf(/** @type {HTMLElement} */ (document.activeElement));
       if (event.key === "Escape") {
-        setOpen(false);
-        /** @type {HTMLElement | null | undefined} */ (root.current?.querySelector("button"))?.focus();
+        close();
       } else if (event.key === "ArrowDown") all[(at + 1) % all.length]?.focus();
       else if (event.key === "ArrowUp") all[(at - 1 + all.length) % all.length]?.focus();
       else return;
@@ -116,7 +125,7 @@ export function Menu({ label, icon = "more", items }) {
     html`<div class="menu-list" role="menu" aria-label=${label}>
       ${items.map(
         (each) => html`<${Button} key=${each.label} variant=${each.danger ? "danger" : "ghost"} icon=${each.icon} role="menuitem" onClick=${() => {
-          setOpen(false);
+          close();
           each.onClick();
         }}>${each.label}<//>`,
       )}

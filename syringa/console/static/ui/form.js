@@ -32,16 +32,16 @@ export function Field({ label, hint, error, hideLabel = false, class: name = "",
 /** One line of text; further properties go to the input. @param {InputProps & {[name: string]: any}} props */
 export function TextInput({ label, value, onInput, hint, error, hideLabel, end, ...rest }) {
   return html`<${Field} label=${label} hint=${hint} error=${error} hideLabel=${hideLabel} end=${end}>
-    ${(/** @type {any} */ attributes) =>
-      html`<input class="input" type="text" autocomplete="off" ...${attributes} ...${rest} value=${value ?? ""} onInput=${(/** @type {any} */ event) => onInput(event.target.value)} />`}
+    ${(attributes) =>
+      html`<input class="input" type="text" autocomplete="off" ...${attributes} ...${rest} value=${value ?? ""} onInput=${(event) => onInput(event.target.value)} />`}
   <//>`;
 }
 
 /** Several lines of text. @param {InputProps & {rows?: number, mono?: boolean, [name: string]: any}} props */
 export function TextArea({ label, value, onInput, hint, error, hideLabel, end, rows = 4, mono = false, ...rest }) {
   return html`<${Field} label=${label} hint=${hint} error=${error} hideLabel=${hideLabel} end=${end}>
-    ${(/** @type {any} */ attributes) =>
-      html`<textarea class=${`input ${mono ? "mono" : ""}`} rows=${rows} spellcheck=${mono ? "false" : undefined} ...${attributes} ...${rest} value=${value ?? ""} onInput=${(/** @type {any} */ event) => onInput(event.target.value)}></textarea>`}
+    ${(attributes) =>
+      html`<textarea class=${`input ${mono ? "mono" : ""}`} rows=${rows} spellcheck=${mono ? "false" : undefined} ...${attributes} ...${rest} value=${value ?? ""} onInput=${(event) => onInput(event.target.value)}></textarea>`}
   <//>`;
 }
 
@@ -52,34 +52,37 @@ export function TextArea({ label, value, onInput, hint, error, hideLabel, end, r
  *   end?: any, [name: string]: any}} props `slider`: a range beside the number, which needs `min` and `max`
  */
 export function NumberInput({ label, value, onChange, min, max, step = "any", slider = false, hint, error, end, placeholder, ...rest }) {
+  const [typed, setTyped] = useState("");
   /** @param {any} event */
   const read = (event) => {
-    const text = event.target.value.trim();
-    const parsed = text === "" ? undefined : Number(text);
-    if (parsed === undefined || !Number.isNaN(parsed)) onChange(parsed);
+    const text = event.target.value;
+    setTyped(text);
+    onChange(text === "" ? undefined : Number(text));
   };
+  // "0.0" on the way to "0.05" is the number 0, and stays as it is.
+  const shown = typed !== "" && Number(typed) === value ? typed : (value ?? "");
   const name = rest["aria-label"] ?? (typeof label === "string" ? label : undefined);
   return html`<${Field} label=${label} hint=${hint} error=${error} end=${end}>
-    ${(/** @type {any} */ attributes) => html`<div class="number">
+    ${(attributes) => html`<div class="number">
       ${slider &&
       html`<input class="range" type="range" min=${min} max=${max} step=${step} value=${value ?? Number(placeholder ?? min)} aria-label=${name && `${name}, slider`} onInput=${read} />`}
-      <input class="input" type="number" inputmode="decimal" min=${min} max=${max} step=${step} placeholder=${placeholder} ...${attributes} ...${rest} value=${value ?? ""} onInput=${read} />
+      <input class="input" type="number" inputmode="decimal" min=${min} max=${max} step=${step} placeholder=${placeholder} ...${attributes} ...${rest} value=${String(shown)} onInput=${read} />
     </div>`}
   <//>`;
 }
 
 /**
  * @param {{label: any, value: string, onChange: (value: string) => void,
- *   options: (string | {value: string, label: string, disabled?: boolean})[], hint?: any, error?: string | null,
+ *   options: (string | {value: string, label: string})[], hint?: any, error?: string | null,
  *   hideLabel?: boolean, end?: any, [name: string]: any}} props
  */
 export function Select({ label, value, onChange, options, hint, error, hideLabel, end, ...rest }) {
   return html`<${Field} label=${label} hint=${hint} error=${error} hideLabel=${hideLabel} end=${end}>
-    ${(/** @type {any} */ attributes) => html`<div class="select">
-      <select class="input" ...${attributes} ...${rest} value=${value} onChange=${(/** @type {any} */ event) => onChange(event.target.value)}>
+    ${(attributes) => html`<div class="select">
+      <select class="input" ...${attributes} ...${rest} value=${value} onChange=${(event) => onChange(event.target.value)}>
         ${options.map((each) => {
           const option = typeof each === "string" ? { value: each, label: each } : each;
-          return html`<option key=${option.value} value=${option.value} disabled=${option.disabled} selected=${option.value === value}>${option.label}</option>`;
+          return html`<option key=${option.value} value=${option.value} selected=${option.value === value}>${option.label}</option>`;
         })}
       </select>
       <${Icon} name="down" size=${14} />
@@ -92,7 +95,7 @@ export function Switch({ label, checked, onChange, hint, disabled = false }) {
   const id = useId();
   return html`<div class="switch-field">
     <label class="switch" for=${id}>
-      <input id=${id} type="checkbox" role="switch" checked=${checked} disabled=${disabled} aria-describedby=${hint ? `${id}-note` : undefined} onChange=${(/** @type {any} */ event) => onChange(event.target.checked)} />
+      <input id=${id} type="checkbox" role="switch" checked=${checked} disabled=${disabled} aria-describedby=${hint ? `${id}-note` : undefined} onChange=${(event) => onChange(event.target.checked)} />
       <span class="switch-track" aria-hidden="true"></span><span>${label}</span>
     </label>
     ${hint && html`<div class="field-hint" id=${`${id}-note`}>${hint}</div>`}
@@ -108,10 +111,10 @@ export function JsonInput({ label, text, onChange, check, rows = 8, hint, hideLa
   const result = parseJson(text);
   const error = text.trim() === "" ? null : (result.error ?? check?.(result.value) ?? null);
   return html`<${TextArea} label=${label} value=${text} rows=${rows} mono hint=${hint} error=${error} hideLabel=${hideLabel} end=${end}
-    onInput=${(/** @type {string} */ value) => onChange(value, parseJson(value).value)} />`;
+    onInput=${(value) => onChange(value, parseJson(value).value)} />`;
 }
 
-/** @param {string} text @returns {{value: any, error: string | null}} */
+/** @param {string} text */
 export function parseJson(text) {
   try {
     return { value: text.trim() === "" ? undefined : JSON.parse(text), error: null };

@@ -1,6 +1,6 @@
 /** All components, under one import. Charts and Markdown are apart, because of the libraries that they bring. */
 
-export { Button, CopyButton, IconButton, copyText } from "./button.js";
+export { Button, CopyButton, IconButton } from "./button.js";
 export { Confirmations, Dialog, Menu, confirm } from "./dialog.js";
 export { Badge, EmptyState, ErrorNotice, Loaded, Notice, Progress, Spinner, Toasts, toast, toastError } from "./feedback.js";
 export { Field, GrowingTextArea, JsonInput, NumberInput, Select, Switch, TextArea, TextInput, parseJson } from "./form.js";

@@ -77,7 +77,7 @@ function escape(text) {
   return text.replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
 }
 
-/** @param {string} source @returns {DocumentFragment} */
+/** @param {string} source */
 function sanitize(source) {
   return /** @type {DocumentFragment} */ (
     /** @type {unknown} */ (
@@ -152,7 +152,7 @@ export class MarkdownRenderer {
     if (rest) this.open = this.append(marked.lexer(carry + rest));
   }
 
-  /** @param {any} tokens @returns {ChildNode[]} */
+  /** @param {any} tokens */
   append(tokens) {
     const fragment = sanitize(marked.parser(tokens));
     const nodes = [...fragment.childNodes];
@@ -191,9 +191,8 @@ async function onClick(event) {
   const button = /** @type {HTMLElement} */ (event.target).closest("[data-copy]");
   if (!button) return;
   const code = button.closest(".md-code")?.querySelector("code")?.textContent ?? "";
-  await copyText(code);
   const label = button.firstElementChild;
-  if (!label) return;
+  if (!(await copyText(code)) || !label) return;
   label.textContent = "Copied";
   setTimeout(() => (label.textContent = "Copy"), 2000);
 }

@@ -13,10 +13,10 @@ import { Icon } from "./icons.js";
  */
 
 /**
- * @param {{caption: string, columns: Column[], rows: any[], rowKey: (row: any) => string, empty?: any,
- *   initialSort?: {key: string, descending: boolean}, onRow?: (row: any) => void}} props `onRow`: rows can be chosen
+ * @param {{caption: string, columns: Column[], rows: any[], rowKey?: (row: any) => string, empty?: any,
+ *   initialSort?: {key: string, descending: boolean}}} props
  */
-export function Table({ caption, columns, rows, rowKey, empty, initialSort, onRow }) {
+export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty, initialSort }) {
   const [sort, setSort] = useState(initialSort ?? null);
   if (rows.length === 0 && empty) return empty;
   const column = sort && columns.find((each) => each.key === sort.key);
@@ -39,7 +39,7 @@ export function Table({ caption, columns, rows, rowKey, empty, initialSort, onRo
       </tr></thead>
       <tbody>
         ${sorted.map(
-          (row) => html`<tr key=${rowKey(row)} class=${onRow ? "clickable" : ""} onClick=${onRow && (() => onRow(row))}>
+          (row) => html`<tr key=${rowKey(row)}>
             ${columns.map((each) => html`<td key=${each.key} class=${each.numeric ? "numeric" : ""}>${each.render ? each.render(row) : row[each.key]}</td>`)}
           </tr>`,
         )}

@@ -1,13 +1,12 @@
 /** Batches: files of requests that run when the server has nothing else to do. */
 
-import { call, del, download, get, post } from "../../api.js";
+import { call, del, download, post } from "../../api.js";
 import * as format from "../../format.js";
 import { useAction, useResource } from "../../hooks.js";
 import { html, useState } from "../../lib.js";
 import { Badge, Button, Card, Dialog, EmptyState, ErrorNotice, Field, Loaded, Menu, Notice, Page, Progress, Select, Table, Tabs, TextArea, confirm } from "../../ui/index.js";
-import { ModelSelect, act, defaultModel, list, tone, useModels } from "../shared.js";
+import { ModelSelect, act, defaultModel, list, readPages, tone, useModels } from "../shared.js";
 
-const PAGE_SIZE = 50;
 const ACTIVE = ["validating", "in_progress", "finalizing", "cancelling"];
 const ENDPOINTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"];
 const WINDOWS = [{ value: "1h", label: "1 hour" }, { value: "24h", label: "24 hours" }, { value: "7d", label: "7 days" }, { value: "14d", label: "14 days" }];
@@ -16,20 +15,10 @@ const TABS = [{ id: "batches", label: "Batches" }, { id: "files", label: "Files"
 export default function BatchesPage() {
   const [tab, setTab] = useState("batches");
   const [creating, setCreating] = useState(false);
-  const [active, setActive] = useState(false);
   const [pages, setPages] = useState(1);
-  const batches = useResource(async (signal) => {
-    /** @type {any} */
-    let page = { has_more: true };
-    /** @type {any[]} */
-    const data = [];
-    for (let index = 0; index < pages && page.has_more; index += 1) {
-      page = await get("/v1/batches", { limit: PAGE_SIZE, after: data.at(-1)?.id }, { signal });
-      data.push(...page.data);
-    }
-    setActive(data.some((each) => ACTIVE.includes(each.status)));
-    return { data, more: page.has_more };
-  }, [pages], { interval: active ? 1500 : 10000 });
+  const batches = useResource((signal) => readPages("/v1/batches", {}, pages, signal), [pages], {
+    interval: (found) => (found?.data.some((each) => ACTIVE.includes(each.status)) ? 1500 : 10000),
+  });
   const create = html`<${Button} variant="primary" icon="plus" onClick=${() => setCreating(true)}>Create batch<//>`;
   const created = () => {
     setCreating(false);
@@ -37,7 +26,7 @@ export default function BatchesPage() {
   };
   return html`<${Page} title="Batches" lead="Many requests that run in the gaps, at a lower price." actions=${create}>
     <${Tabs} label="Batches and files" tabs=${TABS} value=${tab} onChange=${setTab}>
-      ${(/** @type {string} */ id) => (id === "files" ? html`<${Files} />` : html`<${Batches} batches=${batches} create=${create} onMore=${() => setPages(pages + 1)} />`)}
+      ${(id) => (id === "files" ? html`<${Files} />` : html`<${Batches} batches=${batches} create=${create} onMore=${() => setPages(pages + 1)} />`)}
     <//>
     ${creating && html`<${CreateBatch} onClose=${() => setCreating(false)} onCreated=${created} />`}
   <//>`;
@@ -74,7 +63,7 @@ function Batches({ batches, create, onMore }) {
   ];
   return html`<${Loaded} of=${batches} label="Loading batches">
     ${(/** @type {{data: any[], more: boolean}} */ { data, more }) => html`<${Card} class="flush">
-      <${Table} caption="Batches" columns=${columns} rows=${data} rowKey=${(/** @type {any} */ row) => row.id}
+      <${Table} caption="Batches" columns=${columns} rows=${data}
         empty=${html`<${EmptyState} icon="batches" title="No batches yet" action=${create}>Upload a file with one request on each line, or write some prompts.<//>`} />
       ${more && html`<div class="row"><${Button} size="small" onClick=${onMore}>Show more<//></div>`}
     <//>`}
@@ -106,7 +95,7 @@ function Files() {
     },
   ];
   return html`<${Loaded} of=${files}>
-    ${(/** @type {any[]} */ rows) => html`<${Card} class="flush"><${Table} caption="Files" columns=${columns} rows=${rows} rowKey=${(/** @type {any} */ row) => row.id}
+    ${(rows) => html`<${Card} class="flush"><${Table} caption="Files" columns=${columns} rows=${rows}
       empty=${html`<${EmptyState} icon="batches" title="No files">Input, output and error files of batches are listed here.<//>`} /><//>`}
   <//>`;
 }
@@ -144,10 +133,10 @@ function CreateBatch({ onClose, onCreated }) {
     <${Select} label="Endpoint" value=${endpoint} onChange=${setEndpoint} options=${ENDPOINTS} />
     <${Select} label="Within" value=${window} onChange=${setWindow} options=${WINDOWS} hint="What is not done by then is not run." />
     <${Tabs} label="Requests" tabs=${[{ id: "prompts", label: "Write prompts" }, { id: "file", label: "Upload a file" }]} value=${kind} onChange=${setKind}>
-      ${(/** @type {string} */ id) =>
+      ${(id) =>
         id === "file"
           ? html`<${Field} label="File of requests" hint=${html`JSON on each line: <code>custom_id</code>, <code>method</code>, <code>url</code> and <code>body</code>.`}>
-              ${(/** @type {any} */ attributes) => html`<input class="input" type="file" accept=".jsonl,.ndjson,.txt" ...${attributes} onChange=${(/** @type {any} */ event) => setFile(event.target.files[0] ?? null)} />`}
+              ${(attributes) => html`<input class="input" type="file" accept=".jsonl,.ndjson,.txt" ...${attributes} onChange=${(event) => setFile(event.target.files[0] ?? null)} />`}
             <//>`
           : html`<div class="stack">
               ${models.data?.length === 0 ? html`<${Notice} tone="warning">No model is for this endpoint.<//>` : html`<${ModelSelect} models=${models.data} value=${chosen} onChange=${setModel} />`}

@@ -1,7 +1,7 @@
 /** Where the next message is written: text, images by drop, paste or choice, send and stop. */
 
 import { html, useRef, useState } from "../../lib.js";
-import { Button, GrowingTextArea, IconButton, toast } from "../../ui/index.js";
+import { Button, GrowingTextArea, IconButton, toast, toastError } from "../../ui/index.js";
 
 const IMAGE_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const MAX_IMAGES = 8;
@@ -39,25 +39,26 @@ export function Composer({ text, onText, onSend, onStop, busy, vision, modelName
   };
   /** @param {Iterable<File>} files */
   const attach = async (files) => {
-    const read = await readImages(files);
-    if (read.length === 0) return;
-    if (!vision) {
-      toast(`${modelName} does not read images.`, "bad");
-      return;
+    try {
+      const read = await readImages(files);
+      if (read.length === 0) return;
+      if (!vision) toast(`${modelName} does not read images.`, "bad");
+      else setImages((previous) => [...previous, ...read].slice(0, MAX_IMAGES));
+    } catch (error) {
+      toastError(error);
     }
-    setImages((previous) => [...previous, ...read].slice(0, MAX_IMAGES));
   };
   return html`<form class=${`composer ${dropping ? "dropping" : ""}`}
-    onSubmit=${(/** @type {Event} */ event) => {
+    onSubmit=${(event) => {
       event.preventDefault();
       send();
     }}
-    onDragOver=${(/** @type {DragEvent} */ event) => {
+    onDragOver=${(event) => {
       event.preventDefault();
       setDropping(true);
     }}
     onDragLeave=${() => setDropping(false)}
-    onDrop=${(/** @type {DragEvent} */ event) => {
+    onDrop=${(event) => {
       event.preventDefault();
       setDropping(false);
       void attach(event.dataTransfer?.files ?? []);
@@ -67,22 +68,23 @@ export function Composer({ text, onText, onSend, onStop, busy, vision, modelName
       (url, index) => html`<span key=${index} class="thumbnail"><img src=${url} alt=${`Image ${index + 1}`} /><${IconButton} icon="close" size=${12} label=${`Remove image ${index + 1}`} onClick=${() => setImages(images.filter((_, at) => at !== index))} /></span>`,
     )}</div>`}
     <${GrowingTextArea} inputRef=${inputRef} class="composer-input" name="message" aria-label="Message" placeholder="Write a message" value=${text}
-      onInput=${(/** @type {any} */ event) => onText(event.target.value)}
-      onPaste=${(/** @type {ClipboardEvent} */ event) => {
+      onInput=${(event) => onText(event.target.value)}
+      onPaste=${(event) => {
         const files = [...(event.clipboardData?.files ?? [])];
         if (files.some((each) => IMAGE_TYPES.includes(each.type))) {
           event.preventDefault();
           void attach(files);
         }
       }}
-      onKeyDown=${(/** @type {KeyboardEvent} */ event) => {
-        if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      onKeyDown=${(event) => {
+        // Safari ends a composition before its Enter, which then has the code of one.
+        if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229) {
           event.preventDefault();
           send();
         }
       }} />
     <div class="composer-actions">
-      ${vision && html`<input ref=${picker} class="visually-hidden" type="file" accept=${IMAGE_TYPES.join(",")} multiple tabindex="-1" aria-hidden="true" onChange=${(/** @type {any} */ event) => {
+      ${vision && html`<input ref=${picker} class="visually-hidden" type="file" accept=${IMAGE_TYPES.join(",")} multiple tabindex="-1" aria-hidden="true" onChange=${(event) => {
         void attach(event.target.files);
         event.target.value = "";
       }} />

@@ -11,7 +11,6 @@ import { batch, signal } from "../../lib.js";
  * @typedef {{token: string, logprob: number, bytes: number[] | null, top: {token: string, logprob: number, bytes: number[] | null}[]}} TokenInfo
  * @typedef {object} Stats
  * @property {number | null} firstToken seconds to the first token
- * @property {number} seconds of the whole answer
  * @property {number | null} inputTokens
  * @property {number | null} cachedTokens
  * @property {number | null} outputTokens
@@ -62,8 +61,8 @@ export function defaultSettings() {
   return { model: "", system: "", parameters: {}, tools: "", toolChoice: "auto", format: "text", schema: "", strict: true, logprobs: false };
 }
 
-/** @param {Partial<Content>} values @returns {Content} */
-export function content(values) {
+/** @returns {Content} */
+function emptyContent() {
   return {
     text: "",
     reasoning: "",
@@ -78,8 +77,18 @@ export function content(values) {
     model: "",
     ignored: "",
     schema: null,
-    ...values,
   };
+}
+
+/**
+ * `initial` with those of the values that have its types: files may have any.
+ * @template {object} T
+ * @param {T} initial @param {any} values @returns {T}
+ */
+function withKnown(initial, values) {
+  const kind = (/** @type {any} */ value) => (Array.isArray(value) ? "array" : typeof value);
+  const fits = Object.entries(initial).filter(([name, value]) => values?.[name] !== undefined && (value === null || kind(value) === kind(values[name])));
+  return { ...initial, ...Object.fromEntries(fits.map(([name]) => [name, values[name]])) };
 }
 
 /** @param {string} prefix */
@@ -134,7 +143,7 @@ export class Thread {
   /** Add a message and choose it. @param {string | null} parent @param {Message["role"]} role @param {Partial<Content>} values */
   add(parent, role, values) {
     /** @type {Message} */
-    const message = { id: newId("msg"), parent, role, content: signal(content(values)) };
+    const message = { id: newId("msg"), parent, role, content: signal({ ...emptyContent(), ...values }) };
     this.messages.set(message.id, message);
     this.choose(message);
     return message;
@@ -177,17 +186,19 @@ export class Thread {
 
   /** @param {any} data of toJSON, or of a file: raises Error if it is not one */
   static fromJSON(data) {
-    const thread = new Thread({ ...defaultSettings(), ...(isObject(data.settings) ? data.settings : {}) });
+    const thread = new Thread(withKnown(defaultSettings(), data.settings));
     if (!Array.isArray(data.messages)) throw new Error("The file has no list of messages.");
     for (const each of data.messages) {
       if (!isObject(each) || typeof each.id !== "string" || !["user", "assistant", "tool"].includes(each.role)) {
         throw new Error("The file has a message without id or role.");
       }
-      const { id, parent, role, ...values } = each;
-      thread.messages.set(id, { id, parent: parent ?? null, role, content: signal(content(values)) });
+      const { id, parent = null, role } = each;
+      if (parent !== null && !thread.messages.has(parent)) throw new Error("The file has a message before the one that it follows.");
+      thread.messages.set(id, { id, parent, role, content: signal(withKnown(emptyContent(), each)) });
     }
     for (const [key, value] of Object.entries(isObject(data.chosen) ? data.chosen : {})) {
-      if (thread.messages.has(String(value))) thread.chosen.set(key, String(value));
+      const parent = thread.messages.get(String(value))?.parent;
+      if (parent !== undefined && (parent ?? ROOT) === key) thread.chosen.set(key, String(value));
     }
     return thread;
   }

@@ -36,7 +36,7 @@ export function MessageView({ message, siblings, actions, busy, last, modelStatu
     </header>
     <div class="message-body">
       ${editing
-        ? html`<${Editor} value=${value} onCancel=${() => setEditing(false)} onSave=${(/** @type {string} */ text) => {
+        ? html`<${Editor} value=${value} busy=${busy} onCancel=${() => setEditing(false)} onSave=${(text) => {
             setEditing(false);
             actions.edit(message, text, value.images);
           }} />`
@@ -63,10 +63,10 @@ function Body({ message, value, actions, busy, last, modelStatus }) {
       <button type="button" aria-pressed=${String(showTokens)} onClick=${() => setShowTokens(true)}>Tokens</button>
     </div>`}
     ${tokens && showTokens
-      ? html`<${Tokens} tokens=${value.tokens} onBranch=${busy ? undefined : (/** @type {number} */ at, /** @type {any} */ chosen) => actions.branch(message, at, chosen)} />`
+      ? html`<${Tokens} tokens=${value.tokens} onBranch=${busy ? undefined : (at, chosen) => actions.branch(message, at, chosen)} />`
       : value.text && html`<${Markdown} text=${value.text} streaming=${streaming} />`}
     ${value.toolCalls.map((call, index) => html`<${ToolCallView} key=${index} call=${call} streaming=${streaming} />`)}
-    ${last && !busy && value.toolCalls.length > 0 && value.state === "done" && html`<${CallAnswers} calls=${value.toolCalls} onSend=${(/** @type {any} */ answers) => actions.answerCalls(message, answers)} />`}
+    ${last && !busy && value.toolCalls.length > 0 && value.state === "done" && html`<${CallAnswers} calls=${value.toolCalls} onSend=${(answers) => actions.answerCalls(message, answers)} />`}
     ${value.state === "waiting" && html`<${Waiting} status=${modelStatus} model=${value.model} />`}
     ${value.state === "streaming" && html`<span class="caret" aria-hidden="true"></span>`}
     ${value.schema !== null && value.state === "done" && value.text && html`<${SchemaCheck} text=${value.text} schema=${value.schema} finishReason=${value.finishReason} />`}
@@ -126,13 +126,13 @@ function pretty(text) {
 /** @param {{calls: import("./conversation.js").ToolCall[], onSend: (answers: {id: string, text: string}[]) => void}} props */
 function CallAnswers({ calls, onSend }) {
   const [texts, setTexts] = useState(() => calls.map(() => ""));
-  return html`<form class="call-answers" onSubmit=${(/** @type {Event} */ event) => {
+  return html`<form class="call-answers" onSubmit=${(event) => {
     event.preventDefault();
     onSend(calls.map((call, index) => ({ id: call.id, text: texts[index] ?? "" })));
   }}>
     ${calls.map(
       (call, index) => html`<${TextArea} key=${index} label=${html`Result of <code>${call.name}</code>`} rows=${2} mono placeholder='{"temperature": 21}' value=${texts[index]}
-        onInput=${(/** @type {string} */ text) => setTexts(texts.map((each, at) => (at === index ? text : each)))} />`,
+        onInput=${(text) => setTexts(texts.map((each, at) => (at === index ? text : each)))} />`,
     )}
     <${Button} variant="primary" size="small" type="submit" disabled=${texts.some((each) => each.trim() === "")}>Send ${calls.length > 1 ? "results" : "result"}<//>
   </form>`;
@@ -178,18 +178,19 @@ function Branches({ message, siblings, onChoose, disabled }) {
   </span>`;
 }
 
-/** @param {{value: Content, onSave: (text: string) => void, onCancel: () => void}} props */
-function Editor({ value, onSave, onCancel }) {
+/** @param {{value: Content, busy: boolean, onSave: (text: string) => void, onCancel: () => void}} props */
+function Editor({ value, busy, onSave, onCancel }) {
   const [text, setText] = useState(value.text);
   const input = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   useEffect(() => input.current?.focus(), []);
   return html`<div class="editor">
-    <${GrowingTextArea} class="input" inputRef=${input} aria-label="Edit the message" value=${text} onInput=${(/** @type {any} */ event) => setText(event.target.value)}
-      onKeyDown=${(/** @type {KeyboardEvent} */ event) => {
+    <${GrowingTextArea} class="input" inputRef=${input} aria-label="Edit the message" value=${text} onInput=${(event) => setText(event.target.value)}
+      onKeyDown=${(event) => {
+        if (event.isComposing) return;
         if (event.key === "Escape") onCancel();
-        if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) onSave(text);
+        if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !busy) onSave(text);
       }} />
-    <div class="row"><${Button} size="small" variant="primary" onClick=${() => onSave(text)}>Save as a new branch<//><${Button} size="small" variant="ghost" onClick=${onCancel}>Cancel<//></div>
+    <div class="row"><${Button} size="small" variant="primary" disabled=${busy} onClick=${() => onSave(text)}>Save as a new branch<//><${Button} size="small" variant="ghost" onClick=${onCancel}>Cancel<//></div>
   </div>`;
 }
 

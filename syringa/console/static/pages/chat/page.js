@@ -57,7 +57,7 @@ export default function ChatPage() {
     changed();
   };
   const vision = threads.every((thread) => models.value.find((each) => each.id === (thread.settings.value.model || defaultModel()))?.capabilities.includes("vision"));
-  const panel = html`${comparing && html`<${Tabs} label="Settings of" tabs=${[{ id: "0", label: "Thread A" }, { id: "1", label: "Thread B" }]} value=${String(settingsOf)} onChange=${(/** @type {string} */ id) => setSettingsOf(Number(id))} />`}
+  const panel = html`${comparing && html`<${Tabs} label="Settings of" tabs=${[{ id: "0", label: "Thread A" }, { id: "1", label: "Thread B" }]} value=${String(settingsOf)} onChange=${(id) => setSettingsOf(Number(id))} />`}
     <${SettingsPanel} key=${`${conversation.id}-${settingsOf}`} settings=${settings} onChange=${setSettings} models=${resource} defaultModel=${defaultModel()} />`;
   const toggle = (/** @type {"list" | "settings"} */ which) => {
     if (!wide[which]) setDialog(which);
@@ -71,7 +71,7 @@ export default function ChatPage() {
       <div class="chat-bar" role="toolbar" aria-label="Conversation">
         <${IconButton} icon="history" label="Conversations" aria-expanded=${String(listOpen)} onClick=${() => toggle("list")} />
         ${!comparing &&
-        html`<div class="chat-model"><${ModelPicker} label="Model" hideLabel value=${firstSettings.model} defaultModel=${defaultModel()} models=${models.value} onChange=${(/** @type {string} */ id) => setSettings({ ...firstSettings, model: id }, first)} />
+        html`<div class="chat-model"><${ModelPicker} label="Model" hideLabel value=${firstSettings.model} defaultModel=${defaultModel()} models=${models.value} onChange=${(id) => setSettings({ ...firstSettings, model: id }, first)} />
           ${model && html`<${ModelStatus} status=${model.status} />`}</div>`}
         <span class="grow"></span>
         <${IconButton} icon="plus" class="new-chat" label="New chat" onClick=${newConversation} />
@@ -88,7 +88,7 @@ export default function ChatPage() {
         <${IconButton} icon="settings" label="Settings" aria-expanded=${String(settingsOpen)} onClick=${() => toggle("settings")} />
       </div>
       <div class=${`threads ${comparing ? "two" : ""}`}>
-        ${threads.map((thread, index) => html`<${ThreadView} key=${`${conversation.id}-${index}`} thread=${thread} name=${comparing ? "AB"[index] : undefined} empty=${html`<${Welcome} comparing=${comparing} onChoose=${(/** @type {string} */ text) => {
+        ${threads.map((thread, index) => html`<${ThreadView} key=${`${conversation.id}-${index}`} thread=${thread} name=${comparing ? "AB"[index] : undefined} empty=${html`<${Welcome} comparing=${comparing} onChoose=${(text) => {
           setDraft(text);
           input.current?.focus();
         }} />`} />`)}

@@ -21,7 +21,7 @@ const FIRST = ["temperature", "top_p", "max_completion_tokens", "seed"];
 /** @type {Promise<any> | null} */
 let loading = null;
 
-/** The schema of a chat request, with references resolved against the document. @returns {Promise<any>} */
+/** The schema of a chat request, with references resolved against the document. */
 export async function loadRequestSchema() {
   loading ??= get("/openapi.json").then((document) => {
     const body = document.paths[PATH].post.requestBody.content["application/json"].schema;
@@ -36,7 +36,7 @@ export async function loadRequestSchema() {
   }
 }
 
-/** @param {any} schema @returns {Parameter[]} */
+/** @param {any} schema */
 export function readParameters(schema) {
   const parameters = [];
   for (const [name, field] of Object.entries(/** @type {Record<string, any>} */ (schema.properties))) {
@@ -49,7 +49,7 @@ export function readParameters(schema) {
   return parameters.sort((first, second) => place(first) - place(second));
 }
 
-/** @param {any} field @returns {Parameter["kind"]} */
+/** @param {any} field */
 function kindOf(field) {
   const types = [field.type ?? []].flat().filter((each) => each !== "null");
   if (types.length === 1 && ["number", "integer", "boolean"].includes(types[0])) return types[0];
@@ -82,7 +82,7 @@ export function ParameterForm({ parameters, values, onChange }) {
   });
   return html`<div class="parameters">
     ${all && html`<${TextInput} label="Search parameters" type="search" placeholder="Search parameters" hideLabel value=${search} onInput=${setSearch} />`}
-    ${shown.map((each) => html`<${ParameterField} key=${each.name} parameter=${each} value=${values[each.name]} onChange=${(/** @type {any} */ value) => set(each.name, value)} />`)}
+    ${shown.map((each) => html`<${ParameterField} key=${each.name} parameter=${each} value=${values[each.name]} onChange=${(value) => set(each.name, value)} />`)}
     ${all && shown.length === 0 && html`<p class="muted small">No parameter matches.</p>`}
     <button type="button" class="link-button" aria-expanded=${String(all)} onClick=${() => {
       setAll(!all);
@@ -106,13 +106,13 @@ function ParameterField({ parameter, value, onChange }) {
   }
   if (kind === "boolean") {
     const text = fallback ? `default (${fallback})` : "default";
-    return html`<${Select} ...${common} value=${value === undefined ? "" : String(value)} options=${[{ value: "", label: text }, "true", "false"]} onChange=${(/** @type {string} */ next) => onChange(next === "" ? undefined : next === "true")} />`;
+    return html`<${Select} ...${common} value=${value === undefined ? "" : String(value)} options=${[{ value: "", label: text }, "true", "false"]} onChange=${(next) => onChange(next === "" ? undefined : next === "true")} />`;
   }
   if (kind === "enum") {
     const options = schema.enum ?? schema.anyOf.find((/** @type {any} */ each) => each.enum).enum;
-    return html`<${Select} ...${common} value=${value ?? ""} options=${[{ value: "", label: "default" }, ...options]} onChange=${(/** @type {string} */ next) => onChange(next || undefined)} />`;
+    return html`<${Select} ...${common} value=${value ?? ""} options=${[{ value: "", label: "default" }, ...options]} onChange=${(next) => onChange(next || undefined)} />`;
   }
-  if (kind === "text") return html`<${TextInput} ...${common} value=${value ?? ""} placeholder=${fallback} onInput=${(/** @type {string} */ next) => onChange(next || undefined)} />`;
+  if (kind === "text") return html`<${TextInput} ...${common} value=${value ?? ""} placeholder=${fallback} onInput=${(next) => onChange(next || undefined)} />`;
   if (kind === "list") return html`<${ListField} ...${common} value=${value} onChange=${onChange} />`;
   return html`<${JsonField} ...${common} value=${value} onChange=${onChange} />`;
 }
@@ -121,7 +121,7 @@ function ParameterField({ parameter, value, onChange }) {
 function JsonField({ value, onChange, ...rest }) {
   const [text, setText] = useState(value === undefined ? "" : JSON.stringify(value));
   const shown = value === undefined && text.trim() !== "" && isJson(text) ? "" : text;
-  return html`<${JsonInput} ...${rest} rows=${2} text=${shown} onChange=${(/** @type {string} */ next, /** @type {any} */ parsed) => {
+  return html`<${JsonInput} ...${rest} rows=${2} text=${shown} onChange=${(next, parsed) => {
     setText(next);
     onChange(parsed);
   }} />`;
@@ -130,7 +130,7 @@ function JsonField({ value, onChange, ...rest }) {
 /** Texts, one on each line. @param {{value: any, onChange: (value: any) => void, label: any, hint: string, end: any}} props */
 function ListField({ value, onChange, hint, ...rest }) {
   const [text, setText] = useState(Array.isArray(value) ? value.map((each) => JSON.stringify(each).slice(1, -1)).join("\n") : "");
-  return html`<${TextArea} ...${rest} rows=${2} mono hint=${`${hint} One per line; \\n is a line break.`} value=${value === undefined ? "" : text} onInput=${(/** @type {string} */ next) => {
+  return html`<${TextArea} ...${rest} rows=${2} mono hint=${`${hint} One per line; \\n is a line break.`} value=${value === undefined ? "" : text} onInput=${(next) => {
     setText(next);
     onChange(readLines(next));
   }} />`;
@@ -146,7 +146,7 @@ function isJson(text) {
   }
 }
 
-/** @param {string} text @returns {string[] | undefined} */
+/** @param {string} text */
 function readLines(text) {
   const lines = text.split("\n").filter((line) => line !== "");
   if (lines.length === 0) return undefined;

@@ -82,9 +82,8 @@ function readJson(text, name) {
  * @param {any} options.model entry of /v1/models that answers, if it is known
  * @param {string} options.defaultModel
  * @param {{text: string, reasoning: string, tokens: import("./conversation.js").TokenInfo[]}} [options.prefix] that is continued
- * @param {() => void} options.onChange called when something is worth storing
  */
-export async function generate({ thread, path, model, defaultModel, prefix, onChange }) {
+export async function generate({ thread, path, model, defaultModel, prefix }) {
   const settings = thread.settings.peek();
   const parent = path[path.length - 1]?.id ?? null;
   const controller = new AbortController();
@@ -113,7 +112,7 @@ export async function generate({ thread, path, model, defaultModel, prefix, onCh
         if (ignored) answers[0]?.set({ ignored });
       },
     });
-    for await (const { data } of events) {
+    for await (const data of events) {
       for (const choice of data.choices ?? []) {
         let answer = answers[choice.index];
         if (!answer) answer = answers[choice.index] = new Answer(thread.add(parent, "assistant", start));
@@ -128,10 +127,9 @@ export async function generate({ thread, path, model, defaultModel, prefix, onCh
       else each?.end("failed", describe(error));
     }
   } finally {
-    thread.running.value = null;
+    if (thread.running.peek() === controller) thread.running.value = null;
     const first = answers[0];
     if (answers.length > 1 && first) thread.choose(first.message);
-    onChange();
   }
 }
 
@@ -153,7 +151,8 @@ class Answer {
     /** @type {Partial<Content>} */
     this.changes = {};
     this.scheduled = false;
-    this.parts = 0;
+    /** All tokens: copied once for each frame, since an answer may have 100,000. */
+    this.tokens = [...message.content.peek().tokens];
   }
 
   /** @param {Partial<Content>} values */
@@ -171,6 +170,7 @@ class Answer {
     this.scheduled = false;
     const changes = this.changes;
     this.changes = {};
+    if (this.tokens.length > this.message.content.peek().tokens.length) changes.tokens = [...this.tokens];
     if (Object.keys(changes).length > 0) this.message.content.value = { ...this.message.content.peek(), ...changes };
   }
 
@@ -190,15 +190,14 @@ class Answer {
     if (delta.content) values.text = now.text + delta.content;
     if (delta.tool_calls) values.toolCalls = mergeCalls(now.toolCalls, delta.tool_calls);
     const logprobs = choice.logprobs?.content;
-    if (logprobs?.length) values.tokens = [...now.tokens, ...logprobs.map(toToken)];
+    for (const each of logprobs ?? []) this.tokens.push(toToken(each));
     if (choice.finish_reason) values.finishReason = choice.finish_reason;
     if (reasoning || delta.content || delta.tool_calls) {
       this.last = performance.now();
       this.first ??= this.last;
-      this.parts += 1;
       values.state = "streaming";
     }
-    if (Object.keys(values).length > 0) this.set(values);
+    this.set(values);
   }
 
   /** @param {any} usage @param {any} prices @param {number} answers that share the usage */
@@ -224,7 +223,6 @@ class Answer {
   measure() {
     return {
       firstToken: this.first === null ? null : (this.first - this.started) / 1000,
-      seconds: (this.last - this.started) / 1000,
       inputTokens: null,
       cachedTokens: null,
       outputTokens: null,

@@ -1,7 +1,7 @@
 /** The conversation that is open, and what is done with its threads. It goes on while another page is shown. */
 
 import { effect, signal } from "../../lib.js";
-import { me, session } from "../../state.js";
+import { me, readStorage, session, writeStorage } from "../../state.js";
 import { toast } from "../../ui/index.js";
 import { Conversation, newId } from "./conversation.js";
 import { generate } from "./request.js";
@@ -23,10 +23,16 @@ export const models = signal([]);
 
 /** @type {string | null} */
 let owner = null;
-/** @type {ReturnType<typeof setTimeout> | undefined} */
-let timer;
+let timer = 0;
 /** @type {Conversation | null} */
 let unsaved = null;
+/** Conversations that are generated in, also while another one is shown. @type {Set<Conversation>} */
+const generating = new Set();
+/** Ids of conversations that must not be stored again. @type {Set<string>} */
+const removed = new Set();
+/** Counts what is shown, so that a slow read does not replace what was chosen after it. */
+let shows = 0;
+let toldUnstored = false;
 
 /** The organization that conversations belong to. */
 function currentOwner() {
@@ -41,25 +47,25 @@ export function defaultModel() {
 export async function startChat() {
   if (owner === currentOwner()) return;
   owner = currentOwner();
-  stop();
+  for (const each of generating) abort(each);
   current.value = owned(new Conversation());
+  const turn = ++shows;
   await refreshList();
-  let last = null;
-  try {
-    last = sessionStorage.getItem(LAST);
-  } catch {
-    // Storage is blocked.
-  }
-  if (last && summaries.peek().some((each) => each.id === last)) await openConversation(last);
+  const last = readStorage(LAST);
+  if (turn === shows && summaries.peek().some((each) => each.id === last)) await openConversation(last);
 }
 
 // Signing out ends what runs with the key, and forgets what was shown with it.
 effect(() => {
   if (session.value !== "signed-out" || owner === null) return;
-  stop();
+  save();
+  for (const each of generating) abort(each);
   owner = null;
+  shows += 1;
   current.value = new Conversation();
   summaries.value = [];
+  models.value = [];
+  writeStorage(sessionStorage, LAST, null);
 });
 
 /** @param {Conversation} conversation which belongs to the caller from now on */
@@ -69,7 +75,10 @@ function owned(conversation) {
 }
 
 export async function refreshList() {
-  summaries.value = await listConversations(owner ?? "");
+  const asked = owner;
+  if (asked === null) return;
+  const found = await listConversations(asked);
+  if (asked === owner) summaries.value = found;
 }
 
 /** Start a conversation with the settings of the open one. */
@@ -81,23 +90,28 @@ export function newConversation() {
 
 /** @param {Conversation} conversation */
 function show(conversation) {
+  shows += 1;
   current.value = owned(conversation);
   remember(conversation);
 }
 
 /** @param {Conversation} conversation which is opened again when the page is reloaded */
 function remember(conversation) {
-  try {
-    sessionStorage.setItem(LAST, conversation.id);
-  } catch {
-    // Storage is blocked.
-  }
+  writeStorage(sessionStorage, LAST, conversation.id);
 }
 
 /** @param {string} id */
 export async function openConversation(id) {
+  const turn = ++shows;
   if (id === current.peek().id) return;
+  const running = [...generating].find((each) => each.id === id);
+  if (running) {
+    show(running);
+    return;
+  }
+  save();
   const data = await readConversation(id);
+  if (turn !== shows) return;
   if (data === null) {
     toast("The conversation is no longer in this browser.", "bad");
     await refreshList();
@@ -108,11 +122,10 @@ export async function openConversation(id) {
 
 /** @param {string} id */
 export async function removeConversation(id) {
+  removed.add(id);
+  for (const each of generating) if (each.id === id) abort(each);
   await deleteConversation(id);
-  if (id === current.peek().id) {
-    stop();
-    newConversation();
-  }
+  if (id === current.peek().id) newConversation();
   await refreshList();
 }
 
@@ -138,11 +151,14 @@ function save() {
   unsaved = null;
   if (conversation) void store(conversation);
 }
-window.addEventListener("pagehide", save);
+window.addEventListener("pagehide", () => {
+  save();
+  for (const each of generating) void store(each);
+});
 
 /** @param {Conversation} conversation */
 async function store(conversation) {
-  if (conversation.isEmpty()) return;
+  if (conversation.isEmpty() || removed.has(conversation.id)) return;
   if (conversation === current.peek()) remember(conversation);
   conversation.updatedAt = Date.now();
   if (!conversation.title.peek()) {
@@ -150,41 +166,59 @@ async function store(conversation) {
     conversation.title.value = (first?.content.peek().text ?? "").trim().replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
   }
   const summary = { id: conversation.id, owner: conversation.owner, title: conversation.title.peek(), updatedAt: conversation.updatedAt };
-  await writeConversation(summary, conversation.toJSON());
+  const stored = await writeConversation(summary, conversation.toJSON());
+  if (!stored && !toldUnstored) {
+    toldUnstored = true;
+    toast("This browser does not store conversations now: they last until the page is closed.", "bad");
+  }
   await refreshList();
 }
 
 /** @param {Thread} thread @param {Message[]} path @param {any} [prefix] */
-function answer(thread, path, prefix) {
+async function answer(thread, path, prefix) {
   const conversation = current.peek();
   const id = thread.settings.peek().model || defaultModel();
   const model = models.peek().find((each) => each.id === id);
-  void generate({ thread, path, model, defaultModel: defaultModel(), prefix, onChange: () => void store(conversation) });
+  generating.add(conversation);
   changed(conversation);
+  await generate({ thread, path, model, defaultModel: defaultModel(), prefix });
+  if (!isGenerating(conversation)) generating.delete(conversation);
+  await store(conversation);
+}
+
+/** @param {Conversation} conversation */
+function isGenerating(conversation) {
+  return conversation.threads.some((each) => each.running.peek() !== null);
+}
+
+/** @param {Conversation} conversation */
+function abort(conversation) {
+  for (const thread of conversation.threads) thread.running.peek()?.abort();
 }
 
 /** Send a message to the threads that are shown. @param {string} text @param {string[]} images */
 export function send(text, images) {
+  shows += 1;
   for (const thread of current.peek().shown()) {
     const path = thread.path();
     const message = thread.add(path[path.length - 1]?.id ?? null, "user", { text, images });
-    answer(thread, [...path, message]);
+    void answer(thread, [...path, message]);
   }
 }
 
 export function stop() {
-  for (const thread of current.peek().threads) thread.running.peek()?.abort();
+  abort(current.peek());
 }
 
 /** @param {Thread} thread @returns {import("./message.js").Actions} */
 export function actionsOf(thread) {
   return {
-    regenerate: (message) => answer(thread, thread.before(message)),
+    regenerate: (message) => void answer(thread, thread.before(message)),
     edit: (message, text, images) => {
       const before = thread.before(message);
       const { model, reasoning } = message.content.peek();
       const edited = thread.add(message.parent, message.role, { text, images, model, reasoning });
-      if (message.role === "user") answer(thread, [...before, edited]);
+      if (message.role === "user") void answer(thread, [...before, edited]);
       else changed();
     },
     choose: (message) => {
@@ -203,12 +237,12 @@ export function actionsOf(thread) {
         return;
       }
       const taken = { ...alternative, top: tokens[at]?.top ?? [] };
-      answer(thread, thread.before(message), { text, reasoning, tokens: [...tokens.slice(0, at), taken] });
+      void answer(thread, thread.before(message), { text, reasoning, tokens: [...tokens.slice(0, at), taken] });
     },
     answerCalls: (message, answers) => {
       const path = [...thread.before(message), message];
       for (const { id, text } of answers) path.push(thread.add(path[path.length - 1]?.id ?? null, "tool", { text, toolCallId: id }));
-      answer(thread, path);
+      void answer(thread, path);
     },
   };
 }

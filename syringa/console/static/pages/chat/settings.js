@@ -1,11 +1,13 @@
 /** The settings of a thread: model, system prompt, parameters, tools and output format. */
 
 import { post } from "../../api.js";
+import { number } from "../../format.js";
 import { useAction, useResource } from "../../hooks.js";
 import { html, useMemo } from "../../lib.js";
 import { may } from "../../state.js";
 import { Badge, Button, ErrorNotice, JsonInput, Loaded, Select, Switch, TextArea, parseJson } from "../../ui/index.js";
 import { Validator } from "../../vendor/json-schema/index.js";
+import { modelPath, tone } from "../shared.js";
 import { ParameterForm, loadRequestSchema, readParameters } from "./parameters.js";
 
 /** @typedef {import("./conversation.js").Settings} Settings */
@@ -26,12 +28,10 @@ const SCHEMA_EXAMPLE = {
   required: ["name", "year"],
   additionalProperties: false,
 };
-const TONES = { loaded: "good", loading: "warning", hanging: "bad", failed: "bad", cold: "neutral" };
 
 /** @param {{status: string}} props */
 export function ModelStatus({ status }) {
-  const tone = TONES[/** @type {keyof typeof TONES} */ (status)] ?? "neutral";
-  return html`<${Badge} tone=${tone} dot title=${status === "cold" ? "It is loaded by the first request" : undefined}>${status}<//>`;
+  return html`<${Badge} tone=${tone(status)} dot title=${status === "cold" ? "It is loaded by the first request" : undefined}>${status}<//>`;
 }
 
 /**
@@ -53,9 +53,9 @@ export function SettingsPanel({ settings, onChange, models, defaultModel }) {
   const set = (changes) => onChange({ ...settings, ...changes });
   return html`<div class="settings">
     <${ModelSection} settings=${settings} set=${set} models=${models} defaultModel=${defaultModel} />
-    <${TextArea} label="System prompt" rows=${3} placeholder="You are a helpful assistant." value=${settings.system} onInput=${(/** @type {string} */ system) => set({ system })} />
+    <${TextArea} label="System prompt" rows=${3} placeholder="You are a helpful assistant." value=${settings.system} onInput=${(system) => set({ system })} />
     <${Loaded} of=${schema} label="Loading parameters">
-      ${(/** @type {any} */ document) => html`
+      ${(document) => html`
         <${Section} title="Parameters"><${Parameters} document=${document} settings=${settings} set=${set} /><//>
         <${Section} title="Tools"><${ToolsSection} document=${document} settings=${settings} set=${set} /><//>
         <${Section} title="Output"><${OutputSection} settings=${settings} set=${set} /><//>
@@ -74,15 +74,15 @@ function ModelSection({ settings, set, models, defaultModel }) {
   const all = models.data ?? [];
   const model = all.find((each) => each.id === (settings.model || defaultModel));
   const load = useAction(async () => {
-    await post(`/admin/models/${encodeURIComponent(model.id)}/load`, {});
+    await post(`${modelPath(model.id)}/load`);
     models.reload();
   });
   return html`<section class="settings-section first">
-    <${ModelPicker} label="Model" value=${settings.model} defaultModel=${defaultModel} models=${all} onChange=${(/** @type {string} */ id) => set({ model: id })} />
+    <${ModelPicker} label="Model" value=${settings.model} defaultModel=${defaultModel} models=${all} onChange=${(id) => set({ model: id })} />
     ${model &&
     html`<div class="row wrap small muted">
       <${ModelStatus} status=${model.status} />
-      ${model.context_length && html`<span>${model.context_length.toLocaleString("en-US")} tokens of context</span>`}
+      ${model.context_length && html`<span>${number(model.context_length)} tokens of context</span>`}
       ${model.status === "cold" && may("admin") && html`<${Button} size="small" busy=${load.busy} onClick=${load.run}>Load now<//>`}
     </div>`}
     <${ErrorNotice} error=${load.error ?? (models.data ? null : models.error)} />
@@ -92,13 +92,13 @@ function ModelSection({ settings, set, models, defaultModel }) {
 /** @param {{document: any, settings: Settings, set: (changes: Partial<Settings>) => void}} props */
 function Parameters({ document, settings, set }) {
   const parameters = useMemo(() => readParameters(document), [document]);
-  return html`<${ParameterForm} parameters=${parameters} values=${settings.parameters} onChange=${(/** @type {any} */ values) => set({ parameters: values })} />`;
+  return html`<${ParameterForm} parameters=${parameters} values=${settings.parameters} onChange=${(values) => set({ parameters: values })} />`;
 }
 
 /** @param {{document: any, settings: Settings, set: (changes: Partial<Settings>) => void}} props */
 function ToolsSection({ document, settings, set }) {
   const validator = useMemo(() => new Validator({ ...document.properties.tools, components: document.components }, "2020-12", false), [document]);
-  /** @param {any} value @returns {string | null} */
+  /** @param {any} value */
   const check = (value) => {
     if (!Array.isArray(value)) return "Tools are a list: [{\"type\": \"function\", \"function\": {…}}]";
     const { valid, errors } = validator.validate(value);
@@ -110,8 +110,8 @@ function ToolsSection({ document, settings, set }) {
   return html`<div class="stack-small">
     <${JsonInput} label="Functions" rows=${settings.tools ? 9 : 2} text=${settings.tools} check=${check} hint="Calls are answered by hand, below the message."
       end=${!settings.tools && html`<button type="button" class="link-button" onClick=${() => set({ tools: JSON.stringify(TOOLS_EXAMPLE, null, 2) })}>Example</button>`}
-      onChange=${(/** @type {string} */ tools) => set({ tools })} />
-    ${names.length > 0 && html`<${Select} label="Tool choice" value=${settings.toolChoice} options=${["auto", "none", "required", ...names]} onChange=${(/** @type {string} */ toolChoice) => set({ toolChoice })} />`}
+      onChange=${(tools) => set({ tools })} />
+    ${names.length > 0 && html`<${Select} label="Tool choice" value=${settings.toolChoice} options=${["auto", "none", "required", ...names]} onChange=${(toolChoice) => set({ toolChoice })} />`}
   </div>`;
 }
 
@@ -125,11 +125,11 @@ function OutputSection({ settings, set }) {
   /** @param {any} value */
   const check = (value) => (typeof value === "object" && value !== null && !Array.isArray(value) ? null : "A schema is a JSON object.");
   return html`<div class="stack-small">
-    <${Select} label="Format" value=${settings.format} options=${formats} onChange=${(/** @type {any} */ format) =>
+    <${Select} label="Format" value=${settings.format} options=${formats} onChange=${(format) =>
       set({ format, schema: format === "json_schema" && !settings.schema ? JSON.stringify(SCHEMA_EXAMPLE, null, 2) : settings.schema })} />
     ${settings.format === "json_schema" &&
-    html`<${JsonInput} label="Schema" rows=${9} text=${settings.schema} check=${check} onChange=${(/** @type {string} */ schema) => set({ schema })} />
-      <${Switch} label="Strict" checked=${settings.strict} onChange=${(/** @type {boolean} */ strict) => set({ strict })} hint="Refuse schemas with keywords that cannot be enforced." />`}
-    <${Switch} label="Log-probabilities" checked=${settings.logprobs} onChange=${(/** @type {boolean} */ logprobs) => set({ logprobs })} hint="Color answers by token, show alternatives and branch from them." />
+    html`<${JsonInput} label="Schema" rows=${9} text=${settings.schema} check=${check} onChange=${(schema) => set({ schema })} />
+      <${Switch} label="Strict" checked=${settings.strict} onChange=${(strict) => set({ strict })} hint="Refuse schemas with keywords that cannot be enforced." />`}
+    <${Switch} label="Log-probabilities" checked=${settings.logprobs} onChange=${(logprobs) => set({ logprobs })} hint="Color answers by token, show alternatives and branch from them." />
   </div>`;
 }

@@ -14,7 +14,6 @@ let opening = null;
 /** @type {Map<string, {summary: Summary, data: any}>} */
 const memory = new Map();
 
-/** @returns {Promise<IDBDatabase>} */
 function open() {
   opening ??= new Promise((resolve, reject) => {
     const request = indexedDB.open(DATABASE, 1);
@@ -32,7 +31,6 @@ function open() {
 /**
  * @template T
  * @param {IDBTransactionMode} mode @param {(transaction: IDBTransaction) => IDBRequest<T> | void} run
- * @returns {Promise<T | undefined>}
  */
 async function transact(mode, run) {
   const database = await open();
@@ -47,34 +45,42 @@ async function transact(mode, run) {
 
 /** @param {string} owner @returns {Promise<Summary[]>} the newest first */
 export async function listConversations(owner) {
-  let all;
+  /** @type {Summary[]} */
+  let stored = [];
   try {
-    all = /** @type {Summary[]} */ ((await transact("readonly", (each) => each.objectStore(SUMMARIES).getAll())) ?? []);
+    stored = (await transact("readonly", (each) => each.objectStore(SUMMARIES).getAll())) ?? [];
   } catch {
-    all = [...memory.values()].map((each) => each.summary);
+    // Those in memory remain.
   }
+  const all = [...stored.filter((each) => !memory.has(each.id)), ...[...memory.values()].map((each) => each.summary)];
   return all.filter((each) => each.owner === owner).sort((first, second) => second.updatedAt - first.updatedAt);
 }
 
 /** @param {string} id @returns {Promise<any>} null if there is none */
 export async function readConversation(id) {
+  if (memory.has(id)) return memory.get(id)?.data;
   try {
-    const row = await transact("readonly", (each) => each.objectStore(CONVERSATIONS).get(id));
-    return row?.data ?? memory.get(id)?.data ?? null;
+    return (await transact("readonly", (each) => each.objectStore(CONVERSATIONS).get(id)))?.data ?? null;
   } catch {
-    return memory.get(id)?.data ?? null;
+    return null;
   }
 }
 
-/** @param {Summary} summary @param {any} data that structured clone can copy */
+/**
+ * @param {Summary} summary @param {any} data that structured clone can copy
+ * @returns {Promise<boolean>} false: it is in memory only
+ */
 export async function writeConversation(summary, data) {
   try {
     await transact("readwrite", (each) => {
       each.objectStore(SUMMARIES).put(summary);
       each.objectStore(CONVERSATIONS).put({ id: summary.id, data });
     });
+    memory.delete(summary.id);
+    return true;
   } catch {
     memory.set(summary.id, { summary, data });
+    return false;
   }
 }
 

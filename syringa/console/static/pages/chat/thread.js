@@ -48,7 +48,7 @@ export function ThreadView({ thread, name, empty }) {
     ${name &&
     html`<header class="thread-header"><span class="thread-name">${name}</span>
       <div class="grow"><${ModelPicker} label=${`Model of thread ${name}`} hideLabel value=${settings.model} defaultModel=${defaultModel()} models=${models.value}
-        onChange=${(/** @type {string} */ id) => {
+        onChange=${(id) => {
           thread.settings.value = { ...thread.settings.peek(), model: id };
           changed();
         }} /></div>

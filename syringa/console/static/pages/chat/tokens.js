@@ -98,8 +98,8 @@ export function Tokens({ tokens, onBranch }) {
   };
   return html`<div class="tokens" onPointerLeave=${() => !pinned && setCursor(null)}>
     <div class="token-text" ref=${root} tabindex="0" role="application" aria-label="Tokens of the answer: arrow keys move, Enter shows the alternatives"
-      onPointerOver=${(/** @type {Event} */ event) => !pinned && place(event) !== null && setCursor(place(event))}
-      onClick=${(/** @type {Event} */ event) => {
+      onPointerOver=${(event) => !pinned && place(event) !== null && setCursor(place(event))}
+      onClick=${(event) => {
         const at = place(event);
         if (at === null) return;
         setCursor(at);

@@ -2,10 +2,11 @@
 
 import { isAbort, stream } from "../../api.js";
 import * as format from "../../format.js";
-import { html, useRef, useState } from "../../lib.js";
+import { html, useEffect, useMemo, useRef, useState } from "../../lib.js";
 import { Button, Card, EmptyState, ErrorNotice, Field, Loaded, Notice, NumberInput, Page, Switch, Tabs } from "../../ui/index.js";
 import { ModelSelect, defaultModel, useModels } from "../shared.js";
 
+const SHOW_MS = 60; // a long answer has more chunks than can be drawn
 const TABS = [{ id: "text", label: "Text" }, { id: "middle", label: "Fill in the middle" }];
 
 /** @typedef {{text: string, logprob: number | null, top: Record<string, number> | null}} Token */
@@ -15,11 +16,11 @@ export default function CompletionsPage() {
   const [tab, setTab] = useState("text");
   return html`<${Page} title="Completions" lead="Text without a chat template: what the model makes of it, token by token.">
     <${Loaded} of=${models}>
-      ${(/** @type {any[]} */ all) =>
+      ${(all) =>
         all.length === 0
           ? html`<${EmptyState} icon="models" title="No model that writes text">Add one on the <a href="#/models">models page</a>.<//>`
           : html`<${Tabs} label="Kind of completion" tabs=${TABS} value=${tab} onChange=${setTab}>
-              ${(/** @type {string} */ id) => html`<${Playground} key=${id} models=${all} middle=${id === "middle"} />`}
+              ${(id) => html`<${Playground} key=${id} models=${all} middle=${id === "middle"} />`}
             <//>`}
     <//>
   <//>`;
@@ -36,31 +37,36 @@ function Playground({ models, middle }) {
   const [tokens, setTokens] = useState(/** @type {Token[] | null} */ (null));
   const [figures, setFigures] = useState("");
   const [note, setNote] = useState("");
-  const [error, setError] = useState(/** @type {unknown} */ (null));
-  const [controller, setController] = useState(/** @type {AbortController | null} */ (null));
+  const [error, setError] = useState(/** @type {any} */ (null));
+  const [busy, setBusy] = useState(false);
+  const controller = useRef(/** @type {AbortController | null} */ (null));
+  useEffect(() => () => controller.current?.abort(), []);
   const area = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   const cursor = useRef(middle ? text.indexOf("\n\n") : 0);
 
   const run = async () => {
-    const own = new AbortController();
-    setController(own);
+    const { signal } = (controller.current = new AbortController());
+    setBusy(true);
     setError(null);
     setNote("");
+    setFigures("");
     setTokens(null);
     const at = cursor.current;
     const [before, after] = middle ? [text.slice(0, at), text.slice(at)] : [text, ""];
     const began = performance.now();
     let first = 0;
+    let shownAt = 0;
     let written = "";
     let usage = /** @type {any} */ (null);
     /** @type {Token[]} */
     const found = [];
+    const show = () => (middle ? setText(before + cut(written, after) + after) : setTokens([...found]));
     try {
       const body = {
         model, prompt: before, max_tokens: maxTokens, temperature, seed, stream: true, stream_options: { include_usage: true },
         ...(middle ? { suffix: after } : { logprobs: 5, echo }),
       };
-      for await (const { data } of stream("POST", "/v1/completions", { body, signal: own.signal })) {
+      for await (const data of stream("POST", "/v1/completions", { body, signal })) {
         usage = data.usage ?? usage;
         const choice = data.choices?.[0];
         if (!choice) continue;
@@ -68,9 +74,11 @@ function Playground({ models, middle }) {
         written += choice.text;
         const scores = choice.logprobs;
         scores?.tokens.forEach((/** @type {string} */ each, /** @type {number} */ index) => found.push({ text: each, logprob: scores.token_logprobs[index], top: scores.top_logprobs?.[index] ?? null }));
-        if (!middle) setTokens([...found]);
-        else setText(before + cut(written, after) + after);
+        if (performance.now() - shownAt < SHOW_MS) continue;
+        shownAt = performance.now();
+        show();
       }
+      show();
       if (middle) {
         if (after && written.endsWith(after)) setNote("This model has no fill-in-the-middle tokens: it has not seen the text after the cursor.");
         cursor.current = at + cut(written, after).length;
@@ -80,9 +88,10 @@ function Playground({ models, middle }) {
       const count = usage?.completion_tokens ?? 0;
       setFigures(`${format.number(usage?.prompt_tokens)} tokens in, ${format.number(count)} out, first after ${format.seconds((first - began) / 1000)}${count > 1 && seconds > 0 ? `, ${format.number((count - 1) / seconds, 1)} tokens/s` : ""}`);
     } catch (failure) {
+      show();
       if (!isAbort(failure)) setError(failure);
     } finally {
-      setController(null);
+      setBusy(false);
     }
   };
   /** Show what was written: select it. @param {number} from @param {number} to */
@@ -91,21 +100,20 @@ function Playground({ models, middle }) {
     area.current?.setSelectionRange(from, to);
   });
   const remember = (/** @type {any} */ event) => (cursor.current = event.target.selectionStart);
-  const busy = controller !== null;
   const cold = models.find((each) => each.id === model)?.status === "cold";
   return html`<div class="completions">
     <div class="stack">
       <${Field} label=${middle ? "Text, with the cursor where something is missing" : "Text"} hint="Control and Enter run it.">
-        ${(/** @type {any} */ attributes) => html`<textarea ...${attributes} ref=${area} class=${`input ${middle ? "mono" : ""}`} rows=${middle ? 14 : 7} spellcheck=${false} readonly=${busy} value=${text}
-          onInput=${(/** @type {any} */ event) => setText(event.target.value)} onSelect=${remember} onKeyUp=${remember} onClick=${remember}
-          onKeyDown=${(/** @type {KeyboardEvent} */ event) => {
+        ${(attributes) => html`<textarea ...${attributes} ref=${area} class=${`input ${middle ? "mono" : ""}`} rows=${middle ? 14 : 7} spellcheck=${false} readonly=${busy} value=${text}
+          onInput=${(event) => setText(event.target.value)} onSelect=${remember} onKeyUp=${remember} onClick=${remember}
+          onKeyDown=${(event) => {
             if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || busy) return;
             event.preventDefault();
             void run();
           }}></textarea>`}
       <//>
       <div class="row wrap">
-        ${busy ? html`<${Button} icon="stop" onClick=${() => controller?.abort()}>Stop<//>` : html`<${Button} variant="primary" icon="play" disabled=${text === ""} onClick=${run}>${middle ? "Fill in at the cursor" : "Complete"}<//>`}
+        ${busy ? html`<${Button} icon="stop" onClick=${() => controller.current?.abort()}>Stop<//>` : html`<${Button} variant="primary" icon="play" disabled=${text === ""} onClick=${run}>${middle ? "Fill in at the cursor" : "Complete"}<//>`}
         <span class="muted small" role="status">${busy ? (cold && !tokens ? "Loading the model" : "Generating") : figures}</span>
       </div>
       <${ErrorNotice} error=${error} />
@@ -136,6 +144,14 @@ function level(logprob) {
 function HeatMap({ tokens }) {
   const [at, setAt] = useState(-1);
   const token = tokens[at];
+  const root = useRef(/** @type {HTMLDivElement | null} */ (null));
+  // There may be 100,000: those that are there are not rendered again when one of them is chosen.
+  const spans = useMemo(() => tokens.map((each, index) => html`<span key=${index} data-at=${index} class=${`heat heat-${level(each.logprob)}`}>${each.text}</span>`), [tokens]);
+  useEffect(() => {
+    const chosen = root.current?.children[at];
+    chosen?.classList.add("chosen");
+    return () => chosen?.classList.remove("chosen");
+  }, [at, tokens]);
   const known = tokens.filter((each) => each.logprob !== null);
   const mean = known.length > 0 ? known.reduce((sum, each) => sum + (each.logprob ?? 0), 0) / known.length : null;
   const show = (/** @type {any} */ event) => event.target.dataset?.at !== undefined && setAt(Number(event.target.dataset.at));
@@ -147,8 +163,8 @@ function HeatMap({ tokens }) {
     setAt(Math.max(0, Math.min(tokens.length - 1, at + step)));
   };
   return html`<${Card} title="Probabilities">
-    <div class="heat-text" tabindex="0" role="group" aria-label="Tokens; arrow keys choose one" onMouseOver=${show} onClick=${show} onKeyDown=${move}>
-      ${tokens.map((each, index) => html`<span key=${index} data-at=${index} class=${`heat heat-${level(each.logprob)} ${index === at ? "chosen" : ""}`}>${each.text}</span>`)}
+    <div class="heat-text" ref=${root} tabindex="0" role="group" aria-label="Tokens; arrow keys choose one" onMouseOver=${show} onClick=${show} onKeyDown=${move}>
+      ${spans}
     </div>
     <div class="heat-scale small muted" aria-hidden="true">unlikely ${["0", "2", "4", "6", "8", "9"].map((each) => html`<span key=${each} class=${`heat heat-${each}`}> </span>`)} likely</div>
     <div class="heat-detail" aria-live="polite">

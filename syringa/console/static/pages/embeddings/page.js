@@ -15,7 +15,7 @@ export default function EmbeddingsPage() {
   const models = useModels("embed");
   return html`<${Page} title="Embeddings" lead="Paste lines of text, and see which of them mean the same.">
     <${Loaded} of=${models}>
-      ${(/** @type {any[]} */ all) =>
+      ${(all) =>
         all.length > 0
           ? html`<${Playground} models=${all} />`
           : html`<${Card}><${EmptyState} icon="embeddings" title="No embedding model" action=${may("admin") && html`<a class="button primary" href="#/models">Pull one</a>`}>

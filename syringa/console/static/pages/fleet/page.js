@@ -50,7 +50,7 @@ function Pools({ pools, reload }) {
     { key: "actions", label: html`<span class="visually-hidden">Actions</span>`, render: (row) => html`<${Menu} label=${`Actions of pool ${row.name}`} items=${menu(row)} />` },
   ];
   return html`<${Card} class="flush" title="Pools">
-    <${Table} caption="Pools" columns=${columns} rows=${pools} rowKey=${(/** @type {any} */ row) => row.name} empty=${html`<${EmptyState} icon="fleet" title="No pools">Nodes join one with syringa cluster join ADDRESS --pool NAME.<//>`} />
+    <${Table} caption="Pools" columns=${columns} rows=${pools} rowKey=${(row) => row.name} empty=${html`<${EmptyState} icon="fleet" title="No pools">Nodes join one with syringa cluster join ADDRESS --pool NAME.<//>`} />
     ${pools.length > 0 && html`<${Timeline} pools=${pools} />`}
   <//>`;
 }
@@ -68,7 +68,7 @@ function Nodes({ nodes, onDrain }) {
     { key: "replicas", label: "Replicas", numeric: true, sort: (row) => row.replicas },
     { key: "drain", label: html`<span class="visually-hidden">Action</span>`, render: (row) => row.state === "ready" && row.name !== "local" && html`<${Button} size="small" aria-label=${`Drain node ${row.name}`} onClick=${() => onDrain({ kind: "node", name: row.name })}>Drain<//>` },
   ];
-  return html`<${Card} class="flush" title="Nodes"><${Table} caption="Nodes" columns=${columns} rows=${nodes} rowKey=${(/** @type {any} */ row) => row.name}
+  return html`<${Card} class="flush" title="Nodes"><${Table} caption="Nodes" columns=${columns} rows=${nodes} rowKey=${(row) => row.name}
     empty=${html`<${EmptyState} icon="fleet" title="No nodes">Let a machine join with syringa cluster join ADDRESS --token TOKEN.<//>`} /><//>`;
 }
 
@@ -83,7 +83,7 @@ function Replicas({ replicas, onDrain }) {
     { key: "fingerprint", label: "Fingerprint", render: (row) => html`<code title=${row.fingerprint}>${row.fingerprint.slice(0, 8) || format.NONE}</code>` },
     { key: "drain", label: html`<span class="visually-hidden">Action</span>`, render: (row) => row.status !== "draining" && html`<${Button} size="small" aria-label=${`Drain replica ${row.id}`} onClick=${() => onDrain({ kind: "replica", name: row.id })}>Drain<//>` },
   ];
-  return html`<${Card} class="flush" title="Replicas"><${Table} caption="Replicas" columns=${columns} rows=${replicas} rowKey=${(/** @type {any} */ row) => row.id}
+  return html`<${Card} class="flush" title="Replicas"><${Table} caption="Replicas" columns=${columns} rows=${replicas}
     empty=${html`<${EmptyState} icon="models" title="No replicas">The first request for a model starts one.<//>`} /><//>`;
 }
 

@@ -54,9 +54,11 @@ function KeyForm({ organizations, first, onCreated, onClose }) {
   });
   /** @param {string} id @param {boolean} on */
   const choose = (id, on) => setChosen(on ? [...chosen, id] : chosen.filter((each) => each !== id));
-  return html`<${Dialog} open title="Create a key" onClose=${onClose}
-    actions=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} variant="primary" type="submit" form="create-key" busy=${create.busy} disabled=${!organization.trim()}>Create<//>`}>
-    <form id="create-key" class="stack" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); void create.run(); }}>
+  // A key that is created while nothing shows it could never be read.
+  const close = () => create.busy || onClose();
+  return html`<${Dialog} open title="Create a key" onClose=${close}
+    actions=${html`<${Button} onClick=${close}>Cancel<//><${Button} variant="primary" type="submit" form="create-key" busy=${create.busy} disabled=${!organization.trim()}>Create<//>`}>
+    <form id="create-key" class="stack" onSubmit=${(event) => { event.preventDefault(); void create.run(); }}>
       <${ErrorNotice} error=${create.error} />
       <${TextInput} label="Organization" required value=${organization} onInput=${setOrganization} list="organizations" hint="Stored responses, usage and limits belong to it. A new name creates it." />
       <datalist id="organizations">${organizations.map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
@@ -66,7 +68,7 @@ function KeyForm({ organizations, first, onCreated, onClose }) {
       <details><summary>Models and limits</summary>
         <div class="stack">
           ${(models.data?.length ?? 0) > 0 && html`<fieldset><legend>Models</legend>
-            ${models.data?.map((each) => html`<${Switch} key=${each.id} label=${each.id} checked=${chosen.includes(each.id)} onChange=${(/** @type {boolean} */ on) => choose(each.id, on)} />`)}
+            ${models.data?.map((each) => html`<${Switch} key=${each.id} label=${each.id} checked=${chosen.includes(each.id)} onChange=${(on) => choose(each.id, on)} />`)}
             <p class="muted small">None chosen: all models.</p></fieldset>`}
           ${LIMITS.map(({ id, label }) => html`<${NumberInput} key=${id} label=${label} min=${0} step=${1} placeholder="no limit of its own" value=${limits[id]} onChange=${(/** @type {number | undefined} */ value) => setLimits({ ...limits, [id]: value })} />`)}
         </div>
@@ -84,7 +86,7 @@ function NewKey({ created, first, onClose }) {
   return html`<${Dialog} open title="Copy the key now" onClose=${done} actions=${html`<${Button} variant="primary" onClick=${done}>${first && !created.admin ? "Sign in with it" : "Done"}<//>`}>
     <${Notice} tone="warning">It is shown only once: the server stores its hash.<//>
     <${Field} label=${`Key of ${created.organization}${created.name ? `, ${created.name}` : ""}`}>
-      ${(/** @type {any} */ attributes) => html`<div class="row"><input class="input mono" readonly ...${attributes} value=${created.key} onFocus=${(/** @type {any} */ event) => event.target.select()} /><${CopyButton} text=${created.key} label="Copy" withText /></div>`}
+      ${(attributes) => html`<div class="row"><input class="input mono" readonly ...${attributes} value=${created.key} onFocus=${(event) => event.target.select()} /><${CopyButton} text=${created.key} label="Copy" withText /></div>`}
     <//>
     ${first && html`<p>From now on every request needs a key. This console uses the new one${created.admin ? "" : ", which may not change keys"}.</p>`}
     ${created.expires_at && html`<p class="muted">It expires on ${format.date(created.expires_at)}.</p>`}

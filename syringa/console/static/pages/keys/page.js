@@ -26,7 +26,7 @@ export default function KeysPage() {
   return html`<${Page} title="Keys" lead="Who may use this server, and how much." actions=${create}>
     ${me.value?.details.keys_required === false && html`<${Notice} title="This server has no keys">Any client that can reach it may use it. With the first key, every request needs one, also of this console.<//>`}
     <${Tabs} label="Keys and organizations" tabs=${[{ id: "keys", label: "Keys" }, { id: "organizations", label: "Organizations" }]} value=${tab} onChange=${setTab}>
-      ${(/** @type {string} */ id) =>
+      ${(id) =>
         id === "keys" ? html`<${Keys} keys=${keys} create=${create} revoked=${revoked} setRevoked=${setRevoked} />` : html`<${Organizations} organizations=${organizations} keys=${keys.data ?? []} />`}
     <//>
     ${creating && html`<${CreateKey} organizations=${(organizations.data ?? []).map((each) => each.id)} onClose=${close} />`}
@@ -69,7 +69,7 @@ function Keys({ keys, create, revoked, setRevoked }) {
           <${Select} label="Organization" hideLabel value=${organization} onChange=${setOrganization} options=${[{ value: "", label: "All organizations" }, ...names]} />
           <${Switch} label="Show revoked keys" checked=${revoked} onChange=${setRevoked} />
         </div>
-        <${Card} class="flush"><${Table} caption="Keys" columns=${columns} rows=${rows} rowKey=${(/** @type {any} */ row) => row.id} initialSort=${{ key: "created_at", descending: true }} /><//>
+        <${Card} class="flush"><${Table} caption="Keys" columns=${columns} rows=${rows} initialSort=${{ key: "created_at", descending: true }} /><//>
       </div>`;
     }}
   <//>`;
@@ -89,7 +89,7 @@ function Organizations({ organizations, keys }) {
   return html`<div class="stack">
     <div><${Button} icon="plus" onClick=${() => setEdited({})}>Add organization<//></div>
     <${Loaded} of=${organizations}>
-      ${(/** @type {any[]} */ rows) => html`<${Card} class="flush"><${Table} caption="Organizations" columns=${columns} rows=${rows} rowKey=${(/** @type {any} */ row) => row.id}
+      ${(rows) => html`<${Card} class="flush"><${Table} caption="Organizations" columns=${columns} rows=${rows}
         empty=${html`<${EmptyState} icon="keys" title="No organizations yet">An organization is created with its first key, or here, to set its limits before.<//>`} /><//>`}
     <//>
     ${edited && html`<${EditLimits} organization=${edited} onClose=${() => setEdited(null)} onDone=${organizations.reload} />`}

@@ -7,7 +7,7 @@ import { html, useState } from "../../lib.js";
 import { may } from "../../state.js";
 import { Badge, Button, Card, CodeBlock, Dialog, EmptyState, Loaded, Menu, Page, Progress, Stat, Stats, Switch } from "../../ui/index.js";
 import { Chart } from "../../ui/chart.js";
-import { act, list, tone } from "../shared.js";
+import { act, list, modelPath, tone } from "../shared.js";
 import { PullDialog, Pulls, usePulls } from "./pulls.js";
 
 const TRAFFIC_RANGE = "1h";
@@ -16,14 +16,12 @@ const STATES = ["loaded", "loading", "hanging", "failed", "cold"];
 export default function ModelsPage() {
   const admin = may("admin");
   const [pulling, setPulling] = useState(false);
-  const [busy, setBusy] = useState(false); // something is loading: look more often
   const models = useResource(async (signal) => {
     const entries = await list("/v1/models", {}, signal);
     const details = admin ? await list("/admin/models", {}, signal) : [];
     const joined = entries.map((each) => ({ ...details.find((other) => other.id === each.id), ...each }));
-    setBusy(joined.some((each) => each.status === "loading"));
     return joined.sort((a, b) => STATES.indexOf(a.status) - STATES.indexOf(b.status) || a.id.localeCompare(b.id));
-  }, [admin], { interval: busy ? 1000 : 4000 });
+  }, [admin], { interval: (all) => (all?.some((each) => each.status === "loading") ? 1000 : 4000) });
   const traffic = useResource(async (signal) => (admin ? get("/admin/series", { range: TRAFFIC_RANGE }, { signal }) : null), [admin], { interval: 15000 });
   const pulls = usePulls(admin, models.reload);
   const pull = admin && html`<${Button} variant="primary" icon="download" onClick=${() => setPulling(true)}>Pull a model<//>`;
@@ -40,9 +38,6 @@ export default function ModelsPage() {
     ${pulling && html`<${PullDialog} onClose=${() => setPulling(false)} onStarted=${() => { setPulling(false); pulls.reload(); }} />`}
   <//>`;
 }
-
-/** @param {string} id which may contain slashes */
-const modelPath = (id) => `/admin/models/${id.split("/").map(encodeURIComponent).join("/")}`;
 
 /** @param {{model: any, traffic: any, admin: boolean, reload: () => void}} props */
 function ModelCard({ model, traffic, admin, reload }) {

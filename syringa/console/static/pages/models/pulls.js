@@ -9,16 +9,14 @@ import { act, list, tone } from "../shared.js";
 
 /** The downloads of the last day. @param {boolean} admin @param {() => void} onCompleted */
 export function usePulls(admin, onCompleted) {
-  const [running, setRunning] = useState(0);
   const before = useRef(0);
   return useResource(async (signal) => {
     const found = admin ? await list("/admin/models/pulls", {}, signal) : [];
     const now = found.filter((each) => each.status === "running").length;
     if (now < before.current) setTimeout(onCompleted, 1200); // it is served within a second
     before.current = now;
-    setRunning(now);
     return found;
-  }, [admin], { interval: running > 0 ? 1000 : 10000 });
+  }, [admin], { interval: () => (before.current > 0 ? 1000 : 10000) });
 }
 
 /** @param {{of: import("../../hooks.js").Resource<any[]>}} props */
@@ -75,9 +73,9 @@ export function PullDialog({ onClose, onStarted }) {
   return html`<${Dialog} open wide title="Pull a model" onClose=${onClose}>
     <${ErrorNotice} error=${pull.error} />
     <${Loaded} of=${available}>
-      ${(/** @type {any[]} */ rows) => html`<${Table} caption="Models that can be pulled" columns=${columns} rows=${rows} rowKey=${(/** @type {any} */ row) => row.name} />`}
+      ${(rows) => html`<${Table} caption="Models that can be pulled" columns=${columns} rows=${rows} rowKey=${(row) => row.name} />`}
     <//>
-    <form class="pull-form" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); void pull.run(name.trim(), id.trim()); }}>
+    <form class="pull-form" onSubmit=${(event) => { event.preventDefault(); void pull.run(name.trim(), id.trim()); }}>
       <${TextInput} label="From the Hugging Face Hub" value=${name} onInput=${setName} placeholder="Qwen/Qwen3-0.6B-GGUF:Q8_0" hint="Organization/repository; for GGUF files, :Q4_K_M or another after it." />
       <${TextInput} label="Serve as" value=${id} onInput=${setId} placeholder="the same name" />
       <${Button} type="submit" variant="primary" icon="download" busy=${pull.busy} disabled=${name.trim() === ""}>Pull<//>

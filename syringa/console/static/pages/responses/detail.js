@@ -5,19 +5,15 @@ import * as format from "../../format.js";
 import { useAction, useResource } from "../../hooks.js";
 import { html, useEffect, useState } from "../../lib.js";
 import { Badge, Button, Card, CodeBlock, ErrorNotice, Loaded, Notice, Progress, Stat, Stats, confirm } from "../../ui/index.js";
-import { act, tone } from "../shared.js";
+import { act, readPages, tone } from "../shared.js";
 
 const ACTIVE = ["queued", "in_progress"];
 
 /** @param {{id: string, onGone: () => void, onChange: () => void}} props */
 export function ResponseDetail({ id, onGone, onChange }) {
-  const [active, setActive] = useState(false);
-  const found = useResource(async (signal) => {
-    const read = await get(`/v1/responses/${id}`, {}, { signal });
-    setActive(ACTIVE.includes(read.status));
-    return read;
-  }, [id], { interval: active ? 3000 : 0 });
+  const found = useResource((signal) => get(`/v1/responses/${id}`, {}, { signal }), [id], { interval: (read) => (ACTIVE.includes(read?.status) ? 3000 : 0) });
   const response = found.data;
+  const active = ACTIVE.includes(response?.status);
   const changed = () => {
     found.reload();
     onChange();
@@ -59,7 +55,7 @@ export function ResponseDetail({ id, onGone, onChange }) {
 function Live({ id, onEnd }) {
   const [text, setText] = useState("");
   const [tokens, setTokens] = useState(0);
-  const [error, setError] = useState(/** @type {unknown} */ (null));
+  const [error, setError] = useState(/** @type {any} */ (null));
   const [turn, setTurn] = useState(0);
   useEffect(() => {
     const controller = new AbortController();
@@ -67,7 +63,7 @@ function Live({ id, onEnd }) {
       let written = "";
       let count = 0;
       try {
-        for await (const { data } of stream("GET", `/v1/responses/${id}`, { query: { stream: true }, signal: controller.signal })) {
+        for await (const data of stream("GET", `/v1/responses/${id}`, { query: { stream: true }, signal: controller.signal })) {
           if (!String(data.type).endsWith(".delta")) continue;
           written += data.delta;
           count += 1;
@@ -94,17 +90,7 @@ function Live({ id, onEnd }) {
 /** The items of a response's input or of a conversation. @param {{path: string}} props */
 export function Items({ path }) {
   const [pages, setPages] = useState(1);
-  const found = useResource(async (signal) => {
-    /** @type {any} */
-    let page = { data: [], has_more: true };
-    /** @type {any[]} */
-    const data = [];
-    for (let index = 0; index < pages && page.has_more; index += 1) {
-      page = await get(path, { limit: 50, order: "asc", after: data.at(-1)?.id }, { signal });
-      data.push(...page.data);
-    }
-    return { data, more: page.has_more };
-  }, [path, pages]);
+  const found = useResource((signal) => readPages(path, { order: "asc" }, pages, signal), [path, pages]);
   return html`<${Loaded} of=${found}>
     ${(/** @type {{data: any[], more: boolean}} */ { data, more }) => html`<${ItemList} items=${data} />${more && html`<${Button} size="small" busy=${found.loading} onClick=${() => setPages(pages + 1)}>Show more<//>`}`}
   <//>`;

@@ -1,40 +1,25 @@
 /** Responses: those that the server has stored, their chains and items, background runs, and conversations. */
 
-import { del, get, post } from "../../api.js";
+import { del, post } from "../../api.js";
 import * as format from "../../format.js";
 import { useAction, useResource } from "../../hooks.js";
 import { html, useState } from "../../lib.js";
 import { navigate, route } from "../../state.js";
 import { Badge, Button, Card, Dialog, EmptyState, ErrorNotice, Loaded, NumberInput, Page, Select, Table, Tabs, TextArea, confirm } from "../../ui/index.js";
-import { ModelSelect, act, defaultModel, tone, useModels } from "../shared.js";
+import { ModelSelect, act, defaultModel, readPages, tone, useModels } from "../shared.js";
 import { Items, ResponseDetail } from "./detail.js";
 import { toTree } from "./tree.js";
 
-const PAGE_SIZE = 50;
 const STATUSES = ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"];
 const TABS = [{ id: "responses", label: "Responses" }, { id: "conversations", label: "Conversations" }];
 
-/** All pages of a list up to `pages`. @param {string} path @param {any} query @param {number} pages @param {AbortSignal} signal */
-async function readPages(path, query, pages, signal) {
-  /** @type {any[]} */
-  const data = [];
-  let more = true;
-  for (let page = 0; page < pages && more; page += 1) {
-    const found = await get(path, { ...query, limit: PAGE_SIZE, after: page > 0 ? data.at(-1)?.id : null }, { signal });
-    data.push(...found.data);
-    more = found.has_more;
-  }
-  return { data, more };
-}
-
 export default function ResponsesPage() {
-  const { path } = route.value;
-  const [, , tab = "responses", id = ""] = path.split("/");
+  const [, , tab = "responses", id = ""] = route.value.split("/");
   const [running, setRunning] = useState(false);
   const run = html`<${Button} variant="primary" icon="play" onClick=${() => setRunning(true)}>Run in the background<//>`;
   return html`<${Page} title="Responses" lead="What the server has stored for your organization." actions=${run}>
-    <${Tabs} label="Stored objects" tabs=${TABS} value=${tab} onChange=${(/** @type {string} */ next) => navigate(`/responses/${next}`)}>
-      ${(/** @type {string} */ shown) => (shown === "conversations" ? html`<${Conversations} id=${id} />` : html`<${Responses} id=${id} run=${run} />`)}
+    <${Tabs} label="Stored objects" tabs=${TABS} value=${tab} onChange=${(next) => navigate(`/responses/${next}`)}>
+      ${(shown) => (shown === "conversations" ? html`<${Conversations} id=${id} />` : html`<${Responses} id=${id} run=${run} />`)}
     <//>
     ${running && html`<${RunDialog} onClose=${() => setRunning(false)} />`}
   <//>`;
@@ -130,7 +115,7 @@ function Conversations({ id }) {
   return html`<div class=${id ? "split" : ""}>
     <${Loaded} of=${found}>
       ${(/** @type {{data: any[], more: boolean}} */ { data, more }) => html`<${Card} class="flush">
-        <${Table} caption="Conversations" columns=${columns} rows=${data} rowKey=${(/** @type {any} */ row) => row.id}
+        <${Table} caption="Conversations" columns=${columns} rows=${data}
           empty=${html`<${EmptyState} icon="responses" title="No conversations">A conversation is created by POST /v1/conversations, and continued by responses that name it.<//>`} />
         ${more && html`<div class="tree-more"><${Button} size="small" onClick=${() => setPages(pages + 1)}>Show more<//></div>`}<//>`}
     <//>

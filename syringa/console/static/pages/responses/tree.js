@@ -11,7 +11,6 @@
  * Responses in the order of a tree: the newest chain first, and in a chain what continues a response after it, older
  * continuations first. Only the beginning of a chain and its branches are indented, so that long ones stay readable.
  * @param {any[]} responses newest first
- * @returns {Node[]}
  */
 export function toTree(responses) {
   const known = new Set(responses.map((each) => each.id));

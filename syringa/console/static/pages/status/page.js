@@ -49,7 +49,7 @@ function Figures({ range }) {
   const series = useResource((signal) => get("/admin/series", { range: range.id, model }, { signal }), [range.id, model], { interval: range.interval });
   return html`${(models.data?.length ?? 0) > 1 && html`<div class="status-filter"><${ModelSelect} all models=${models.data} value=${model} onChange=${setModel} /></div>`}
     <${Loaded} of=${series} label="Loading figures">
-      ${(/** @type {any} */ data) => html`<${Overview} data=${data} /><${Charts} data=${data} />`}
+      ${(data) => html`<${Overview} data=${data} /><${Charts} data=${data} />`}
     <//>`;
 }
 
@@ -92,7 +92,7 @@ function Charts({ data }) {
       series=${[{ label: "running", values: all.running, fill: true }, { label: "waiting", values: all.waiting, color: 3 }]} /><//>
     <${Card} title="Time to first token"><${Chart} label="Time to first token" times=${times} series=${percentiles("ttft")} format=${format.seconds} /><//>
     <${Card} title="Time per token"><${Chart} label="Time per output token" times=${times} series=${percentiles("tpot")} format=${format.seconds} /><//>
-    <${Card} title="Caches"><${Chart} label="KV cache in use and prefix-cache hit share" times=${times} minimum=${1} format=${(/** @type {number} */ value) => format.percent(value)}
+    <${Card} title="Caches"><${Chart} label="KV cache in use and prefix-cache hit share" times=${times} minimum=${1} format=${(value) => format.percent(value)}
       series=${[{ label: "KV cache in use", values: all.kv_usage, fill: true }, { label: "prefix-cache hits", values: all.cache_hit_share, color: 2 }]} /><//>
     <${Card} title="Requests"><${Chart} label="Requests that ended" times=${times} bars stacked whole minimum=${1} format=${short}
       series=${[
@@ -131,8 +131,8 @@ function PublicStatus({ window }) {
   ];
   return html`<${Card} class="flush" title="What the public sees" actions=${html`<${CopyButton} text=${address} label="Copy the address" withText />`}>
     <${Loaded} of=${status}>
-      ${(/** @type {any} */ data) => html`${data.stale && html`<${Notice} tone="warning">The database does not answer: these figures are old.<//>`}
-        <${Table} caption=${`Public status, ${window}`} columns=${columns} rows=${data.models} rowKey=${(/** @type {any} */ row) => row.id} />
+      ${(data) => html`${data.stale && html`<${Notice} tone="warning">The database does not answer: these figures are old.<//>`}
+        <${Table} caption=${`Public status, ${window}`} columns=${columns} rows=${data.models} />
         <p class="status-note muted small">Anybody may read this at <a href=${`status?window=${window}`}>/status</a>, without a key. Last ${window}, updated ${format.time(data.updated_at)}.</p>`}
     <//>
   <//>`;

@@ -37,7 +37,7 @@ export default function UsagePage() {
   const path = admin ? "/admin/usage" : "/v1/usage";
   const since = new Date((Math.floor(Date.now() / 1000 / DAY) - Number(days) + 1) * DAY * 1000).toISOString().slice(0, 10);
   const query = { since, model, ...(admin && { organization }) };
-  const usage = useResource((signal) => list(path, { by: `day,${by}`, ...query }, signal), [path, by, since, model, organization], { interval: 30000 });
+  const usage = useResource(async (signal) => ({ rows: await list(path, { by: `day,${by}`, ...query }, signal), by, days: Number(days) }), [path, by, since, model, organization], { interval: 30000 });
   const groups = ["model", ...(withKeys ? [...(admin ? ["organization"] : []), "key"] : []), "endpoint", "user"];
   const save = () => act(() => download(path, `usage-${since}.csv`, { query: { by: `day,${by}`, ...query, format: "csv" } }));
   /** @param {string} id */
@@ -54,10 +54,10 @@ export default function UsagePage() {
       ${(organizations.data?.length ?? 0) > 1 && html`<${Select} label="Organization" value=${organization} onChange=${setOrganization} options=${[{ value: "", label: "All organizations" }, ...(organizations.data ?? []).map((each) => each.id)]} />`}
     </div>
     <${Loaded} of=${usage} label="Loading usage">
-      ${(/** @type {any[]} */ rows) =>
-        rows.length === 0
+      ${(/** @type {{rows: any[], by: string, days: number}} */ report) =>
+        report.rows.length === 0
           ? html`<${Card}><${EmptyState} icon="usage" title="Nothing was used in this time">Usage appears here a second after a request has ended. Send one on the <a href="#/chat">chat page</a>, or choose a longer time.<//><//>`
-          : html`<${Report} rows=${rows} by=${by} days=${Number(days)} measure=${measure} label=${label} />`}
+          : html`<${Report} ...${report} measure=${measure} label=${label} />`}
     <//>
   <//>`;
 }
@@ -104,6 +104,6 @@ function Report({ rows, by, days, measure, label }) {
       <${Stat} label="Output tokens" value=${format.short(total.output_tokens)} detail=${`${format.short(total.reasoning_tokens)} of them reasoning`} />
       <${Stat} label="Cost" value=${format.money(total.cost)} detail=${total.cost === 0 ? "no prices are set" : undefined} />
     <//><//>
-    <${Card} title=${`${shown.label} by day and ${by}`}><${Chart} label=${`${shown.label} by day and ${by}`} height=${240} bars stacked whole=${measure !== "cost"} times=${times} series=${series} format=${shown.format} /><//>
-    <${Card} class="flush"><${Table} caption=${`Usage by ${by}`} columns=${columns} rows=${groups} rowKey=${(/** @type {any} */ row) => row.name} initialSort=${{ key: "requests", descending: true }} /><//>`;
+    <${Card} title=${`${shown.label} by day and ${by}`}><${Chart} label=${`${shown.label} by day and ${by}`} height=${240} bars stacked daily whole=${measure !== "cost"} times=${times} series=${series} format=${shown.format} /><//>
+    <${Card} class="flush"><${Table} caption=${`Usage by ${by}`} columns=${columns} rows=${groups} rowKey=${(row) => row.name} initialSort=${{ key: "requests", descending: true }} /><//>`;
 }
