@@ -49,8 +49,9 @@ class IsolationQueue:
         return False
 
     def overdue(self, before: float) -> list[Sequence]:
-        """Return the sequences that were submitted before that time and have not begun."""
-        return [sequence for sequence in self._waiting if sequence.submitted <= before and not sequence.begun]
+        """Return the interactive sequences that were submitted before that time and have not begun."""
+        unbegun = (each for each in self._waiting if not each.begun and not each.request.background)
+        return [sequence for sequence in unbegun if sequence.submitted <= before]
 
     def head(self) -> Sequence:
         return self._waiting[0]

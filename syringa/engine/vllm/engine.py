@@ -148,7 +148,7 @@ class VllmEngine(GeneratingEngine):
                 (client_id, failure(request, choice, error.message, "unavailable")) for choice in request.open_choices
             ]
             return
-        if not request.resumed and self._waiting() >= limits.max_queue:
+        if not request.resumed and self._waiting(background=request.background) >= limits.max_queue:
             self._counters.counts["refused"] += 1
             raise EngineOverloaded("The queue is full: try again shortly.")
         if not self._runs:
@@ -193,10 +193,12 @@ class VllmEngine(GeneratingEngine):
 
     def stats(self) -> EngineStats:
         limits, waiting = self._limits, self._waiting()
+        interactive = (run for run in self._runs.values() if not run.request.background)
         return self._counters.stats(
             active=sum(len(run.open) for run in self._runs.values()),
             waiting=waiting,
-            tenants=len({run.request.tenant for run in self._runs.values() if not run.begun}) if waiting else 0,
+            behind=self._waiting(background=True),
+            tenants=len({run.request.tenant for run in interactive if not run.begun}) if waiting else 0,
             blocks=limits.blocks,
             block_size=limits.block_size,
             prefix_caching=limits.prefix_caching,
@@ -249,17 +251,21 @@ class VllmEngine(GeneratingEngine):
 
     # Requests
 
-    def _waiting(self) -> int:
-        """Return the number of choices that vLLM has not scheduled, by what it last reported.
+    def _waiting(self, *, background: bool = False) -> int:
+        """Return the number of interactive or background choices that vLLM has not scheduled, by what it last reported.
 
-        Until it has reported, as many run as may at a time.
+        Until it has reported, as many run as may at a time. Background requests have the lowest priority: of those that
+        have not begun, they are the ones that wait.
         """
         unbegun = sum(not each.begun for run in self._runs.values() for each in run.open)
         if not unbegun:
             return 0
         active = sum(len(run.open) for run in self._runs.values())
         unstarted = sum(len(run.open) for run in self._gate.waiting)
-        return min(unbegun, max(self._counters.waiting + unstarted, active - self._limits.max_running))
+        waiting = min(unbegun, max(self._counters.waiting + unstarted, active - self._limits.max_running))
+        background_runs = (run for run in self._runs.values() if run.request.background)
+        behind = min(waiting, sum(not each.begun for run in background_runs for each in run.open))
+        return behind if background else waiting - behind
 
     def _refuse_overdue(self) -> None:
         """Refuse the requests that have waited for longer than `queue_seconds`: of those that have not begun, the
@@ -267,10 +273,11 @@ class VllmEngine(GeneratingEngine):
         limit, now = self._limits.queue_seconds, self._clock()
         if not limit or not (waiting := self._waiting()):
             return
-        unbegun = [run for run in self._runs.values() if not any(each.begun for each in run.choices.values())]
+        interactive = (run for run in self._runs.values() if not run.request.background)
+        unbegun = [run for run in interactive if not any(each.begun for each in run.choices.values())]
         for run in sorted(unbegun, key=lambda each: (each.request.priority, each.submitted))[-waiting:]:
             waited = now - run.submitted
-            if waited >= limit and not run.request.resumed and not run.request.background:
+            if waited >= limit and not run.request.resumed:
                 text = f"The request waited {waited:.1f} s in the queue and was not begun: try again later."
                 self.abort(run.request.id, client_id=run.client_id)
                 self._refused.append((run.client_id, run.request.id, EngineOverloaded(text)))

@@ -53,16 +53,20 @@ class VllmCounters:
         *,
         active: int,
         waiting: int,
+        behind: int,
         tenants: int,
         blocks: int,
         block_size: int,
         prefix_caching: bool,
         length: int,
     ) -> EngineStats:
-        """`active`: choices that have not ended, of which so many wait. `tenants`: of those that wait."""
+        """`active`: choices that have not ended, of which so many wait, and so many background ones behind them.
+
+        `tenants`: of those that wait.
+        """
         used = min(blocks, round(self._usage * blocks)) if active else 0
         return EngineStats(
-            running=active - waiting,
+            running=active - waiting - behind,
             waiting=waiting,
             queue_tenants=tenants,
             idle_seconds=0.0 if active else time.perf_counter() - self.last_active,

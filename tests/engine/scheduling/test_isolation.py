@@ -108,10 +108,10 @@ def test_choices_of_a_resumed_suspect_share_the_time() -> None:
     engine.run()
 
 
-def test_begun_suspects_are_never_overdue() -> None:
+def test_begun_and_background_suspects_are_never_overdue() -> None:
     queue = IsolationQueue()
     new, resumed = (sequence([3], isolation="start") for _ in range(2))
     resumed.begun = True
-    for each in (new, resumed):
+    for each in (new, resumed, sequence([3], isolation="start", background=True)):
         queue.add(each)
     assert queue.overdue(1.0) == [new]

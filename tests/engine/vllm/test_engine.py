@@ -240,6 +240,18 @@ def test_queue_is_limited(harness: EngineHarness) -> None:
     assert harness.engine.stats().refused == 1
 
 
+def test_background_requests_wait_behind_the_others_in_a_queue_of_their_own(harness: EngineHarness) -> None:
+    harness.submit("batch", choices=3, background=True)  # one waits: two may run
+    assert (harness.engine.stats().running, harness.engine.stats().waiting) == (2, 0)
+    with pytest.raises(EngineOverloaded):
+        harness.submit("batch 2", background=True)
+    harness.submit("a", choices=3)  # vLLM runs two of these instead
+    assert (harness.engine.stats().running, harness.engine.stats().waiting) == (2, 1)
+    assert harness.engine.stats().queue_tenants == 1
+    with pytest.raises(EngineOverloaded):
+        harness.submit("b")
+
+
 def test_queue_length_is_what_vllm_reports() -> None:
     harness = EngineHarness(LIMITS._replace(max_running=8, queue_seconds=5.0))
     try:
