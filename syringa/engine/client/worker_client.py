@@ -248,7 +248,8 @@ class WorkerClient:
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
-        if self._transport is not None and unsent:
+        # A write to a transport that has closed raises in uvloop. What was to be sent fails with the connection.
+        if self._transport is not None and unsent and not self._transport.is_closing():
             self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     async def _connect(self) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import uvloop
 
 from syringa.engine.client import protocol
 from syringa.engine.client.worker_client import WorkerClient
+from syringa.errors import EngineUnavailable
 from syringa.flush_queue import flush_queue
 from syringa.types import EngineDelta, EngineRequest, ResumedChoice, SamplingParams, StopConditions
 from tests.engine.processes.stub_worker import INFO
@@ -142,3 +144,21 @@ async def test_resumed_request_ends_when_its_open_choices_do() -> None:
         assert [delta.tokens for delta in received] == [[4]]
         await asyncio.sleep(0.05)
         assert len(worker.received) == 1  # nothing had to be aborted
+
+
+def test_what_is_sent_while_the_connection_closes_fails_with_it() -> None:
+    failed: list[dict[str, object]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context))
+        async with connected() as (client, worker):
+            worker.writer.transport.abort()
+            calls = []
+            while client.ready:  # in every iteration until the client has noticed it
+                calls.append(asyncio.create_task(client.stats()))
+                await asyncio.sleep(0)
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(each) for each in results} == {EngineUnavailable}
+
+    uvloop.run(run())
+    assert failed == []
