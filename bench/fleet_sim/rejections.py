@@ -17,6 +17,9 @@ class RejectionLog:
 
     A request that got 503 between two decisions is explained by what the first of them has left; or by the second, if
     the room was new; or by the one after that, which is the first to see room that came after the second.
+
+    A GPU counts as free if it was so after the decision before as well: one that has just become free is often given
+    to a model that needs it more.
     """
 
     def __init__(self, models: Sequence[ModelClients]) -> None:
@@ -25,6 +28,7 @@ class RejectionLog:
         self.others: list[tuple[float, str, int]] = []  # time, model and number of those without an explanation
         self._before: Mapping[int, str] = {}  # causes after the last decision, by position of the model
         self._unexplained: Counter[int] = Counter()  # of the second before
+        self._free: dict[str, int] = {}  # GPUs of nodes after the last decision
 
     def update(
         self,
@@ -40,7 +44,7 @@ class RejectionLog:
         unexplained, self._unexplained = self._unexplained, Counter()
         waits = [position for position, clients in enumerate(self._models) if clients.waits]
         if not rejected and not unexplained and not waits:
-            self._before = {}
+            self._before, self._free = {}, {}
             return
         before, causes = self._before, self._causes({*rejected, *unexplained, *waits}, offered, replicas)
         self._before = causes
@@ -60,8 +64,12 @@ class RejectionLog:
     ) -> dict[int, str]:
         """Return why models have no more replicas; nothing for those that could have."""
         most_free: dict[str, int] = {}
+        before, self._free = self._free, {}
         for node in offered:
-            most_free[node.pool.name] = max(most_free.get(node.pool.name, 0), node.free_gpus)
+            name = node.view.name
+            self._free[name] = node.free_gpus
+            free = min(node.free_gpus, before.get(name, 0))
+            most_free[node.pool.name] = max(most_free.get(node.pool.name, 0), free)
         loading = {each.model.name for each in replicas if each.condition not in ("ready", "draining")}
         causes: dict[int, str] = {}
         for position in positions:

@@ -201,6 +201,7 @@ def test_rejection_is_explained_by_new_room_that_the_controller_uses() -> None:
     harness = RejectionHarness()
     harness.node.free_gpus = 1
     harness.second()
+    harness.second()
     harness.second(rejected=2)
     assert harness.log.counts == {}
     harness.replica.condition = "starting"
@@ -208,9 +209,20 @@ def test_rejection_is_explained_by_new_room_that_the_controller_uses() -> None:
     assert harness.log.counts == {LOADING: 3}
 
 
+def test_rejection_is_explained_by_room_that_another_model_gets() -> None:
+    harness = RejectionHarness()
+    for _ in range(3):
+        harness.node.free_gpus = 1  # a replica has ended
+        harness.second(rejected=1)
+        harness.node.free_gpus = 0  # one of another model is started there
+        harness.second(rejected=1)
+    assert harness.log.counts == {NO_ROOM: 6}
+
+
 def test_rejection_with_room_that_is_not_used_has_no_explanation() -> None:
     harness = RejectionHarness()
     harness.node.free_gpus = 1
+    harness.second()
     harness.second()
     harness.second(rejected=2)
     harness.second()
