@@ -48,7 +48,7 @@ def with_database(tmp_path: Path) -> Config:
 
 async def ask(page: Page, text: str) -> None:
     await page.get_by_label("Message", exact=True).fill(text)
-    await page.get_by_role("button", name="Send").click()
+    await page.get_by_role("button", name="Send", exact=True).click()
 
 
 async def test_number_input_keeps_the_digits_as_they_are_typed(browser: Browser) -> None:
@@ -71,7 +71,7 @@ async def test_deleted_conversation_stays_deleted_while_it_was_streaming(browser
         conversation = page.get_by_role("button", name=re.compile("^Go on"))
         await expect(conversation).to_be_visible()
         await page.get_by_role("button", name="Delete Go on").click()
-        await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
         assert await eventually(lambda: engine.aborted)
         engine.resume()
         await expect(page.get_by_text("What would you like to know?")).to_be_visible()
@@ -93,7 +93,7 @@ async def test_conversation_that_streams_is_the_same_when_it_is_opened_again(bro
         await page.get_by_role("complementary").get_by_role("button", name="New chat").click()
         await expect(page.get_by_role("article")).to_have_count(0)
         await conversation.click()
-        await expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        await expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
         await expect(page.get_by_text("Stopped")).to_have_count(0)
         engine.resume()
         await expect(page.get_by_role("article", name="fake").get_by_text("word word")).to_be_visible()
@@ -104,10 +104,10 @@ async def test_message_is_not_saved_as_a_branch_while_another_answer_streams(bro
     async with server(engine, model=plain_model()) as http, open_page(browser, address(http)) as (page, _):
         await ask(page, "First")
         await expect(page.get_by_text("Hello!")).to_be_visible()
-        await page.get_by_role("article", name="You").get_by_role("button", name="Edit").click()
+        await page.get_by_role("article", name="You").get_by_role("button", name="Edit", exact=True).click()
         engine.pause()
         await ask(page, "Second")
-        await expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        await expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
         await expect(page.get_by_role("button", name="Save as a new branch")).to_be_disabled()
         await page.get_by_label("Edit the message").press("Control+Enter")
         await expect(page.get_by_label("Edit the message")).to_be_visible()
@@ -154,7 +154,7 @@ async def test_server_error_at_the_start_is_shown_and_can_be_retried(browser: Br
         await page.reload()
         await expect(page.get_by_role("alert").filter(has_text="The database is gone.")).to_be_visible()
         await page.unroute("**/v1/me")
-        await page.get_by_role("button", name="Try again").click()
+        await page.get_by_role("button", name="Try again", exact=True).click()
         await expect(page.get_by_label("Message", exact=True)).to_be_visible()
 
 
@@ -165,8 +165,8 @@ async def test_key_that_no_header_can_carry_is_refused_by_name(browser: Browser)
         open_page(browser, address(http)) as (page, watched),
     ):
         watched.allow("401")
-        await page.get_by_label("API key").fill("sk-righ…")
-        await page.get_by_role("button", name="Sign in").click()
+        await page.get_by_label("API key", exact=True).fill("sk-righ…")
+        await page.get_by_role("button", name="Sign in", exact=True).click()
         await expect(page.locator(".field-error")).to_contain_text("characters")
         await expect(page.get_by_text("The server is away.")).to_have_count(0)
 
@@ -207,11 +207,11 @@ async def test_key_is_copied_without_a_clipboard_and_focus_returns(browser: Brow
         await page.reload()
         create = page.get_by_role("button", name="Create key").first
         await create.click()
-        await page.get_by_role("dialog").get_by_label("Organization").press("Escape")
+        await page.get_by_role("dialog").get_by_label("Organization", exact=True).press("Escape")
         await expect(page.get_by_role("dialog")).to_have_count(0)
         await expect(create).to_be_focused()
         await create.click()
-        await page.get_by_role("dialog").get_by_label("Organization").fill("acme")
+        await page.get_by_role("dialog").get_by_label("Organization", exact=True).fill("acme")
         await page.get_by_role("button", name="Create", exact=True).click()
         dialog = page.get_by_role("dialog", name="Copy the key now")
         key = await dialog.get_by_role("textbox").input_value()
@@ -236,7 +236,7 @@ async def test_usage_chart_is_by_day_of_utc_and_in_the_unit_of_its_measure(brows
         today = datetime.now(UTC)
         await expect(legend).to_contain_text(f"{today:%b} {today.day}, {today.year}")
         await expect(legend.locator(".u-series").nth(1).locator(".u-value")).to_have_text("1")
-        await page.get_by_label("Show").select_option("cost")
+        await page.get_by_label("Show", exact=True).select_option("cost")
         await expect(legend.locator(".u-series").nth(1).locator(".u-value")).to_have_text("$0")
 
 
@@ -248,7 +248,7 @@ async def test_completion_ends_when_its_page_is_left(browser: Browser) -> None:
         open_page(browser, address(http), path="/completions") as (page, _),
     ):
         await page.get_by_role("button", name="Complete", exact=True).click()
-        await expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        await expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
         await page.get_by_role("link", name="Status").click()
         assert await eventually(lambda: engine.aborted)
         engine.resume()
