@@ -123,8 +123,9 @@ class CompletionStream(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
-        head = "POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        transport.write(f"{head}content-length: {len(self.body)}\r\n\r\n".encode() + self.body)
+        head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+        size = f"content-type: application/json\r\ncontent-length: {len(self.body)}\r\n\r\n"
+        transport.write((head + size).encode() + self.body)
 
     def data_received(self, data: bytes) -> None:
         if self.first is None:

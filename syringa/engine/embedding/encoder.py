@@ -1,7 +1,7 @@
 """The native encoder: one definition for BERT, RoBERTa and XLM-R, driven by `EncoderConfig`.
 
 The tokens of a step are rows of one matrix; only attention knows where an input ends. `Encoder` runs fp32 and bf16, on
-the compiled kernels or in PyTorch, which also runs on a GPU. `native_ops.FusedEncoder` runs int8.
+the compiled kernels or in PyTorch. `native_ops.FusedEncoder` runs int8, and `gpu_encoder.GpuEncoder` runs on a GPU.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EncoderOps(Protocol):
 
 
 class TorchEncoderOps:
-    """`EncoderOps` in PyTorch: the reference, the fallback without compiled kernels, and what a GPU runs."""
+    """`EncoderOps` in PyTorch: the reference, and the fallback without compiled kernels."""
 
     def __init__(self, config: EncoderConfig, dtype: torch.dtype) -> None:
         """`dtype`: of queries, keys and values."""

@@ -7,6 +7,7 @@ from ctypes import byref
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -14,6 +15,7 @@ from syringa.engine.cpu.layers.linear import LinearLayer
 from syringa.engine.cpu.native import POOLINGS, Kernels
 from syringa.engine.embedding.batch import PackedBatch
 from syringa.engine.embedding.native_ops import packed_rows
+from syringa.engine.gpu.transfer import upload
 from syringa.modelfiles.embedding import Activation, Pooling
 
 _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -50,17 +52,17 @@ class TorchPooling:
     def pool(self, x: torch.Tensor, batch: PackedBatch, pooling: Pooling) -> torch.Tensor:
         if pooling == "mean_sqrt_len_tokens":
             return _scale_means(self.pool(x, batch, "mean"), batch)
-        starts = torch.from_numpy(batch.starts).to(x.device, torch.int64)
+        starts = _on_device(batch.starts, x.device).long()
         if pooling == "cls":
             return x[starts[:-1]]
         if pooling == "lasttoken":
             return x[starts[1:] - 1]
-        lengths = starts.diff()
+        lengths = starts.diff()  # "unsafe" below: not checked, for which the host would wait for the GPU
         if pooling == "weightedmean":
-            weights = torch.from_numpy(batch.positions).to(x.device)[:, None].float() + 1
-            sums: torch.Tensor = torch.segment_reduce(x * weights, "sum", lengths=lengths)
+            weights = _on_device(batch.positions, x.device)[:, None].float() + 1
+            sums: torch.Tensor = torch.segment_reduce(x * weights, "sum", lengths=lengths, unsafe=True)
             return sums / (lengths * (lengths + 1) / 2)[:, None]
-        pooled: torch.Tensor = torch.segment_reduce(x, pooling, lengths=lengths)
+        pooled: torch.Tensor = torch.segment_reduce(x, pooling, lengths=lengths, unsafe=True)
         return pooled
 
     def normalize(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +71,12 @@ class TorchPooling:
 
 def _scale_means(means: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
     """Return sums over the square root of the number of tokens."""
-    return means * torch.from_numpy(batch.lengths).to(means.device).sqrt()[:, None]
+    return means * _on_device(batch.lengths, means.device).sqrt()[:, None]
+
+
+def _on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return an array as a tensor. The host does not wait for what a GPU runs."""
+    return upload([array], device)[0] if device.type == "cuda" else torch.from_numpy(array)
 
 
 class NativePooling:

@@ -136,6 +136,12 @@ def _load_encoder(
     weights.check_shapes(encoder_shapes(c))
     embedding = load_embedding(c, reader.read, reader.torch_dtype)
     layers = load_layers(c, reader.read, reader.linear, reader.fine_linear, progress)
+    if reader.device.type == "cuda":
+        from syringa.engine.embedding.gpu_encoder import GpuEncoder, find_varlen_attention
+
+        on_gpu = GpuEncoder(c, embedding, layers, find_varlen_attention(c.head_size, reader.device))
+        on_gpu.capture_graphs()
+        return on_gpu
     kernels = reader.kernels
     if kernels is None or not supports_head_size(c.head_size) or c.head_size > MAX_HEAD_SIZE:
         return Encoder(c, TorchEncoderOps(c, reader.torch_dtype), embedding, layers)

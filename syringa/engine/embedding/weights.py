@@ -17,6 +17,7 @@ from syringa.engine.cpu.layers.linear import (
     TorchLinear,
 )
 from syringa.engine.cpu.native import Kernels
+from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.weights import WeightSource
 from syringa.errors import ModelError
 
@@ -102,7 +103,7 @@ class LayerReader:
             stored.check(self.kernels)
         elif not tensor.isfinite().all():
             raise stored.corrupt()
-        return tensor.to(self.device)
+        return copy_weight(tensor, self.device)
 
     def linear(self, names: Sequence[str], bias: torch.Tensor | None, *, gated: bool = False) -> LinearLayer:
         """Return a layer of the tensors with these names, side by side."""

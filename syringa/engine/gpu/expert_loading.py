@@ -11,6 +11,7 @@ import torch
 from syringa.engine.gpu.decoder import GpuExperts, GpuLinear
 from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.packed_weight import PackedWeight, concat_quantized, pack_weight, stack_packed
+from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.quantized import QuantizedWeight, ReadQuantized
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.models.decoder import ReadWeight
@@ -33,7 +34,7 @@ def load_experts(
     prefix, names = f"model.layers.{layer}.", config.expert_names
 
     def on_device(name: str) -> torch.Tensor:
-        return weights(prefix + name).to(device).to(dtype)
+        return copy_weight(weights(prefix + name), device).to(dtype)
 
     if not config.packed_experts:
         stored = _load_stored(config, prefix, device, quantized) if quantized else None
@@ -41,7 +42,9 @@ def load_experts(
         router = GpuLinear(on_device(f"{names.router}.weight"))
         sigmoid = None
         if config.sigmoid_scale is not None:
-            sigmoid = SigmoidScores(weights(prefix + names.correction).to(device).float(), config.sigmoid_scale)
+            sigmoid = SigmoidScores(
+                copy_weight(weights(prefix + names.correction), device).float(), config.sigmoid_scale
+            )
         return GpuExperts(
             router,
             gate_up,
@@ -101,7 +104,7 @@ def _load_separate(
     down = torch.empty(count, config.hidden, size, dtype=dtype, device=device)
 
     def read(module: str) -> list[torch.Tensor]:
-        return [weights(f"{prefix}{module}.{each}.weight").to(device) for each in names.projections]
+        return [copy_weight(weights(f"{prefix}{module}.{each}.weight"), device) for each in names.projections]
 
     for e in range(config.experts):
         gate_up[e, :size], gate_up[e, size:], down[e] = read(f"{names.experts}.{e}")
@@ -124,13 +127,13 @@ def _load_packed(
 ) -> torch.Tensor | PackedWeight:
     """Return one projection of experts that share a tensor. `keep`: in MXFP4, if it is stored so."""
     if config.mxfp4:
-        blocks, scales = weights(f"{name}_blocks").to(device), weights(f"{name}_scales").to(device)
+        blocks, scales = copy_weight(weights(f"{name}_blocks"), device), copy_weight(weights(f"{name}_scales"), device)
         matrices = zip(blocks, scales, strict=True)
         stored = [mxfp4_weight(_deinterleave(each, name), _deinterleave(scale, name)) for each, scale in matrices]
         if keep:
             return stack_packed([pack_weight(each) for each in stored])
         return torch.stack([each.dequantize().to(dtype) for each in stored])
-    packed = weights(name).to(device)
+    packed = copy_weight(weights(name), device)
     return torch.stack([_deinterleave(packed[e].T, name).to(dtype) for e in range(config.experts)])
 
 

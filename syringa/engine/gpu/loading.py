@@ -12,6 +12,7 @@ from syringa.engine.gpu.delta_net_rows import DeltaNet
 from syringa.engine.gpu.expert_loading import load_experts
 from syringa.engine.gpu.ops.base import GpuOps, QKNormRope, choose_ops
 from syringa.engine.gpu.packed_weight import concat_quantized, pack_fp8, pack_weight
+from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.quantized import ReadQuantized
 from syringa.engine.models.config import DecoderConfig
 from syringa.engine.models.decoder import ReadWeight
@@ -38,10 +39,10 @@ def load_gpu_decoder(
 
     def on_device(name: str) -> torch.Tensor:
         # Converted on the device, which is faster; the file's dtype is often smaller to transfer, too.
-        return weights(name).to(device).to(dtype)
+        return copy_weight(weights(name), device).to(dtype)
 
     def in_fp32(name: str) -> torch.Tensor:
-        return weights(name).to(device).float()
+        return copy_weight(weights(name), device).float()
 
     def fused(prefix: str, names: tuple[str, ...], bias: bool) -> GpuLinear:
         offset = torch.cat([on_device(f"{prefix}{name}_proj.bias") for name in names]) if bias else None

@@ -12,6 +12,7 @@ from typing import Literal, NoReturn
 
 import torch
 
+from syringa.engine.loading.device_copy import copy_weight
 from syringa.engine.loading.weights import SafetensorsWeights
 from syringa.engine.models.quantization import Quantization
 from syringa.errors import ModelError
@@ -114,7 +115,7 @@ class QuantizedWeights:
         return packed if self._files.has(packed) else None
 
     def _fp8(self, prefix: str, device: torch.device | str) -> QuantizedWeight:
-        weight = self._files.read(prefix + "weight").to(device)
+        weight = copy_weight(self._files.read(prefix + "weight"), device)
         outputs, inputs = weight.shape
         name = next((n for n in ("weight_scale_inv", "weight_scale") if self._files.has(prefix + n)), "weight_scale")
         scale = self._files.read(prefix + name).to(device).float()
@@ -142,7 +143,7 @@ class QuantizedWeights:
             tensor = self._files.read(prefix + name)
             if tuple(tensor.shape) != shape or (tensor.dtype != dtype if dtype else not tensor.is_floating_point()):
                 self._refuse(prefix + name, tensor, f"{'scales' if dtype is None else dtype} of shape {list(shape)}")
-            return tensor.to(device)
+            return copy_weight(tensor, device)
 
         zeros = order = None
         if packing == "compressed":

@@ -11,10 +11,10 @@ import torch
 
 from syringa.engine.cpu.layers.cache import CacheTensors
 from syringa.engine.loading import precision
-from syringa.engine.loading.model_size import ModelSize, gigabytes, read_model_size, read_size
+from syringa.engine.loading.model_size import ModelSize, estimate_model_size, gigabytes, read_model_size, read_size
 from syringa.engine.scheduling.kv_cache import BLOCK_SIZE
 from syringa.errors import ConfigError, ModelError
-from syringa.modelfiles import describe, locate
+from syringa.modelfiles import catalog, describe, locate
 from tests.engine.loading.gguf_files import HIDDEN, INTERMEDIATE, KV, MATRICES, VOCAB, quantized_bytes, write_gguf
 
 LINEAR = sum(inputs * outputs for inputs, outputs in MATRICES.values())
@@ -109,6 +109,14 @@ def test_cache_bytes_are_those_of_the_cache(tmp_path: Path) -> None:
     found = read(write_gguf(tmp_path / "m.gguf"))
     for dtype, kind in (("int8", torch.bfloat16), ("fp32", torch.float32)):
         assert found.cache_bytes(dtype) * BLOCK_SIZE == CacheTensors.bytes_per_block(1, 2, 64, kind)
+
+
+def test_estimate_of_catalog_model_has_the_bytes_of_its_file_and_cache() -> None:
+    for entry in catalog.CATALOG:
+        size = estimate_model_size(entry)
+        assert size.cache_bytes("bf16") == entry.cache_bytes
+        assert size.weights.get("gguf") == (entry.bytes if entry.kind == "generate" else None)
+        assert 0.25 * size.weights["bf16"] < entry.bytes <= size.weights["fp32"]
 
 
 def test_read_size_of_unreadable_model_is_none(tmp_path: Path) -> None:
