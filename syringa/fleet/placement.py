@@ -66,13 +66,16 @@ class NodeRoom:
             return False
         return self.cpus >= needs.cpus and self.memory >= needs.memory
 
-    def fits_without(self, other: ReplicaNeeds, needs: ReplicaNeeds) -> bool:
-        """Return whether a replica would fit if another one, which is there, had ended."""
+    def fits_without(self, others: Iterable[ReplicaNeeds], needs: ReplicaNeeds) -> bool:
+        """Return whether a replica would fit if others, which are there, had ended."""
         if self.node.gpus and needs.device != "cpu":
-            return self.gpus + other.gpus_on(self.node) >= max(needs.gpus, 1)
+            return self.gpus + sum(each.gpus_on(self.node) for each in others) >= max(needs.gpus, 1)
         if needs.device == "cuda" or needs.gpus > 1:
             return False
-        return self.cpus + other.cpus >= needs.cpus and self.memory + other.memory >= needs.memory
+        cpus, memory = self.cpus, self.memory
+        for each in others:
+            cpus, memory = cpus + each.cpus, memory + each.memory
+        return cpus >= needs.cpus and memory >= needs.memory
 
     def new_threads(self, needs: ReplicaNeeds) -> int:
         """Return the threads of the pool that one more replica takes, on a node without GPUs."""

@@ -197,6 +197,46 @@ def test_plan_stops_what_another_model_does_not_need_for_one_below_its_minimum()
     assert stops(snapshot([needed, small], nodes, running, pools)) == []
 
 
+def test_plan_stops_several_replicas_of_one_node_for_a_model_that_needs_their_gpus_together() -> None:
+    nodes = [gpu_node("a", gpus=2), gpu_node("b", gpus=2)]
+    running = [replica(f"big-{number}", node, number) for number, node in enumerate("abab")]
+    models = [model("big", 1, 4), model("pair", 1, gpus=2)]
+    found = plan(snapshot(models, nodes, running)).decisions
+    assert found == [
+        StopReplica(name, 30, "model pair has too few replicas and no room", "preempted") for name in ("big-3", "big-1")
+    ]
+    needed = [dataclasses.replace(models[0], min_replicas=3), models[1]]  # it can spare one, which is not enough
+    assert stops(snapshot(needed, nodes, running)) == []
+    other = [*running[:3], replica("other-3", "b", 3)]
+    models.append(model("other", 0, 1))
+    assert stops(snapshot(models, nodes, other)) == ["other-3", "big-1"]
+
+
+def test_plan_stops_the_replicas_that_suffice() -> None:
+    nodes = [gpu_node("a", gpus=3)]
+    running = [replica("pair-1", "a", 1), replica("one-1", "a", 2)]
+    models = [model("one", 0, 1), model("pair", 0, 1, gpus=2), model("new", 1, gpus=2)]
+    assert stops(snapshot(models, nodes, running)) == ["pair-1"]
+
+
+def test_plan_keeps_the_room_of_replicas_that_leave_for_the_model_that_needs_it() -> None:
+    waiting = {"big": ModelHistory(waiting_since=0.0)}
+    nodes = [gpu_node("a", gpus=2), gpu_node("b", gpus=2)]
+    models = [model("big", 1, 4), model("pair", 1, gpus=2)]
+    left = replica("big-3", "b", 3, condition="draining")  # the other one of b has gone: its GPU is not for big again
+    running = [replica("big-0", "a", waiting=50), replica("big-2", "a", 2, waiting=50), left]
+    found = plan(snapshot(models, nodes, running, history=waiting))
+    assert found.decisions == []
+    assert list(found.shortages) == ["pair"]
+
+
+def test_plan_does_not_wait_for_replicas_that_leave_too_little_room() -> None:
+    nodes = [gpu_node("a", gpus=1), gpu_node("b", gpus=2)]
+    running = [replica("big-1", "a", condition="draining"), replica("big-2", "b", 2), replica("big-3", "b", 3)]
+    models = [model("big", 0, 4), model("pair", 1, gpus=2)]
+    assert stops(snapshot(models, nodes, running)) == ["big-3", "big-2"]
+
+
 def test_plan_does_not_preempt_for_requests_that_wait() -> None:
     waiting = {"busy": ModelHistory(waiting_since=0.0)}
     running = [replica("busy-1", "a", waiting=5), replica("big-1", "a"), replica("big-2", "a")]
