@@ -297,7 +297,7 @@ class ModelEngine:
         await self._wait_for_report(replica)
         if announced:
             return
-        if not replica.ended:
+        if not self._is_settled(replica):
             self._send(self._acquire)  # the connection broke: the answer makes another one
         run.retries += 1
         if self._crashes(run.request) > 1:
@@ -328,11 +328,19 @@ class ModelEngine:
         return crashes
 
     async def _wait_for_report(self, replica: ConnectedReplica) -> None:
-        """Wait until the supervisor has reported the end of a replica, and with it the requests that are suspected."""
+        """Wait until the supervisor has reported the end of a replica, and with it the requests that are suspected.
+
+        Ends early if it turns out that only the connection was lost.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPORT_SECONDS):
-                while not replica.ended and not self._closed:
+                while not self._is_settled(replica) and not self._closed:
                     await self._changed.wait()
+
+    def _is_settled(self, replica: ConnectedReplica) -> bool:
+        """Return whether a lost replica has ended or is connected again."""
+        now = self._replicas.get(replica.state.id)
+        return now is None or (now is not replica and now.client.ready)
 
     def _move_requests(self) -> None:
         """Take from their replicas the requests that should go on elsewhere."""

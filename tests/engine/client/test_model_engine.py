@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
+from syringa.engine.client import model_engine
 from syringa.engine.client.model_engine import MAX_RETRIES, ModelEngine
 from syringa.engine.processes.suspects import REFUSED, fingerprint
 from syringa.errors import EngineUnavailable, InvalidRequest, RequestSuspected
@@ -133,6 +134,24 @@ async def test_lost_connection_to_a_living_worker_is_made_again(engine: ModelEng
             assert await answer(engine) == [7]
             worker.die()
             await until(lambda: not engine.ready)
+
+
+async def test_request_goes_on_as_soon_as_the_connection_to_its_worker_is_made_again(
+    engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_engine, "REPORT_SECONDS", 600.0)
+    async with workers(1) as (worker,):
+        engine.update(state("loaded", replica(worker, fingerprint="f")))
+        task = asyncio.create_task(answer(engine))
+        await until(lambda: worker.requests)
+        worker.on_request = answers(9)
+        worker.send(7)
+        await until(lambda: engine._runs["r"].progress.begun)
+        worker.die()
+        await until(lambda: not engine.ready)
+        engine.update(state("loaded", replica(worker, fingerprint="f")))
+        assert await asyncio.wait_for(task, 60) == [7, 9]
+        assert len(worker.requests) == 2
 
 
 async def test_hanging_worker_gets_no_requests(engine: ModelEngine) -> None:
