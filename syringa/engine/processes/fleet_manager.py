@@ -206,6 +206,7 @@ class FleetManager:
             model.info = replica.report.info or model.info
         if ready:
             model.failed_starts, model.failure = 0, ""
+            model.reset_back_off()
         elif model.failure and model.restart and now >= model.retry_at:
             model.failure = ""
         model.wait_reason = self._wait_reason(model)

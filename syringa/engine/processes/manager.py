@@ -283,6 +283,8 @@ class WorkerManager:
         if phase == "unloading":
             logger.info("model unloaded: model=%s replica=%s", model.name, worker.id)
             self._event(worker, "ended")
+            if managed_process.HEALTHY_SECONDS < now - worker.ready_at < math.inf:
+                model.reset_back_off()
             wanted = model.requested_at > worker.unload_requested_at or (worker.drained and worker.is_needed(now))
             again = wanted and not model.active_replicas
             worker.drained = worker.drained and not again

@@ -85,10 +85,14 @@ class ModelState(ABC):
     def suspects_message(self) -> Suspects:
         return Suspects(self.key, self.suspects.levels())
 
+    def reset_back_off(self) -> None:
+        """Let the next failure delay a start as little as the first one."""
+        self._backoff = managed_process.MIN_BACKOFF_SECONDS
+
     def back_off(self, now: float, healthy_since: float | None = None) -> None:
         """Delay the next start after a failure. The delay doubles, unless the worker had been healthy for long."""
         if healthy_since is not None and now - healthy_since > managed_process.HEALTHY_SECONDS:
-            self._backoff = managed_process.MIN_BACKOFF_SECONDS
+            self.reset_back_off()
         self.retry_at = now + self._backoff
         self._backoff = min(2 * self._backoff, managed_process.MAX_BACKOFF_SECONDS)
 

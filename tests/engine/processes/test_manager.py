@@ -280,6 +280,31 @@ def test_restart_backoff_doubles_up_to_limit(folder: str) -> None:
     assert 29 < pauses[-1] < 31
 
 
+def test_model_that_was_unloaded_after_healthy_use_starts_with_a_short_backoff(folder: str) -> None:
+    harness = ManagerHarness(folder)
+    for _ in range(8):
+        harness.acquire("a")
+        harness.advance(60)
+        harness.acquire("a")
+        harness.processes[-1].end(managed_process.EXIT_CANNOT_START)
+        harness.advance(0)
+    harness.advance(60)
+    process = harness.load("a", idle_timeout=100)
+    harness.advance(managed_process.HEALTHY_SECONDS + 100)
+    harness.stats(process, idle_seconds=101)
+    harness.advance(0)
+    process.end(0)
+    harness.advance(0)
+    assert harness.status("a") == "cold"
+    harness.acquire("a")
+    harness.processes[-1].end(managed_process.EXIT_CANNOT_START)
+    harness.advance(0)
+    count = len(harness.processes)
+    harness.now += 2 * managed_process.MIN_BACKOFF_SECONDS
+    harness.acquire("a")
+    assert len(harness.processes) == count + 1
+
+
 def test_manager_does_not_retry_model_that_cannot_start(folder: str) -> None:
     harness = ManagerHarness(folder)
     for name, status, again in (("a", managed_process.EXIT_CANNOT_START, False), ("b", 1, True)):
