@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,8 @@ from syringa.errors import ConfigError
 DEFAULT_PORT = 8470
 MEMBERSHIP = "node.json"
 TIMEOUT_SECONDS = 20.0
+START_SECONDS = 15.0  # for a server that is just being started
+POLL_SECONDS = 0.2
 
 _MAX_ANSWER = 1 << 20  # bytes
 _REQUIRED = ("ca.pem", "server.pem", "server.key", "node.pem", "node.key")
@@ -82,6 +85,7 @@ def join(address: str, token: str, folder: Path, *, name: str, hosts: Sequence[s
     the server. Raises `ConfigError`; the folder is created whole or not at all.
     """
     server, parsed = parse_server_address(address), parse_token(token)
+    _wait_until_listening(server)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder}: there is something already, which is not overwritten")
     authority = _authority(server, parsed.fingerprint)
@@ -108,6 +112,20 @@ def renew(folder: Path) -> Membership:
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
     return membership
+
+
+def _wait_until_listening(server: ServerAddress) -> None:
+    """Wait for a while for a server that refuses connections. Why they fail is reported by the first request."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(server, TIMEOUT_SECONDS).close()
+        except ConnectionRefusedError:
+            time.sleep(POLL_SECONDS)
+            continue
+        except OSError:
+            pass
+        return
 
 
 def _authority(server: ServerAddress, fingerprint: bytes) -> str:

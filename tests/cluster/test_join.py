@@ -7,8 +7,10 @@ import shutil
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -141,6 +143,7 @@ def listening(answer: bytes) -> Iterator[str]:
 def test_unreachable_or_foreign_server_is_one_line(
     cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(join_module, "START_SECONDS", 0.0)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         with pytest.raises(ConfigError, match="cannot be reached: Connection refused"):
@@ -155,6 +158,30 @@ def test_unreachable_or_foreign_server_is_one_line(
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(ConfigError, match="cannot be reached: Name or service not known"):
         join("host.invalid:1", cluster.token(), tmp_path / "node", name="node")
+
+
+def test_server_that_is_being_started_is_waited_for(
+    cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_module, "START_SECONDS", HANG_SECONDS)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        tried = 0
+
+        def sleep(_: float) -> None:
+            nonlocal tried
+            tried += 1
+            if tried == 2:
+                bound.listen()
+
+        def fail(*_: object, **__: object) -> None:
+            raise ConfigError("it is asked")
+
+        monkeypatch.setattr(join_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+        monkeypatch.setattr(join_module, "_authority", fail)
+        with pytest.raises(ConfigError, match="it is asked"):
+            join(f"127.0.0.1:{bound.getsockname()[1]}", cluster.token(), tmp_path / "node", name="node")
+    assert tried == 2
 
 
 def test_address_of_the_server_is_parsed() -> None:

@@ -1,6 +1,6 @@
 """A model on the real vLLM whose replica is placed by Ray on a node that joins, which fetches the model's files.
 
-    VLLM_PYTHON=.venvs/vllm/bin/python pytest -n0 tests/ray/test_vllm_on_ray.py
+    SLOW=1 VLLM_PYTHON=.venvs/vllm/bin/python pytest -n0 tests/ray/test_vllm_on_ray.py
 
 See tests/e2e/test_vllm.py for the environment and the model.
 """
@@ -61,6 +61,7 @@ class VllmCluster:
         )
         nodes.callback(self.head.end)
         self.url = f"http://127.0.0.1:{self.head.until_logged(r'listening host=[^ ]+ port=([0-9]+)')[1]}"
+        self.head.until_logged("cluster: listening")
 
     def join(self, name: str) -> Command:
         token = Command(self._folder / f"{name}.token", "token", "--dir", str(self.dir))
