@@ -8,7 +8,7 @@ import msgspec
 
 from syringa.api.fields.common import ErrorBody, ErrorEnvelope
 from syringa.api.fields.schema import doc
-from syringa.errors import SyringaError
+from syringa.errors import ContextLengthExceeded, SyringaError
 
 ErrorFormat = Literal["openai", "anthropic", "ollama"]
 
@@ -22,6 +22,10 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
+
+
+# Words by which clients of Anthropic's API recognize that they have to compact the conversation.
+PROMPT_TOO_LONG = "prompt is too long"
 
 
 class AnthropicErrorDetail(msgspec.Struct):
@@ -71,6 +75,8 @@ def convert_error(
     message, param = envelope.error.message, envelope.error.param
     if param is not None and param not in message:  # which has no field of its own here
         message = f"{param}: {message}"
+    if envelope.error.code == ContextLengthExceeded.code and PROMPT_TOO_LONG not in message:
+        message = f"{PROMPT_TOO_LONG}: {message}"
     return AnthropicErrorEnvelope("error", AnthropicErrorDetail(kind, message), request_id)
 
 

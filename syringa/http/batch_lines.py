@@ -27,6 +27,7 @@ from syringa.service.usage.accounting import RequestAccounting
 logger = logging.getLogger("syringa.http")
 
 _UNAVAILABLE = 503
+_IGNORED = b"x-syringa-ignored"
 
 
 class BatchLineExecutor:
@@ -66,7 +67,7 @@ class BatchLineExecutor:
                 retry_after = error.retry_after or 1.0
         finally:
             accounting.close()
-        return LineResponse(exchange.status, exchange.body, accounting, retry_after)
+        return LineResponse(exchange.status, exchange.body, accounting, retry_after, exchange.ignored)
 
 
 class _Exchange:
@@ -75,6 +76,7 @@ class _Exchange:
     def __init__(self, body: bytes) -> None:
         self.headers = [(b"content-type", b"application/json")]
         self.status = 500
+        self.ignored = ""
         self._body: bytes | None = body
         self._parts: list[bytes] = []
 
@@ -91,6 +93,7 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.ignored = dict(message["headers"]).get(_IGNORED, b"").decode("latin-1")
         else:
             self._parts.append(message.get("body", b""))
 

@@ -95,8 +95,10 @@ class PartReader:
     def __init__(self, *, supports_images: bool, ignored: list[str]) -> None:
         self._supports_images, self.ignored = supports_images, ignored
 
-    def read_block(self, given: Any, path: str, known: tuple[str, ...] = PART_TYPES) -> list[Part]:
-        """Read a block of one of the `known` types."""
+    def read_block(
+        self, given: Any, path: str, known: tuple[str, ...] = PART_TYPES
+    ) -> tuple[list[Part], CacheControl | None]:
+        """Read a block of one of the `known` types. Return its parts, and the last `cache_control` of blocks in it."""
         kind = block_type(given, path)
         if kind not in known:
             raise InvalidRequest(
@@ -110,25 +112,27 @@ class PartReader:
                 text = convert(given, TextBlockField, path=path, ignored=self.ignored)
                 if text.citations:
                     self.ignored.append(f"{path}.citations")
-                return [Part(text.text)]
+                return [Part(text.text)], None
             case "image":
-                return [self._image(convert(given, ImageBlockField, path=path, ignored=self.ignored).source, path)]
+                source = convert(given, ImageBlockField, path=path, ignored=self.ignored).source
+                return [self._image(source, path)], None
             case "document":
                 return self._document(given, path)
         return self._search_result(given, path)
 
-    def _read_list(self, given: Any, path: str, known: tuple[str, ...]) -> list[Part]:
-        """Read a string, or blocks of the `known` types."""
+    def _read_list(self, given: Any, path: str, known: tuple[str, ...]) -> tuple[list[Part], CacheControl | None]:
+        """Read a string, or blocks of the `known` types. Return its parts, and the last `cache_control` in it."""
         if isinstance(given, str):
-            return [Part(given)]
+            return [Part(given)], None
         if not isinstance(given, list):
             raise InvalidRequest(f"{path}: expected a string or an array of blocks.", param=path)
-        parts = []
+        parts: list[Part] = []
+        control: CacheControl | None = None
         for index, each in enumerate(given):
             where = f"{path}[{index}]"
-            parts += self.read_block(each, where, known)
-            read_cache_control(each.get("cache_control"), where, self.ignored)
-        return parts
+            parts += self.read_block(each, where, known)[0]  # of types that have no blocks in them
+            control = read_cache_control(each.get("cache_control"), where, self.ignored) or control
+        return parts, control
 
     def _image(self, source: Any, path: str) -> Part:
         path += ".source"
@@ -146,17 +150,18 @@ class PartReader:
             raise InvalidRequest(f"{path}: this model does not support images.", param=path)
         return Part(image=image)
 
-    def _document(self, given: Any, path: str) -> list[Part]:
+    def _document(self, given: Any, path: str) -> tuple[list[Part], CacheControl | None]:
         document = convert(given, DocumentBlockField, path=path, ignored=self.ignored)
         self._report_citations(document.citations, path)
         path += ".source"
         kind = block_type(document.source, path)
+        control: CacheControl | None = None
         match kind:
             case "text":
                 parts = [Part(convert(document.source, TextSourceField, path=path, ignored=self.ignored).data)]
             case "content":
                 source = convert(document.source, ContentSourceField, path=path, ignored=self.ignored)
-                parts = self._read_list(source.content, f"{path}.content", ("text", "image"))
+                parts, control = self._read_list(source.content, f"{path}.content", ("text", "image"))
             case _:
                 raise InvalidRequest(
                     f"{path}.type: documents of type text and content are supported, not {kind!r}: send the text of a"
@@ -166,14 +171,14 @@ class PartReader:
         heading = [
             f"{name}: {text}" for name, text in (("Title", document.title), ("Context", document.context)) if text
         ]
-        return [Part("\n".join(["<document>", *heading])), *parts, Part("</document>")]
+        return [Part("\n".join(["<document>", *heading])), *parts, Part("</document>")], control
 
-    def _search_result(self, given: Any, path: str) -> list[Part]:
+    def _search_result(self, given: Any, path: str) -> tuple[list[Part], CacheControl | None]:
         found = convert(given, SearchResultField, path=path, ignored=self.ignored)
         self._report_citations(found.citations, path)
         heading = f"<search_result>\nTitle: {found.title}\nSource: {found.source}"
-        parts = self._read_list(found.content, f"{path}.content", ("text",))
-        return [Part(heading), *parts, Part("</search_result>")]
+        parts, control = self._read_list(found.content, f"{path}.content", ("text",))
+        return [Part(heading), *parts, Part("</search_result>")], control
 
     def _report_citations(self, citations: dict[str, Any] | None, path: str) -> None:
         if citations is not None and citations.get("enabled"):

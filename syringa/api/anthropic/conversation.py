@@ -19,7 +19,7 @@ _IMAGE_ELSEWHERE = "[image]"  # in the result of a tool, whose images are in the
 class CacheMark(msgspec.Struct, frozen=True):
     """The end of the last block with `cache_control`: the turn, and how much of it comes before the end.
 
-    `turn` is -1 for the system prompt and the tools, which precede all turns.
+    `turn` is -1 for the system prompt, which precedes all turns.
     """
 
     control: CacheControl
@@ -69,10 +69,9 @@ class Conversation:
             self.turns.append(Turn(role))
         return self.turns[-1]
 
-    def mark_prefix(self, control: CacheControl | None) -> None:
-        """Mark the system prompt or the tools, if there is a mark."""
-        if control is not None:
-            self.mark = CacheMark(control)
+    def prefix_mark(self, control: CacheControl | None) -> CacheMark | None:
+        """Return the mark of the system prompt as far as it is known, or of the tools, which are rendered with it."""
+        return CacheMark(control, parts=len(self.system)) if control is not None else None
 
     def mark_here(self, control: CacheControl | None) -> None:
         """Mark the end of what was added last, if there is a mark."""
@@ -88,7 +87,7 @@ class Conversation:
     @property
     def messages(self) -> list[PromptMessage]:
         """All messages for the chat template."""
-        return [*self._instructions, *(turn.message() for turn in self.turns)]
+        return [*self._instructions(), *(turn.message() for turn in self.turns)]
 
     def marked_messages(self, mark: CacheMark) -> list[PromptMessage]:
         """Return the messages up to a mark.
@@ -96,15 +95,14 @@ class Conversation:
         After the system prompt comes a message that differs from every other: templates need one.
         """
         if mark.turn < 0:
-            return [*self._instructions, PromptMessage({"role": "user", "content": "\0"})]
+            return [*self._instructions(mark.parts), PromptMessage({"role": "user", "content": "\0"})]
         before = [turn.message() for turn in self.turns[: mark.turn]]
-        return [*self._instructions, *before, self.turns[mark.turn].message(mark.parts, mark.calls)]
+        return [*self._instructions(), *before, self.turns[mark.turn].message(mark.parts, mark.calls)]
 
-    @property
-    def _instructions(self) -> list[PromptMessage]:
-        if not self.system:
-            return []
-        return [PromptMessage({"role": "system", "content": "\n".join(part.text for part in self.system)})]
+    def _instructions(self, parts: int | None = None) -> list[PromptMessage]:
+        """Return the system prompt, or so many parts of it."""
+        shown = self.system[:parts]
+        return [PromptMessage({"role": "system", "content": "\n".join(part.text for part in shown)})] if shown else []
 
 
 def _content(parts: list[Part]) -> Content:

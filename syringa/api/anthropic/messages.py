@@ -9,7 +9,7 @@ import msgspec
 
 from syringa.api.anthropic.content import PART_TYPES, Part, PartReader, block_type, read_cache_control
 from syringa.api.anthropic.conversation import Conversation, Turn
-from syringa.api.anthropic.request import PromptBody
+from syringa.api.anthropic.request import CacheControl, PromptBody
 from syringa.api.anthropic.schemas import SERVER_BLOCKS
 from syringa.api.anthropic.thinking import OpenThinking
 from syringa.api.decoding import convert
@@ -129,7 +129,7 @@ class _Reader:
             raise InvalidRequest("system: expected a string or an array of text blocks.", param="system")
         for index, block in enumerate(blocks):
             path = f"system[{index}]"
-            (part,) = self._parts.read_block(block, path, ("text",))
+            ((part,), _) = self._parts.read_block(block, path, ("text",))
             if part.text.startswith(_BILLING_LINE):
                 self._ignored.append("system" if isinstance(given, str) else path)
                 _, _, rest = part.text.partition("\n")
@@ -137,7 +137,8 @@ class _Reader:
                 if not part.text:
                     continue
             self._conversation.system.append(part)
-            self._conversation.mark_prefix(read_cache_control(block.get("cache_control"), path, self._ignored))
+            control = read_cache_control(block.get("cache_control"), path, self._ignored)
+            self._conversation.mark = self._conversation.prefix_mark(control) or self._conversation.mark
 
     def _message(self, given: Any, path: str, *, last: bool) -> None:
         message = convert(given, MessageField, path=path, ignored=self._ignored)
@@ -179,18 +180,23 @@ class _Reader:
             return self._tool_result(given, path)
         if kind not in PART_TYPES:
             raise _unexpected(kind, path, "user", (*PART_TYPES, "tool_result"))
-        self._conversation.turn("user").parts += self._parts.read_block(given, path)
+        self._add_block("user", given, path)
         return []
 
     def _system_block(self, kind: str, given: Any, path: str) -> list[ImageSource]:
-        self._conversation.turn("system").parts += self._parts.read_block(given, path, ("text",))
+        self._add_block("system", given, path, ("text",))
         return []
+
+    def _add_block(self, role: str, given: Any, path: str, known: tuple[str, ...] = PART_TYPES) -> None:
+        parts, control = self._parts.read_block(given, path, known)
+        self._conversation.turn(role).parts += parts
+        self._conversation.mark_here(control)
 
     def _assistant_block(self, kind: str, given: Any, path: str) -> list[ImageSource]:
         turn = self._conversation.turn("assistant")
         match kind:
             case "text":
-                turn.parts += self._parts.read_block(given, path)
+                self._add_block("assistant", given, path)
             case "tool_use":
                 call = convert(given, ToolUseField, path=path, ignored=self._ignored)
                 self._calls[call.id] = call.name
@@ -213,21 +219,25 @@ class _Reader:
         if name is None:
             path += ".tool_use_id"
             raise InvalidRequest(f"{path}: no earlier message has a tool_use block {result.tool_use_id!r}.", param=path)
-        parts = self._result_parts(result.content, f"{path}.content")
+        parts, control = self._result_parts(result.content, f"{path}.content")
         if result.is_error:
             parts.insert(0, Part("Error:"))
         self._conversation.turns.append(Turn("tool", parts, answers=(result.tool_use_id, name)))
+        self._conversation.mark_here(control)
         return [part.image for part in parts if part.image is not None]
 
-    def _result_parts(self, content: Any, path: str) -> list[Part]:
+    def _result_parts(self, content: Any, path: str) -> tuple[list[Part], CacheControl | None]:
+        """Read the content of a result. Return its parts, and the last `cache_control` in it."""
         if content is None or isinstance(content, str):
-            return [Part(content or "")]
+            return [Part(content or "")], None
         if not isinstance(content, list):
             raise InvalidRequest(f"{path}: expected a string or an array of blocks.", param=path)
         parts: list[Part] = []
+        control: CacheControl | None = None
         for index, block in enumerate(content):
             where = f"{path}[{index}]"
             kind = block_type(block, where)
+            nested: CacheControl | None = None
             if kind == "browser_state":  # of a tool that its models are trained on
                 report_hosted_tool(kind, where, self._unsupported, self._ignored)
             elif kind == "tool_reference":
@@ -235,9 +245,10 @@ class _Reader:
                 self._conversation.referenced_tools.add(reference.tool_name)
                 parts.append(Part(f"Tool: {reference.tool_name}"))
             else:
-                parts += self._parts.read_block(block, where, (*PART_TYPES, "tool_reference"))
-            read_cache_control(block.get("cache_control"), where, self._ignored)
-        return parts
+                added, nested = self._parts.read_block(block, where, (*PART_TYPES, "tool_reference"))
+                parts += added
+            control = read_cache_control(block.get("cache_control"), where, self._ignored) or nested or control
+        return parts, control
 
 
 def _unexpected(kind: str, path: str, role: str, known: tuple[str, ...]) -> InvalidRequest:

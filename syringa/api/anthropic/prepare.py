@@ -27,6 +27,7 @@ from syringa.api.anthropic.tools import MessageTools, read_message_tools
 from syringa.api.anthropic.writer import MessageWriter
 from syringa.api.chat.prompt import ChatPrompt, PromptRenderer, check_message_count, fit_prompt, require_template
 from syringa.api.decoding import convert
+from syringa.api.error_formats import PROMPT_TOO_LONG
 from syringa.api.fields.constraints import check_tools_with_constraint, compose_grammar, constraint_name
 from syringa.api.fields.defaults import apply_defaults
 from syringa.api.fields.grammars import schema_grammar
@@ -40,9 +41,6 @@ from syringa.ids import random_id
 from syringa.prompt.chat.tools import close_schema
 from syringa.prompt.images.loader import fetch_images
 from syringa.types import Grammar
-
-# Clients compact a conversation when an error has these words.
-_TOO_LONG = "prompt is too long"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +149,7 @@ async def _read_prompt(body: PromptBody, model: ServedModel, ignored: list[str],
     try:
         return await _read_fitting_prompt(body, model, ignored, context)
     except ContextLengthExceeded as error:
-        raise ContextLengthExceeded(f"{_TOO_LONG}: {error.message}") from None
+        raise ContextLengthExceeded(f"{PROMPT_TOO_LONG}: {error.message}") from None
 
 
 async def _read_fitting_prompt(
@@ -194,7 +192,7 @@ async def _read_fitting_prompt(
     return _Prompt(
         model=model,
         conversation=conversation,
-        mark=conversation.mark or (CacheMark(tools.mark) if tools.mark is not None else None),
+        mark=conversation.mark or conversation.prefix_mark(tools.mark),
         tools=tools,
         thinking=thinking,
         format=format,

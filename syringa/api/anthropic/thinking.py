@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from syringa.api.anthropic.request import OutputConfig
 from syringa.api.decoding import convert
-from syringa.api.fields.reasoning import ReasoningRequest, read_reasoning_request
+from syringa.api.fields.reasoning import ReasoningRequest, can_enforce_budget, read_reasoning_request
 from syringa.api.models.served_model import ServedModel
 from syringa.api.responses.context import Cipher, decrypt_reasoning
 from syringa.errors import InvalidRequest
@@ -71,6 +71,9 @@ def read_thinking(given: Any, config: OutputConfig, model: ServedModel, ignored:
                 param=f"{path}.type",
             )
     wanted = kind in ("enabled", "adaptive")
+    if budget is not None and model.formats.reasoning is not None and not can_enforce_budget(model):
+        ignored.append(f"{path}.budget_tokens")
+        budget = None
     if wanted and model.formats.reasoning is None:
         ignored.append(path)
     if not wanted or model.formats.reasoning is None:

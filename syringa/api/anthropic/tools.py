@@ -52,7 +52,7 @@ class MessageToolChoice(msgspec.Struct, kw_only=True):
 
 
 class MessageTools(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools of a request that are offered to the model, and the last mark for the cache among them."""
+    """The tools of a request that are offered to the model, and the last mark for the cache among all of them."""
 
     request: ToolRequest | None = None
     mark: CacheControl | None = None
@@ -101,6 +101,7 @@ class _ToolReader:
             if isinstance(kind, str) and _HOSTED_TYPE.fullmatch(kind):
                 report_hosted_tool(kind, path, self._unsupported, self._ignored)
                 can_search = can_search and not kind.startswith(_SEARCH_TYPE)
+                self._read_mark(given.get("cache_control"), path)
                 continue
             definition = self._definition(given, path)
             if definition.name in found:
@@ -130,8 +131,11 @@ class _ToolReader:
             self._ignored.append(f"{path}.allowed_callers")
         if definition.eager_input_streaming is False:
             self._ignored.append(f"{path}.eager_input_streaming")
-        self._mark = read_cache_control(definition.cache_control, path, self._ignored) or self._mark
+        self._read_mark(definition.cache_control, path)
         return definition
+
+    def _read_mark(self, given: Any, path: str) -> None:
+        self._mark = read_cache_control(given, path, self._ignored) or self._mark
 
 
 def _to_tool(definition: CustomToolDefinition, path: str) -> Tool:

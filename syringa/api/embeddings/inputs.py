@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,15 +13,19 @@ from syringa.api.fields.sampling import MAX_COUNT, check_tokens
 from syringa.api.fields.schema import doc
 from syringa.api.models.served_model import Encoder, ServedModel
 from syringa.errors import ContextLengthExceeded, InvalidRequest
+from syringa.prompt.tokens.encoder_tokenizer import EncoderTokenizer
 
 MAX_INPUTS = 2048  # of a request
 _INLINE_CHARACTERS = 4096  # more are tokenized in a thread
 _INLINE_IDS = 10_000  # more are checked in a thread
+_SLICE_CHARACTERS = 1 << 18  # tokenized at a time: the tokenizer needs some hundred bytes for each token of a call
 # A text with more characters per token of the model than this many of the longest tokens is not tokenized as a whole.
 # Only white space, which has no tokens, could be so long and fit.
 _LONG_TOKENS = 8
 
 TruncationSide = Literal["left", "right"]
+KeepTokens = Callable[[int, list[int]], list[int]]
+"""Returns what remains of the tokens of a text, given its index too. Raises `InvalidRequest`."""
 
 _REQUEST_ID = r"^[A-Za-z0-9._:-]+(?![\s\S])"  # unlike in JavaScript, $ also matches before a final newline
 
@@ -151,16 +155,52 @@ def _read_ids(given: Any, model: ServedModel, param: str) -> list[int]:
 
 
 async def encode_texts(
-    texts: Sequence[str], model: ServedModel, truncation: Truncation | None, params: Sequence[str]
+    texts: Sequence[str],
+    model: ServedModel,
+    truncation: Truncation | None,
+    params: Sequence[str],
+    *,
+    keep: KeepTokens,
+    total_param: str,
 ) -> list[list[int]]:
-    """Return the tokens of texts, without special tokens around them. `params` name the texts in errors."""
-    tokenizer = require_encoder(model).tokenizer
+    """Return what `keep` leaves of the tokens of texts, without special tokens around them. Raises `InvalidRequest`.
+
+    `params` name the texts in errors, and `total_param` all of them. Tokenizing ends with the first text that `keep`
+    refuses, or that makes more tokens than a request may have.
+    """
+    encoder = require_encoder(model)
+    tokenizer = encoder.tokenizer
     limit = _LONG_TOKENS * model.max_model_len * tokenizer.longest_token
     if max(map(len, texts), default=0) > limit:
         texts = [_shorten(text, limit, truncation, model, param) for text, param in zip(texts, params, strict=True)]
     if sum(map(len, texts)) <= _INLINE_CHARACTERS:
-        return tokenizer.encode_texts(texts)
-    return await asyncio.to_thread(tokenizer.encode_texts, texts)
+        return _encode_slices(texts, tokenizer, keep, encoder.max_request_tokens, total_param)
+    return await asyncio.to_thread(_encode_slices, texts, tokenizer, keep, encoder.max_request_tokens, total_param)
+
+
+def _encode_slices(
+    texts: Sequence[str], tokenizer: EncoderTokenizer, keep: KeepTokens, max_tokens: int, total_param: str
+) -> list[list[int]]:
+    found: list[list[int]] = []
+    total = 0
+    for each in _slices(texts):
+        for tokens in tokenizer.encode_texts(each):
+            kept = keep(len(found), tokens)
+            found.append(kept)
+            total += len(kept)
+            if total > max_tokens:
+                raise _too_many(f"at least {total:,}", max_tokens, total_param)
+    return found
+
+
+def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    start = size = 0
+    for index, text in enumerate(texts):
+        if size and size + len(text) > _SLICE_CHARACTERS:
+            yield texts[start:index]
+            start, size = index, 0
+        size += len(text)
+    yield texts[start:]
 
 
 def _shorten(text: str, limit: int, truncation: Truncation | None, model: ServedModel, param: str) -> str:
@@ -174,16 +214,38 @@ def _shorten(text: str, limit: int, truncation: Truncation | None, model: Served
     return text[:limit] if truncation.side == "right" else text[-limit:]
 
 
-def too_long(tokens: int, model: ServedModel, param: str) -> ContextLengthExceeded:
+def input_length(model: ServedModel, truncation: Truncation | None) -> int:
+    """Return the number of tokens that an input may have."""
+    return truncation.tokens if truncation is not None and truncation.tokens else model.max_model_len
+
+
+def fit(
+    tokens: list[int], length: int, model: ServedModel, truncation: Truncation | None, param: str, around: int = 0
+) -> list[int]:
+    """Return what remains of a text that may have `length` tokens besides the special ones `around` it.
+
+    Raises `ContextLengthExceeded` for one that has more and is not to be cut.
+    """
+    if len(tokens) <= length:
+        return tokens
+    if truncation is None:
+        raise _too_long(len(tokens) + around, model, param)
+    return truncation.cut(tokens, max(0, length))
+
+
+def _too_long(tokens: int, model: ServedModel, param: str) -> ContextLengthExceeded:
     return ContextLengthExceeded(
         f"This model's maximum context length is {model.max_model_len} tokens; {param} has {tokens}.", param=param
     )
 
 
-def check_total(inputs: Sequence[Sequence[int]], model: ServedModel, param: str) -> None:
+def check_total(total: int, model: ServedModel, param: str) -> None:
     """Raise `InvalidRequest` for more tokens than a request may have."""
-    total, limit = sum(map(len, inputs)), require_encoder(model).max_request_tokens
+    limit = require_encoder(model).max_request_tokens
     if total > limit:
-        raise InvalidRequest(
-            f"{param}: at most {limit:,} tokens in one request, got {total:,}: send several requests.", param=param
-        )
+        raise _too_many(f"{total:,}", limit, param)
+
+
+def _too_many(got: str, limit: int, param: str) -> InvalidRequest:
+    message = f"{param}: at most {limit:,} tokens in one request, got {got}: send several requests."
+    return InvalidRequest(message, param=param)

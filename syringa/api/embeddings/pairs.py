@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from syringa.api.embeddings.inputs import (
     Truncation,
     check_total,
     encode_texts,
+    fit,
+    input_length,
     read_truncation,
     require_encoder,
-    too_long,
 )
 from syringa.api.embeddings.prepare import find_prompt
 from syringa.api.embeddings.vectors import SIMILARITIES, read_vectors
@@ -133,7 +135,7 @@ async def prepare_scores(
         )
     prepare = _prepare_pairs if spec.kind == "score" else _prepare_texts
     inputs, second = await prepare(pairs, model, truncation)
-    check_total(inputs, model, pairs.second_param)
+    check_total(sum(map(len, inputs)), model, pairs.second_param)
     request = EmbeddingRequest(
         id=random_id("score-"), inputs=inputs, second=second, tenant=tenant, priority=fields.priority or 0
     )
@@ -146,18 +148,16 @@ async def _prepare_pairs(
 ) -> tuple[list[list[int]], list[int]]:
     """Return the tokens of each pair, and the index of the second text in each."""
     tokenizer = require_encoder(model).tokenizer
-    first, second = await _encode_both(pairs, model, truncation, "", "")
-    limit = truncation.tokens if truncation is not None and truncation.tokens else model.max_model_len
-    room = limit - tokenizer.special_tokens_pair
+    special = tokenizer.special_tokens_pair
+    first, second = await _encode_both(pairs, model, truncation, special, together=True)
+    room = max(0, input_length(model, truncation) - special)
+    firsts = [first[pairs.first_of(index)] for index in range(len(second))]
+    lengths = (min(room, len(own) + len(tokens)) for own, tokens in zip(firsts, second, strict=True))
+    check_total(special * len(second) + sum(lengths), model, pairs.second_param)  # before the pairs take memory
     inputs, starts = [], []
-    for index, tokens in enumerate(second):
-        own = first[pairs.first_of(index)]
-        if len(own) + len(tokens) > room:
-            if truncation is None:
-                length = len(own) + len(tokens) + tokenizer.special_tokens_pair
-                where = _param(pairs.second_param, index, len(second))
-                raise too_long(length, model, f"{where} with {_param(pairs.first_param, index, len(first))}")
-            own_length, length = _share(len(own), len(tokens), max(0, room))
+    for own, tokens in zip(firsts, second, strict=True):
+        if truncation is not None and len(own) + len(tokens) > room:
+            own_length, length = _share(len(own), len(tokens), room)
             own, tokens = truncation.cut(own, own_length), truncation.cut(tokens, length)
         wrapped, start = tokenizer.wrap_pair(own, tokens)
         inputs.append(wrapped)
@@ -176,39 +176,52 @@ async def _prepare_texts(
     if pairs.prompted:
         found = find_prompt(spec, "query"), find_prompt(spec, "document")
         query, document = (default if prompt is None else prompt for prompt in found)
-    first, second = await _encode_both(pairs, model, truncation, query, document)
-    limit = truncation.tokens if truncation is not None and truncation.tokens else model.max_model_len
-    room = max(0, limit - tokenizer.special_tokens_single)
-    inputs = []
-    for texts, param in ((first, pairs.first_param), (second, pairs.second_param)):
-        for index, tokens in enumerate(texts):
-            if len(tokens) > room:
-                if truncation is None:
-                    length = len(tokens) + tokenizer.special_tokens_single
-                    raise too_long(length, model, _param(param, index, len(texts)))
-                tokens = truncation.cut(tokens, room)
-            inputs.append(tokenizer.wrap(tokens))
-    return inputs, []
+    special = tokenizer.special_tokens_single
+    first, second = await _encode_both(pairs, model, truncation, special, query=query, document=document)
+    return [tokenizer.wrap(tokens) for tokens in (*first, *second)], []
 
 
 async def _encode_both(
-    pairs: TextPairs, model: ServedModel, truncation: Truncation | None, query: str, document: str
+    pairs: TextPairs,
+    model: ServedModel,
+    truncation: Truncation | None,
+    special: int,
+    *,
+    query: str = "",
+    document: str = "",
+    together: bool = False,
 ) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the tokens of the first and the second texts, none more than an input may have. Raises `InvalidRequest`.
+
+    An input has `special` special tokens. `together`: the two texts of a pair are one input, to be cut further.
+    """
     if len(pairs.second) > MAX_INPUTS:
         raise InvalidRequest(
             f"{pairs.second_param}: at most {MAX_INPUTS} in one request, got {len(pairs.second)}.",
             param=pairs.second_param,
         )
-    count = len(pairs.first)
-    texts = [*(query + text for text in pairs.first), *(document + text for text in pairs.second)]
-    params = [
-        *(_param(pairs.first_param, index, count) for index in range(count)),
-        *(_param(pairs.second_param, index, len(pairs.second)) for index in range(len(pairs.second))),
-    ]
-    tokens = await encode_texts(texts, model, truncation, params)
-    first, second = tokens[:count], tokens[count:]
-    if pairs.max_second_tokens is not None:
-        second = [each[: pairs.max_second_tokens] for each in second]
+    room = max(0, input_length(model, truncation) - special)
+    first_params, second_params = (
+        [_param(name, index, len(texts)) for index in range(len(texts))]
+        for name, texts in ((pairs.first_param, pairs.first), (pairs.second_param, pairs.second))
+    )
+
+    def keep_first(index: int, tokens: list[int]) -> list[int]:
+        return fit(tokens, room, model, truncation, first_params[index], special)
+
+    encode = functools.partial(encode_texts, model=model, truncation=truncation, total_param=pairs.second_param)
+    first = await encode([query + text for text in pairs.first], params=first_params, keep=keep_first)
+
+    def keep_second(index: int, tokens: list[int]) -> list[int]:
+        tokens = tokens[: pairs.max_second_tokens]
+        if truncation is not None or not together:
+            return fit(tokens, room, model, truncation, second_params[index], special)
+        other = pairs.first_of(index)
+        used = len(first[other])
+        where = f"{second_params[index]} with {first_params[other]}"
+        return fit(tokens, room - used, model, truncation, where, special + used)
+
+    second = await encode([document + text for text in pairs.second], params=second_params, keep=keep_second)
     return first, second
 
 

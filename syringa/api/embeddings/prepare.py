@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from syringa.api.embeddings.inputs import Truncation, check_total, encode_texts, require_encoder, too_long
-from syringa.api.embeddings.vectors import Vector, normalize, read_vectors, shorten
+from syringa.api.embeddings.inputs import Truncation, check_total, encode_texts, fit, input_length, require_encoder
+from syringa.api.embeddings.vectors import Vector, normalize, read_vectors
 from syringa.api.models.served_model import ServedModel
 from syringa.errors import InvalidRequest
 from syringa.ids import random_id
@@ -24,7 +24,7 @@ class PreparedEmbeddings:
     model: ServedModel
     user: str | None = None
     dimensions: int | None = None  # fewer than the vectors have
-    normalized: bool = False  # scale vectors to the length 1, whatever the model does
+    normalized: bool = False  # scale vectors to the length 1
 
     @property
     def tokens(self) -> int:
@@ -34,7 +34,7 @@ class PreparedEmbeddings:
         """Return the embeddings in the order of the inputs."""
         vectors = read_vectors(result)
         if self.dimensions is not None:
-            return [shorten(vector, self.dimensions) for vector in vectors]
+            vectors = [vector[: self.dimensions] for vector in vectors]
         return [normalize(vector) for vector in vectors] if self.normalized else vectors
 
 
@@ -46,7 +46,7 @@ async def prepare_embeddings(
     prompt: str | None = None,
     truncation: Truncation | None = None,
     dimensions: int | None = None,
-    normalized: bool = False,
+    normalized: bool | None = None,
     special: bool = True,
     priority: int = 0,
     user: str | None = None,
@@ -55,21 +55,28 @@ async def prepare_embeddings(
     """Tokenize the inputs of a request to an embedding model. Raises `InvalidRequest`.
 
     Texts come after `prompt`, by default that of the model; inputs that are token ids are used as they are. `special`
-    puts special tokens around texts. Inputs that are too long are cut, or refused without a `truncation`. `param` names
+    puts special tokens around texts. Inputs that are too long are cut, or refused without a `truncation`. `normalized`:
+    whether vectors have the length 1; None: those that are shortened have it, others as the model does. `param` names
     the field of the inputs in errors.
     """
     spec = require_encoder(model).spec
     dimensions = _check_dimensions(spec, dimensions, model)
+    if normalized is None:
+        normalized = dimensions is not None
     params = [param] if len(inputs) == 1 else [f"{param}[{index}]" for index in range(len(inputs))]
     if isinstance(inputs[0], str):
-        tokens = await _encode(inputs, model, prompt, truncation, params, special=special)
+        tokens = await _encode(inputs, model, prompt, truncation, params, special=special, param=param)
     else:
-        length = _length(model, truncation)
-        tokens = [_fit(ids, length, model, truncation, where) for ids, where in zip(inputs, params, strict=True)]
-    check_total(tokens, model, param)
+        length = input_length(model, truncation)
+        tokens = [fit(ids, length, model, truncation, where) for ids, where in zip(inputs, params, strict=True)]
+    check_total(sum(map(len, tokens)), model, param)
     request = EmbeddingRequest(id=random_id("embd-"), inputs=tokens, tenant=tenant, priority=priority)
     return PreparedEmbeddings(
-        request=request, model=model, user=user, dimensions=dimensions, normalized=normalized and not spec.normalize
+        request=request,
+        model=model,
+        user=user,
+        dimensions=dimensions,
+        normalized=normalized and (dimensions is not None or not spec.normalize),
     )
 
 
@@ -87,6 +94,7 @@ async def _encode(
     params: list[str],
     *,
     special: bool,
+    param: str,
 ) -> list[list[int]]:
     encoder = require_encoder(model)
     spec, tokenizer = encoder.spec, encoder.tokenizer
@@ -95,32 +103,18 @@ async def _encode(
     if prompt:
         texts = [prompt + text for text in texts]
     around = tokenizer.special_tokens_single if special else 0
-    length = _length(model, truncation) - around
-    encoded = await encode_texts(texts, model, truncation, params)
-    fitted = [
-        _fit(tokens, length, model, truncation, where, around) for tokens, where in zip(encoded, params, strict=True)
-    ]
+    length = input_length(model, truncation) - around
+
+    def keep(index: int, tokens: list[int]) -> list[int]:
+        return fit(tokens, length, model, truncation, params[index], around)
+
+    fitted = await encode_texts(texts, model, truncation, params, keep=keep, total_param=param)
     if special:
         return [tokenizer.wrap(tokens) for tokens in fitted]
     for tokens, where in zip(fitted, params, strict=True):
         if not tokens:
             raise InvalidRequest(f"{where}: the text has no tokens without special tokens.", param=where)
     return fitted
-
-
-def _length(model: ServedModel, truncation: Truncation | None) -> int:
-    """Return the number of tokens that an input may have."""
-    return truncation.tokens if truncation is not None and truncation.tokens else model.max_model_len
-
-
-def _fit(
-    tokens: list[int], length: int, model: ServedModel, truncation: Truncation | None, param: str, around: int = 0
-) -> list[int]:
-    if len(tokens) <= length:
-        return tokens
-    if truncation is None:
-        raise too_long(len(tokens) + around, model, param)
-    return truncation.cut(tokens, max(0, length))
 
 
 def _check_dimensions(spec: EmbeddingSpec, dimensions: int | None, model: ServedModel) -> int | None:

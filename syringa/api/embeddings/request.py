@@ -51,8 +51,8 @@ class CreateEmbeddingRequest(EncoderFields, kw_only=True):
     dimensions: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None,
         doc(
-            "Number of values to keep of each vector, scaled to the length 1 again. Only for models that were trained "
-            "for it (Matryoshka); others refuse any but their own."
+            "Number of values to keep of each vector, scaled to the length 1 again unless `normalize` is false. Only "
+            "for models that were trained for it (Matryoshka); others refuse any but their own."
         ),
     ] = None
     prompt_name: Annotated[
@@ -118,7 +118,7 @@ async def prepare_embedding_request(
         prompt=_read_prompt(body, model, ignored, texts=isinstance(inputs[0], str)),
         truncation=_read_truncation(body, model),
         dimensions=body.dimensions,
-        normalized=bool(body.normalize),
+        normalized=body.normalize,
         special=body.add_special_tokens is not False,
         priority=body.priority or 0,
         user=body.user,

@@ -1,4 +1,4 @@
-"""Vectors of an engine's result: reading, shortening and comparing them."""
+"""Vectors of an engine's result: reading, normalizing and comparing them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ def read_vectors(result: EmbeddingResult) -> list[Vector]:
     """Return the vectors of a result without copying them."""
     values, width = memoryview(result.values).cast("f"), result.width
     return [values[start : start + width] for start in range(0, len(values), width)]
-
-
-def shorten(vector: Vector, dimensions: int) -> Vector:
-    """Return the first values of a vector, scaled to the length 1."""
-    return normalize(vector[:dimensions])
 
 
 def normalize(vector: Vector) -> Vector:

@@ -73,7 +73,7 @@ def read_reasoning_request(
         else:
             effort_budget = _BUDGETS.get(effort)
             honored = model.formats.reasoning is not None and (
-                effort_budget is None or budget is not None or _can_enforce_budget(model)
+                effort_budget is None or budget is not None or can_enforce_budget(model)
             )
             budget = effort_budget if honored and budget is None else budget
         if not honored:
@@ -84,7 +84,7 @@ def read_reasoning_request(
     return ReasoningRequest(kwargs=given, allowed=allowed, budget=budget, template_ignores_switch=ignores_switch)
 
 
-def _can_enforce_budget(model: ServedModel) -> bool:
+def can_enforce_budget(model: ServedModel) -> bool:
     """Return whether reasoning can be closed after a budget, which takes a special token that ends it."""
     format = model.formats.reasoning
     return format is not None and model.tokenizer.lark_vocabulary.starts_with_special(REASONING_MARKERS[format].end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
@@ -134,11 +134,11 @@ def renamed(paths: list[str]) -> Iterator[str]:
     return map(_rename, paths)
 
 
-def rename_error(error: SyringaError) -> None:
-    """Give the field in an error the name that it has in Ollama's API."""
+def rename_error(error: SyringaError, names: Mapping[str, str] | None = None) -> None:
+    """Give the field in an error the name that it has in Ollama's API: that in `names`, or that of all requests."""
     if error.param is None:
         return
-    if (name := _rename(error.param)) != error.param:
+    if (name := (names or {}).get(error.param) or _rename(error.param)) != error.param:
         error.message, error.param = error.message.replace(error.param, name, 1), name
     if name.startswith("format") and name not in error.message:  # error bodies have no field for it
         error.message = f"{name}: {error.message}"

@@ -46,8 +46,12 @@ class ModelFileFacts(msgspec.Struct, frozen=True, kw_only=True):
     info: dict[str, Any] = {}  # in the names of GGUF metadata
 
 
-_UNKNOWN = ModelFileFacts()
 _remembered: dict[str, tuple[modelfiles.ModelFiles, tuple[Any, ...], ModelFileFacts]] = {}  # by the configured path
+
+
+def unknown_facts(name: str) -> ModelFileFacts:
+    """Return the facts of files that cannot be read. Their digest is that of a name: clients cut it, and need one."""
+    return ModelFileFacts(digest=hashlib.sha256(name.encode()).hexdigest())
 
 
 def read_facts(path: str) -> ModelFileFacts:
@@ -64,7 +68,7 @@ def read_facts(path: str) -> ModelFileFacts:
         facts = _read(files, state)
     except (StartupError, OSError):
         _remembered.pop(path, None)
-        return _UNKNOWN
+        return unknown_facts(path)
     finally:
         modelfiles.forget_gguf()
     _remembered[path] = files, state, facts

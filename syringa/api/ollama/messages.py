@@ -91,6 +91,22 @@ def user_message(text: str, images: list[str] | None, path: str = "images") -> d
     return {"role": "user", "content": [{"type": "text", "text": text}, *parts] if text else parts}
 
 
+def image_names(messages: list[dict[str, Any]], *, single: bool = False) -> dict[str, str]:
+    """Return the names that images in converted messages have in Ollama's API, by their paths in OpenAI's.
+
+    `single`: they are a field of the request, not of a message.
+    """
+    names: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        parts = message["content"] if isinstance(message["content"], list) else []
+        images = [number for number, part in enumerate(parts) if part["type"] == "image_url"]
+        for position, number in enumerate(images):
+            name = f"images[{position}]" if single else f"messages[{index}].images[{position}]"
+            path = f"messages[{index}].content[{number}]"
+            names |= dict.fromkeys((f"{path}.image_url.url", f"{path}.image_url", path), name)
+    return names
+
+
 def _image_part(data: str, path: str) -> dict[str, Any]:
     if data.startswith(("http://", "https://")):
         raise InvalidRequest(f"{path}: expected an image in base64, not a URL.", param=path)

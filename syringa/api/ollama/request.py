@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -19,7 +19,7 @@ from syringa.api.completions import request as completions
 from syringa.api.fields.sampling import check_tokens, read_stop
 from syringa.api.fields.schema import doc, ignored_field, nullable
 from syringa.api.fields.tools import ToolsField, read_tools
-from syringa.api.models.served_model import FixedModels, Models, ServedModel
+from syringa.api.models.served_model import ALL_KINDS, GENERATING, FixedModels, Models, ServedModel
 from syringa.api.ollama.common import (
     KeepAliveField,
     ModelField,
@@ -29,7 +29,13 @@ from syringa.api.ollama.common import (
     rename_error,
     renamed,
 )
-from syringa.api.ollama.messages import ImagesField, OllamaMessagesField, read_chat_messages, user_message
+from syringa.api.ollama.messages import (
+    ImagesField,
+    OllamaMessagesField,
+    image_names,
+    read_chat_messages,
+    user_message,
+)
 from syringa.api.ollama.options import (
     OllamaOptions,
     OptionsField,
@@ -43,6 +49,7 @@ from syringa.api.output_writer import PreparedRequest
 from syringa.errors import ContextLengthExceeded, InvalidRequest, SyringaError
 from syringa.events import GenerationRequest
 from syringa.prompt.tokens.fim import find_fim_format
+from syringa.types import ModelKind
 
 _LEVELS = ["low", "medium", "high", "max"]
 FormatField = Annotated[
@@ -136,9 +143,10 @@ async def prepare_chat(
 
     Raises before anything is submitted to the engine. The paths of ignored fields are appended to `ignored`.
     """
-    with _own_names(ignored):
+    with _own_names(ignored) as names:
         model, options, limit = await _read(body, models, ignored)
         messages = await read_chat_messages(body.messages or [], ignored)
+        names.update(image_names(messages))
         fields = _chat_fields(body, model, options)
         last = messages[-1]
         # Ollama continues a text of the assistant at the end of the conversation.
@@ -155,7 +163,7 @@ async def prepare_generate(
     body: OllamaGenerateRequest, models: Models, ignored: list[str], tenant: str = ""
 ) -> PreparedRequest:
     """Like `prepare_chat`, for a message of the user, a raw prompt, or a text to fill in."""
-    with _own_names(ignored):
+    with _own_names(ignored) as names:
         model, options, limit = await _read(body, models, ignored)
         if body.raw or body.suffix:
             prepared = await _prepare_completion(body, model, options, ignored, tenant)
@@ -167,8 +175,10 @@ async def prepare_generate(
             _check_context(context, model)
             model = dataclasses.replace(model, system="", preset_messages=())  # they are part of the context
         system = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*system, user_message(body.prompt or "", body.images)]
+        names.update(image_names(messages, single=True))
         request = chat.ChatRequest(
-            messages=[*system, user_message(body.prompt or "", body.images)],
+            messages=messages,
             chat_template=body.template or None,
             **_chat_fields(body, model, options),
         )
@@ -183,11 +193,14 @@ async def prepare_generate(
 
 
 async def read_load_request(
-    body: OllamaChatRequest | OllamaGenerateRequest, models: Models, ignored: list[str]
+    body: OllamaChatRequest | OllamaGenerateRequest, models: Models, ignored: list[str], *, unload: bool
 ) -> ServedModel:
-    """Return the model of a request that only loads or unloads it. Its other fields are validated all the same."""
+    """Return the model of a request that only loads or unloads it. Its other fields are validated all the same.
+
+    `ollama stop` sends such a request to unload a model of any kind.
+    """
     with _own_names(ignored):
-        model, options, _ = await _read(body, models, ignored)
+        model, options, _ = await _read(body, models, ignored, ALL_KINDS if unload else GENERATING)
         read_stop(options.stop)
         _format_fields(body.format)
         _check_think(body.think)
@@ -199,10 +212,10 @@ async def read_load_request(
 
 
 async def _read(
-    body: OllamaFields, models: Models, ignored: list[str]
+    body: OllamaFields, models: Models, ignored: list[str], kinds: Sequence[ModelKind] = GENERATING
 ) -> tuple[ServedModel, OllamaOptions, int | None]:
     """Return the model with the context of the request, its options, and its maximum number of output tokens."""
-    model = await find_model(models.find, body.model)
+    model = await find_model(lambda name: models.find(name, kinds), body.model)
     if body.shift:
         ignored.append("shift")
     options = read_options(body.options, ignored)
@@ -307,13 +320,17 @@ def _with_limits(
 
 
 @contextlib.contextmanager
-def _own_names(ignored: list[str]) -> Iterator[None]:
-    """Give fields in errors, and those that are appended to `ignored`, the names that they have in this API."""
+def _own_names(ignored: list[str]) -> Iterator[dict[str, str]]:
+    """Give fields in errors, and those that are appended to `ignored`, the names that they have in this API.
+
+    The block may add names of further fields in errors.
+    """
     given = len(ignored)
+    names: dict[str, str] = {}
     try:
-        yield
+        yield names
     except SyringaError as error:
-        rename_error(error)
+        rename_error(error, names)
         raise
     finally:
         ignored[given:] = renamed(ignored[given:])

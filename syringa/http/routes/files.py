@@ -33,18 +33,19 @@ class FileRoutes:
     async def upload(self, request: Request) -> Response:
         organization = dependencies.organization(request)
         length = request_context(request.scope).headers.get(b"content-length", b"")
-        await self._files.check_quota(organization, int(length) if length.isdigit() else 0)
-        writer = self._files.new_writer()
-        try:
-            form = await read_upload(request, writer, self._config.file_max_bytes)
-            fields = wire.read_upload_fields(form.fields)
-            headers = dependencies.ignored_fields_header(self._config, fields.ignored)
+        largest = self._config.file_max_bytes
+        async with self._files.reserve(organization, int(length) if length.isdigit() else largest):
+            writer = self._files.new_writer()
+            try:
+                form = await read_upload(request, writer, largest)
+                fields = wire.read_upload_fields(form.fields)
+                headers = dependencies.ignored_fields_header(self._config, fields.ignored)
+            except BaseException:
+                await writer.discard()
+                raise
             file = await self._files.add(
                 writer, organization, form.filename, wire.UPLOAD_PURPOSE, seconds=fields.expires_seconds
             )
-        except BaseException:
-            await writer.discard()
-            raise
         return dependencies.json(to_object(file), headers)
 
     async def list(self, request: Request) -> Response:

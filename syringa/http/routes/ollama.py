@@ -79,7 +79,7 @@ class OllamaRoutes:
         models = self._models.for_key(caller.models)
         keep_alive = _read_keep_alive(body.keep_alive, caller, ignored, is_empty=body.is_empty)
         if body.is_empty:
-            model = await request.read_load_request(body, models, ignored)
+            model = await request.read_load_request(body, models, ignored, unload=keep_alive == 0)
             headers = dependencies.ignored_fields_header(self._config, ignored)
             load = functools.partial(self._load, model.id, keep_alive, accounting, respond(body.model))
             return BufferedResponse(load, headers=headers)

@@ -19,7 +19,7 @@ from syringa.api.models.served_model import ALL_KINDS, ModelCard, Models
 from syringa.api.models.specs import pulled_fields
 from syringa.api.ollama import manage
 from syringa.api.ollama.common import VERSION, find_model, ids_of, model_not_found, new_model_id
-from syringa.api.ollama.files import ModelFileFacts, read_facts
+from syringa.api.ollama.files import ModelFileFacts, read_facts, unknown_facts
 from syringa.api.ollama.manage import OllamaProgress
 from syringa.api.ollama.models import (
     OllamaModelList,
@@ -195,7 +195,7 @@ class OllamaModelRoutes:
 
     async def _facts(self, model: str) -> ModelFileFacts:
         spec = self._specs().get(model)
-        return ModelFileFacts() if spec is None else await asyncio.to_thread(read_facts, spec.path)
+        return unknown_facts(model) if spec is None else await asyncio.to_thread(read_facts, spec.path)
 
     async def _spec(self, name: str) -> ModelSpec:
         """Return the configuration of a model. Raises `NotFound`."""

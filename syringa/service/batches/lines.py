@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from syringa.errors import StoreUnavailable
 
 READ_BYTES = 1 << 20  # read at a time, in a thread
 _READ_LINES = 256
@@ -66,7 +69,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def read_lines(file: BinaryIO, max_bytes: int) -> AsyncIterator[InputLine]:
-    """Yield the lines of a file that are not blank. A line of more than `max_bytes` is skipped, not loaded."""
+    """Yield the lines of a file that are not blank. A line of more than `max_bytes` is skipped, not loaded.
+
+    Raises `StoreUnavailable` if the file cannot be read now.
+    """
     reader = _LineReader(file, max_bytes)
     while not reader.ended:
         for line in await asyncio.to_thread(reader.read):
@@ -81,6 +87,12 @@ class _LineReader:
 
     def read(self) -> list[InputLine]:
         """Return the next lines, about `READ_BYTES` of them. There may be none before the end: blank ones count."""
+        try:
+            return self._read()
+        except OSError as error:
+            raise StoreUnavailable(f"The input file cannot be read: {error.strerror}.") from error
+
+    def _read(self) -> list[InputLine]:
         lines: list[InputLine] = []
         size = 0
         while len(lines) < _READ_LINES and size < READ_BYTES:
@@ -159,6 +171,7 @@ class _LineResponse(msgspec.Struct):
     status_code: int
     request_id: str
     body: msgspec.Raw
+    ignored: str | UnsetType = UNSET
 
 
 class _LineError(msgspec.Struct):
@@ -173,9 +186,9 @@ class _OutputLine(msgspec.Struct):
     error: _LineError | None
 
 
-def response_line(id: str, custom_id: str, status: int, request_id: str, body: bytes) -> str:
+def response_line(id: str, custom_id: str, status: int, request_id: str, body: bytes, ignored: str = "") -> str:
     """Return a line of the output file, or of the error file for a request that was refused or has failed."""
-    response = _LineResponse(status, request_id, msgspec.Raw(body))
+    response = _LineResponse(status, request_id, msgspec.Raw(body), ignored or UNSET)
     return _encode(_OutputLine(id, custom_id, response, None)).decode()
 
 

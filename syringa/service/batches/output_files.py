@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from syringa.errors import NotFound
 from syringa.service.batches.lines import InputLine, custom_id_of, error_line, line_id, read_lines
+from syringa.service.batches.results import LeaseLost
 from syringa.service.files.storage import FileWriter
 from syringa.store import BatchStatus, StoredBatch, StoredFile
 
@@ -31,18 +32,18 @@ class OutputFiles:
     def __init__(self) -> None:
         self.files: dict[str, StoredFile] = {}
         self.missing = 0  # lines that were not run
-        self.kept = False
-
-    def keep(self) -> None:
-        """Keep the files: they are known to the store now."""
-        self.kept = True
 
 
 @contextlib.asynccontextmanager
 async def write_output_files(
     batch: StoredBatch, services: BatchServices, status: BatchStatus
 ) -> AsyncIterator[OutputFiles]:
-    """Write the files of a batch that ends with a status. They are removed again unless the block calls `keep`."""
+    """Write the files of a batch that ends with a status, for a block that makes them known to the store.
+
+    They are removed again if the block raises `LeaseLost`. After another error, the store may know them all the same:
+    its transaction goes on when the wait for it is cancelled or times out. If it does not, they are garbage, and are
+    removed later.
+    """
     files, found = services.files, OutputFiles()
     output, errors = files.new_writer(), files.new_writer()
     try:
@@ -55,11 +56,19 @@ async def write_output_files(
             found.files[column] = files.describe(
                 writer, batch.organization, name, "batch_output", seconds=batch.output_seconds
             )
+    except BaseException:
+        await _discard(output, errors)
+        raise
+    try:
         yield found
-    finally:
-        if not found.kept:
-            await output.discard()
-            await errors.discard()
+    except LeaseLost:
+        await _discard(output, errors)
+        raise
+
+
+async def _discard(*writers: FileWriter) -> None:
+    for writer in writers:
+        await writer.discard()
 
 
 async def _write(

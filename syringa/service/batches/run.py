@@ -78,6 +78,7 @@ class LineResponse(NamedTuple):
     body: bytes  # JSON
     accounting: RequestAccounting
     retry_after: float | None = None  # seconds; None: running it again would not help
+    ignored: str = ""  # names of the fields of the body that were not acted on
 
 
 ExecuteLine = Callable[[LineRequest], Awaitable[LineResponse]]
@@ -267,7 +268,7 @@ class BatchRun:
             response = await self._execute(id, line.body)
             if response is None:
                 return
-            body = response_line(id, line.custom_id, response.status, id, response.body)
+            body = response_line(id, line.custom_id, response.status, id, response.body, response.ignored)
             usage = self._services.usage_of(response.accounting, id)
             await writer.add(BatchResult(line=number, failed=response.status >= 400, body=body, usage=usage))
 
@@ -326,7 +327,6 @@ class BatchRun:
                     session.files.create(file)
 
             await self._change((batch.status,), status, changes, create_files)
-            written.keep()
         done = self.batch
         logger.info("batches: %s: batch=%s completed=%d failed=%d", done.status, done.id, done.completed, done.failed)
         while await self._store.write(lambda session: session.batches.drop_results()):

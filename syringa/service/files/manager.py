@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from typing import BinaryIO
 
-from syringa.errors import NotFound, PayloadTooLarge, StoreError
+from syringa.errors import NotFound, PayloadTooLarge, StoreError, StoreUnavailable
 from syringa.ids import random_id
 from syringa.service.files.storage import FileStorage, FileWriter
 from syringa.store import FilePurpose, Store, StoredFile
@@ -31,6 +33,7 @@ class FileManager:
         """`quota`: bytes of an organization's files; `days`: how long a file is kept by default. 0: no limit."""
         self._store, self._storage, self._quota, self._days, self._clock = store, storage, quota, days, clock
         self._maintenance: asyncio.Task[None] | None = None
+        self._receiving: Counter[str] = Counter()  # bytes of the uploads in progress, by organization
 
     @property
     def any_stored(self) -> bool:
@@ -47,12 +50,20 @@ class FileManager:
             self._maintenance.cancel()
             await asyncio.gather(self._maintenance, return_exceptions=True)
 
-    async def check_quota(self, organization: str, size: int) -> None:
-        """Raise `PayloadTooLarge` if so many more bytes exceed the quota, before they are received."""
+    @contextlib.asynccontextmanager
+    async def reserve(self, organization: str, size: int) -> AsyncIterator[None]:
+        """Count bytes as used while they are received. Raises `PayloadTooLarge` if they exceed the quota."""
         if self._quota:
             used = await self._store.read(lambda session: session.files.total_bytes(organization))
-            if used + size > self._quota:
+            if used + self._receiving[organization] + size > self._quota:
                 raise self._over_quota()
+        self._receiving[organization] += size
+        try:
+            yield
+        finally:
+            self._receiving[organization] -= size
+            if not self._receiving[organization]:
+                del self._receiving[organization]
 
     def new_writer(self) -> FileWriter:
         self.start()
@@ -61,11 +72,20 @@ class FileManager:
     async def add(
         self, writer: FileWriter, organization: str, filename: str, purpose: FilePurpose, *, seconds: int | None = None
     ) -> StoredFile:
-        """Make a written file known. `seconds`: how long it is kept; None: the default. Raises `PayloadTooLarge`."""
+        """Make a written file known, or remove it. `seconds`: how long it is kept; None: the default.
+
+        Raises `PayloadTooLarge`. The bytes stay where it is unknown whether the row was written: when the wait for the
+        database times out or is cancelled. Without a row, they are garbage, and are removed later.
+        """
         file = self.describe(writer, organization, filename, purpose, seconds=seconds)
-        await writer.finish()
+        try:
+            await writer.finish()
+        except BaseException:
+            await writer.discard()
+            raise
         quota = self._quota
         if not await self._store.write(lambda session: session.files.create(file, quota)):
+            await writer.discard()
             raise self._over_quota()
         return file
 
@@ -86,7 +106,7 @@ class FileManager:
         )
 
     async def open(self, id: str) -> BinaryIO:
-        """Open the bytes of a file. Raises `NotFound`."""
+        """Open the bytes of a file. Raises `NotFound`, or `StoreUnavailable` if they cannot be read now."""
         try:
             return await asyncio.to_thread(self._storage.open, id)
         except FileNotFoundError:
@@ -94,6 +114,9 @@ class FileManager:
             raise NotFound(
                 f"The content of the file {id!r} is not on this server.", code="file_content_not_found"
             ) from None
+        except OSError as error:
+            logger.error("files: a file cannot be read: file=%s error=%s", id, error)
+            raise StoreUnavailable("The file cannot be read.") from None
 
     async def has_content(self, id: str) -> bool:
         """Return whether the bytes of a file are on this machine."""

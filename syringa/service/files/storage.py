@@ -2,7 +2,7 @@
 
 A file is written under a temporary name, flushed to the disk and renamed. Its row in the database is inserted
 afterwards and deleted before it, so a row always has its bytes. Bytes without a row are left behind by processes that
-were killed, and are removed as garbage.
+were killed, and where it is unknown whether the row was inserted; they are removed as garbage.
 """
 
 from __future__ import annotations

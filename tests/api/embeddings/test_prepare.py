@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from syringa.api.embeddings.prepare import PreparedEmbeddings, prepare_embedding
 from syringa.api.embeddings.request import CreateEmbeddingRequest, prepare_embedding_request
 from syringa.api.models.served_model import FixedModels, ServedModel
 from syringa.errors import ContextLengthExceeded, InvalidRequest
+from syringa.prompt.tokens.encoder_tokenizer import EncoderTokenizer
 from syringa.types import EmbeddingResult
 from tests.embedding_models import CLS, MAX_LENGTH, SEP, UNKNOWN, embedding_model, tokens_of
 from tests.fake_engine import fake_model
@@ -34,6 +36,18 @@ async def prepared(
     request = convert({"input": "ab"} | body, CreateEmbeddingRequest)
     names: list[str] = [] if ignored is None else ignored
     return (await prepare_embedding_request(request, FixedModels([model or embedding_model()]), names, "acme"))[0]
+
+
+def record_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return the texts of each call of a tokenizer from now on."""
+    encode, calls = EncoderTokenizer.encode_texts, list[list[str]]()
+
+    def encode_texts(tokenizer: EncoderTokenizer, texts: Sequence[str]) -> list[list[int]]:
+        calls.append(list(texts))
+        return encode(tokenizer, texts)
+
+    monkeypatch.setattr(EncoderTokenizer, "encode_texts", encode_texts)
+    return calls
 
 
 @pytest.mark.parametrize(
@@ -93,6 +107,33 @@ async def test_prepare_refuses_more_tokens_than_a_request_may_have() -> None:
     assert len(await prepare(model, input=["abc", "abc"])) == 2
     with pytest.raises(InvalidRequest, match="at most 10 tokens in one request, got 11"):
         await prepare(model, input=["abc", "abcd"])
+
+
+async def test_prepare_tokenizes_long_texts_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["ab", "c" * 20, "d", "efg", "hij"]
+    expected = await prepare(input=texts, truncate=True)
+    monkeypatch.setattr(inputs, "_SLICE_CHARACTERS", 5)
+    calls = record_calls(monkeypatch)
+    assert await prepare(input=texts, truncate=True) == expected
+    assert calls == [texts[:1], texts[1:2], texts[2:4], texts[4:]]
+
+
+async def test_prepare_stops_tokenizing_at_the_first_text_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_SLICE_CHARACTERS", 15)
+    calls = record_calls(monkeypatch)
+    with pytest.raises(ContextLengthExceeded, match=r"input\[1\] has 17\.") as caught:
+        await prepare(input=["a", *["b" * 15] * 100])
+    assert caught.value.param == "input[1]"
+    assert calls == [["a"], ["b" * 15]]
+
+
+async def test_prepare_stops_tokenizing_at_more_tokens_than_a_request_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_SLICE_CHARACTERS", 6)
+    calls = record_calls(monkeypatch)
+    with pytest.raises(InvalidRequest, match="at most 10 tokens in one request, got at least 12") as caught:
+        await prepare(embedding_model(max_request_tokens=10), input=["abc"] * 100)
+    assert caught.value.param == "input"
+    assert calls == [["abc", "abc"]] * 2
 
 
 @pytest.mark.parametrize(("given", "param"), [("a" * 15, "input"), (["a", "a" * 15], "input[1]"), ([5] * 17, "input")])
@@ -198,6 +239,14 @@ async def test_prepare_puts_prompt_before_texts(body: dict[str, Any], prompt: st
     model, names = embedding_model(prompts=PROMPTS), list[str]()
     assert await prepare(model, names, **body) == [model.tokenizer.encode(prompt + "ab")]
     assert names == ignored
+
+
+async def test_shortened_vectors_are_not_scaled_if_normalize_is_false() -> None:
+    result = EmbeddingResult("x", 4, struct.pack("<8f", 3, 4, 5, 6, 0, 0, 1, 1))
+    model = embedding_model(matryoshka=True, normalize=False)
+    for normalize, expected in ((False, [3, 4]), (None, [0.6, 0.8]), (True, [0.6, 0.8])):
+        short = await prepared(model, dimensions=2, normalize=normalize)
+        assert [list(each) for each in short.vectors(result)] == [expected, [0, 0]]
 
 
 async def test_prepare_uses_default_prompt_for_texts_only() -> None:

@@ -11,13 +11,13 @@ import pytest
 from syringa.api.models.served_model import FixedModels
 from syringa.config import Config
 from syringa.engine.interface import SingleEngineProvider
-from syringa.errors import EngineOverloaded
+from syringa.errors import EngineOverloaded, InvalidRequest
 from syringa.http.app import create_app
 from syringa.service.app_state import AppState
 from tests.chat_models import plain_model, tool_model
 from tests.client import settle
 from tests.fake_engine import FakeEngine
-from tests.http.anthropic_client import CALLED, IMAGE, PATH, TOOL, anthropic_client, check_error
+from tests.http.anthropic_client import CALLED, IMAGE, PATH, TOOL, anthropic_client, check_error, parse_stream
 from tests.http.fake_transport import create_connection
 
 
@@ -99,6 +99,17 @@ async def test_invalid_request_is_refused_with_the_path_of_the_field(
         error = await http.error(400, **body)
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith(message), error["message"]
+
+
+async def test_prompt_that_the_engine_finds_too_long_is_refused_in_words_that_clients_know() -> None:
+    engine = FakeEngine("hello")
+    engine.fail = InvalidRequest("The prompt has 99 tokens with its images.", code="context_length_exceeded")
+    async with anthropic_client(engine) as http:
+        error = await http.error(400)
+        answer = await http.send_body(stream=True)
+    message = "prompt is too long: The prompt has 99 tokens with its images."
+    assert error == {"type": "invalid_request_error", "message": message}
+    assert parse_stream(answer.text)[-1]["error"] == error
 
 
 async def test_errors_have_anthropics_types(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from syringa.config import Config
 from syringa.errors import EngineUnavailable
 from tests.chat_models import plain_model, reasoning_model, tool_model
 from tests.client import server
-from tests.fake_engine import FakeEngine
-from tests.http.anthropic_client import ASKED, PATH, TOOL, anthropic_client, fold, parse_stream
+from tests.fake_engine import ByteTokenizer, FakeEngine
+from tests.http.anthropic_client import ASKED, CALLED, PATH, TOOL, anthropic_client, fold, parse_stream
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 1.50}}\n</tool_call>'
 THOUGHT = "<think>Let me see.</think>Yes."
@@ -171,6 +171,14 @@ async def test_thinking_and_effort_are_named_for_a_model_that_does_not_reason() 
     assert ignored == ["thinking", "output_config.effort"]
 
 
+async def test_thinking_budget_is_named_for_a_model_whose_reasoning_cannot_be_cut(tmp_path: Path) -> None:
+    model = reasoning_model(tokenizer=ByteTokenizer())
+    async with anthropic_client(FakeEngine(THOUGHT), model=model, database=str(tmp_path / "db")) as http:
+        answer = await http.send_body(thinking=ENABLED)
+        assert (answer.status_code, answer.headers["x-syringa-ignored"]) == (200, "thinking.budget_tokens")
+        assert [block["type"] for block in answer.json()["content"]] == ["thinking", "text"]
+
+
 # The fake engine finds half of each prompt in its cache.
 LONG = "x" * 40
 
@@ -210,11 +218,14 @@ async def test_cache_counts_follow_the_last_cache_control(body: dict[str, Any], 
     assert usage["cache_creation"][name] == created
 
 
-async def test_cache_control_inside_of_a_message_and_of_tools_counts() -> None:
-    class ColdEngine(FakeEngine):
-        def _delta(self, *arguments: Any, **fields: Any) -> Any:
-            return msgspec.structs.replace(super()._delta(*arguments, **fields), cached_tokens=0)
+class ColdEngine(FakeEngine):
+    """Finds nothing in its cache."""
 
+    def _delta(self, *arguments: Any, **fields: Any) -> Any:
+        return msgspec.structs.replace(super()._delta(*arguments, **fields), cached_tokens=0)
+
+
+async def test_cache_control_inside_of_a_message_and_of_tools_counts() -> None:
     blocks = [{"type": "text", "text": "one", "cache_control": EPHEMERAL}, {"type": "text", "text": "two"}]
     async with anthropic_client(ColdEngine("hello"), model=tool_model()) as http:
         usage = (await http.create(messages=[{"role": "user", "content": blocks}]))["usage"]
@@ -231,3 +242,50 @@ async def test_cache_control_inside_of_a_message_and_of_tools_counts() -> None:
         messages = [*ASKED, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
         usage = (await http.create(messages=messages))["usage"]
         assert usage["cache_creation_input_tokens"] == http.prompt().index("[tool:f]")
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "d"}]}},
+        {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "d"}]},
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "d"}]},
+        {
+            "type": "tool_result",
+            "tool_use_id": "toolu_1",
+            "content": [
+                {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "d"}]}
+            ],
+        },
+    ],
+    ids=["document", "search result", "tool result", "search result in a tool result"],
+)
+async def test_cache_control_of_blocks_in_a_block_counts_at_its_end(block: dict[str, Any]) -> None:
+    call = {"role": "assistant", "content": [CALLED]}
+    after = {"type": "text", "text": "after"}
+    inner: Any = block["source"] if block["type"] == "document" else block
+    while inner["type"] != "text":
+        inner = inner["content"][0]
+    inner["cache_control"] = EPHEMERAL | {"ttl": "1h"}
+    async with anthropic_client(ColdEngine("hello"), model=tool_model()) as http:
+        message = await http.create(messages=[*ASKED, call, {"role": "user", "content": [block, after]}])
+        marked, _, _ = http.prompt().partition("[user]after" if block["type"] == "tool_result" else "\nafter")
+    assert len(marked) < len(http.prompt())
+    assert message["usage"]["cache_creation"]["ephemeral_1h_input_tokens"] == len(marked)
+
+
+async def test_cache_control_of_a_hosted_tool_counts() -> None:
+    hosted = {"type": "web_search_20250305", "name": "web_search", "cache_control": EPHEMERAL}
+    async with anthropic_client(ColdEngine("hello"), model=tool_model()) as http:
+        usage = (await http.create(tools=[TOOL, hosted]))["usage"]
+        assert usage["cache_creation_input_tokens"] == http.prompt().index("hi[assistant]")
+        error = await http.error(400, tools=[hosted | {"cache_control": {"type": "forever"}}])
+        assert error["message"].startswith("tools[0].cache_control.type: invalid enum value 'forever'.")
+
+
+async def test_cache_control_of_a_system_block_counts_up_to_its_end() -> None:
+    system = [{"type": "text", "text": "A", "cache_control": EPHEMERAL}, {"type": "text", "text": "B"}]
+    async with anthropic_client(ColdEngine("hello")) as http:
+        usage = (await http.create(system=system))["usage"]
+        assert http.prompt() == "[s]A\nB[u]hi[a]"
+    assert usage["cache_creation_input_tokens"] == len("[s]A")

@@ -96,6 +96,14 @@ async def test_refused_requests_are_in_the_error_file(http: BatchClient) -> None
     assert (unknown["custom_id"], unknown["response"]["status_code"]) == ("x", 404)
 
 
+async def test_ignored_fields_are_named_in_the_output(http: BatchClient) -> None:
+    batch = await http.create_batch([chat_line("a", color=1, prompt_cache_key="x"), chat_line("b")])
+    done = await http.finished(batch["id"])
+    named, plain = await http.lines(done["output_file_id"])
+    assert named["response"]["ignored"] == "color, prompt_cache_key"
+    assert "ignored" not in plain["response"]
+
+
 async def test_lines_run_in_the_background_at_half_price_and_are_billed_once(tmp_path: Path) -> None:
     engine = FakeEngine("hello", at_once=8)
     prices = Prices(input=1e6, output=2e6)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from syringa.service.files import storage as storage_module
+from tests.client import eventually
 from tests.http.batch_client import FILES, BatchClient, batch_client, chat_line
 
 
@@ -155,6 +157,47 @@ async def test_quota_of_an_organization_is_enforced(http: BatchClient) -> None:
         assert (await http.upload(b"x" * 1000)).status_code == 200
     refused = await http.upload(b"x" * 1000)
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "storage_quota_exceeded")
+
+
+async def test_uploads_in_progress_count_against_the_quota(http: BatchClient) -> None:
+    complete = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield PART % (b"file", b'; filename="a"', b"x")
+        await complete.wait()
+        yield PURPOSE + END
+
+    uploads = [asyncio.create_task(http.post(FILES, content=body(), headers={"content-type": FORM})) for _ in range(2)]
+    # Without a content length, each may become as large as a file may be.
+    assert await eventually(lambda: sum(http.app_state.files._receiving.values()) == 2000)
+    refused = await http.upload(b"x" * 600)
+    complete.set()
+    assert [each.status_code for each in await asyncio.gather(*uploads)] == [200, 200]
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "storage_quota_exceeded")
+    assert (await http.upload(b"x" * 600)).status_code == 200
+
+
+async def test_upload_that_is_cancelled_while_its_row_is_written_keeps_its_bytes(
+    http: BatchClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, written = http.app_state.store, asyncio.Event()
+    write = store.write
+
+    async def commit(query: Any) -> Any:
+        result = await write(query)
+        if result is True:  # the row is inserted
+            written.set()
+            await asyncio.Event().wait()
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "write", commit)
+        upload = asyncio.create_task(http.upload(b"x"))
+        await asyncio.wait_for(written.wait(), 60)
+        upload.cancel()
+        await asyncio.gather(upload, return_exceptions=True)
+    (file,) = (await http.get(FILES)).json()["data"]
+    assert (await http.get(f"{FILES}/{file['id']}/content")).content == b"x"
 
 
 async def test_full_disk_is_a_temporary_error_and_leaves_nothing(

@@ -211,8 +211,21 @@ async def test_images_are_sent_to_a_model_with_vision_and_refused_by_others() ->
         (b"[user]what?<image>[assistant]", 1),
         (b"[user]what?<image>[assistant]", 1),
     ]
-    assert "images" in await refused(CHAT, {"messages": messages})
-    assert "base64" in await refused(CHAT, {"messages": [{"role": "user", "images": ["?"]}]}, model=vision_model())
+
+
+async def test_images_in_errors_have_their_names_in_ollamas_api() -> None:
+    unsupported, no_image = "this model does not support images.", "the data URI is not valid base64."
+    for text in ("what?", ""):
+        user = {"role": "user", "content": text}
+        message = await refused(CHAT, {"messages": [*HI, user | {"images": [PIXEL]}]})
+        assert message == f"messages[1].images[0]: {unsupported}"
+        message = await refused(CHAT, {"messages": [user | {"images": [PIXEL, "?"]}]}, model=vision_model())
+        assert message.startswith(f"messages[0].images[1]: {no_image}")
+    for system in ("s", None):
+        body = {"prompt": "what?", "system": system}
+        assert await refused(GENERATE, body | {"images": [PIXEL]}) == f"images[0]: {unsupported}"
+        message = await refused(GENERATE, body | {"images": [PIXEL, "?"]}, model=vision_model())
+        assert message.startswith(f"images[1]: {no_image}")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,17 @@ async def test_empty_request_loads_or_unloads_the_model(path: str) -> None:
         assert (answer.status_code, name in answer.json()["error"]) == (400, True)
 
 
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
+async def test_empty_request_unloads_a_model_of_any_kind(path: str) -> None:
+    engines = KeepingEngines(FakeEngine())
+    async with app_client(engines, plain_model(), embedding_model()) as http:
+        unloaded = await http.post(path, json={"model": "tiny", "keep_alive": 0})
+        loaded = await http.post(path, json={"model": "tiny"})
+    assert (unloaded.status_code, unloaded.json()["done_reason"]) == (200, "unload")
+    assert [model for model, _ in engines.kept] == ["tiny"]
+    assert (loaded.status_code, "embeddings" in loaded.json()["error"]) == (400, True)
+
+
 async def test_keep_alive_applies_after_the_request() -> None:
     engine = FakeEngine("x")
     engines = KeepingEngines(engine)

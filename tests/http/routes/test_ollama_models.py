@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from syringa.api.models.served_model import FixedModels
+from syringa.api.ollama.files import read_facts
 from syringa.config import Config
 from syringa.engine.interface import SingleEngineProvider
 from syringa.errors import StartupError
@@ -32,6 +34,13 @@ async def test_version_and_lists_are_read_with_get_and_head() -> None:
             assert (await http.head(path)).status_code == 200
         (entry,) = (await http.get("/api/tags")).json()["models"]
         assert (entry["name"], entry["model"]) == ("fake:latest", "fake:latest")
+        assert len(entry["digest"]) == 64  # clients cut it, also where there are no files
+
+
+def test_files_that_cannot_be_read_have_a_digest_of_their_path(tmp_path: Path) -> None:
+    first, second = (read_facts(str(tmp_path / name)).digest for name in ("a", "b"))
+    assert len(first) == len(second) == 64
+    assert first != second
 
 
 async def test_push_and_blobs_are_refused_by_name() -> None:

@@ -100,3 +100,9 @@ def test_custom_id_is_written_as_it_was_read() -> None:
     written = response_line("id", found.custom_id, 200, "id", b"{}")
     assert json.loads(written)["custom_id"] == custom_id
     assert "\n" not in written
+
+
+def test_response_line_names_ignored_fields_if_there_are_any() -> None:
+    named, plain = (json.loads(response_line("id", "a", 200, "id", b"{}", each)) for each in ("color, seed", ""))
+    assert named["response"] == {"status_code": 200, "request_id": "id", "body": {}, "ignored": "color, seed"}
+    assert plain["response"] == {"status_code": 200, "request_id": "id", "body": {}}

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from syringa.errors import StoreUnavailable
+from syringa.service.batches import lines as lines_module
 from syringa.service.batches import results as results_module
+from syringa.service.batches.results import LeaseLost
 from syringa.service.batches.run import MAX_ATTEMPTS, BatchRun, LineRequest
 from syringa.service.files import storage as storage_module
 from syringa.service.limits.memory_budget import MemoryBudget
@@ -400,3 +402,76 @@ async def test_internal_error_ends_the_batch_with_its_results(harness: BatchHarn
     assert (done.status, done.completed) == ("cancelled", len(output))
     assert json.loads(done.errors or "")[0]["code"] == "server_error"
     assert len(await harness.usage()) == len(output)
+
+
+@pytest.mark.parametrize("interrupted_by", ["cancellation", "timeout"])
+async def test_output_files_stay_if_their_transaction_is_committed_after_the_run_was_interrupted(
+    harness: BatchHarness, interrupted_by: str
+) -> None:
+    batch = await harness.create(lines(3))
+    await write(harness.store).batches.take(batch.id, "one", 1000.0)
+    run = BatchRun(batch, harness.services())
+    change, committed = run._change, asyncio.Event()
+
+    async def commit(*arguments: Any, **named: Any) -> None:
+        await change(*arguments, **named)
+        if "completed" in arguments:
+            committed.set()
+            if interrupted_by == "timeout":
+                raise StoreUnavailable("no answer")
+            await asyncio.Event().wait()
+
+    run._change = commit  # type: ignore[method-assign]
+    task = asyncio.create_task(run.run())
+    await asyncio.wait_for(committed.wait(), 60)
+    if interrupted_by == "cancellation":
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    found = await read(harness.store).batches.get("", batch.id)
+    assert found.status == "completed"
+    assert len(await harness.read_file(found.output_file)) == 3
+
+
+async def test_output_files_are_removed_if_another_process_writes_them(harness: BatchHarness, tmp_path: Path) -> None:
+    batch = await harness.create(lines(3))
+    await write(harness.store).batches.take(batch.id, "one", 1000.0)
+    run = BatchRun(batch, harness.services())
+    change = run._change
+
+    async def fail(*arguments: Any, **named: Any) -> None:
+        if "completed" in arguments:
+            raise LeaseLost
+        await change(*arguments, **named)
+
+    run._change = fail  # type: ignore[method-assign]
+    await run.run()
+    assert [path.name for path in (tmp_path / "files").rglob("*") if path.is_file()] == [batch.input_file]
+
+
+@pytest.mark.parametrize(("owner", "name"), [(storage_module.FileStorage, "open"), (lines_module._LineReader, "_read")])
+@pytest.mark.parametrize(
+    ("status", "end"), [("validating", "completed"), ("in_progress", "completed"), ("cancelling", "cancelled")]
+)
+async def test_input_that_cannot_be_read_now_interrupts_the_batch(
+    harness: BatchHarness,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    status: str,
+    end: str,
+) -> None:
+    batch = await harness.create(lines(3))
+    if status != "validating":
+        await write(harness.store).batches.change("", batch.id, ("validating",), status, 0, {"total": 3})
+
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, fail)
+        interrupted = await harness.run(batch)
+    assert (interrupted.status, interrupted.errors) == (status, None)
+    assert [path.name for path in (tmp_path / "files").rglob("*") if path.is_file()] == [batch.input_file]
+    done = await harness.run(batch, "two")
+    assert (done.status, done.completed + done.failed) == (end, 3)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -51,14 +52,30 @@ async def test_file_is_on_disk_when_its_row_is_written(files: FileManager, store
         assert len(opened.read()) == file.bytes
 
 
-async def test_upload_beyond_the_quota_is_refused(files: FileManager, store: Store) -> None:
+async def test_upload_beyond_the_quota_is_refused(files: FileManager, store: Store, tmp_path: Path) -> None:
     with pytest.raises(PayloadTooLarge):
-        await files.check_quota("acme", 4 * CHUNK_BYTES)
+        async with files.reserve("acme", 4 * CHUNK_BYTES):
+            pass
     writer = files.new_writer()
     await writer.write(b"x" * (4 * CHUNK_BYTES))
     with pytest.raises(PayloadTooLarge, match="delete some first"):
         await files.add(writer, "acme", "a", "batch")
     assert await read(store).files.page("acme") == ([], False)
+    assert on_disk(tmp_path) == []
+
+
+async def test_uploads_in_progress_count_against_the_quota(files: FileManager) -> None:
+    async with files.reserve("acme", 2 * CHUNK_BYTES):
+        with pytest.raises(PayloadTooLarge):
+            async with files.reserve("acme", 2 * CHUNK_BYTES):
+                pass
+        async with files.reserve("acme", CHUNK_BYTES), files.reserve("other", 3 * CHUNK_BYTES):
+            pass
+    with pytest.raises(RuntimeError):
+        async with files.reserve("acme", 3 * CHUNK_BYTES):
+            raise RuntimeError
+    async with files.reserve("acme", 3 * CHUNK_BYTES):
+        pass
 
 
 async def test_discarded_file_leaves_nothing(files: FileManager, tmp_path: Path) -> None:
@@ -98,6 +115,15 @@ async def test_bytes_without_a_row_are_removed_as_garbage(files: FileManager, st
 
 async def test_missing_bytes_are_not_found(files: FileManager) -> None:
     with pytest.raises(NotFound, match="not on this server"):
+        await files.open("file-0123")
+
+
+async def test_unreadable_bytes_are_a_temporary_error(files: FileManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(storage: FileStorage, id: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(FileStorage, "open", fail)
+    with pytest.raises(StoreUnavailable, match="cannot be read"):
         await files.open("file-0123")
 
 
