@@ -317,6 +317,16 @@ def test_chat_saves_the_conversation_and_reads_several_lines(
     assert target.read_text().startswith("## user\n\nfirst\nsecond\n\n## assistant\n\n")
 
 
+def test_chat_sends_a_quoted_message_that_begins_with_a_slash(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quotes = '"' * 3
+    assert chat(monkeypatch, f"{quotes}/etc/hosts says{quotes}", f"{quotes}/exit", f"now{quotes}", "/exit", "no") == 0
+    prompts = [bytes(request.prompt).decode() for request in engine.requests]
+    assert prompts == ["u:/etc/hosts says;", "u:/etc/hosts says;a:hello;u:/exit\nnow;"]
+    assert "Unknown command" not in capsys.readouterr().out
+
+
 def test_run_prints_the_answer_alone(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("run", "default", "What?", "--temperature", "0", "--max-tokens", "5") == 0
     output = capsys.readouterr()

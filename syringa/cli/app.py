@@ -151,9 +151,9 @@ def pull(
     offline: Annotated[bool, typer.Option("--offline", help="Only check that the model is on this machine.")] = False,
 ) -> None:
     """Download a model. An interrupted download continues where it ended."""
-    from syringa.cli.models import download
+    from syringa.cli.models import pull
 
-    download(model, offline=offline)
+    pull(model, offline=offline)
 
 
 @app.command()

@@ -23,7 +23,7 @@ HELP = """\
   /help          show this help
   /exit          quit; so does Ctrl-D
   Ctrl-C stops an answer. A line that ends in \\ continues on the next line; \"\"\" begins and ends
-  a message of several lines."""
+  a message of several lines, or one that begins with /."""
 _QUOTES = '"' * 3
 _HISTORY = Path.home() / ".cache" / "syringa" / "chat_history"
 
@@ -70,7 +70,7 @@ class ChatSession:
     def loop(self) -> None:
         while True:
             try:
-                line = _read_message()
+                line, quoted = _read_message()
             except EOFError:
                 self._console.print()
                 return
@@ -79,7 +79,7 @@ class ChatSession:
                 continue
             if not line.strip():
                 continue
-            if line.startswith("/"):
+            if line.startswith("/") and not quoted:
                 if self._command(line) is False:
                     return
                 continue
@@ -146,18 +146,19 @@ class ChatSession:
                 printer.feed(chunk)
 
 
-def _read_message() -> str:
+def _read_message() -> tuple[str, bool]:
+    """Return a message, and whether it was between quotes."""
     lines = [input("\n› ")]
     if lines[0].lstrip().startswith(_QUOTES):
         lines = [lines[0].lstrip().removeprefix(_QUOTES)]
         while _QUOTES not in lines[-1]:
             lines.append(input("… "))
         lines[-1] = lines[-1].partition(_QUOTES)[0]
-        return "\n".join(lines).strip("\n")
+        return "\n".join(lines).strip("\n"), True
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
         lines.append(input("… "))
-    return "\n".join(lines)
+    return "\n".join(lines), False
 
 
 @contextlib.contextmanager

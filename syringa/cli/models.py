@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from rich.table import Table
 
 from syringa import modelfiles
 from syringa.cli.options import load_config
-from syringa.config import FILE_NAME, ModelSpec
-from syringa.errors import ModelError
+from syringa.config import FILE_NAME, Config, ModelSpec, single_model_spec
+from syringa.errors import ModelError, StartupError
 from syringa.modelfiles import catalog
 from syringa.modelfiles.variants import HubName
 
@@ -45,7 +46,7 @@ def list_available() -> None:
     from syringa.engine.processes.startup_plan import fitting_models
 
     free, fitting = fitting_models()
-    table = _table("name", "kind", "parameters", "download", "memory", "fits", "context", "license", "source")
+    table = _table("name", "kind", "parameters", "download", "memory", "fits", "context", "license", "needs", "source")
     for model in catalog.CATALOG:
         source = str(model.source) if isinstance(model.source, HubName) else "package index"
         table.add_row(
@@ -57,6 +58,7 @@ def list_available() -> None:
             "yes" if model.name in fitting else "no",
             f"{model.context:,}",
             model.license,
+            escape("syringa[models]") if model.needs_models else "",
             source,
         )
     console = Console(width=400, highlight=False)
@@ -93,14 +95,43 @@ def _table(*titles: str) -> Table:
 
 
 def ensure_model(settings: Mapping[str, Any], file: Path | None) -> None:
-    """Download the model of a command unless it is on this machine."""
-    model = load_config(settings, file).model
+    """Download the model of a command unless it is on this machine. Raise `StartupError` if it cannot run here."""
+    config = load_config(settings, file)
+    spec = single_model_spec(config)
+    try:
+        modelfiles.locate(spec.path)
+    except ModelError:
+        if not modelfiles.can_pull(spec.path):
+            raise
+        _check_catalog_model(spec, config)
+        download(spec.path)
+
+
+def pull(model: str, *, offline: bool) -> None:
+    """Download a model, and print a warning if it cannot run here: it may be for another machine."""
+    if not offline and not _is_here(model):
+        config = Config(model=model)
+        try:
+            _check_catalog_model(single_model_spec(config), config)
+        except StartupError as error:
+            print(f"syringa: warning: {error.message}", file=sys.stderr)
+    download(model, offline=offline)
+
+
+def _check_catalog_model(spec: ModelSpec, config: Config) -> None:
+    """Raise `StartupError` if a model cannot run here, as far as the catalog tells before its files are here."""
+    if (entry := modelfiles.catalog_entry(spec.path)) is not None:
+        from syringa.engine.processes.startup_plan import check_catalog_model
+
+        check_catalog_model(entry, spec, config)
+
+
+def _is_here(model: str) -> bool:
     try:
         modelfiles.locate(model)
     except ModelError:
-        if not modelfiles.can_pull(model):
-            raise
-        download(model)
+        return False
+    return True
 
 
 def download(model: str, *, offline: bool = False) -> None:

@@ -13,7 +13,7 @@ from syringa.modelfiles.locate import (
     locate,
     read_json,
 )
-from syringa.modelfiles.pull import can_pull, pull
+from syringa.modelfiles.pull import can_pull, catalog_entry, pull
 from syringa.modelfiles.tokenizer import load_tokenizer
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "ModelFiles",
     "TensorInfo",
     "can_pull",
+    "catalog_entry",
     "config_from_gguf",
     "count_weights",
     "describe",

@@ -39,6 +39,7 @@ class CatalogModel(msgspec.Struct, frozen=True):
     license: str
     file: str | None = None  # or folder, in the directory of pulled models, if it comes in wheels
     kind: ModelKind = "generate"
+    needs_models: bool = False  # runs on transformers' definition, which comes with the extra `models`
 
     @property
     def memory(self) -> int:
@@ -47,11 +48,26 @@ class CatalogModel(msgspec.Struct, frozen=True):
 
 
 def _hub(
-    name: str, source: str, parameters: str, gigabytes: float, cache_bytes: int, context: int, license: str
+    name: str,
+    source: str,
+    parameters: str,
+    gigabytes: float,
+    cache_bytes: int,
+    context: int,
+    license: str,
+    *,
+    needs_models: bool = False,
 ) -> CatalogModel:
     repository, _, variant = source.partition(":")
     return CatalogModel(
-        name, HubName(repository, variant), parameters, int(gigabytes * 1e9), cache_bytes, context, license
+        name,
+        HubName(repository, variant),
+        parameters,
+        int(gigabytes * 1e9),
+        cache_bytes,
+        context,
+        license,
+        needs_models=needs_models,
     )
 
 
@@ -89,12 +105,30 @@ CATALOG: tuple[CatalogModel, ...] = (
         "qwen2.5-coder-1.5b.gguf",
     ),
     _hub("qwen3-0.6b", "Qwen/Qwen3-0.6B-GGUF:Q8_0", "0.6B", 0.64, 114_688, 40_960, "Apache-2.0"),
-    _hub("gemma-3-1b", "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", "1.0B", 0.81, 26_624, 32_768, "Gemma"),
+    _hub(
+        "gemma-3-1b",
+        "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
+        "1.0B",
+        0.81,
+        26_624,
+        32_768,
+        "Gemma",
+        needs_models=True,
+    ),
     _hub("llama-3.2-1b", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", "1.2B", 0.81, 32_768, 131_072, "Llama 3.2"),
     _hub("qwen3-1.7b", "Qwen/Qwen3-1.7B-GGUF:Q8_0", "1.7B", 1.83, 114_688, 40_960, "Apache-2.0"),
     _hub("smollm3-3b", "ggml-org/SmolLM3-3B-GGUF:Q4_K_M", "3.1B", 1.92, 73_728, 65_536, "Apache-2.0"),
     _hub("llama-3.2-3b", "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M", "3.2B", 2.02, 114_688, 131_072, "Llama 3.2"),
-    _hub("gemma-3-4b", "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", "3.9B", 2.49, 139_264, 131_072, "Gemma"),
+    _hub(
+        "gemma-3-4b",
+        "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M",
+        "3.9B",
+        2.49,
+        139_264,
+        131_072,
+        "Gemma",
+        needs_models=True,
+    ),
     _hub("qwen3-4b", "Qwen/Qwen3-4B-GGUF:Q4_K_M", "4.0B", 2.5, 147_456, 40_960, "Apache-2.0"),
     _hub("mistral-7b", "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M", "7.2B", 4.37, 131_072, 32_768, "Apache-2.0"),
     _hub(

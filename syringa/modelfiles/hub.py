@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -83,7 +84,8 @@ def list_files(name: HubName) -> tuple[RemoteFile, ...]:
         return client.list().files
 
 
-def _offline() -> bool:
+def offline() -> bool:
+    """Whether the environment keeps from any download."""
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true")
 
 
@@ -116,10 +118,11 @@ class _RepositoryCache:
         self.folder = hub_cache() / ("models--" + name.repository.replace("/", "--"))
 
     def has(self, file: RemoteFile) -> bool:
-        try:
-            return self._blob(file).stat().st_size == file.size
-        except OSError:
-            return False
+        for path in (self._blob(file), self._link(file)):
+            with contextlib.suppress(OSError):
+                if path.stat().st_size == file.size:
+                    return True
+        return False
 
     def partial_size(self, file: RemoteFile) -> int:
         try:
@@ -130,7 +133,7 @@ class _RepositoryCache:
     @contextlib.contextmanager
     def open_part(self, file: RemoteFile) -> Any:
         """Open the file that a download is written to, at its end, for this process alone."""
-        try:
+        with self._storing():
             self._part(file).parent.mkdir(parents=True, exist_ok=True)
             with self._part(file).open("ab+") as part:
                 try:
@@ -138,9 +141,6 @@ class _RepositoryCache:
                 except BlockingIOError:
                     raise ModelError(f"{file.name} of {self._name} is being fetched by another process") from None
                 yield part
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ModelError(f"{self._name} cannot be stored in {self.folder}: {reason}") from error
 
     def keep(self, file: RemoteFile) -> None:
         os.replace(self._part(file), self._blob(file))
@@ -150,15 +150,41 @@ class _RepositoryCache:
 
     def finish(self, files: list[RemoteFile]) -> None:
         """Make the files visible by their names, all of them or none that is new."""
-        for file in files:
-            link = self.folder / "snapshots" / self._commit / file.name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            temporary = link.with_name(f".{link.name}.{os.getpid()}")
+        names = Counter(file.checksum for file in files)
+        with self._storing():
+            for file in files:
+                names[file.checksum] -= 1
+                if self._blob(file).exists():  # else it was moved to its name
+                    self._show(file, last=not names[file.checksum])
+            reference = self.folder / "refs" / "main"
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            reference.write_text(self._commit)
+
+    def _show(self, file: RemoteFile, *, last: bool) -> None:
+        """Make a file visible by its name. `last`: of the names with this content."""
+        link = self._link(file)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        temporary = link.with_name(f".{link.name}.{os.getpid()}")
+        try:
             temporary.symlink_to(os.path.relpath(self._blob(file), link.parent))
-            os.replace(temporary, link)
-        reference = self.folder / "refs" / "main"
-        reference.parent.mkdir(parents=True, exist_ok=True)
-        reference.write_text(self._commit)
+        except OSError:  # no symbolic links, as on exFAT: like huggingface_hub, move the content there
+            if last:
+                os.replace(self._blob(file), temporary)
+            else:
+                shutil.copyfile(self._blob(file), temporary)
+        os.replace(temporary, link)
+
+    @contextlib.contextmanager
+    def _storing(self) -> Iterator[None]:
+        """Raise `ModelError` for an `OSError`."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ModelError(f"{self._name} cannot be stored in {self.folder}: {reason}") from error
+
+    def _link(self, file: RemoteFile) -> Path:
+        return self.folder / "snapshots" / self._commit / file.name
 
     def _blob(self, file: RemoteFile) -> Path:
         return self.folder / "blobs" / file.checksum
@@ -173,7 +199,7 @@ class HubClient:
     def __init__(self, name: HubName, sleep: Callable[[float], None], attempts: int = ATTEMPTS) -> None:
         import httpx
 
-        if _offline():
+        if offline():
             raise ModelError(f"{name} is not on this machine, and HF_HUB_OFFLINE is set")
 
         self._name = name

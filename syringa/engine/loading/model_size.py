@@ -24,6 +24,7 @@ from syringa.modelfiles import (
     read_embedding_spec,
     read_gguf,
 )
+from syringa.modelfiles.catalog import CatalogModel, WheelFolder
 from syringa.types import ModelKind
 
 CACHE_ITEM_BYTES = {"fp32": 4, "fp8": 1}  # of a number in the KV cache; of other dtypes: CACHE_DEFAULT_BYTES
@@ -32,6 +33,7 @@ GPU_BYTES_PER_WEIGHT = {"bf16": 2.0, "fp8": 1.0, "int4": 0.6, "mxfp4": 0.6}  # s
 _CPU_BYTES_PER_WEIGHT = {"int8": 1, "bf16": 2, "fp32": 4}
 _SCALE_BYTES = 4  # of an output channel in int8
 _HALF_BYTES = 2
+_UNITS = {"M": 1e6, "B": 1e9}  # of the numbers of weights in the catalog
 
 # general.file_type of GGUF files.
 _FILE_TYPES = {
@@ -111,6 +113,25 @@ def read_model_size(files: ModelFiles, description: ModelDescription) -> ModelSi
         state_bytes=_state_bytes(decoder),
         max_model_len=description.max_model_len,
         vocab_size=_integer(inner, "vocab_size"),
+    )
+
+
+def estimate_model_size(entry: CatalogModel) -> ModelSize:
+    """Return what a model of the catalog takes at least, before its files are there."""
+    parameters = int(float(entry.parameters[:-1]) * _UNITS[entry.parameters[-1]])
+    weights = {dtype: parameters * size for dtype, size in _CPU_BYTES_PER_WEIGHT.items()}
+    folder = isinstance(entry.source, WheelFolder)
+    return ModelSize(
+        name=entry.name,
+        architecture="",
+        format="safetensors" if folder else "GGUF",
+        parameters=parameters,
+        native=not entry.needs_models,
+        weights=weights if folder else weights | {"gguf": entry.bytes},
+        file_bytes=0 if folder else entry.bytes,
+        cache_numbers=entry.cache_bytes // CACHE_DEFAULT_BYTES,
+        max_model_len=entry.context,
+        kind=entry.kind,
     )
 
 

@@ -11,13 +11,15 @@ from syringa.engine.cpu.native import kernel_variant
 from syringa.engine.loading import alternatives
 from syringa.engine.loading.memory_plan import PROGRAM_BYTES, MemorySettings, plan_gpu_memory, plan_memory
 from syringa.engine.loading.memory_plan import MemoryPlan as MemoryPlan
+from syringa.engine.loading.model_size import estimate_model_size, read_model_size
 from syringa.engine.loading.model_size import gigabytes as gigabytes
-from syringa.engine.loading.model_size import read_model_size
+from syringa.engine.models.hf import check_transformers
 from syringa.engine.processes import eviction
 from syringa.engine.processes.memory import MemoryPlanner, replica_threads
 from syringa.engine.processes.nvml import gpu_memories
 from syringa.engine.vllm.launch import check_interpreter
 from syringa.engine.worker.options import WorkerOptions
+from syringa.modelfiles.catalog import CatalogModel
 
 
 def plan_model(spec: ModelSpec, config: Config, replicas: int = 1) -> MemoryPlan | None:
@@ -51,6 +53,26 @@ def plan_model(spec: ModelSpec, config: Config, replicas: int = 1) -> MemoryPlan
         fraction=planner.gpu_fraction(options, []),
         cores=available_cores(),
     )
+
+
+def check_catalog_model(entry: CatalogModel, spec: ModelSpec, config: Config) -> None:
+    """Raise `StartupError` with one line if a model of the catalog, whose files are not here yet, cannot run here.
+
+    Whether it fits on a GPU, only its worker can say.
+    """
+    options = WorkerOptions.from_config(spec, config)
+    if options.engine == "vllm":
+        return
+    if entry.needs_models:
+        check_transformers(entry.name)
+    planner = MemoryPlanner(config, available_memory, gpu_memories)
+    if planner.expected_device(options) == "cuda" or options.dtype == "fp8":
+        return
+    size = estimate_model_size(entry)
+    # The file, which is not here yet, says which context is too long.
+    size = msgspec.structs.replace(size, max_model_len=max(size.max_model_len, options.max_model_len))
+    free, kernels = available_memory(), kernel_variant()
+    plan_memory(size, MemorySettings.of(options), free=free, kernels=kernels, cores=available_cores())
 
 
 def fitting_models() -> tuple[int, set[str]]:

@@ -26,6 +26,7 @@ from syringa.engine.models.decoder import Model
 from syringa.engine.models.hf import attention as hf_attention
 from syringa.engine.models.hf import gpu as hf_gpu
 from syringa.engine.models.hf import int8 as hf_int8
+from syringa.engine.models.hf import missing_transformers
 from syringa.engine.models.hf import vision as hf_vision
 from syringa.engine.models.hf.attention import (
     LayerShape,
@@ -108,9 +109,7 @@ def load_hf_model(
     try:
         from transformers.utils import logging
     except ImportError:
-        raise ModelError(
-            f"{name} runs on transformers' definition of it, which is not installed: pip install 'syringa[models]'"
-        ) from None
+        raise missing_transformers(name) from None
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     hf_attention.register()

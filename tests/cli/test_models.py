@@ -1,0 +1,112 @@
+"""What `run`, `chat` and `pull` do before they download a model."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from syringa.cli import models
+from syringa.cli.models import ensure_model
+from syringa.engine.processes import startup_plan
+from syringa.engine.processes.nvml import GpuMemory
+from tests.cli.conftest import Result
+from tests.engine.loading.gguf_files import write_gguf
+
+GB = 10**9
+TOO_LARGE = (
+    "qwen3-32b needs 20.8 GB of memory (19.8 GB for its weights in gguf) and 16.0 GB are free: "
+    "qwen3-14b of `syringa models --available` fits (10.8 GB)"
+)
+
+
+@pytest.fixture(autouse=True)
+def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Models that were downloaded, to a machine without models and GPUs, and with 16 GB of free memory."""
+    names: list[str] = []
+    monkeypatch.setenv("SYRINGA_HOME", str(tmp_path / "empty"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(models, "download", lambda model, **_: names.append(model))
+    monkeypatch.setattr(startup_plan, "available_memory", lambda: 16 * GB)
+    monkeypatch.setattr(startup_plan, "gpu_memories", list)
+    monkeypatch.setattr(startup_plan, "kernel_variant", lambda: "avx2")
+    return names
+
+
+@pytest.fixture
+def _no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
+
+
+@pytest.mark.parametrize("name", ["qwen", "other", "qwen3-4b", None])
+def test_model_of_the_settings_file_is_not_downloaded(name: str | None, downloads: list[str], tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    Path("syringa.toml").write_text(
+        """
+        [[models]]
+        id = "qwen"
+        path = "m.gguf"
+        aliases = ["other"]
+
+        [[models]]
+        id = "qwen3-4b"
+        path = "m.gguf"
+        """
+    )
+    ensure_model({"model": name} if name else {}, None)
+    assert downloads == []
+
+
+def test_missing_model_of_the_settings_file_is_downloaded_by_its_path(downloads: list[str]) -> None:
+    Path("syringa.toml").write_text('[[models]]\nid = "qwen"\npath = "qwen3-4b"\n')
+    ensure_model({"model": "qwen"}, None)
+    ensure_model({"model": "llama-3.2-1b"}, None)
+    assert downloads == ["qwen3-4b", "llama-3.2-1b"]
+
+
+@pytest.mark.parametrize("arguments", [("run", "qwen3-32b", "hi"), ("chat", "qwen3-32b")])
+def test_model_that_does_not_fit_is_refused_before_its_download(
+    arguments: tuple[str, ...], downloads: list[str], error_of: Callable[..., str]
+) -> None:
+    assert error_of(*arguments) == f"syringa: {TOO_LARGE}\n"
+    assert downloads == []
+
+
+def test_model_for_a_gpu_is_downloaded(downloads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_plan, "gpu_memories", lambda: [GpuMemory(70 * GB, 80 * GB, "0")])
+    ensure_model({"model": "qwen3-32b"}, None)
+    assert downloads == ["qwen3-32b"]
+
+
+def test_model_for_a_longer_context_than_the_catalog_has_is_downloaded(downloads: list[str]) -> None:
+    ensure_model({"model": "qwen3-0.6b", "max_model_len": "50000"}, None)
+    assert downloads == ["qwen3-0.6b"]
+
+
+@pytest.mark.parametrize("arguments", [("run", "gemma-3-1b", "hi"), ("chat", "gemma-3-1b")])
+@pytest.mark.usefixtures("_no_transformers")
+def test_model_of_a_missing_extra_is_refused_before_its_download(
+    arguments: tuple[str, ...], downloads: list[str], error_of: Callable[..., str]
+) -> None:
+    assert error_of(*arguments) == (
+        "syringa: gemma-3-1b runs on transformers' definition of it, which is not installed: "
+        "pip install 'syringa[models]'\n"
+    )
+    assert downloads == []
+
+
+def test_pull_downloads_a_model_that_does_not_fit_with_a_warning(
+    downloads: list[str], syringa: Callable[..., Result]
+) -> None:
+    assert syringa("pull", "qwen3-32b") == (0, "", f"syringa: warning: {TOO_LARGE}\n")
+    assert syringa("pull", "qwen3-8b") == (0, "", "")
+    assert syringa("pull", "--offline", "qwen3-32b") == (0, "", "")
+    assert downloads == ["qwen3-32b", "qwen3-8b", "qwen3-32b"]
+
+
+def test_models_available_says_which_models_need_the_extra(syringa: Callable[..., Result]) -> None:
+    lines = syringa("models", "--available").out.splitlines()
+    assert [line.split()[0] for line in lines if "syringa[models]" in line] == ["gemma-3-1b", "gemma-3-4b"]

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from syringa.engine.embedding.size import is_native_embedding
+from syringa.engine.models.config import is_native
+from syringa.modelfiles import catalog
+from syringa.modelfiles.gguf_architectures import ARCHITECTURES
+
+# `general.architecture` of the GGUF files.
+ARCHITECTURE = {
+    "default": "llama",
+    "qwen2.5-coder-1.5b": "qwen2",
+    "qwen3-0.6b": "qwen3",
+    "gemma-3-1b": "gemma3",
+    "llama-3.2-1b": "llama",
+    "qwen3-1.7b": "qwen3",
+    "smollm3-3b": "smollm3",
+    "llama-3.2-3b": "llama",
+    "gemma-3-4b": "gemma3",
+    "qwen3-4b": "qwen3",
+    "mistral-7b": "llama",
+    "qwen2.5-coder-7b": "qwen2",
+    "llama-3.1-8b": "llama",
+    "qwen3-8b": "qwen3",
+    "qwen3-14b": "qwen3",
+    "qwen3-32b": "qwen3",
+}
+
+
+def test_models_that_do_not_run_natively_need_the_extra() -> None:
+    needs = {model.name: model.needs_models for model in catalog.CATALOG}
+    types = {name: ARCHITECTURES[architecture].model_type for name, architecture in ARCHITECTURE.items()}
+    expected = {name: not is_native({"model_type": kind}) for name, kind in types.items()}
+    assert needs == expected | {"embedding": not is_native_embedding({"model_type": "bert"})}
+    assert [name for name, needed in needs.items() if needed] == ["gemma-3-1b", "gemma-3-4b"]
