@@ -74,7 +74,8 @@ class NodeRoom:
             return False
         cpus, memory = self.cpus, self.memory
         for each in others:
-            cpus, memory = cpus + each.cpus, memory + each.memory
+            if not each.gpus_on(self.node):
+                cpus, memory = cpus + each.cpus, memory + each.memory
         return cpus >= needs.cpus and memory >= needs.memory
 
     def new_threads(self, needs: ReplicaNeeds) -> int:

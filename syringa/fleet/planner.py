@@ -30,7 +30,8 @@ from syringa.fleet.decisions import (
 from syringa.fleet.demand import MissingReplica, missing_replicas
 from syringa.fleet.occupancy import Occupancy
 from syringa.fleet.placement import NodeRoom, PoolRoom, ReplicaNeeds, in_preference
-from syringa.fleet.provider import Node, Replica
+from syringa.fleet.provider import Replica
+from syringa.fleet.reservations import Reservations
 
 _NO_HISTORY = ModelHistory()
 
@@ -60,7 +61,7 @@ class _Planner:
         self._occupancy = Occupancy(snapshot, self._by_name, self._needs)
         self._own: dict[str, list[Replica]] = {model.key: [] for model in snapshot.models}  # without those that leave
         self._stopped: set[str] = set()
-        self._leaving: dict[str, list[ReplicaNeeds]] = {}  # what replicas that are about to leave take, by node
+        self._reservations = Reservations(self._occupancy)
         self._spare: list[Replica] | None = None  # may be stopped for others, see `_spare_replicas`
         self._ranks: dict[tuple[str, ...], dict[str, int]] = {}  # of pools, by the pools of a model
         self._excess: dict[str, int] = {}  # how many of them, by key of their model
@@ -90,7 +91,7 @@ class _Planner:
         for replica in self._snapshot.replicas:
             if replica.node in offered:
                 if replica.condition == "draining":
-                    self._note_leaving(replica)
+                    self._reservations.note_leaving(replica)
                 elif (found := own.get(replica.model)) is not None:
                     found.append(replica)
             elif replica.condition != "draining" and (node := self._occupancy.node(replica.node)) is not None:
@@ -157,56 +158,34 @@ class _Planner:
         return {want.model.key for want in wants}
 
     def _make_room(self, model: ModelTarget, needs: ReplicaNeeds, spares: dict[str, int], problem: str) -> None:
-        """Stop replicas that their models can spare, unless others leave already, and keep their room for a model.
+        """Keep the room that replicas leave for a model. Stop others that can be spared if it is not enough.
 
         `spares`: how many, by model.
         """
-        allowed = [pool for pool in self._allowed(model) if pool.open]
-        for name, leaving in self._leaving.items():
-            node = self._occupancy.node(name)
-            if node is None or self._occupancy.pool(name) not in allowed:
-                continue
-            if self._occupancy.room(node).fits_without(leaving, needs):
-                self._occupancy.room(node).take(model.key, needs)
-                return
+        pools = [pool for pool in self._allowed(model) if pool.open]
+        if self._reservations.reserve_leaving(model.key, needs, pools):
+            return
         if not self._excess:
             self._count_spares()
         if not any(count for key, count in spares.items() if key != model.key):
             return
-        victims = self._victims(model, needs, spares, allowed)
+        offered, stopped = self._occupancy.offered, self._stopped
+        spare = [
+            each
+            for each in self._spare_replicas()
+            if each.model != model.key and each.node in offered and each.id not in stopped
+        ]
+        found = self._reservations.choose_victims(needs, pools, spare, spares)
+        if found is None:
+            return
+        victims, room = found
         for victim in victims:
             home = self._occupancy.pool(victim.node)
             assert home is not None
             self._stop(victim, home.spec.preemption.grace_period, f"model {model.name} {problem}", "preempted")
             self._excess[victim.model] -= 1
             self._unused[victim.model] = max(0, self._unused[victim.model] - 1)
-            self._spare_replicas().remove(victim)
-        if victims and (node := self._occupancy.node(victims[0].node)) is not None:
-            self._occupancy.room(node).take(model.key, needs)
-
-    def _victims(
-        self, model: ModelTarget, needs: ReplicaNeeds, spares: dict[str, int], allowed: Sequence[PoolRoom]
-    ) -> list[Replica]:
-        """Return replicas of one node without which there is room: the first that suffice."""
-        groups: dict[str, list[Replica]] = {}
-        for victim in self._spare_replicas():
-            node = self._occupancy.node(victim.node)
-            if victim.model == model.key or node is None or self._occupancy.pool(victim.node) not in allowed:
-                continue
-            group = groups.setdefault(victim.node, [])
-            if sum(each.model == victim.model for each in group) >= spares[victim.model]:
-                continue
-            group.append(victim)
-            if not self._fits_without(node, group, needs):
-                continue
-            for each in group[-2::-1]:
-                if self._fits_without(node, rest := [other for other in group if other is not each], needs):
-                    group = rest
-            return group
-        return []
-
-    def _fits_without(self, node: Node, replicas: Sequence[Replica], needs: ReplicaNeeds) -> bool:
-        return self._occupancy.room(node).fits_without([self._needs[each.model] for each in replicas], needs)
+        self._reservations.reserve(room, model.key, needs)
 
     def _count_spares(self) -> None:
         for model in self._snapshot.models:
@@ -352,15 +331,10 @@ class _Planner:
         pool = self._occupancy.pool(replica.node)
         return 0 if pool is None else pool.spec.preemption.priority
 
-    def _note_leaving(self, replica: Replica) -> None:
-        """A replica is about to make room, unless its node is not offered any more."""
-        if replica.node in self._occupancy.offered:
-            self._leaving.setdefault(replica.node, []).append(self._occupancy.needs(replica))
-
     def _stop(self, replica: Replica, grace: float, reason: str, cause: StopCause) -> None:
         """Stop a replica. One that serves no requests yet needs no grace."""
         self._stopped.add(replica.id)
-        self._note_leaving(replica)
+        self._reservations.note_leaving(replica)
         serves = replica.condition in ("ready", "hanging")
         self._decisions.append(StopReplica(replica.id, grace if serves else 0.0, reason, cause))
 

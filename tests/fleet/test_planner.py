@@ -237,6 +237,67 @@ def test_plan_does_not_wait_for_replicas_that_leave_too_little_room() -> None:
     assert stops(snapshot(models, nodes, running)) == ["big-3", "big-2"]
 
 
+def test_plan_counts_what_leaves_when_it_makes_room() -> None:
+    nodes = [gpu_node("a", gpus=4)]
+    left = replica("big-1", "a", condition="draining")
+    running = [left, *(replica(f"big-{number}", "a", number) for number in (2, 3, 4))]
+    assert stops(snapshot([model("big", 1, 4), model("pair", 1, gpus=2)], nodes, running)) == ["big-4"]
+
+
+def test_plan_does_not_make_room_where_nothing_may_be_started() -> None:
+    idle = PoolSpec(name="p", schedule=PoolSchedule(mode="idle"))
+    history = {"a": NodeHistory(unmeasured_since=NOW - 1)}  # its owner's load is not known yet
+    running = [replica("big-1", "a", 1), replica("big-2", "a", 2)]
+    models = [model("big", 1, 4), model("new", 1)]
+    assert stops(snapshot(models, [gpu_node("a", "p", 2)], running, [idle], history)) == []
+
+
+def test_plan_does_not_stop_replicas_on_gpus_for_a_model_that_needs_memory() -> None:
+    nodes = [dataclasses.replace(gpu_node("a", gpus=2), memory=100, cpus=8)]
+    running = [replica("big-1", "a", 1), replica("big-2", "a", 2)]
+    models = [model("big", 1, 2, memory=80), model("new", 1, device="cpu", memory=120, cpus=1)]
+    assert stops(snapshot(models, nodes, running)) == []
+
+
+def test_plan_reserves_the_node_that_just_suffices() -> None:
+    nodes = [gpu_node("a", gpus=2), gpu_node("b", gpus=1), gpu_node("c", gpus=2)]
+    leaving = [replica(f"big-{node}", node[0], condition="draining") for node in ("a1", "a2", "b1")]
+    running = [*leaving, replica("big-c1", "c"), replica("big-c2", "c")]
+    models = [model("big", 0, 9), model("one", 1), model("pair", 1, gpus=2)]
+    assert stops(snapshot(models, nodes, running)) == []  # one waits for b, and pair for a
+
+
+def run_plans(models: Sequence[ModelTarget], nodes: Sequence[Node], **fields: object) -> tuple[list[Replica], int]:
+    """Follow the plans of a minute, in which requests wait at "big". Return what runs then, and how many stopped."""
+    found = [replica(f"big-{number}", "ab"[number % 2], number, waiting=50) for number in range(4)]
+    stopped = 0
+    for second in range(60):
+        if second % 3 == 0:  # draining takes a while
+            found = [each for each in found if each.condition != "draining"]
+        history = {"big": ModelHistory(waiting_since=0.0, full_load=4)}
+        for each in plan(snapshot(models, nodes, found, history=history, **fields)).decisions:  # type: ignore[arg-type]
+            if isinstance(each, StartReplica):
+                waiting = 50 if each.model == "big" else 0
+                new = replica(f"{each.model}-{second}{len(found)}", each.node, 100 + second, waiting=waiting)
+                found.append(new)
+            else:
+                stopped += 1
+                found = [
+                    dataclasses.replace(old, condition="draining") if old.id == each.replica else old for old in found
+                ]
+    return found, stopped
+
+
+@pytest.mark.parametrize("limit", [0, 4, 5])
+def test_plans_give_room_to_a_model_that_needs_several_gpus_within_the_limit_of_a_pool(limit: int) -> None:
+    pool = PoolSpec(name="default", capacity=PoolCapacity(max_gpus=limit))
+    nodes = [gpu_node("a", gpus=4 if limit else 2), gpu_node("b", gpus=4 if limit else 2)]
+    found, stopped = run_plans([model("big", 1, 8), model("pair", 1, gpus=2)], nodes, pools=[pool])
+    assert sum(each.model == "pair" for each in found) == 1
+    assert sum(each.model == "big" for each in found) == (limit or 4) - 2
+    assert stopped == (1 if limit == 5 else 2)
+
+
 def test_plan_does_not_preempt_for_requests_that_wait() -> None:
     waiting = {"busy": ModelHistory(waiting_since=0.0)}
     running = [replica("busy-1", "a", waiting=5), replica("big-1", "a"), replica("big-2", "a")]
