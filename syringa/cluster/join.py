@@ -85,7 +85,6 @@ def join(address: str, token: str, folder: Path, *, name: str, hosts: Sequence[s
     the server. Raises `ConfigError`; the folder is created whole or not at all.
     """
     server, parsed = parse_server_address(address), parse_token(token)
-    _wait_until_listening(server)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder}: there is something already, which is not overwritten")
     authority = _authority(server, parsed.fingerprint)
@@ -114,26 +113,12 @@ def renew(folder: Path) -> Membership:
     return membership
 
 
-def _wait_until_listening(server: ServerAddress) -> None:
-    """Wait for a while for a server that refuses connections. Why they fail is reported by the first request."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(server, TIMEOUT_SECONDS).close()
-        except ConnectionRefusedError:
-            time.sleep(POLL_SECONDS)
-            continue
-        except OSError:
-            pass
-        return
-
-
 def _authority(server: ServerAddress, fingerprint: bytes) -> str:
     """Return the certificate of the server's authority, PEM, if it is that of the token. Nothing secret is sent."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the answer is verified
-    content = _request(server, context, "GET", "/ca")
+    content = _request(server, context, "GET", "/ca", patience=START_SECONDS)
     try:
         pem = content.decode("ascii")
         der = ssl.PEM_cert_to_DER_cert(pem)
@@ -156,11 +141,29 @@ def _verifying_context(authority: str) -> ssl.SSLContext:
 
 
 def _request(
-    server: ServerAddress, context: ssl.SSLContext, method: str, path: str, body: bytes | None = None
+    server: ServerAddress,
+    context: ssl.SSLContext,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    *,
+    patience: float = 0.0,
 ) -> bytes:
-    """Return the content of a successful response. Raises `ConfigError`."""
+    """Return the content of a successful response. Raises `ConfigError`.
+
+    `patience`: for how many seconds to try again while the server refuses connections.
+    """
+    deadline = time.monotonic() + patience
     connection = http.client.HTTPSConnection(server.host, server.port, timeout=TIMEOUT_SECONDS, context=context)
     try:
+        while True:
+            try:
+                connection.connect()
+                break
+            except ConnectionRefusedError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
         connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
         response = connection.getresponse()
         content = response.read(_MAX_ANSWER)

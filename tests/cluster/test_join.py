@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import shutil
 import socket
 import stat
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -164,24 +163,20 @@ def test_server_that_is_being_started_is_waited_for(
     cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(join_module, "START_SECONDS", HANG_SECONDS)
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        tried = 0
+    port = parse_server_address(cluster.address).port
+    refused = 0
+    connect = http.client.HTTPSConnection.connect
 
-        def sleep(_: float) -> None:
-            nonlocal tried
-            tried += 1
-            if tried == 2:
-                bound.listen()
+    def refuse_twice(connection: http.client.HTTPSConnection) -> None:
+        nonlocal refused
+        if refused < 2:
+            refused += 1
+            raise ConnectionRefusedError
+        connect(connection)
 
-        def fail(*_: object, **__: object) -> None:
-            raise ConfigError("it is asked")
-
-        monkeypatch.setattr(join_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-        monkeypatch.setattr(join_module, "_authority", fail)
-        with pytest.raises(ConfigError, match="it is asked"):
-            join(f"127.0.0.1:{bound.getsockname()[1]}", cluster.token(), tmp_path / "node", name="node")
-    assert tried == 2
+    monkeypatch.setattr(http.client.HTTPSConnection, "connect", refuse_twice)
+    assert join(f"127.0.0.1:{port}", cluster.token(), tmp_path / "node", name="node").name == "node"
+    assert refused == 2
 
 
 def test_address_of_the_server_is_parsed() -> None:
