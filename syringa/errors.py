@@ -18,6 +18,7 @@
     │   └── EngineOverloaded         503, with Retry-After: the queue is full
     ├── StoreError                   500, internal error
     │   └── StoreUnavailable         503, with Retry-After: the database is unreachable, full, locked or read-only
+    │       └── StoreOutcomeUnknown  503: a transaction without an answer, which may take effect all the same
     └── StartupError                 a command cannot start; one line with the remedy
         ├── ModelError               model files are missing, corrupt or unsupported
         └── ConfigError              an option is missing or invalid
@@ -136,6 +137,10 @@ class StoreUnavailable(StoreError):
     status = 503
     code = "store_unavailable"
     retry_after = 2.0
+
+
+class StoreOutcomeUnknown(StoreUnavailable):
+    """A transaction has no answer. It may take effect all the same."""
 
 
 class StartupError(SyringaError):

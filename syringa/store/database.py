@@ -28,7 +28,7 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
-from syringa.errors import ConfigError, StoreError, StoreUnavailable, SyringaError
+from syringa.errors import ConfigError, StoreError, StoreOutcomeUnknown, StoreUnavailable, SyringaError
 from syringa.store import migrations
 from syringa.store.url import DatabaseLocation, hide_password
 
@@ -112,7 +112,9 @@ class Database:
         if message != self._logged_failures.get(engine):
             self._logged_failures[engine] = message
             logger.warning("database unavailable: database=%s error=%s", display, message)
-        return StoreUnavailable("nothing can be stored or looked up at the moment; try again in a few seconds")
+        lost = isinstance(error, DBAPIError) and error.connection_invalidated  # perhaps while it was committed
+        kind = StoreOutcomeUnknown if lost else StoreUnavailable
+        return kind("nothing can be stored or looked up at the moment; try again in a few seconds")
 
 
 def _transact(engine: Engine, query: Callable[[Connection], T], deadline: float) -> T:

@@ -1,8 +1,8 @@
 """Database calls in bounded thread pools, so that a slow database never blocks the event loop.
 
 Two limits bound the wait of a caller. Waiting for a lock, including the time in this queue, takes at most
-`lock_timeout`. A query without an answer after `QUERY_TIMEOUT_SECONDS` raises `StoreUnavailable`, and its transaction
-is rolled back if it ever finishes.
+`lock_timeout`. A query without an answer after `QUERY_TIMEOUT_SECONDS` raises `StoreOutcomeUnknown`, and its
+transaction is rolled back if it ever finishes, unless it is being committed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from syringa.errors import StoreUnavailable
+from syringa.errors import StoreOutcomeUnknown, StoreUnavailable
 from syringa.store.url import DatabaseLocation
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class DatabaseExecutor:
                 return await future
         except TimeoutError:
             abandoned.set()
-            raise StoreUnavailable(_TIMED_OUT) from None
+            raise StoreOutcomeUnknown(_TIMED_OUT) from None
 
     def _run(self, query: Callable[[Session], T], deadline: float, abandoned: threading.Event, writes: bool) -> T:
         """Run `query` in the current thread, which imports SQLAlchemy if it is the first."""

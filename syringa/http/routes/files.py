@@ -34,7 +34,7 @@ class FileRoutes:
         organization = dependencies.organization(request)
         length = request_context(request.scope).headers.get(b"content-length", b"")
         largest = self._config.file_max_bytes
-        async with self._files.reserve(organization, int(length) if length.isdigit() else largest):
+        async with self._files.reserve(organization, int(length) if length.isdigit() else None, largest):
             writer = self._files.new_writer()
             try:
                 form = await read_upload(request, writer, largest)

@@ -7,9 +7,8 @@ import functools
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from syringa.errors import NotFound
+from syringa.errors import NotFound, StoreOutcomeUnknown
 from syringa.service.batches.lines import InputLine, custom_id_of, error_line, line_id, read_lines
-from syringa.service.batches.results import LeaseLost
 from syringa.service.files.storage import FileWriter
 from syringa.store import BatchStatus, StoredBatch, StoredFile
 
@@ -40,9 +39,8 @@ async def write_output_files(
 ) -> AsyncIterator[OutputFiles]:
     """Write the files of a batch that ends with a status, for a block that makes them known to the store.
 
-    They are removed again if the block raises `LeaseLost`. After another error, the store may know them all the same:
-    its transaction goes on when the wait for it is cancelled or times out. If it does not, they are garbage, and are
-    removed later.
+    They are removed again if the block raises an error, unless the store may know them all the same: when its
+    transaction has no answer, or the wait for it is cancelled. If it does not, they are garbage, and are removed later.
     """
     files, found = services.files, OutputFiles()
     output, errors = files.new_writer(), files.new_writer()
@@ -61,7 +59,9 @@ async def write_output_files(
         raise
     try:
         yield found
-    except LeaseLost:
+    except StoreOutcomeUnknown:
+        raise
+    except Exception:
         await _discard(output, errors)
         raise
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import BinaryIO
 
-from syringa.errors import NotFound, PayloadTooLarge, StoreError, StoreUnavailable
+from syringa.errors import NotFound, PayloadTooLarge, StoreError, StoreOutcomeUnknown, StoreUnavailable
 from syringa.ids import random_id
 from syringa.service.files.storage import FileStorage, FileWriter
 from syringa.store import FilePurpose, Store, StoredFile
@@ -51,12 +51,19 @@ class FileManager:
             await asyncio.gather(self._maintenance, return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def reserve(self, organization: str, size: int) -> AsyncIterator[None]:
-        """Count bytes as used while they are received. Raises `PayloadTooLarge` if they exceed the quota."""
+    async def reserve(self, organization: str, size: int | None, largest: int = 0) -> AsyncIterator[None]:
+        """Count bytes as used while they are received. Raises `PayloadTooLarge` if they exceed the quota.
+
+        A file of unknown size counts like the `largest` one, or takes what is left of the quota.
+        """
         if self._quota:
             used = await self._store.read(lambda session: session.files.total_bytes(organization))
-            if used + self._receiving[organization] + size > self._quota:
+            left = self._quota - used - self._receiving[organization]
+            if size is None:
+                size = max(1, min(largest, left))
+            if size > left:
                 raise self._over_quota()
+        size = size or 0
         self._receiving[organization] += size
         try:
             yield
@@ -74,8 +81,8 @@ class FileManager:
     ) -> StoredFile:
         """Make a written file known, or remove it. `seconds`: how long it is kept; None: the default.
 
-        Raises `PayloadTooLarge`. The bytes stay where it is unknown whether the row was written: when the wait for the
-        database times out or is cancelled. Without a row, they are garbage, and are removed later.
+        Raises `PayloadTooLarge`. The bytes stay where it is unknown whether the row was written: when the database does
+        not answer, or the wait for it is cancelled. Without a row, they are garbage, and are removed later.
         """
         file = self.describe(writer, organization, filename, purpose, seconds=seconds)
         try:
@@ -84,9 +91,14 @@ class FileManager:
             await writer.discard()
             raise
         quota = self._quota
-        if not await self._store.write(lambda session: session.files.create(file, quota)):
+        try:
+            if not await self._store.write(lambda session: session.files.create(file, quota)):
+                raise self._over_quota()
+        except StoreOutcomeUnknown:
+            raise
+        except Exception:
             await writer.discard()
-            raise self._over_quota()
+            raise
         return file
 
     def describe(

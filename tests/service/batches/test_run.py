@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from syringa.errors import StoreUnavailable
+from syringa.errors import StoreOutcomeUnknown, StoreUnavailable
 from syringa.service.batches import lines as lines_module
 from syringa.service.batches import results as results_module
 from syringa.service.batches.results import LeaseLost
@@ -418,7 +418,7 @@ async def test_output_files_stay_if_their_transaction_is_committed_after_the_run
         if "completed" in arguments:
             committed.set()
             if interrupted_by == "timeout":
-                raise StoreUnavailable("no answer")
+                raise StoreOutcomeUnknown("no answer")
             await asyncio.Event().wait()
 
     run._change = commit  # type: ignore[method-assign]
@@ -432,7 +432,10 @@ async def test_output_files_stay_if_their_transaction_is_committed_after_the_run
     assert len(await harness.read_file(found.output_file)) == 3
 
 
-async def test_output_files_are_removed_if_another_process_writes_them(harness: BatchHarness, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [LeaseLost(), StoreUnavailable("the disk is full")], ids=["lease", "refused"])
+async def test_output_files_are_removed_if_their_transaction_fails(
+    harness: BatchHarness, tmp_path: Path, error: Exception
+) -> None:
     batch = await harness.create(lines(3))
     await write(harness.store).batches.take(batch.id, "one", 1000.0)
     run = BatchRun(batch, harness.services())
@@ -440,7 +443,7 @@ async def test_output_files_are_removed_if_another_process_writes_them(harness: 
 
     async def fail(*arguments: Any, **named: Any) -> None:
         if "completed" in arguments:
-            raise LeaseLost
+            raise error
         await change(*arguments, **named)
 
     run._change = fail  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from syringa.errors import NotFound, PayloadTooLarge, StoreUnavailable
+from syringa.errors import NotFound, PayloadTooLarge, StoreOutcomeUnknown, StoreUnavailable
 from syringa.service.files.manager import FileManager
 from syringa.service.files.storage import CHUNK_BYTES, FileStorage, files_folder
 from syringa.store import Store
@@ -76,6 +76,31 @@ async def test_uploads_in_progress_count_against_the_quota(files: FileManager) -
             raise RuntimeError
     async with files.reserve("acme", 3 * CHUNK_BYTES):
         pass
+
+
+async def test_upload_of_unknown_size_takes_what_is_left_of_the_quota(files: FileManager) -> None:
+    async with files.reserve("acme", None, CHUNK_BYTES):
+        async with files.reserve("acme", None, 9 * CHUNK_BYTES):
+            with pytest.raises(PayloadTooLarge):
+                async with files.reserve("acme", None, 9 * CHUNK_BYTES):
+                    pass
+        async with files.reserve("acme", 2 * CHUNK_BYTES):
+            pass
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_bytes_stay_only_if_their_row_may_have_been_written(
+    files: FileManager, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    async def fail(query: object) -> None:
+        raise StoreUnavailable("the disk is full") if known else StoreOutcomeUnknown("no answer")
+
+    writer = files.new_writer()
+    await writer.write(b"x")
+    monkeypatch.setattr(store, "write", fail)
+    with pytest.raises(StoreUnavailable):
+        await files.add(writer, "acme", "a", "batch")
+    assert len(on_disk(tmp_path)) == (0 if known else 1)
 
 
 async def test_discarded_file_leaves_nothing(files: FileManager, tmp_path: Path) -> None:
