@@ -339,8 +339,8 @@ class ModelEngine:
 
     def _is_settled(self, replica: ConnectedReplica) -> bool:
         """Return whether a lost replica has ended or is connected again."""
-        now = self._replicas.get(replica.state.id)
-        return now is None or (now is not replica and now.client.ready)
+        current = self._replicas.get(replica.state.id)
+        return current is None or (current is not replica and current.client.ready)
 
     def _move_requests(self) -> None:
         """Take from their replicas the requests that should go on elsewhere."""

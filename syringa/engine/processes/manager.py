@@ -370,6 +370,7 @@ class WorkerManager:
         worker.free_at_start = free
         known = [each for each in self._workers() if not each.model.released]
         worker.launch(self._spawn, launch_options(worker, self._memory, known), self._clock())
+        worker.ready_at = -math.inf
         self._set_phase(worker, "loading")
 
     def _unload_idle(self) -> None:
