@@ -15,7 +15,7 @@ from rich.table import Table
 
 from syringa import modelfiles
 from syringa.cli.options import load_config
-from syringa.config import FILE_NAME, Config, ModelSpec, single_model_spec
+from syringa.config import FILE_NAME, Config, ModelSpec, single_model_spec, top_level_spec
 from syringa.errors import ModelError, StartupError
 from syringa.modelfiles import catalog
 from syringa.modelfiles.variants import HubName
@@ -110,9 +110,9 @@ def ensure_model(settings: Mapping[str, Any], file: Path | None) -> None:
 def pull(model: str, *, offline: bool) -> None:
     """Download a model, and print a warning if it cannot run here: it may be for another machine."""
     if not offline and not _is_here(model):
-        config = Config(model=model)
+        config = load_config({"model": model}, None)
         try:
-            _check_catalog_model(single_model_spec(config), config)
+            _check_catalog_model(top_level_spec(config), config)
         except StartupError as error:
             print(f"syringa: warning: {error.message}", file=sys.stderr)
     download(model, offline=offline)

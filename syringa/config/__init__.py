@@ -5,7 +5,14 @@ the same name everywhere: `max_model_len` in the file is `--max-model-len` and `
 are described by tables `[[models]]` of the file.
 """
 
-from syringa.config.models import ReadDefaults, complete_spec, model_specs, read_model, single_model_spec
+from syringa.config.models import (
+    ReadDefaults,
+    complete_spec,
+    model_specs,
+    read_model,
+    single_model_spec,
+    top_level_spec,
+)
 from syringa.config.settings import FIELDS, PREFIX, Config, describe, setting_type, variable
 from syringa.config.sources import FILE_NAME, is_address, is_loopback, load
 from syringa.config.specs import ModelSpec, Prices, ReasoningFields, Replicas, RequestChatTemplates
@@ -30,5 +37,6 @@ __all__ = [
     "read_model",
     "setting_type",
     "single_model_spec",
+    "top_level_spec",
     "variable",
 ]
