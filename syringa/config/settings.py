@@ -198,7 +198,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         doc(
             "Batch-invariant results: a seeded request gets the same bytes under any load. Costs some speed on a GPU; "
-            "on a CPU, int8 and bf16 are always batch-invariant."
+            "on a CPU, native models with the compiled kernels always have them, in int8, gguf and bf16."
         ),
     ] = False
     threads: Annotated[Count, doc("CPU threads of the model; 0: chosen for the machine.")] = 0

@@ -53,8 +53,10 @@ def python_with(name: str, *requirements: str) -> Path:
         if _is_current(folder, requirements):
             return python
         shutil.rmtree(folder, ignore_errors=True)
-        _call([sys.executable, "-m", "venv", str(folder)])
-        _call([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])
+        # Without a pip of its own, and without compiling modules that are never imported: both take long.
+        _call([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-compile"]
+        _call([*pip, "--quiet", "--disable-pip-version-check", *requirements])
         _stamp(folder).write_text(_pins(requirements))
     return python
 
