@@ -29,7 +29,7 @@ serve: $(VENV)/.installed
 
 test: check
 	@$(BIN)/syringa pull
-	SLOW=$(SLOW) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	SLOW=$(SLOW) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

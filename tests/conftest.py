@@ -19,6 +19,7 @@ from tests.store.postgres import Postgres, why_not
 from tests.tiers import SLOW, examples
 
 _TESTS = Path(__file__).parent
+_LONG_TESTS = ("ray", "e2e", "bench", "console", "cluster", "engine")  # folders, in the order in which they are run
 
 # The same tree gives the same result: examples are derived from each test, and time limits do not depend on the load of
 # the machine. `HYPOTHESIS_PROFILE=explore` looks for new examples.
@@ -52,12 +53,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # From pytest 9.2 on, Schemathesis gives all operations the same id. pytest-xdist would run one of them only.
         if item.parent is not None and not item.nodeid.endswith(item.name):
             item._id = type(item._id).parse(f"{item.parent.nodeid}::{item.name}")
+    # Long tests first, with `--no-loadscope-reorder`: at the end, one process would wait for the other.
+    items.sort(key=_folder_rank)
     if SLOW:
         return
     slow = [item for item in items if item.get_closest_marker("slow") or _repeats_on_postgres(item)]
     config.hook.pytest_deselected(items=slow)
     deselected = set(slow)
     items[:] = [item for item in items if item not in deselected]
+
+
+def _folder_rank(item: pytest.Item) -> int:
+    folder = item.path.relative_to(_TESTS).parts[0]
+    return _LONG_TESTS.index(folder) if folder in _LONG_TESTS else len(_LONG_TESTS)
 
 
 def _repeats_on_postgres(item: pytest.Item) -> bool:
