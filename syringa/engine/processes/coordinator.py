@@ -71,8 +71,7 @@ class ClusterCoordinator:
             self.reason = "the database, which has the lease on the cluster, does not answer"
             return
         self.overrides.update(changes, renewal.overrides)  # before this server decides anything
-        if not renewal.decides:
-            self.reason = "another server decides on the replicas of this cluster, and has none of this model"
+        self.reason = "another server decides on the replicas of this cluster, and has none of this model"
         if self._leaving.is_set():
             return
         self._held_until = asked_at + LEASE_SECONDS if renewal.decides else -math.inf

@@ -223,7 +223,9 @@ def test_replicas_stay_until_the_last_of_several_servers_is_stopped(
     def server(path: str, name: str, *, decides: bool) -> tuple[FleetHarness, ClusterCoordinator]:
         coordinator = ClusterCoordinator(DatabaseRecords(f"sqlite:///{tmp_path / 'test.db'}", "fleet", name))
         coordinator.start()
+        end = time.monotonic() + 240.0
         while "is being taken" in coordinator.reason or coordinator.decides != decides:
+            assert time.monotonic() < end, coordinator.reason
             time.sleep(0.01)
         lease = lambda: coordinator.decides  # noqa: E731
         return FleetHarness(path, cluster, (spec,), lease=lease, leave=coordinator.leave), coordinator
