@@ -68,6 +68,18 @@ class Occupancy:
         node = self._index.by_name[replica.node]
         return 0 if node.gpus else self.needs(replica).cpus_on(node)
 
+    def freed_threads(self, name: str, gone: Sequence[Replica]) -> int:
+        """Return the threads of its pool that a node frees without these replicas: not those that others share."""
+        node = self._index.by_name[name]
+        if node.gpus:
+            return 0
+        ids, before, after = {each.id for each in gone}, NodeRoom(node), NodeRoom(node)
+        for each in self._by_node.get(name, ()):
+            before.take(each.model, self.needs(each))
+            if each.id not in ids:
+                after.take(each.model, self.needs(each))
+        return before.threads - after.threads
+
     def replicas_in(self, pool: PoolRoom) -> list[Replica]:
         """Return what runs on the nodes of a pool that are not lost."""
         nodes = [node for node in self._index.members.get(pool.spec.name, ()) if node.condition != "lost"]

@@ -89,12 +89,12 @@ class _Planner:
         evicted: list[tuple[Replica, Reclaim]] = []
         offered, own = self._occupancy.offered, self._own
         for replica in self._snapshot.replicas:
-            if replica.node in offered:
-                if replica.condition == "draining":
-                    self._reservations.note_leaving(replica)
-                elif (found := own.get(replica.model)) is not None:
+            if replica.condition == "draining":
+                self._reservations.note_leaving(replica)
+            elif replica.node in offered:
+                if (found := own.get(replica.model)) is not None:
                     found.append(replica)
-            elif replica.condition != "draining" and (node := self._occupancy.node(replica.node)) is not None:
+            elif (node := self._occupancy.node(replica.node)) is not None:
                 reclaim = self._occupancy.reclaim(node)
                 if reclaim is not None and reclaim.cause is not None:
                     evicted.append((replica, reclaim))

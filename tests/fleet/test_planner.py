@@ -267,6 +267,51 @@ def test_plan_reserves_the_node_that_just_suffices() -> None:
     assert stops(snapshot(models, nodes, running)) == []  # one waits for b, and pair for a
 
 
+def test_plan_counts_what_leaves_nodes_that_are_not_offered_towards_the_limit_of_a_pool() -> None:
+    pools = [PoolSpec(name="default", capacity=PoolCapacity(max_gpus=2))]
+    nodes = [dataclasses.replace(gpu_node("a"), condition="draining"), gpu_node("b", gpus=2)]
+    models = [model("big", 0, 4), model("new", 1)]
+    running = [replica("big-1", "a", 1), replica("big-2", "b", 2)]
+    assert stops(snapshot(models, nodes, running, pools)) == ["big-1"]
+    left = [dataclasses.replace(running[0], condition="draining"), running[1]]
+    assert stops(snapshot(models, nodes, left, pools)) == []
+
+
+def test_plan_takes_replicas_of_pools_with_a_low_priority_first_also_from_pools_with_limits() -> None:
+    pools = [
+        PoolSpec(name="p", capacity=PoolCapacity(max_gpus=1), preemption=PoolPreemption(priority=5)),
+        PoolSpec(name="q"),
+    ]
+    nodes = [gpu_node("a", "p", 2), gpu_node("b", "q", 1)]
+    running = [replica("big-1", "a", 1), replica("big-2", "b", 2)]
+    assert stops(snapshot([model("big", 0, 4), model("new", 1)], nodes, running, pools)) == ["big-2"]
+
+
+def test_plan_stops_no_more_than_the_limit_of_a_pool_requires() -> None:
+    pools = [PoolSpec(name="default", capacity=PoolCapacity(max_gpus=3))]
+    nodes = [gpu_node("a"), gpu_node("b", gpus=2), gpu_node("c", gpus=2)]
+    running = [replica("one-1", "a", 2), replica("pair-1", "b", 1)]
+    models = [model("one", 0, 1), model("pair", 0, 1, gpus=2), model("new", 1, gpus=2)]
+    assert stops(snapshot(models, nodes, running, pools)) == ["pair-1"]
+
+
+def test_plan_does_not_stop_one_of_two_replicas_that_share_threads_for_these_threads() -> None:
+    pools = [PoolSpec(name="default", capacity=PoolCapacity(max_utilization_pct=50))]
+    nodes = [Node("a", cpus=8, memory=10), Node("b", cpus=8, memory=100)]
+    running = [replica("big-1", "a", 1), replica("big-2", "a", 2)]
+    new = model("new", 1, cpus=8, memory=50)
+    assert stops(snapshot([model("big", 1, 2), new], nodes, running, pools)) == []
+    assert stops(snapshot([model("big", 0, 2), new], nodes, running, pools)) == ["big-2", "big-1"]
+
+
+def test_plan_gives_up_where_the_limit_of_a_pool_cannot_be_met() -> None:
+    pools = [PoolSpec(name="default", capacity=PoolCapacity(max_gpus=160))]
+    nodes = [gpu_node(f"n{number}", gpus=8) for number in range(40)]
+    running = [replica(f"big-{number}", f"n{number % 40}", number) for number in range(160)]
+    models = [model("big", 156, 160), model("new", 1, gpus=8)]
+    assert stops(snapshot(models, nodes, running, pools)) == []
+
+
 def run_plans(models: Sequence[ModelTarget], nodes: Sequence[Node], **fields: object) -> tuple[list[Replica], int]:
     """Follow the plans of a minute, in which requests wait at "big". Return what runs then, and how many stopped."""
     found = [replica(f"big-{number}", "ab"[number % 2], number, waiting=50) for number in range(4)]
