@@ -138,9 +138,7 @@ class DiceServer:
 def serving(app: ASGIApp, certificate: Path | None = None) -> Iterator[int]:
     """Serve an app on a free port, in a thread of its own, and yield the port. With a `certificate`, over TLS."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ssl_certfile=certificate)
-    )
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, ssl_certfile=certificate))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

@@ -55,7 +55,7 @@ class RecordingProxy:
             Route("/{path:path}", self._http, methods=["GET", "POST"]),
             WebSocketRoute("/{path:path}", self._socket),
         ]
-        self._server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=0, log_level="warning"))
+        self._server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=0, log_config=None))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
