@@ -1,11 +1,12 @@
 """The table of the benchmark with a larger model, from measurements that are made up."""
 
 import itertools
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from bench import larger_model
 from bench.larger_model import LargerModelRun, read_bandwidth, summarize_rows, weight_bytes, write_page
 from syringa.bench.report import LoadSample, ServerRun, Spread
 from tests.modelfiles.gguf_builder import gguf, llama
@@ -66,7 +67,7 @@ def test_summarize_rows_compares_medians_with_targets() -> None:
 
 def test_read_bandwidth_counts_the_bytes_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0.0, 0.5)
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(larger_model, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert read_bandwidth(2, size=2**21) == 2 * 2**21 / 0.5
 
 
