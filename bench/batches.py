@@ -47,7 +47,9 @@ LINES, PROMPT_TOKENS, OUTPUT_TOKENS = 400, 100, 64  # of the batch whose speed i
 REQUESTS, REQUEST_PROMPT, REQUEST_TOKENS = 48, 256, 4  # interactive ones, in each turn
 MAX_PAUSE = 0.3  # seconds between two of them: random, so that they arrive at any point of a step
 TURNS = 4  # alone and beside a batch, in each round
+PAIRS = 2  # measurements of a batch's speed and the engine's, in each round
 ROUNDS = 4
+POLL_SECONDS = 0.5  # between two looks at a batch whose speed is measured: each takes time of the processors
 MEDIAN_LIMIT, P95_LIMIT, SPEED_LIMIT = 1.3, 2.0, 0.95
 OFFLINE = "--offline"
 
@@ -58,8 +60,8 @@ class BatchRound(msgspec.Struct, kw_only=True):
     alone: list[float]  # seconds to the first token
     beside: list[float]
     batch_lines_beside: int  # of the batch that were done meanwhile
-    batch_tokens_per_second: float
-    offline_tokens_per_second: float
+    batch_speeds: list[float]  # output tokens per second
+    offline_speeds: list[float]  # each measured right before or after the batch at the same place
 
 
 class BatchBenchmark(msgspec.Struct, kw_only=True):
@@ -79,7 +81,11 @@ class BatchBenchmark(msgspec.Struct, kw_only=True):
 
     @property
     def speed_ratios(self) -> list[float]:
-        return [each.batch_tokens_per_second / each.offline_tokens_per_second for each in self.rounds]
+        return [
+            batch / offline
+            for each in self.rounds
+            for batch, offline in zip(each.batch_speeds, each.offline_speeds, strict=True)
+        ]
 
     @property
     def speed_ratio(self) -> float:
@@ -123,15 +129,16 @@ class Batches:
         found: dict[str, Any] = (await self._http.get(f"/v1/batches/{id}")).raise_for_status().json()
         return found
 
-    async def wait(self, id: str, done: int) -> dict[str, Any]:
-        """Wait until so many lines are done."""
+    async def wait(self, id: str, done: int, interval: float) -> dict[str, Any]:
+        """Wait until so many lines are done. Ask for their number at this interval, and more often near the end."""
         while True:
             batch = await self.get(id)
             if batch["status"] in ("failed", "expired", "cancelled") or batch["request_counts"]["failed"]:
                 raise StartupError(f"the batch failed: {batch}")
             if batch["request_counts"]["completed"] >= done and batch["request_counts"]["total"]:
                 return batch
-            await asyncio.sleep(0.05)
+            left = done - batch["request_counts"]["completed"]
+            await asyncio.sleep(interval if left > 0.1 * done else min(interval, 0.1))
 
     async def cancel(self, id: str) -> None:
         await self._http.post(f"/v1/batches/{id}/cancel")
@@ -156,7 +163,7 @@ async def measure_first_tokens(url: str, prompts: PromptGenerator, requests: int
     return times
 
 
-async def measure_round(url: str, number: int, lines: int, requests: int) -> BatchRound:
+async def measure_round(url: str, number: int, lines: int, requests: int, pairs: int) -> BatchRound:
     batches, prompts = Batches(url), PromptGenerator(f"batches {number}")
     try:
         await measure_first_tokens(url, prompts, 3, number)  # warms up
@@ -167,31 +174,31 @@ async def measure_round(url: str, number: int, lines: int, requests: int) -> Bat
             seed = TURNS * number + turn
             alone += await measure_first_tokens(url, prompts, requests // TURNS, seed)
             id = await batches.create(batch_lines(prompts, 2 * lines))
-            before = (await batches.wait(id, 5))["request_counts"]["completed"]
+            before = (await batches.wait(id, 5, 0.05))["request_counts"]["completed"]
             beside += await measure_first_tokens(url, prompts, requests // TURNS, seed)
             batch = await batches.get(id)
             if batch["status"] != "in_progress":
                 raise StartupError(f"the batch was not long enough: {batch}")
             done += batch["request_counts"]["completed"] - before
             await batches.cancel(id)
-        offline = run_offline(number, lines) if number % 2 else 0.0
-        speed = await measure_batch(batches, prompts, lines)
+        speeds: list[float] = []
+        offline: list[float] = []
+        for pair in range(pairs):
+            if pair % 2:
+                offline.append(run_offline(pairs * number + pair, lines))
+            speeds.append(await measure_batch(batches, prompts, lines))
+            if not pair % 2:
+                offline.append(run_offline(pairs * number + pair, lines))
     finally:
         await batches.close()
-    return BatchRound(
-        alone=alone,
-        beside=beside,
-        batch_lines_beside=done,
-        batch_tokens_per_second=speed,
-        offline_tokens_per_second=offline or run_offline(number, lines),
-    )
+    return BatchRound(alone=alone, beside=beside, batch_lines_beside=done, batch_speeds=speeds, offline_speeds=offline)
 
 
 async def measure_batch(batches: Batches, prompts: PromptGenerator, lines: int) -> float:
     """Return the output tokens per second of a batch, from its upload to its last line."""
     content = batch_lines(prompts, lines)
     started = time.perf_counter()
-    batch = await batches.wait(await batches.create(content), lines)
+    batch = await batches.wait(await batches.create(content), lines, POLL_SECONDS)
     tokens: int = batch["usage"]["output_tokens"]
     return tokens / (time.perf_counter() - started)
 
@@ -252,8 +259,8 @@ def table_rows(found: BatchBenchmark) -> list[tuple[str, ...]]:
 
     medians = 1000 * statistics.median(alone), 1000 * statistics.median(beside)
     tails = 1000 * percentile(alone, 0.95), 1000 * percentile(beside, 0.95)
-    offline = statistics.median(each.offline_tokens_per_second for each in found.rounds)
-    batch = statistics.median(each.batch_tokens_per_second for each in found.rounds)
+    offline = statistics.median(speed for each in found.rounds for speed in each.offline_speeds)
+    batch = statistics.median(speed for each in found.rounds for speed in each.batch_speeds)
     ratios, ratio = found.speed_ratios, found.speed_ratio
     spread = f"{ratio:.2f} × ({min(ratios):.2f}–{max(ratios):.2f})"
     met = ratio >= SPEED_LIMIT
@@ -290,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(highlight=False)
     if (load := os.getloadavg()[0]) > 0.5:
         console.print(f"[yellow]this machine is busy (load {load:.1f}): the measured times are not comparable[/]")
-    lines, requests = (60, 8) if options.quick else (LINES, REQUESTS)
+    lines, requests, pairs = (60, 8, 1) if options.quick else (LINES, REQUESTS, PAIRS)
     rounds = 1 if options.quick else options.rounds
     hardware = f"{cpu_name()}, {cores()} cores"
     about = f"{datetime.date.today().isoformat()}, {hardware}, {rounds} rounds."
@@ -298,7 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for number in range(rounds):
             with tempfile.TemporaryDirectory() as folder, start(server_spec(folder), 1) as running:
-                found.rounds.append(asyncio.run(measure_round(running.url, number, lines, requests)))
+                found.rounds.append(asyncio.run(measure_round(running.url, number, lines, requests, pairs)))
             console.print(f"round {number + 1}: {found.rounds[-1]}")
     except StartupError as error:
         console.print(f"[red]{error.message}[/]")

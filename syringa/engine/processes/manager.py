@@ -375,7 +375,8 @@ class WorkerManager:
 
     def _unload_idle(self) -> None:
         now = self._clock()
-        resident = [each for model in self.models if (each := model.resident_model(now)) is not None]
+        unloaded = [model for model in self.models if model.idle_timeout or model.released]
+        resident = [each for model in unloaded if (each := model.resident_model(now)) is not None]
         for key in eviction.models_to_unload(resident, now):
             model = self._models[key]
             for worker in model.replicas:

@@ -16,7 +16,7 @@ from syringa.engine.scheduling.sequence import Sequence
 # How long a step with background requests alone should take: a request that arrives waits for half of it on average.
 ALONE_SECONDS = 0.045
 # The same where such a step is given up for a request that arrives (`execution/interruption.py`).
-INTERRUPTIBLE_SECONDS = 0.25
+INTERRUPTIBLE_SECONDS = 0.4
 # The same for a step in which streams get their next tokens, too.
 SHARED_SECONDS = 0.015
 # A step gets at least so many background tokens, or a large model, whose steps take long anyway, would do nothing else.
@@ -57,10 +57,11 @@ class StepTokens:
 
     def record(self, tokens: int, seconds: float) -> None:
         """Adapt the limit after a step with so many background tokens."""
-        if seconds > self._seconds:
-            self.limit = max(self._smallest, round(self.limit * max(0.5, self._seconds / seconds)))
-        elif tokens >= self.limit:
-            self.limit = min(self._largest, self.limit + max(1, self.limit // 8))
+        ratio = min(2.0, max(0.5, self._seconds / max(seconds, 1e-6)))
+        if ratio < 1:
+            self.limit = max(self._smallest, round(self.limit * ratio))
+        else:  # a step takes at most twice as long with twice the tokens; this one may have had fewer than the limit
+            self.limit = min(self._largest, max(self.limit, round(tokens * ratio)))
 
     def record_interruption(self) -> bool:
         """Adapt the limit after a step that was given up. Return whether it was the smallest already."""

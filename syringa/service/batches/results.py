@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -13,7 +14,7 @@ logger = logging.getLogger("syringa.service")
 
 MAX_UNWRITTEN = 512  # results in memory; then lines wait for the store
 MAX_UNWRITTEN_BYTES = 32 << 20
-WRITE_SECONDS = 0.1  # between two transactions: what arrives meanwhile is written together
+WRITE_SECONDS = 0.5  # between two transactions, unless half of these wait: what arrives meanwhile is written together
 RETRY_SECONDS = 1.0
 CLOSING_ATTEMPTS = 3
 
@@ -31,6 +32,7 @@ class ResultWriter:
         self._unwritten: list[BatchResult] = []
         self._unwritten_bytes = 0
         self._changed = asyncio.Event()
+        self._many = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._closing, self._patient = False, True
@@ -41,6 +43,8 @@ class ResultWriter:
         self._unwritten.append(result)
         self._unwritten_bytes += len(result.body)
         self._changed.set()
+        if 2 * len(self._unwritten) >= MAX_UNWRITTEN or 2 * self._unwritten_bytes >= MAX_UNWRITTEN_BYTES:
+            self._many.set()
         if len(self._unwritten) >= MAX_UNWRITTEN or self._unwritten_bytes >= MAX_UNWRITTEN_BYTES:
             self._has_room.clear()
             await self._has_room.wait()
@@ -49,6 +53,7 @@ class ResultWriter:
         """Write what is left. Raises `LeaseLost`, and after `hurry`, `StoreUnavailable`."""
         self._closing = True
         self._changed.set()
+        self._many.set()
         await self.task
 
     def hurry(self) -> None:
@@ -66,9 +71,12 @@ class ResultWriter:
             if batch := self._unwritten:
                 self._unwritten, self._unwritten_bytes = [], 0
                 self._has_room.set()
+                self._many.clear()
                 await self._write_until_stored(batch)
             if not self._closing:
-                await asyncio.sleep(WRITE_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(WRITE_SECONDS):
+                        await self._many.wait()
 
     async def _write_until_stored(self, batch: list[BatchResult]) -> None:
         failures = 0

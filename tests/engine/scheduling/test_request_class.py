@@ -175,6 +175,18 @@ def test_step_tokens_follow_the_time_of_steps() -> None:
     assert tokens.limit == 32
 
 
+def test_step_tokens_grow_within_a_few_steps_that_are_not_full() -> None:
+    tokens = StepTokens(0.25, 32, 512)
+    for _ in range(6):
+        tokens.record(tokens.limit - 5, 0.02)  # chunks of prompts end at blocks
+    assert tokens.limit == 512
+    tokens = StepTokens(0.03, 32, 512)
+    for _ in range(20):  # no faster than the time of steps allows
+        tokens.record(tokens.limit, 0.0001 * tokens.limit + 0.002)
+        assert 0.0001 * tokens.limit + 0.002 <= 0.0301
+    assert tokens.limit > 250
+
+
 def test_interrupted_steps_are_computed_again() -> None:
     outputs = []
     for interrupt in (False, True):
