@@ -302,5 +302,6 @@ class GpuDecoder:
             layer.window,
             out[num_decodes:],
             sinks=layer.sinks,
+            new_keys=True,
         )
         return out

@@ -7,7 +7,8 @@ import torch
 
 from syringa.engine.gpu.kernels import prefill_attention as prefill
 from syringa.engine.gpu.kernels import reference
-from syringa.engine.gpu.kernels.prefill_attention import PrefillConfig, prefill_attention, query_tiles
+from syringa.engine.gpu.kernels.prefill_attention import PrefillConfig, has_all_keys, prefill_attention, query_tiles
+from syringa.engine.gpu.ops.triton_ops import TritonOps
 from tests.engine.gpu.kernel_inputs import (
     ATTENTION_SHAPES,
     FP32_TOLERANCE,
@@ -51,6 +52,58 @@ def test_prefill_attention_matches_reference(heads: int, kv_heads: int, size: in
         config=config,
     )
     assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "block", "window"), ATTENTION_SHAPES)
+@pytest.mark.parametrize("first", [(0, 20, 0, 5), (0, 0, 0, 0), (32, 16, 4, 1)])
+def test_prefill_attention_reads_keys_of_the_step_from_its_rows(
+    first: tuple[int, ...], heads: int, kv_heads: int, size: int, block: int, window: int
+) -> None:
+    counts, starts = [150, 18, 33, 0], [0, 150, 168, 201, 201]
+    cache = PagedCache([f + c for f, c in zip(first, counts, strict=True)], kv_heads, size, block)
+    rows = random(201, (heads + 2 * kv_heads) * size + 16)  # gates may follow
+    width = heads * size
+    k, v = rows[:, width : width + 2 * kv_heads * size].unflatten(1, (2, kv_heads, size)).unbind(1)
+    layout = torch.tensor(starts, dtype=torch.int32), torch.tensor(first, dtype=torch.int32)
+    for s, count in enumerate(counts):
+        for i in range(count):
+            slot = cache.slot(s, first[s] + i)
+            cache.keys[slot // block, :, slot % block] = k[starts[s] + i]
+            cache.values[slot // block, :, slot % block] = v[starts[s] + i]
+    q = rows[:, :width].unflatten(1, (heads, size))
+    expected = reference.paged_attention(q, cache.keys, cache.values, cache.tables, *layout, window=window)
+    for s, count in enumerate(counts):
+        for i in range(count if size != 96 else 0):  # a descriptor cannot load those
+            slot = cache.slot(s, first[s] + i)
+            cache.keys[slot // block, :, slot % block] = float("inf")
+    ops = TritonOps()
+    tiles = torch.from_numpy(ops.plan_prefill(starts, first))
+    tensors = cache.keys, cache.values, cache.tables, tiles, *layout
+    out = ops.prefill_attention(rows, *tensors, heads, window, nan_filled(201, width), new_keys=True)
+    assert relative_error(out, expected.flatten(1)) < FP32_TOLERANCE
+
+
+def test_prefill_attention_of_a_sequence_ignores_what_is_not_finite_in_the_next() -> None:
+    heads, kv_heads, size, starts, first = 2, 1, 64, [0, 25, 43], [0, 0]
+    cache = PagedCache([25, 18], kv_heads, size)
+    rows = random(43, (heads + 2 * kv_heads) * size)
+    layout = torch.tensor(starts, dtype=torch.int32), torch.tensor(first, dtype=torch.int32)
+    tensors = cache.keys, cache.values, cache.tables, query_tiles(starts, first, 16)
+
+    def attend() -> torch.Tensor:
+        config = PrefillConfig(rows=16, warps=1, row_keys=16)
+        return prefill_attention(rows, *tensors, *layout, heads, from_rows=True, from_cache=False, config=config)
+
+    expected = attend()[:25]
+    rows[25:] = float("nan")
+    assert torch.equal(attend()[:25], expected)
+
+
+def test_keys_are_read_from_rows_only_where_the_cache_has_the_same() -> None:
+    rows = random(3, 64)
+    assert has_all_keys(rows, random(2, 1, 16, 32))
+    assert not has_all_keys(rows, random(2, 1, 16, 32, dtype=torch.half))
+    assert not has_all_keys(rows, random(2, 1, 16, 96))
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (20, 0.0), (1, 0.0), (20, 2.0)])

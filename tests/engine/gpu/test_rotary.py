@@ -39,7 +39,7 @@ def test_rotate_and_store_matches_reference(
     untouched = qkv[:, (heads + kv_heads) * size :].clone()
     rotary.rotate_and_store(qkv, positions, slots, cos_sin, norms, 1e-6, keys, values, heads)
 
-    width = heads * size
+    width = (heads + kv_heads) * size
     assert relative_error(qkv[:, :width], expected[:, :width]) < limit
     written = ~expected_keys.isnan()
     assert int(written.sum()) == 4 * kv_heads * size

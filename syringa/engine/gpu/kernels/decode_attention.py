@@ -27,7 +27,7 @@ class DecodeConfig(NamedTuple):
     min_keys_per_split: int = 1
     keys: int = 64  # per iteration
     warps: int = 4
-    stages: int = 4  # iterations in flight
+    stages: int = 2  # iterations in flight
     registers: int = 128  # maximum per thread: four programs of four warps then share a multiprocessor
 
 
@@ -345,7 +345,7 @@ def choose_config(rows: int, kv_heads: int, size: int, cache: torch.dtype = torc
     """
     programs = rows * kv_heads
     splits = min(16, max(2 if programs <= 1024 else 1, 512 // programs))
-    min_keys_per_split = 64 if programs <= 32 else 128
+    min_keys_per_split = 64 if programs <= 32 else 128 if programs <= 256 else 512
     if size > 128:
         return DecodeConfig(splits, min_keys_per_split, keys=32, warps=8)
     if cache.itemsize == 1:

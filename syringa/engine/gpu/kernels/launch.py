@@ -9,6 +9,8 @@ the next kernel start; it is called early, because that kernel waits by itself.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -46,6 +48,15 @@ def prefetch_l2(pointers, mask, PDL: tl.constexpr):
 def pdl_options(pdl: bool) -> dict[str, bool]:
     """Return the launch keywords. Triton's interpreter does not know `launch_pdl`, so it is passed only when set."""
     return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
+
+
+@cache
+def has_large_shared_memory() -> bool:
+    """Return whether a program may use 200 KiB of shared memory: GPUs of data centers from Hopper on."""
+    if not torch.cuda.is_available():
+        return False
+    size: int = getattr(torch.cuda.get_device_properties(), "shared_memory_per_block_optin", 0)
+    return size >= 200 << 10
 
 
 _workspaces: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}

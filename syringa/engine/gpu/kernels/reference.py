@@ -47,7 +47,7 @@ def rotate_and_store(
     heads: int,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Normalize and rotate q and k of `[q | k | v]` rows: q in place, k and v into their cache slots.
+    """Normalize and rotate q and k of `[q | k | v]` rows in place; write k and v to their cache slots.
 
     `keys`, `values`: `[blocks, kv_heads, block, size]`. A row with a negative slot is padding: nothing is stored.
     """
@@ -58,7 +58,7 @@ def rotate_and_store(
         q, k = _rms_normalize(q, norms[0], eps), _rms_normalize(k, norms[1], eps)
     if rotary is not None:
         q, k = _rotate(q, positions, rotary), _rotate(k, positions, rotary)
-    rows[:, :heads] = q.to(qkv.dtype)
+    rows[:, : heads + kv_heads] = torch.cat([q, k], dim=1).to(qkv.dtype)
     real = slots >= 0
     at = slots[real].long()
     store_tokens(keys, at // block, at % block, k[real])

@@ -46,7 +46,7 @@ def _rotary_kernel(
     PADDED_REST: tl.constexpr,  # power of two ≥ the components that are not rotated
     PDL: tl.constexpr,
 ):
-    # A head is loaded as its two rotary halves and the rest: each component stays in one thread, so that writing q in
+    # A head is loaded as its two rotary halves and the rest: each component stays in one thread, so that writing in
     # place cannot race with another thread's load.
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -91,12 +91,12 @@ def _rotary_kernel(
     # A negative slot is padding: neither its key nor its value is stored.
     stored = (head >= HEADS) & (slot >= 0)
     kind = qkv_ptr.dtype.element_ty
-    tl.store(source + at, a.to(kind), half_mask & is_q)
-    tl.store(source + ROTARY_HALF + at, b.to(kind), half_mask & is_q)
+    tl.store(source + at, a.to(kind), half_mask & (is_q | is_k))
+    tl.store(source + ROTARY_HALF + at, b.to(kind), half_mask & (is_q | is_k))
     tl.store(cached + at, to_cache_dtype(a, keys_ptr), half_mask & stored)
     tl.store(cached + ROTARY_HALF + at, to_cache_dtype(b, keys_ptr), half_mask & stored)
     if 2 * ROTARY_HALF < HEAD_DIM:
-        tl.store(source + rest_at, c.to(kind), rest_mask & is_q)
+        tl.store(source + rest_at, c.to(kind), rest_mask & (is_q | is_k))
         tl.store(cached + rest_at, to_cache_dtype(c, keys_ptr), rest_mask & stored)
 
 
@@ -113,7 +113,7 @@ def rotate_and_store(
     *,
     pdl: bool = False,
 ) -> None:
-    """Normalize and rotate q and k of `[q | k | v]` rows: q in place, k and v into their cache slots.
+    """Normalize and rotate q and k of `[q | k | v]` rows in place; write k and v to their cache slots.
 
     `keys`, `values`: `[blocks, kv_heads, block, size]`, equal dtype (that of `qkv`, or FP8) and strides; `rotary`:
     cosines and sines, `[positions, rotary dimension / 2]`, fp32; `norms`: the weights for q and k, fp32. A negative

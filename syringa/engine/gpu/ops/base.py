@@ -155,7 +155,13 @@ class GpuOps(Protocol):
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
         softcap: float = 0.0,
-    ) -> torch.Tensor: ...
+        new_keys: bool = False,
+    ) -> torch.Tensor:
+        """Attention of several tokens per sequence, whose keys and values are in the cache already.
+
+        `new_keys`: `qkv` is `[q | k | v]` after `rotate_and_store`, so keys of this step may be read from there.
+        """
+        ...
 
     def delta_net(
         self,
@@ -317,6 +323,7 @@ class ReferenceOps:
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
         softcap: float = 0.0,
+        new_keys: bool = False,
     ) -> torch.Tensor:
         q = _queries(qkv, heads, keys.shape[3])
         y = reference.paged_attention(

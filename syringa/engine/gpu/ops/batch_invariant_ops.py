@@ -19,6 +19,7 @@ class BatchInvariantOps(TritonOps):
     """Triton kernels with a fixed summation order for every row."""
 
     max_fused_rows = 0  # never the fused path, which rounds at other places
+    reads_new_keys = False  # the order of keys would depend on where a step begins
     positions: torch.Tensor | None = None  # of the step's decode rows, computed by its first layer
 
     def begin_step(self, rows: int, decode_only: bool) -> None:

@@ -160,13 +160,14 @@ class FlashInferOps(TritonOps):
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
         softcap: float = 0.0,
+        new_keys: bool = False,
     ) -> torch.Tensor:
         _, kv_heads, _, size = keys.shape
         shape = FlashInferShape(heads, kv_heads, size, window, size**-0.5 if scale is None else scale, keys.dtype)
         plan = None if sinks is not None or softcap else self._plan(shape, tables)
         if plan is None:
             return super().prefill_attention(
-                qkv, keys, values, tables, tiles, starts, first, heads, window, out, scale, sinks, softcap
+                qkv, keys, values, tables, tiles, starts, first, heads, window, out, scale, sinks, softcap, new_keys
             )
         q, result = (rows[:, : heads * size].unflatten(1, (heads, size)) for rows in (qkv, out))
         plan.wrapper.run(q, (keys, values), out=result, enable_pdl=False)

@@ -13,8 +13,9 @@ from syringa.engine.gpu.kernels import elementwise, rotary
 from syringa.engine.gpu.kernels.decode_attention import DecodeConfig, NewTokens, decode_attention
 from syringa.engine.gpu.kernels.delta_net import delta_net_decode, delta_net_prefill
 from syringa.engine.gpu.kernels.embedding import embed
+from syringa.engine.gpu.kernels.launch import has_large_shared_memory
 from syringa.engine.gpu.kernels.moe import moe_mlp
-from syringa.engine.gpu.kernels.prefill_attention import prefill_attention, query_tiles
+from syringa.engine.gpu.kernels.prefill_attention import has_all_keys, prefill_attention, query_tiles
 from syringa.engine.gpu.kernels.reference import SigmoidScores
 from syringa.engine.gpu.kernels.sampling import sample
 from syringa.engine.gpu.ops.base import QKNormRope
@@ -31,12 +32,15 @@ class TritonOps:
     """Triton kernels, with cuBLAS for matmuls of many rows."""
 
     max_fused_rows = SKINNY_ROWS
+    reads_new_keys = True  # prefill attention, from the rows instead of the cache
 
     def __init__(self) -> None:
         # Programmatic dependent launch exists from Hopper on.
         overlaps = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
         self.overlap_rows = OVERLAP_ROWS if overlaps else 0
         self.pdl = False
+        self.reads_new_keys = type(self).reads_new_keys and (has_large_shared_memory() or not torch.cuda.is_available())
+        self._from_cache = True  # whether sequences of this step have keys of earlier ones
 
     def begin_step(self, rows: int, decode_only: bool) -> None:
         # Never for other steps: every kernel would have to be compiled twice.
@@ -163,6 +167,7 @@ class TritonOps:
         return None
 
     def plan_prefill(self, starts: Sequence[int], first: Sequence[int]) -> Any:
+        self._from_cache = any(first)
         return query_tiles(starts, first).numpy()
 
     def prefill_attention(
@@ -180,7 +185,9 @@ class TritonOps:
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
         softcap: float = 0.0,
+        new_keys: bool = False,
     ) -> torch.Tensor:
+        from_rows = new_keys and self.reads_new_keys and has_all_keys(qkv, keys)
         return prefill_attention(
             qkv,
             keys,
@@ -194,6 +201,8 @@ class TritonOps:
             scale=scale,
             sinks=sinks,
             softcap=softcap,
+            from_rows=from_rows,
+            from_cache=self._from_cache or not from_rows,
             out=out,
             pdl=self.pdl,
         )
