@@ -434,7 +434,11 @@ def check(log: Log, only: str = "") -> bool:
         check_quantized,
         check_hybrid,
     )
-    names = only.split(",") if only else [part.__name__ for part in parts]
+    known = [part.__name__ for part in parts]
+    names = only.split(",") if only else known
+    if unknown := set(names) - set(known):
+        log(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        return False
     for part in [part for part in parts if part.__name__ in names]:
         log(part.__name__)
         try:
