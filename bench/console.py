@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ async () => {
   return gaps.sort((a, b) => a - b);
 }
 """
+
+
+class PacedEngine(FakeEngine):
+    """Generate `1 / delay` steps per second however long each takes: a step that is late does not delay the others."""
+
+    async def wait_for_step(self, started: float, step: int) -> None:
+        await asyncio.sleep(max(0.0, started + (step + 1) * self.delay - time.monotonic()))
 
 
 def long_answer(characters: int) -> str:
@@ -103,7 +111,8 @@ def longest_task(trace: dict[str, Any]) -> float:
 
 
 async def measure() -> dict[str, Any]:
-    engine = FakeEngine(long_answer(TOKENS * TOKEN_CHARACTERS), delay=1 / TOKENS_PER_SECOND, at_once=TOKEN_CHARACTERS)
+    answer = long_answer(TOKENS * TOKEN_CHARACTERS)
+    engine = PacedEngine(answer, delay=1 / TOKENS_PER_SECOND, at_once=TOKEN_CHARACTERS)
     model = plain_model(max_model_len=1_000_000)
     figures: dict[str, Any] = {}
     async with server(engine, model=model) as http, chromium() as browser:

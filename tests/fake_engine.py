@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import struct
+import time
 from collections.abc import AsyncGenerator, Iterable
 
 import tokenizers
@@ -143,24 +144,28 @@ class FakeEngine:
             raise self.fail
         remaining = {each: self.remaining_tokens(request, each) for each in request.open_choices}
         self.running |= {(request.id, each) for each in remaining}
-        first = True
+        started, step = time.monotonic(), 0
         try:
             while remaining:
-                await asyncio.sleep(self.delay)
+                await self.wait_for_step(started, step)
                 await self._resumed.wait()
                 for choice, tokens_left in list(remaining.items()):
                     if (request.id, choice) not in self.running:
                         del remaining[choice]
                         continue
                     taken, remaining[choice] = tokens_left[: self.at_once], tokens_left[self.at_once :]
-                    yield self._delta(request, choice, taken, left=bool(remaining[choice]), first=first)
+                    yield self._delta(request, choice, taken, left=bool(remaining[choice]), first=step == 0)
                     if not remaining[choice]:
                         del remaining[choice]
-                first = False
+                step += 1
                 if self.fail is not None:
                     raise self.fail
         finally:
             self.running -= {key for key in self.running if key[0] == request.id}
+
+    async def wait_for_step(self, started: float, step: int) -> None:
+        """Wait until a step may run, the first of a request that was `started` at this monotonic time being 0."""
+        await asyncio.sleep(self.delay)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         self.aborted.append((request_id, choice))
